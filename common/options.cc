@@ -1,0 +1,337 @@
+#include "options.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+namespace pentatron {
+namespace {
+
+struct Preset {
+  ModelConfig model;
+  int sequence_length;
+  double lr;
+};
+
+// Sizes as published with each model's weights. The head is always untied here, and the Llama 3 presets have
+// no rotary scaling, which only concerns sequences longer than the model was first trained on.
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> table = {
+      // name, layers, d_model, heads, kv_heads, d_ff, vocab_size, rope_theta, norm_epsilon
+      {{"tiny", 8, 64, 8, 8, 192, 256, 1e4, 1e-5}, 128, 3e-3},
+      {{"smollm-135m", 30, 576, 9, 3, 1536, 49152, 1e4, 1e-5}, 1024, 3e-4},
+      {{"smollm-1.7b", 24, 2048, 32, 32, 8192, 49152, 1e4, 1e-5}, 1024, 3e-4},
+      {{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5}, 1024, 3e-4},
+      {{"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 1e4, 1e-5}, 1024, 3e-4},
+      {{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5}, 1024, 3e-4},
+  };
+  return table;
+}
+
+const std::vector<std::pair<std::string, Recompute>> recompute_names = {
+    {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
+
+const std::vector<std::pair<std::string, OptimizerKind>> optimizer_names = {{"adamw", OptimizerKind::adamw},
+                                                                            {"sgd", OptimizerKind::sgd}};
+
+template <typename Value>
+std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
+  for (const auto& [name, named] : names) {
+    if (named == value) return name;
+  }
+  return "?";
+}
+
+// 0.003, 1e-08: as short as it can be written.
+std::string text(double value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
+}
+
+std::string join(const std::vector<std::string>& words, const std::string& separator) {
+  std::string joined;
+  for (const std::string& word : words) joined += (joined.empty() ? "" : separator) + word;
+  return joined;
+}
+
+// The options that have been declared. CLI11 finds them in the arguments and prints the help; the values are
+// converted here, in the order of declaration, so that every complaint has the same form and --model comes
+// before the options that override its sizes.
+class CommandLine {
+ public:
+  explicit CommandLine(std::string_view description) : app_{std::string(description)} {
+    app_.get_formatter()->column_width(34);
+    app_.get_formatter()->label("REQUIRED", "");
+    app_.set_help_flag("--help", "print this text and end")->group("Help");
+  }
+
+  void group(const std::string& name) { group_ = name; }
+
+  template <typename Integer>
+  void whole(const std::string& option, Integer& value, Integer lowest, Integer highest,
+             const std::string& help) {
+    add(option, "N", std::to_string(value), help, [=, &value](const std::string& given) {
+      const std::string expected =
+          "a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest);
+      value = convert<Integer>(option, given, lowest, highest, expected);
+    });
+  }
+
+  void number(const std::string& option, double& value, double lowest, double highest,
+              const std::string& help, const std::string& preset = "") {
+    add(option, "X", preset.empty() ? text(value) : preset, help, [=, &value](const std::string& given) {
+      value = convert<double>(option, given, lowest, highest,
+                              "a number from " + text(lowest) + " to " + text(highest));
+    });
+  }
+
+  void file(const std::string& option, std::string& path, const std::string& help) {
+    add(option, "FILE", path, help, [=, &path](const std::string& given) {
+      if (given.empty()) throw UsageError(option, "\"\"", "the path of a file");
+      path = given;
+    });
+  }
+
+  template <typename Value>
+  void choice(const std::string& option, Value& value,
+              const std::vector<std::pair<std::string, Value>>& names, const std::string& help) {
+    std::vector<std::string> words;
+    for (const auto& [name, named] : names) words.push_back(name);
+    add(option, join(words, "|"), std::string(name_of(names, value)), help,
+        [=, &value](const std::string& given) {
+          for (const auto& [name, named] : names) {
+            if (name == given) {
+              value = named;
+              return;
+            }
+          }
+          throw UsageError(option, given, join(words, ", "));
+        });
+  }
+
+  // An option whose value is turned into something by `assign`, which throws UsageError where it cannot.
+  void add(const std::string& option, const std::string& placeholder, const std::string& preset,
+           const std::string& help, std::function<void(const std::string&)> assign) {
+    const std::string shown = preset.empty() ? help : help + " [" + preset + "]";
+    CLI::Option* added = app_.add_option(option, CLI::callback_t(), shown);
+    added->type_name(placeholder)->group(group_)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    entries_.push_back({added, std::move(assign)});
+  }
+
+  void footer(const std::string& words) { app_.footer(words); }
+
+  void parse(int argc, const char* const* argv);
+
+ private:
+  struct Entry {
+    CLI::Option* option;
+    std::function<void(const std::string&)> assign;
+  };
+
+  template <typename Number>
+  static Number convert(const std::string& option, const std::string& given, Number lowest, Number highest,
+                        const std::string& expected) {
+    Number value{};
+    const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), value);
+    const bool complete = error == std::errc() && end == given.data() + given.size();
+    if (!complete || !(value >= lowest && value <= highest))
+      throw UsageError(option, given, expected);  // NaN too
+    return value;
+  }
+
+  CLI::App app_;
+  std::string group_;
+  std::vector<Entry> entries_;
+};
+
+void CommandLine::parse(int argc, const char* const* argv) {
+  try {
+    app_.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    throw HelpRequest(app_.help());
+  } catch (const CLI::ExtrasError&) {
+    throw UsageError(app_.remaining().front() + ": unknown option; expected one of those that --help lists");
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string message = error.what();  // "--steps: 1 required ..."
+    throw UsageError(message.substr(0, message.find_first_of(": ")) +
+                     ": value missing; expected one after it");
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  for (const Entry& entry : entries_) {
+    if (entry.option->count() > 0) entry.assign(entry.option->results().back());
+  }
+}
+
+void use_preset(Options& options, const std::string& name) {
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) {
+    names.push_back(preset.model.name);
+    if (preset.model.name != name) continue;
+    options.model = preset.model;
+    options.sequence_length = preset.sequence_length;
+    options.lr = preset.lr;
+    return;
+  }
+  throw UsageError("--model", name, join(names, ", "));
+}
+
+std::string table_of_presets() {
+  std::ostringstream table;
+  table << "Models: name, layers x d-model, heads (kv heads), d-ff, vocabulary\n";
+  for (const Preset& preset : presets()) {
+    const ModelConfig& m = preset.model;
+    table << "  " << m.name << std::string(14 - m.name.size(), ' ') << m.layers << " x " << m.d_model << ", "
+          << m.heads << " (" << m.kv_heads << "), " << m.d_ff << ", " << m.vocab_size << "\n";
+  }
+  return table.str();
+}
+
+void declare_model(CommandLine& line, Options& options) {
+  ModelConfig& model = options.model;
+  line.group("Model");
+  line.add("--model", "NAME", model.name, "sizes of a model, see below",
+           [&](const std::string& name) { use_preset(options, name); });
+  line.whole("--layers", model.layers, 1, 1000, "decoder layers");
+  line.whole("--d-model", model.d_model, 2, 65536, "width of the residual stream");
+  line.whole("--heads", model.heads, 1, 1024, "attention heads");
+  line.whole("--kv-heads", model.kv_heads, 1, 1024, "key and value heads");
+  line.whole("--d-ff", model.d_ff, 1, 1'000'000, "width of the MLP");
+  line.whole("--vocab-size", model.vocab_size, 2, 1'000'000, "tokens in the vocabulary");
+}
+
+void declare_data(CommandLine& line, Options& options) {
+  line.group("Data and batches");
+  line.file("--data", options.data, "text (bytes are tokens), or *.bin: 16-bit tokens of nanoGPT or llm.c");
+  line.whole("--seq-len", options.sequence_length, 1, 1 << 20, "tokens in a sequence");
+  line.whole("--micro-batch-size", options.micro_batch_size, 1, 1 << 16,
+             "sequences in one forward and backward");
+  line.whole("--global-batch-size", options.global_batch_size, 1, 1 << 20, "sequences in one optimizer step");
+  line.whole("--steps", options.steps, 1, 1'000'000'000, "optimizer steps");
+  line.whole<uint64_t>("--seed", options.seed, 0, UINT64_MAX,
+                       "of the initial weights and the choice of text");
+}
+
+void declare_optimizer(CommandLine& line, Options& options) {
+  line.group("Optimizer");
+  line.choice("--optimizer", options.optimizer, optimizer_names, "");
+  line.number("--lr", options.lr, 0, 1000, "highest learning rate");
+  line.number("--min-lr", options.min_lr, 0, 1000, "learning rate of the last step", "a tenth of --lr");
+  line.whole("--warmup-steps", options.warmup_steps, 0, 1'000'000'000,
+             "steps in which the learning rate grows");
+  line.number("--beta1", options.beta1, 0, 0.999999, "decay of AdamW's first moment");
+  line.number("--beta2", options.beta2, 0, 0.999999, "decay of AdamW's second moment");
+  line.number("--epsilon", options.epsilon, 1e-30, 1, "added to AdamW's denominator");
+  line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
+  line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
+}
+
+void declare_run(CommandLine& line, Options& options) {
+  line.group("Memory");
+  line.choice("--recompute", options.recompute, recompute_names, "activations that backward computes again");
+  line.group("Output");
+  line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
+  line.file("--trace", options.trace, "write a Chrome trace of every stream");
+  line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
+  line.whole("--sample", options.sample, 0, 1'000'000,
+             "bytes of text that the trained model writes at the end");
+}
+
+void check_sizes(const Options& options) {
+  const ModelConfig& model = options.model;
+  if (model.d_model % model.heads != 0) {
+    throw UsageError("--heads", std::to_string(model.heads),
+                     "a divisor of --d-model (" + std::to_string(model.d_model) + ")");
+  }
+  if (model.head_size() % 2 != 0) {  // rotary positions turn pairs of features
+    throw UsageError("--heads", std::to_string(model.heads),
+                     "an even head size; --d-model / --heads is " + std::to_string(model.head_size()));
+  }
+  if (model.heads % model.kv_heads != 0) {
+    throw UsageError("--kv-heads", std::to_string(model.kv_heads),
+                     "a divisor of --heads (" + std::to_string(model.heads) + ")");
+  }
+  if (options.global_batch_size % options.micro_batch_size != 0) {
+    throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
+                     "a multiple of --micro-batch-size (" + std::to_string(options.micro_batch_size) + ")");
+  }
+  constexpr int64_t most_rows = 1 << 24;  // rows of tokens are counted in int, and so are rows x heads
+  if (int64_t{options.micro_batch_size} * options.sequence_length > most_rows) {
+    throw UsageError("--micro-batch-size", std::to_string(options.micro_batch_size),
+                     "at most " + std::to_string(most_rows / options.sequence_length) + " with --seq-len " +
+                         std::to_string(options.sequence_length));
+  }
+  if (options.min_lr > options.lr) {
+    throw UsageError("--min-lr", text(options.min_lr), "at most --lr (" + text(options.lr) + ")");
+  }
+}
+
+// Whether `path` could be written, found out without writing: a log of an earlier run must survive a request
+// that turns out to be impossible.
+void check_writable(const std::string& option, const std::string& path) {
+  std::error_code ignored;
+  const bool exists = std::filesystem::exists(path, ignored);
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const std::string folder = parent.empty() ? "." : parent;
+  const bool writable =
+      exists ? !std::filesystem::is_directory(path, ignored) && access(path.c_str(), W_OK) == 0
+             : std::filesystem::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0;
+  if (!writable) throw UsageError(option, path, "a file that can be written");
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;  // where one does not exist yet, the paths decide
+  return a == b || std::filesystem::equivalent(a, b, ignored);
+}
+
+void check_files(const Options& options) {
+  const std::vector<std::pair<std::string, std::string>> outputs = {{"--log-json", options.log_json},
+                                                                    {"--trace", options.trace}};
+  for (const auto& [option, path] : outputs) {
+    if (path.empty()) continue;
+    if (same_file(path, options.data)) throw UsageError(option, path, "another file than that of --data");
+    check_writable(option, path);
+  }
+  if (!options.trace.empty() && same_file(options.trace, options.log_json)) {
+    throw UsageError("--trace", options.trace, "another file than that of --log-json");
+  }
+}
+
+}  // namespace
+
+UsageError::UsageError(std::string_view option, std::string_view value, std::string_view expected)
+    : std::runtime_error(std::string(option) + ": " + std::string(value) + " is not valid; expected " +
+                         std::string(expected)) {}
+
+std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
+std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
+
+Options parse_options(int argc, const char* const* argv, std::string_view description) {
+  Options options;
+  use_preset(options, presets().front().model.name);
+  options.data = PENTATRON_CORPUS;
+  options.min_lr = -1;  // not given
+
+  CommandLine line(description);
+  declare_model(line, options);
+  declare_data(line, options);
+  declare_optimizer(line, options);
+  declare_run(line, options);
+  line.footer(table_of_presets());
+  line.parse(argc, argv);
+
+  if (options.min_lr < 0) options.min_lr = options.lr / 10;
+  check_sizes(options);
+  check_files(options);
+  return options;
+}
+
+}  // namespace pentatron

@@ -1,0 +1,82 @@
+// The command line: which model, which data, how the batch is cut, how it is optimised, what is written.
+// Every wrong value ends in a UsageError, one line that names the option, the value and what would be valid,
+// before any memory is allocated or any file is touched.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace pentatron {
+
+// An impossible request. main() prints the line once, on stderr, and ends with exit_bad_usage.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+  // "--layers: -3 is not valid; expected a whole number from 1 to 1000"
+  UsageError(std::string_view option, std::string_view value, std::string_view expected);
+};
+
+inline constexpr int exit_bad_usage = 2;
+
+// --help was given. main() prints what(), the help text, on stdout and ends with status 0.
+struct HelpRequest : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The sizes of a Llama decoder.
+struct ModelConfig {
+  std::string name;  // of the preset that the sizes come from
+  int layers;
+  int d_model;     // width of the residual stream
+  int heads;       // query heads
+  int kv_heads;    // key and value heads, each shared by heads / kv_heads query heads
+  int d_ff;        // width of the SwiGLU MLP
+  int vocab_size;  // tokens
+  double rope_theta;
+  double norm_epsilon;
+
+  int head_size() const { return d_model / heads; }
+};
+
+// What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
+enum class Recompute { none, selective, full };
+
+enum class OptimizerKind { adamw, sgd };
+
+std::string_view to_string(Recompute recompute);
+std::string_view to_string(OptimizerKind optimizer);
+
+// Defaults that depend on the model (its sizes, sequence_length, lr) are set by parse_options.
+struct Options {
+  ModelConfig model;
+
+  std::string data;            // path; common/corpus.txt unless given
+  int sequence_length = 0;     // tokens
+  int micro_batch_size = 4;    // sequences in one forward and backward
+  int global_batch_size = 32;  // sequences in one optimizer step, over all ranks
+  int steps = 200;
+  uint64_t seed = 1;
+
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  double lr = 0;      // highest learning rate: reached after the warm-up
+  double min_lr = 0;  // reached at the last step, along a cosine
+  int warmup_steps = 10;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;
+  double grad_clip = 1.0;  // highest norm of the gradient; 0: not clipped
+
+  Recompute recompute = Recompute::none;
+
+  std::string log_json;  // path; empty: no log
+  std::string trace;     // path; empty: no trace
+  int log_every = 10;    // steps between two printed lines
+  int sample = 0;        // bytes of text that the trained model writes at the end
+};
+
+// Throws UsageError or HelpRequest.
+Options parse_options(int argc, const char* const* argv, std::string_view description);
+
+}  // namespace pentatron
