@@ -80,7 +80,7 @@ $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON)
 $(BUILD)/tests: $(TESTS) $(COMMON)
 $(BUILD)/tests: LIBRARIES += $(TEST_LIBRARIES)
 $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests:
-	@echo "link     $@"
+	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
 # Tests are compiled quickly rather than made fast.
