@@ -1,18 +1,20 @@
 """Writes tests/golden/{mha,gqa}.safetensors, against which the tests compare the transformer, in float64.
 
-    python3 tests/make_golden.py            (needs PyTorch; the files in the repository are from the version that
-                                             their metadata names, another one may differ in the last bits)
-    python3 tests/make_golden.py --check    writes nothing; verifies the files that are there: the gradients against
-                                             finite differences, the optimizer against its formulas
+    python3 tests/make_golden.py            needs PyTorch and NumPy, no GPU
+    python3 tests/make_golden.py --check    writes nothing; verifies the files that are there: the gradients
+                                            against finite differences, the optimizer against its formulas
 
+The metadata name the version of PyTorch; another one may write files that differ in the last bits.
 A file holds, in the format of safetensors, all sizes and settings as metadata, and the tensors
-    tokens, targets                         [micro_batches, micro_batch_size, seq_len]; a target of -1 is ignored
-    logits                                  [micro_batches, micro_batch_size, seq_len, vocab_size], of the first step
-    loss, grad_norm                         [optimizer_steps], of the global batch, before the step (and the clipping)
-    lr                                      [steps], the whole schedule
-    weights/NAME, weights_after/NAME        before the first step, and after optimizer_steps steps on the same batch
-    gradients/NAME                          of the global batch at the first step, before clipping
-Initial weights are multiples of bfloat16's resolution, so that every precision starts from the same ones.
+    tokens, targets                 [micro_batches, micro_batch_size, seq_len]; a target of -1 is ignored
+    logits                          [micro_batches, micro_batch_size, seq_len, vocab_size], of the first step
+    loss, grad_norm                 [optimizer_steps], of the global batch, before the step (and the clipping)
+    lr                              [steps], the whole schedule
+    weights/NAME                    before the first step
+    gradients/NAME                  of the global batch at the first step, before clipping
+    weights_after/NAME              after optimizer_steps steps, all on the same batch
+Positions are 0, 1, ... in every sequence. Initial weights are exact in bfloat16, so that every precision starts
+from the same ones.
 """
 
 import argparse
@@ -28,12 +30,12 @@ from pytorch_reference import IGNORED, Config, Llama, adamw, micro_batch_loss
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 
-# No size is a multiple of another's, where the model allows it.
+# Sizes that are no round numbers, so that a wrong stride or a mistaken size shows.
 MODEL = dict(layers=2, d_model=24, heads=4, d_ff=20, vocab_size=37)
 KV_HEADS = {"mha": 4, "gqa": 2}
 BATCH = dict(micro_batches=2, micro_batch_size=2, seq_len=11)
-TRAINING = dict(optimizer_steps=3, steps=6, lr=0.01, min_lr=0.001, warmup_steps=2, weight_decay=0.1, beta1=0.9,
-                beta2=0.95, adam_eps=1e-8, grad_clip=0.5)
+TRAINING = dict(optimizer_steps=3, steps=6, lr=0.01, min_lr=0.001, warmup_steps=2, weight_decay=0.1,
+                beta1=0.9, beta2=0.95, adam_eps=1e-8, grad_clip=0.5)
 
 
 def learning_rate(step, lr, min_lr, warmup_steps, steps):
@@ -140,7 +142,7 @@ def relative_error(a, b):
 
 
 def finite_difference_error(model, golden):
-    """The largest relative error of <gradient, direction>, over all parameters, for a random direction of each."""
+    """The largest relative error of <gradient, direction>, for one random direction of each parameter."""
     def loss():
         return accumulate(model, golden["tokens"], golden["targets"])[1]
 

@@ -1,8 +1,8 @@
 """The transformer of this project in plain PyTorch: what "right" means for its logits, loss and gradients.
 
-Llama's decoder, in any precision: RMSNorm, rotary positions, grouped-query causal attention, SwiGLU, no biases,
-untied head. The parameters bear the names of Hugging Face's LlamaForCausalLM. make_golden.py writes the files that
-the tests read from it, pytorch_speed.py measures it.
+Llama's decoder, in any precision: RMSNorm, rotary positions, grouped-query causal attention, SwiGLU, no
+biases, untied head. The parameters bear the names of Hugging Face's LlamaForCausalLM. make_golden.py runs it to
+write the files that the tests read; pytorch_speed.py measures it.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def rotary_table(positions, config, dtype):
 
 
 def rotate_half(x, cos, sin):
-    """Turns the pair (i, i + head_size / 2) of each head by its angle. x: [batch, heads, sequence, head_size]."""
+    """Turns the pairs (i, i + head_size / 2) by their angles. x: [batch, heads, sequence, head_size]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
@@ -119,7 +119,7 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def forward(self, tokens, positions):
-        """tokens: [batch, sequence]; positions: [sequence]. Returns the logits, [batch, sequence, vocab_size]."""
+        """tokens: [batch, sequence]; positions: [sequence]; the logits: [batch, sequence, vocab_size]."""
         return self.lm_head(self.model(tokens, positions))
 
 

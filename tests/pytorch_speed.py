@@ -2,9 +2,10 @@
 
     python3 tests/pytorch_speed.py --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --threads 2
 
-A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorch's fused attention and optimizer. It
-prints medians over the steps after the warm-up. FLOPs are (6 N + 12 L h s) a token: N the parameters without the
-embedding table, L layers, h the model's width, s the sequence, attention not halved for causality.
+A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorch's fused attention and
+optimizer. Printed are medians over the steps after the warm-up. FLOPs are (6 N + 12 L h s) a token: N the
+parameters without the embedding table, L layers, h the model's width, s the sequence length; attention is not
+halved for causality.
 """
 
 import argparse
@@ -23,8 +24,9 @@ TYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}  #
 
 def read_options():
     parser = argparse.ArgumentParser()
-    for name, default in dict(layers=8, d_model=64, heads=8, kv_heads=None, d_ff=192, vocab_size=256, seq_len=128,
-                              micro_batch_size=4, steps=50, threads=None).items():
+    sizes = dict(layers=8, d_model=64, heads=8, kv_heads=None, d_ff=192, vocab_size=256, seq_len=128,
+                 micro_batch_size=4, steps=50, threads=None)
+    for name, default in sizes.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
     parser.add_argument("--dtype", choices=TYPES, default="fp32", help="bf16: autocast, the weights stay fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -36,7 +38,8 @@ def read_options():
 
 def build_step(options):
     """The model, and a function that makes one training step on a random batch."""
-    config = Config(**{field: getattr(options, field) for field in Config.__annotations__ if hasattr(options, field)})
+    config = Config(options.layers, options.d_model, options.heads, options.kv_heads, options.d_ff,
+                    options.vocab_size)
     attention = functools.partial(F.scaled_dot_product_attention, is_causal=True,
                                   enable_gqa=config.kv_heads != config.heads)
     model = Llama(config, attention).to(options.device, TYPES[options.dtype])
@@ -78,9 +81,10 @@ def main():
     tokens = options.micro_batch_size * options.seq_len
     counted = sum(p.numel() for p in model.parameters()) - model.model.embed_tokens.weight.numel()
     flops = tokens * (6 * counted + 12 * options.layers * options.d_model * options.seq_len)
-    print(f"PyTorch {torch.__version__} {options.device} {options.dtype}{' compiled' if options.compile else ''}, "
-          f"{torch.get_num_threads()} threads: {median * 1e3:.2f} ms a step (fastest "
-          f"{min(seconds[WARM_UP_STEPS:]) * 1e3:.2f}), {tokens / median:.0f} tokens/s, {flops / median / 1e12:.4f} TFLOP/s")
+    compiled = " compiled" if options.compile else ""
+    print(f"PyTorch {torch.__version__} {options.device} {options.dtype}{compiled}, "
+          f"{torch.get_num_threads()} threads: {median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
+          f"{flops / median / 1e12:.4f} TFLOP/s")
 
 
 if __name__ == "__main__":
