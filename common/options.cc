@@ -311,6 +311,12 @@ UsageError::UsageError(std::string_view option, std::string_view value, std::str
     : std::runtime_error(std::string(option) + ": " + std::string(value) + " is not valid; expected " +
                          std::string(expected)) {}
 
+int64_t parameter_count(const ModelConfig& m) {
+  const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
+  const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
+  return m.layers * (norms + attention + mlp) + d + 2 * d * m.vocab_size;
+}
+
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 

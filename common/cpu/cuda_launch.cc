@@ -136,8 +136,7 @@ cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
   return cudaSuccess;
 }
 
-// ---- The device
-// ---------------------------------------------------------------------------------------------------------
+// ---- The device -------------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) {
   if (count == nullptr) return remember(cudaErrorInvalidValue);

@@ -179,8 +179,7 @@ cudaError_t check_copy(const void* to, size_t to_bytes, const void* from, size_t
 
 }  // namespace
 
-// ---- What the other stand-ins use
-// ---------------------------------------------------------------------------------------
+// ---- What the other stand-ins use -------------------------------------------------------------------------
 
 bool to_host_address(const void* pointer, void** address) {
   *address = const_cast<void*>(pointer);
@@ -224,8 +223,7 @@ using cuda_cpu::Memory;
 using cuda_cpu::memory;
 using cuda_cpu::remember;
 
-// ---- Allocation
-// ---------------------------------------------------------------------------------------------------------
+// ---- Allocation -------------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (pointer == nullptr) return remember(cudaErrorInvalidValue);
@@ -314,8 +312,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
-// ---- Copies
-// -------------------------------------------------------------------------------------------------------------
+// ---- Copies -----------------------------------------------------------------------------------------------
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   ++memory().synchronous_copies;
