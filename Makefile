@@ -48,7 +48,7 @@ OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
 CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-math -fno-signed-zeros \
   -fno-trapping-math -Icommon/cpu $(OPENBLAS:/usr/lib/%=-I/usr/include/%) $(PRECISION_DEFINE)
-CPU_LIBRARIES := $(OPENBLAS:%=-L% -Wl$(comma)-rpath$(comma)%) -lopenblas $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
+CPU_LIBRARIES := $(addprefix -L,$(OPENBLAS)) $(addprefix -Wl$(comma)-rpath$(comma),$(OPENBLAS)) -lopenblas $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
 CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
