@@ -90,8 +90,8 @@ TEST_CASE("log: a loss that is not a number is still JSON", "[01][log]") {
   diverged.loss = std::numeric_limits<double>::quiet_NaN();
   diverged.grad_norm = std::numeric_limits<double>::infinity();
   log.step(diverged);
-  CHECK(parsed_lines(path)[0]["loss"].is_null());
-  CHECK(parsed_lines(path)[0]["grad_norm"].is_null());
+  CHECK(parsed_lines(path).at(0)["loss"].is_null());
+  CHECK(parsed_lines(path).at(0)["grad_norm"].is_null());
 }
 
 TEST_CASE("log: the last line is the summary", "[01][log]") {
