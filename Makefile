@@ -52,7 +52,7 @@ CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-
 CPU_LIBRARIES := $(OPENBLAS:%=-L% -Wl$(comma)-rpath$(comma)%) -lopenblas $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
 CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
-CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
+CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
   -Icommon $(DEFINES) $(PRECISION_DEFINE)
 CUDA_LIBRARIES := -lcublas
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "options.h"
+
 namespace pentatron {
 
 enum class Purpose { weights, gradients, optimizer, activations, communication };
@@ -15,5 +17,19 @@ inline constexpr std::array<std::string_view, purposes> purpose_names = {"weight
                                                                          "activations", "communication"};
 
 using MemoryBytes = std::array<size_t, purposes>;  // bytes, indexed by Purpose
+
+// Bytes of an element: weights and activations, and everything that is summed; and whether the optimizer
+// keeps master weights.
+struct ElementSizes {
+  size_t real, accum;
+  bool master_weights;
+};
+
+// What a run will hold at its peak, from the sizes of the model and of the batch alone
+// (01_single_gpu/README.md derives it).
+MemoryBytes predict_memory(const Options& options, ElementSizes element);
+
+// Throws UsageError when that is more than `available` bytes.
+void require_memory(const MemoryBytes& predicted, size_t available);
 
 }  // namespace pentatron

@@ -328,6 +328,12 @@ UsageError::UsageError(const std::string& line) : std::runtime_error(one_line(li
 UsageError::UsageError(const std::string& option, const std::string& value, const std::string& expected)
     : UsageError(option + ": " + (value.empty() ? "\"\"" : value) + " is not valid; expected " + expected) {}
 
+int64_t parameter_count(const ModelConfig& m) {
+  const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
+  const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
+  return m.layers * (norms + attention + mlp) + d + 2 * d * m.vocab_size;
+}
+
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 

@@ -39,6 +39,9 @@ struct ModelConfig {
   int head_size() const { return d_model / heads; }
 };
 
+// Elements of all parameters, the head counted apart from the embedding.
+int64_t parameter_count(const ModelConfig& model);
+
 // What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
 enum class Recompute { none, selective, full };
 

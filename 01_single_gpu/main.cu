@@ -1,0 +1,66 @@
+// 01: one GPU. The skeleton that all seven programs share: read options, open the token data, declare the
+// parameters, build the transformer, loop over steps, loop over micro-batches (gradient accumulation), step
+// the optimizer, log.
+//
+// Each later program plugs one technique into it: compare this file with theirs (make diff-02, ...).
+#include <iostream>
+
+#include "batch.h"
+#include "memory.h"
+#include "optimizer.h"
+#include "program.h"
+#include "sample.h"
+#include "totals.h"
+#include "transformer.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options) {
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+
+  UnitHooks hooks;
+  TensorRegion region;
+  AttentionCore attention;
+  FeedForward feed_forward;
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+
+  Parameters parameters;
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryBytes predicted = predict_memory(options, element_sizes);
+  require_memory(predicted, free_device_memory());
+  parameters.allocate();
+  parameters.initialise(options.seed, compute);
+
+  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
+                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations();
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options);
+  StepTotals totals(compute);
+  Run run(options, data, parameters);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    for (const Batch& batch : loader.load(step, compute)) {
+      model.forward(batch, *activations);
+      model.backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    optimizer.add_norm_squared(totals.norm_squared());
+    optimizer.step(step, totals.norm_squared());
+    totals.wait();
+    run.end_step(step, totals);
+  }
+  run.finish({{predicted, memory_peak()}});
+  if (options.sample > 0)
+    std::cout << write_sample(options, ids, parameters, seams, options.sample, 0.8, compute) << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_program(argc, argv, "Trains a transformer on one GPU.", train); }

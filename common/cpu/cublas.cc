@@ -1,0 +1,274 @@
+// Matrix products on a stream, computed by a CPU BLAS (cblas). A product in bf16 is computed in fp32: its
+// inputs are converted, which is exact, and its result is rounded once, as tensor cores do.
+#include <cblas.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "cublas_v2.h"
+#include "cuda_bf16.h"
+#include "cuda_cpu.h"
+
+struct cublasContext {
+  cudaStream_t stream = nullptr;
+};
+
+namespace cuda_cpu {
+namespace {
+
+// A batch of matrices by columns: `columns` columns of `rows` elements each, `ld` elements apart.
+struct Matrices {
+  void* data;  // device pointer at the call, the memory behind when the product runs
+  cudaDataType type;
+  long long rows, columns, ld, stride, batch;
+
+  size_t element_bytes() const { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
+  long long extent() const { return rows == 0 || columns == 0 ? 0 : (columns - 1) * ld + rows; }  // elements
+  template <class T>
+  T* at(long long i) const {
+    return static_cast<T*>(data) + i * stride;
+  }
+};
+
+struct Product {
+  CBLAS_TRANSPOSE op_a, op_b;
+  int m, n, k;
+  double alpha, beta;
+  Matrices a, b, c;
+};
+
+void multiply(const Product& p, const float* a, int lda, const float* b, int ldb, float* c, int ldc) {
+  cblas_sgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, static_cast<float>(p.alpha), a, lda, b, ldb,
+              static_cast<float>(p.beta), c, ldc);
+}
+
+void multiply(const Product& p, const double* a, int lda, const double* b, int ldb, double* c, int ldc) {
+  cblas_dgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, p.alpha, a, lda, b, ldb, p.beta, c, ldc);
+}
+
+// Calls `work(i)` for every product of a batch. A BLAS call inside a parallel region runs on one thread.
+template <class Work>
+void for_each_in_batch(const Product& p, const Work& work) {
+  const double operations = 2.0 * p.m * p.n * p.k * static_cast<double>(p.a.batch);
+  const bool shared_out = p.a.batch >= omp_get_max_threads() && p.a.batch > 1 && operations > 2e5;
+#pragma omp parallel for schedule(static) if (shared_out && !under_thread_sanitizer)
+  for (long long i = 0; i < p.a.batch; ++i) work(i);
+}
+
+template <class T>
+void run_in_place(const Product& p) {
+  for_each_in_batch(p, [&](long long i) {
+    multiply(p, p.a.at<const T>(i), static_cast<int>(p.a.ld), p.b.at<const T>(i), static_cast<int>(p.b.ld),
+             p.c.at<T>(i), static_cast<int>(p.c.ld));
+  });
+}
+
+// Calls `column(j)` for all columns of all matrices of a batch.
+template <class Column>
+void for_each_column(const Matrices& matrices, const Column& column) {
+  const long long columns = matrices.batch * matrices.columns;
+  const bool shared_out = columns * matrices.rows > 32768;
+#pragma omp parallel for schedule(static) if (shared_out && !under_thread_sanitizer)
+  for (long long j = 0; j < columns; ++j) column(j / matrices.columns, j % matrices.columns, j);
+}
+
+// bf16 [rows, columns] with a leading dimension -> fp32 [rows, columns] without gaps, one matrix of the batch
+// after the other.
+void widen(const Matrices& from, float* to) {
+  for_each_column(from, [&](long long i, long long j, long long column) {
+    const auto* source = from.at<const __nv_bfloat16>(i) + j * from.ld;
+    float* target = to + column * from.rows;
+    for (long long row = 0; row < from.rows; ++row) target[row] = __bfloat162float(source[row]);
+  });
+}
+
+void narrow(const float* from, const Matrices& to) {
+  for_each_column(to, [&](long long i, long long j, long long column) {
+    const float* source = from + column * to.rows;
+    auto* target = to.at<__nv_bfloat16>(i) + j * to.ld;
+    for (long long row = 0; row < to.rows; ++row) target[row] = __float2bfloat16(source[row]);
+  });
+}
+
+// The fp32 copy of bf16 matrices, in a buffer that the stream's thread keeps.
+Matrices widened(const Matrices& matrices, std::vector<float>& buffer, bool with_values) {
+  const size_t elements = static_cast<size_t>(matrices.rows * matrices.columns * matrices.batch);
+  if (buffer.size() < elements) buffer.resize(elements);
+  if (with_values) widen(matrices, buffer.data());
+  Matrices copy = matrices;
+  copy.data = buffer.data();
+  copy.type = CUDA_R_32F;
+  copy.ld = std::max(1ll, matrices.rows);
+  copy.stride = matrices.rows * matrices.columns;
+  return copy;
+}
+
+void run_bf16(const Product& p) {
+  static thread_local std::vector<float> a, b, c;
+  Product product = p;
+  product.a = widened(p.a, a, true);
+  product.b = widened(p.b, b, true);
+  if (p.c.type == CUDA_R_16BF) product.c = widened(p.c, c, p.beta != 0);
+  run_in_place<float>(product);
+  if (p.c.type == CUDA_R_16BF) narrow(c.data(), p.c);
+}
+
+// The columns' own elements only: what lies between them may be another thread's.
+template <class Declare>
+void declare(const Matrices& matrices, const Declare& declare_bytes) {
+  for (long long i = 0; i < matrices.batch; ++i) {
+    for (long long j = 0; j < matrices.columns; ++j) {
+      const size_t first =
+          static_cast<size_t>(i * matrices.stride + j * matrices.ld) * matrices.element_bytes();
+      declare_bytes(static_cast<char*>(matrices.data) + first,
+                    static_cast<size_t>(matrices.rows) * matrices.element_bytes());
+    }
+  }
+}
+
+cudaError_t run_product(const Product& p) {
+  if constexpr (under_thread_sanitizer) {
+    declare(p.a, declare_read);
+    declare(p.b, declare_read);
+    declare(p.c, declare_write);
+  }
+  if (p.a.type == CUDA_R_64F) run_in_place<double>(p);
+  if (p.a.type == CUDA_R_32F) run_in_place<float>(p);
+  if (p.a.type == CUDA_R_16BF) run_bf16(p);
+  return cudaSuccess;
+}
+
+bool is_double(cublasComputeType_t compute) {
+  return compute == CUBLAS_COMPUTE_64F || compute == CUBLAS_COMPUTE_64F_PEDANTIC;
+}
+
+bool is_supported(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
+  if (a != b) return false;
+  if (is_double(compute)) return a == CUDA_R_64F && c == CUDA_R_64F;
+  return (a == CUDA_R_32F && c == CUDA_R_32F) || (a == CUDA_R_16BF && (c == CUDA_R_16BF || c == CUDA_R_32F));
+}
+
+bool is_valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
+
+double read_scalar(const void* scalar, cublasComputeType_t compute) {
+  return is_double(compute) ? *static_cast<const double*>(scalar) : *static_cast<const float*>(scalar);
+}
+
+// Whether all elements lie in one live allocation.
+bool is_live(const Matrices& matrices) {
+  const long long last = (matrices.batch - 1) * matrices.stride;
+  const long long elements = std::max(0ll, last) + matrices.extent();
+  return is_accessible(static_cast<char*>(matrices.data) +
+                           std::min(0ll, last) * static_cast<long long>(matrices.element_bytes()),
+                       static_cast<size_t>(elements) * matrices.element_bytes());
+}
+
+}  // namespace
+}  // namespace cuda_cpu
+
+cublasStatus_t cublasCreate(cublasHandle_t* handle) {
+  if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  *handle = new cublasContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasDestroy(cublasHandle_t handle) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  handle->stream = stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (stream == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  *stream = handle->stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void*, size_t) {
+  return handle == nullptr ? CUBLAS_STATUS_NOT_INITIALIZED : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t) {
+  return handle == nullptr ? CUBLAS_STATUS_NOT_INITIALIZED : CUBLAS_STATUS_SUCCESS;
+}
+
+const char* cublasGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+      return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR:
+      return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+      return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+  }
+  return "unknown cuBLAS status";
+}
+
+const char* cublasGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                            int n, int k, const void* alpha, const void* A, cudaDataType a_type, int lda,
+                            const void* B, cudaDataType b_type, int ldb, const void* beta, void* C,
+                            cudaDataType c_type, int ldc, cublasComputeType_t compute,
+                            cublasGemmAlgo_t algorithm) {
+  return cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, alpha, A, a_type, lda, 0, B, b_type, ldb, 0,
+                                    beta, C, c_type, ldc, 0, 1, compute, algorithm);
+}
+
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a,
+                                          cublasOperation_t op_b, int m, int n, int k, const void* alpha,
+                                          const void* A, cudaDataType a_type, int lda, long long stride_a,
+                                          const void* B, cudaDataType b_type, int ldb, long long stride_b,
+                                          const void* beta, void* C, cudaDataType c_type, int ldc,
+                                          long long stride_c, int batch, cublasComputeType_t compute,
+                                          cublasGemmAlgo_t) {
+  using cuda_cpu::Matrices;
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (m < 0 || n < 0 || k < 0 || batch < 0 || alpha == nullptr || beta == nullptr)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (!cuda_cpu::is_valid(op_a) || !cuda_cpu::is_valid(op_b)) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool plain_a = op_a == CUBLAS_OP_N, plain_b = op_b == CUBLAS_OP_N;
+  Matrices a{const_cast<void*>(A), a_type, plain_a ? m : k, plain_a ? k : m, lda, stride_a, batch};
+  Matrices b{const_cast<void*>(B), b_type, plain_b ? k : n, plain_b ? n : k, ldb, stride_b, batch};
+  Matrices c{C, c_type, m, n, ldc, stride_c, batch};
+  for (const Matrices* matrices : {&a, &b, &c}) {
+    if (matrices->ld < std::max(1ll, matrices->rows)) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (!cuda_cpu::is_supported(a_type, b_type, c_type, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
+  for (Matrices* matrices : {&a, &b, &c}) {
+    if (!cuda_cpu::is_live(*matrices)) return CUBLAS_STATUS_MAPPING_ERROR;
+    matrices->data = cuda_cpu::host_address(matrices->data);
+  }
+  const cuda_cpu::Product product{
+      plain_a ? CblasNoTrans : CblasTrans,   plain_b ? CblasNoTrans : CblasTrans,  m, n, k,
+      cuda_cpu::read_scalar(alpha, compute), cuda_cpu::read_scalar(beta, compute), a, b, c};
+  const cudaError_t error =
+      cuda_cpu::enqueue(handle->stream, [product] { return cuda_cpu::run_product(product); });
+  if (error == cudaSuccess) return CUBLAS_STATUS_SUCCESS;
+  return error == cudaErrorInvalidResourceHandle ? CUBLAS_STATUS_INVALID_VALUE
+                                                 : CUBLAS_STATUS_EXECUTION_FAILED;
+}

@@ -1,0 +1,91 @@
+// What the CPU stand-ins have and CUDA has not: the pieces that they share with each other and show to tests.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace cuda_cpu {
+
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool under_thread_sanitizer = true;
+#else
+inline constexpr bool under_thread_sanitizer = false;
+#endif
+
+// ---- Kernels ----------------------------------------------------------------------------------------------
+
+// The block's dynamic shared memory: dynamicSmemBytes bytes, NaN when the block starts.
+void* shared_memory();
+
+// Another small piece of memory that the threads of a block share, for block reductions: `scratch_bytes`
+// bytes, NaN when the block starts.
+inline constexpr size_t scratch_bytes = 4096;
+void* shared_scratch();
+
+// ---- Streams ----------------------------------------------------------------------------------------------
+
+// Puts work into a stream's queue, to be run by the stream's thread. An error that the work returns is
+// returned by every later call that waits. With CUDA_LAUNCH_BLOCKING=1 it is run here and now, unless
+// `always_asynchronous`.
+cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work, bool always_asynchronous = false);
+
+// Waits until all streams have done what they were given so far.
+cudaError_t wait_for_all_streams();
+
+// Remembers an error for cudaGetLastError, and returns it.
+cudaError_t remember(cudaError_t error);
+
+// One thread opens it, once; others wait for that, first yielding, then asleep. To ThreadSanitizer, what came
+// before open() happens before what comes after wait(), and nothing else: looking at a closed latch orders
+// nothing.
+class Latch {
+ public:
+  void open();
+  bool is_open() const;
+  void wait();
+
+ private:
+  std::atomic<uint32_t> state_{0};
+};
+
+// While one exists, ThreadSanitizer ignores what this thread does: no order between threads follows from it,
+// and no race is looked for in it. For bookkeeping (reference counts) that must not hide a forgotten event.
+class HiddenFromThreadSanitizer {
+ public:
+  HiddenFromThreadSanitizer();
+  ~HiddenFromThreadSanitizer();
+  HiddenFromThreadSanitizer(const HiddenFromThreadSanitizer&) = delete;
+};
+
+// Tell ThreadSanitizer that code it cannot see (BLAS, MPI) reads or writes these bytes.
+void declare_read(const void* address, size_t bytes);
+void declare_write(void* address, size_t bytes);
+
+// ---- Memory -----------------------------------------------------------------------------------------------
+
+// How much device memory there is, in bytes, from now on. At the start it is the environment's
+// CUDA_CPU_MEMORY (such as 2GiB), or the machine's memory.
+void set_memory_limit(size_t bytes);
+
+// Whether [pointer, pointer + bytes) lies in one live allocation of device or pinned memory.
+bool is_accessible(const void* pointer, size_t bytes);
+bool is_pinned(const void* pointer, size_t bytes);
+// Whether the pointer lies in the device's address space, live or not.
+bool is_device_address(const void* pointer);
+
+// The memory behind a device or pinned pointer; any other pointer is returned as it is.
+void* host_address(const void* pointer);
+
+// The calls so far that waited for the whole device. A training step, after the first, makes none.
+struct Counters {
+  long allocations;         // cudaMalloc, cudaMallocHost
+  long frees;               // cudaFree, cudaFreeHost
+  long synchronous_copies;  // cudaMemcpy, cudaMemset
+};
+Counters counters();
+
+}  // namespace cuda_cpu

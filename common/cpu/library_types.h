@@ -1,0 +1,5 @@
+// The names that CUDA's libraries give to element types.
+#pragma once
+
+enum cudaDataType { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+using cudaDataType_t = cudaDataType;

@@ -1,0 +1,25 @@
+#include <cstdio>
+#include <cstdlib>
+
+#include "cuda.h"
+
+namespace pentatron {
+namespace {
+
+int rank_in_messages = 0;
+
+}  // namespace
+
+void set_rank_for_messages(int rank) { rank_in_messages = rank; }
+
+void fail(const char* call, const char* text, const char* file, int line) {
+  std::fprintf(stderr, "rank %d: %s failed: %s (%s:%d)\n", rank_in_messages, call, text, file, line);
+  std::fflush(nullptr);
+  std::_Exit(1);  // streams may still hold work, so nothing is torn down
+}
+
+void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
+  if (status != cudaSuccess) fail(call, cudaGetErrorString(status), file, line);
+}
+
+}  // namespace pentatron

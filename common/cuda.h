@@ -1,0 +1,138 @@
+// What every CUDA source of the project needs: checked calls, kernel launches, and the ranges and block
+// reductions with which a kernel is written once for a GPU and for the CPU.
+//
+// On a GPU the threads of a block share a range by striding through it, and meet in warp shuffles. On the CPU
+// a block is one thread (see cpu/cuda_runtime.h): a range has stride one, the compiler vectorises the loop,
+// and a block reduction returns its argument. Kernels therefore speak of ranges and reductions, and never of
+// threadIdx.
+#pragma once
+
+#include <cuda_runtime.h>
+#ifndef __CUDACC__
+#include <cuda_cpu.h>
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "trace.h"
+
+// A failed call prints the call, the error's text, file:line and rank, and ends the process with status 1.
+#define CUDA_CHECK(call) pentatron::check_cuda((call), #call, __FILE__, __LINE__)
+
+namespace pentatron {
+
+void check_cuda(cudaError_t status, const char* call, const char* file, int line);
+[[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
+
+// ---- Launching a kernel -----------------------------------------------------------------------------------
+
+constexpr unsigned threads_per_block = 256;
+
+// Blocks for an elementwise kernel over n elements: a thread takes about eight, and there are never more
+// blocks than a GPU needs to be busy.
+inline dim3 elementwise_grid(size_t n) {
+  constexpr size_t elements_per_block = 8 * threads_per_block;
+  return dim3(
+      static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
+}
+
+// kernel<<<grid, threads_per_block, 0, stream>>>(arguments...), spelled so that g++ can parse it, and visible
+// in a trace.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream, Arguments... arguments) {
+  trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads_per_block);
+  config.stream = stream;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), range.name(),
+             __FILE__, __LINE__);
+}
+
+// ---- Inside a kernel --------------------------------------------------------------------------------------
+
+// What `for (Index i : range)` visits: first, first + stride, ... below last.
+template <class Index>
+struct StridedRange {
+  struct Iterator {
+    Index i, stride;
+    __device__ Index operator*() const { return i; }
+    __device__ void operator++() { i += stride; }
+    __device__ bool operator!=(const Iterator& end) const { return i < end.i; }
+  };
+  Index first, last, stride;
+  __device__ Iterator begin() const { return {first, stride}; }
+  __device__ Iterator end() const { return {last, stride}; }
+};
+
+#ifdef __CUDACC__
+
+// `for (int i : block_range(n))`: 0 <= i < n, shared out over the threads of this block.
+inline __device__ StridedRange<int> block_range(int n) {
+  return {static_cast<int>(threadIdx.x), n, static_cast<int>(blockDim.x)};
+}
+
+// `for (size_t i : grid_range(n))`: 0 <= i < n, shared out over all threads of the grid.
+inline __device__ StridedRange<size_t> grid_range(size_t n) {
+  return {blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x, n,
+          gridDim.x * static_cast<size_t>(blockDim.x)};
+}
+
+// Combines one value a thread; every thread of the block gets the result. A warp combines in registers by
+// exchanging with the lane whose number differs in one bit, then the first lanes' results meet in shared
+// memory.
+template <class T, class Combine>
+__device__ T block_reduce(T value, T identity, Combine combine) {
+  constexpr unsigned all_lanes = 0xffffffff;
+  __shared__ T of_warp[32];
+  for (int bit = 16; bit > 0; bit /= 2) value = combine(value, __shfl_xor_sync(all_lanes, value, bit));
+  __syncthreads();  // the readers of a previous reduction are done
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : identity;
+  for (int bit = 16; bit > 0; bit /= 2) value = combine(value, __shfl_xor_sync(all_lanes, value, bit));
+  return value;
+}
+
+#else
+
+// One thread a block, unless a test asks for real threads (cpu/cuda_runtime.h); then they stride as on a GPU.
+inline StridedRange<int> block_range(int n) {
+  constexpr int stride = cuda_cpu::threads_per_block;
+  return {stride == 1 ? 0 : static_cast<int>(threadIdx.x), n, stride};
+}
+
+// A block takes a contiguous part, so that its loop has stride one too.
+inline StridedRange<size_t> grid_range(size_t n) {
+  constexpr size_t stride = cuda_cpu::threads_per_block;
+  const size_t part = (n + gridDim.x - 1) / gridDim.x, first = std::min(n, part * blockIdx.x);
+  return {first + (stride == 1 ? 0 : threadIdx.x), std::min(n, first + part), stride};
+}
+
+template <class T, class Combine>
+T block_reduce(T value, T identity, Combine combine) {
+  if constexpr (cuda_cpu::threads_per_block == 1) return value;
+  T* of_thread = static_cast<T*>(cuda_cpu::shared_scratch());
+  __syncthreads();  // the readers of a previous reduction are done
+  of_thread[threadIdx.x] = value;
+  __syncthreads();
+  value = identity;
+  for (unsigned i = 0; i < cuda_cpu::threads_per_block; ++i) value = combine(value, of_thread[i]);
+  return value;
+}
+
+#endif
+
+template <class T>
+__device__ T block_sum(T value) {
+  return block_reduce(value, T(0), [](T a, T b) { return a + b; });
+}
+
+template <class T>
+__device__ T block_max(T value) {
+  return block_reduce(value, T(-INFINITY), [](T a, T b) { return a > b ? a : b; });
+}
+
+}  // namespace pentatron

@@ -1,0 +1,130 @@
+#include <numeric>
+
+#include "kernels.h"
+#include "parameters.h"
+
+namespace pentatron {
+namespace {
+
+// The part of `size` that rank `rank` of `ranks` holds begins at rank * size / ranks; sizes are checked to
+// divide.
+int64_t share(int64_t size, int ranks) { return size / ranks; }
+
+size_t round_up(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+int Parameters::declare(const Declaration& declaration) {
+  Parameter p{declaration, 0, 0, declaration.rows, declaration.columns, 0};
+  switch (p.tensor_split) {
+    case TensorSplit::by_output:
+    case TensorSplit::by_vocabulary:
+      p.local_rows = share(p.rows, mesh_.tensor_ranks);
+      p.first_row = mesh_.tensor_rank * p.local_rows;
+      break;
+    case TensorSplit::by_input:
+      p.local_columns = share(p.columns, mesh_.tensor_ranks);
+      p.first_column = mesh_.tensor_rank * p.local_columns;
+      break;
+    case TensorSplit::held_outside:
+    case TensorSplit::held_inside:
+      break;
+  }
+  const bool elsewhere =
+      p.expert != not_an_expert && p.expert / (mesh_.experts / mesh_.expert_ranks) != mesh_.expert_rank;
+  if (elsewhere) p.local_rows = 0;
+  if (p.unit >= units()) {
+    storage_.resize(p.unit + 1);
+    used_.resize(p.unit + 1);
+  }
+  size_t& used = used_[p.unit][static_cast<int>(p.span())];
+  p.offset = used;
+  used += p.local_size();
+  parameters_.push_back(p);
+  return static_cast<int>(parameters_.size()) - 1;
+}
+
+size_t Parameters::span_size(int unit, Span span) const {
+  constexpr size_t elements_in_16_bytes =
+      16 / sizeof(real);  // 16 bytes of weights are at least 16 bytes of gradients
+  const size_t ranks = span == Span::dense ? mesh_.shard_ranks : mesh_.expert_shard_ranks;
+  return round_up(used_[unit][static_cast<int>(span)], ranks * elements_in_16_bytes);
+}
+
+void Parameters::allocate(int first_unit, int last_unit) {
+  for (int unit = first_unit; unit < last_unit; ++unit) {
+    for (const Span span : {Span::dense, Span::experts}) {
+      const size_t size = span_size(unit, span);
+      if (size == 0) continue;
+      real*& weights = storage_[unit].weights[static_cast<int>(span)];
+      accum*& gradients = storage_[unit].gradients[static_cast<int>(span)];
+      weights = weight_memory_.matrix<real>(1, size).data;
+      gradients = gradient_memory_.matrix<accum>(1, size).data;
+      pieces_.push_back({unit, span, 0, size, weights, gradients, false});
+    }
+  }
+}
+
+void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
+  for (int unit = 0; unit < units(); ++unit) {
+    for (const Span span : {Span::dense, Span::experts}) {
+      real* weights = storage_[unit].weights[static_cast<int>(span)];
+      if (weights) fill_constant(weights, span_size(unit, span), 0, stream);  // for the padding
+    }
+  }
+  for (const Parameter& p : parameters_) {
+    real* span_weights = storage_[p.unit].weights[static_cast<int>(p.span())];
+    if (!span_weights || p.local_size() == 0) continue;
+    if (p.standard_deviation == 0) {
+      fill_constant(span_weights + p.offset, p.local_size(), 1, stream);
+    } else {
+      fill_normal(span_weights + p.offset,
+                  {p.local_rows, p.local_columns, p.first_row, p.first_column, p.columns},
+                  philox_key(seed, p.name), p.standard_deviation, stream);
+    }
+  }
+}
+
+void Parameters::zero_gradients(cudaStream_t stream) {
+  for (const Piece& piece : pieces_) {
+    CUDA_CHECK(cudaMemsetAsync(piece.gradients, 0, (piece.end - piece.begin) * sizeof(accum), stream));
+  }
+}
+
+int Parameters::find(const std::string& name) const {
+  for (size_t id = 0; id < parameters_.size(); ++id) {
+    if (parameters_[id].name == name) return static_cast<int>(id);
+  }
+  return -1;
+}
+
+int64_t Parameters::global_size() const {
+  return std::accumulate(parameters_.begin(), parameters_.end(), int64_t{0},
+                         [](int64_t sum, const Parameter& p) { return sum + p.rows * p.columns; });
+}
+
+Tensor Parameters::weights(int id, int count) const {
+  const Parameter& p = parameters_[id];
+  int64_t rows = 0;
+  for (int i = id; i < id + count; ++i) rows += parameters_[i].local_rows;
+  return {storage_[p.unit].weights[static_cast<int>(p.span())] + p.offset, rows, p.local_columns};
+}
+
+Statistics Parameters::gradients(int id, int count) const {
+  const Tensor shape = weights(id, count);
+  const Parameter& p = parameters_[id];
+  return {storage_[p.unit].gradients[static_cast<int>(p.span())] + p.offset, shape.rows, shape.columns};
+}
+
+std::vector<Crossing> Parameters::crossings(const Piece& piece) const {
+  std::vector<Crossing> result;
+  for (const Parameter& p : parameters_) {
+    if (p.unit != piece.unit || p.span() != piece.span) continue;
+    const size_t begin = std::max(piece.begin, p.offset),
+                 end = std::min(piece.end, p.offset + p.local_size());
+    if (begin < end) result.push_back({&p, begin - p.offset, begin - piece.begin, end - begin});
+  }
+  return result;
+}
+
+}  // namespace pentatron

@@ -1,0 +1,130 @@
+// The model's parameters, declared once: a name, a global shape, the unit that uses it, and how each axis of
+// the mesh treats it. Everything else follows from the declarations: the slice that a rank holds, its initial
+// value, where it lies, what the optimizer updates, what counts in the gradient norm, and how a full tensor
+// is gathered.
+//
+// A unit (the embedding, one layer, the head) is what techniques move as a whole. Its parameters lie one
+// after the other in two flat spans, of weights and, likewise, of gradients: the dense parameters, whose
+// gradients are summed over data x context, and the experts, summed over their own group. A bucket or a ZeRO
+// shard is a range of a span; a piece is the range that this rank's optimizer owns.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tensor.h"
+
+namespace pentatron {
+
+// What the tensor axis does with a parameter. A column-split linear layer of Megatron's is split by output, a
+// row-split one by input; an embedding or head by vocabulary. The rest is held by all ranks: outside the
+// tensor regions (norms: each rank's gradient is partial exactly when sequence parallelism splits the rows)
+// or inside (a router: always partial).
+enum class TensorSplit { by_output, by_input, by_vocabulary, held_outside, held_inside };
+
+constexpr int not_an_expert = -1;
+
+struct Declaration {
+  std::string name;       // as in Hugging Face's Llama
+  int unit;               // 0: embedding, 1 + i: layer i, 1 + layers: head
+  int64_t rows, columns;  // global shape: [output features, input features], or [1, features] for a norm
+  TensorSplit tensor_split;
+  int expert = not_an_expert;       // the expert axis holds it on the one rank that owns this expert
+  double standard_deviation = 0.0;  // of the initial values; 0: they are all one
+  bool decays = true;               // weight decay applies
+};
+
+// This rank's place on the axes that split parameters.
+struct ParameterMesh {
+  int tensor_rank = 0, tensor_ranks = 1;
+  int expert_rank = 0, expert_ranks = 1;
+  int experts = 0;
+  int shard_ranks = 1;         // data x context: spans are padded so that this many equal shards exist
+  int expert_shard_ranks = 1;  // the same for the experts' spans
+};
+
+enum class Span { dense, experts };
+constexpr int spans = 2;
+
+struct Parameter : Declaration {
+  int64_t first_row, first_column;    // where the slice begins in the global matrix
+  int64_t local_rows, local_columns;  // its shape, 0 rows where another expert rank owns it
+  size_t offset;                      // elements from the beginning of its span
+  Span span() const { return expert == not_an_expert ? Span::dense : Span::experts; }
+  size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
+};
+
+// A unit's two spans in memory. Null until something binds them: all at once here, unit by unit under ZeRO.
+struct UnitStorage {
+  real* weights[spans] = {};
+  accum* gradients[spans] = {};
+};
+
+// A range of a span that this rank's optimizer updates.
+struct Piece {
+  int unit;
+  Span span;
+  size_t begin, end;  // elements of the span
+  real* weights;      // element `begin`
+  accum* gradients;   // likewise
+  bool sharded;       // other data x context ranks own the rest of the span
+};
+
+// The part of a parameter that lies in a piece.
+struct Crossing {
+  const Parameter* parameter;
+  size_t begin_in_parameter, begin_in_piece, size;  // elements
+};
+
+class Parameters {
+ public:
+  explicit Parameters(ParameterMesh mesh = {}) : mesh_(mesh) {}
+
+  // Returns the parameter's number. Parameters that one product reads together are declared one after the
+  // other.
+  int declare(const Declaration& declaration);
+
+  // Allocates and binds the weights and gradients of units [first, last), whole, and makes a piece of each
+  // span.
+  void allocate(int first_unit, int last_unit);
+  void allocate() { allocate(0, units()); }
+
+  // Initial values of the slices of all units whose weights are bound: the same numbers in every layout.
+  void initialise(uint64_t seed, cudaStream_t stream);
+
+  void zero_gradients(cudaStream_t stream);
+
+  int units() const { return static_cast<int>(storage_.size()); }
+  const std::vector<Parameter>& all() const { return parameters_; }
+  const Parameter& operator[](int id) const { return parameters_[id]; }
+  int find(const std::string& name) const;  // -1 where there is none
+  int64_t global_size() const;              // elements of the whole model
+  const ParameterMesh& mesh() const { return mesh_; }
+
+  // Elements of a span with its padding, which is never read as a weight and has zero gradients.
+  size_t span_size(int unit, Span span) const;
+
+  // The local slice of a parameter, or of `count` parameters with the same columns as one matrix. Looked up
+  // at each use, never kept, because ZeRO binds other memory.
+  Tensor weights(int id, int count = 1) const;
+  Statistics gradients(int id, int count = 1) const;
+
+  UnitStorage& storage(int unit) { return storage_[unit]; }
+  std::vector<Piece>& pieces() { return pieces_; }
+  const std::vector<Piece>& pieces() const { return pieces_; }
+
+  // The walk that optimizer, clipping, norm and gathering share: which parameters a piece crosses, in order.
+  std::vector<Crossing> crossings(const Piece& piece) const;
+
+ private:
+  ParameterMesh mesh_;
+  std::vector<Parameter> parameters_;
+  std::vector<UnitStorage> storage_;             // [units]
+  std::vector<std::array<size_t, spans>> used_;  // [units]: elements declared so far
+  std::vector<Piece> pieces_;
+  DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
+};
+
+}  // namespace pentatron

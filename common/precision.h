@@ -1,0 +1,34 @@
+// The two number types of a build. `real` is the type of weights and activations; `accum` that of gradients,
+// optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16 (Makefile) defines PRECISION as 64, 32
+// or 16.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <library_types.h>
+
+namespace pentatron {
+
+#if PRECISION == 64
+using real = double;
+using accum = double;
+constexpr cudaDataType_t real_type = CUDA_R_64F, accum_type = CUDA_R_64F;
+constexpr const char* precision_name = "fp64";
+#elif PRECISION == 32
+using real = float;
+using accum = float;
+constexpr cudaDataType_t real_type = CUDA_R_32F, accum_type = CUDA_R_32F;
+constexpr const char* precision_name = "fp32";
+#elif PRECISION == 16
+using real = __nv_bfloat16;
+using accum = float;
+constexpr cudaDataType_t real_type = CUDA_R_16BF, accum_type = CUDA_R_32F;
+constexpr const char* precision_name = "bf16";
+#else
+#error "PRECISION must be 64, 32 or 16"
+#endif
+
+// With bf16 the optimizer keeps its own copy of the weights in `accum` (mixed precision; Micikevicius et al.,
+// 2017).
+constexpr bool has_master_weights = PRECISION == 16;
+
+}  // namespace pentatron

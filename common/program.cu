@@ -1,0 +1,96 @@
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <numeric>
+
+#include "program.h"
+
+namespace pentatron {
+namespace {
+
+// Dense bf16 peak of one device in FLOP/s as its vendor gives it, 0 where it is not known or another
+// precision is used.
+double peak_flops() {
+  cudaDeviceProp device;
+  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  const std::string_view name = device.name;
+  if (PRECISION != 16) return 0;
+  if (name.find("H100") != name.npos || name.find("H200") != name.npos) return 989e12;
+  if (name.find("A100") != name.npos) return 312e12;
+  return 0;
+}
+
+void print_banner(const Options& options, const TokenData& data, int64_t parameters) {
+  const ModelConfig& m = options.model;
+  cudaDeviceProp device;
+  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  std::printf("device      %s, %s\n", device.name, precision_name);
+  std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
+              m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
+              human_count(static_cast<double>(parameters)).c_str());
+  std::printf("data        %s: %s tokens, unigram entropy %.3f nats a token\n", options.data.c_str(),
+              human_count(static_cast<double>(data.size())).c_str(), data.unigram_entropy());
+  std::printf("batch       %d sequences of %d tokens, %d at a time, %d steps\n", options.global_batch_size,
+              options.sequence_length, options.micro_batch_size, options.steps);
+  std::printf("optimizer   %s, lr %g after %d steps, recompute %s\n\n",
+              std::string(to_string(options.optimizer)).c_str(), options.lr, options.warmup_steps,
+              std::string(to_string(options.recompute)).c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv, std::string_view description,
+                void (*train)(const Options& options)) try {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);        // a kernel loaded late may wait behind a collective
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // repeatable products
+  train(parse_options(argc, argv, description));
+  return 0;
+} catch (const HelpRequest& help) {
+  std::cout << help.what();
+  return 0;
+} catch (const UsageError& error) {
+  std::cerr << error.what() << '\n';
+  return exit_bad_usage;
+}
+
+size_t free_device_memory() {
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+double flops_per_token(const ModelConfig& model, int sequence_length) {
+  const double in_products =
+      static_cast<double>(parameter_count(model) - int64_t{model.vocab_size} * model.d_model);
+  return 6 * in_products + 12.0 * model.layers * model.d_model * sequence_length;
+}
+
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters)
+    : options_(options),
+      parameters_(parameters.global_size()),
+      log_(std::cout, options.log_json, options.steps, options.log_every,
+           flops_per_token(options.model, options.sequence_length), peak_flops()) {
+  print_banner(options, data, parameters_);
+  if (!options.trace.empty()) trace::start();
+}
+
+void Run::begin_step() { begin_ = std::chrono::steady_clock::now(); }
+
+void Run::end_step(int64_t step, const StepTotals& totals) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  const MemoryBytes& peak = memory_peak();
+  seconds_ += seconds;
+  final_loss_ = totals.host_loss();
+  log_.step({step + 1, final_loss_, totals.host_norm(), learning_rate(options_, step),
+             int64_t{options_.global_batch_size} * options_.sequence_length, seconds,
+             std::accumulate(peak.begin(), peak.end(), size_t{0}), 0});
+}
+
+void Run::finish(const std::vector<RankMemory>& memory) {
+  trace::stop();
+  log_.summary({{}, parameters_, final_loss_, seconds_, memory, {}});
+  if (!options_.trace.empty()) trace::write_chrome(options_.trace, 0);
+}
+
+}  // namespace pentatron

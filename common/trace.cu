@@ -1,0 +1,113 @@
+#include <cxxabi.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cuda.h"
+#include "trace.h"
+
+namespace pentatron::trace {
+namespace {
+
+struct Recorded {
+  const char* name;
+  cudaStream_t stream;
+  cudaEvent_t begin, end;
+};
+
+bool recording = false;
+cudaEvent_t origin = nullptr;  // time zero
+std::vector<Recorded> recorded;
+std::map<cudaStream_t, std::string> stream_names;
+
+cudaEvent_t record_event(cudaStream_t stream) {
+  cudaEvent_t event;
+  CUDA_CHECK(cudaEventCreate(&event));
+  CUDA_CHECK(cudaEventRecord(event, stream));
+  return event;
+}
+
+double seconds_since_origin(cudaEvent_t event) {
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, origin, event));
+  return milliseconds * 1e-3;
+}
+
+// "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
+std::string unqualified(std::string name) {
+  name = name.substr(0, name.find_first_of("(<"));
+  return name.substr(name.find_last_of(": ") + 1);
+}
+
+}  // namespace
+
+void start() {
+  if (stream_names.empty()) return;
+  recorded.clear();
+  origin = record_event(stream_names.begin()->first);
+  recording = true;
+}
+
+void stop() { recording = false; }
+
+void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] = std::move(name); }
+
+Range::Range(cudaStream_t stream, const char* name) : stream_(stream), name_(name) {
+  nvtxRangePushA(name);
+  if (!recording) return;
+  interval_ = static_cast<int>(recorded.size());
+  recorded.push_back({name, stream, record_event(stream), nullptr});
+}
+
+Range::~Range() {
+  if (interval_ >= 0) recorded[interval_].end = record_event(stream_);
+  nvtxRangePop();
+}
+
+const char* kernel_name(const void* kernel) {
+  static std::map<const void*, std::string> names;
+  auto [entry, is_new] = names.try_emplace(kernel);
+  if (is_new) {
+    const char* mangled = "kernel";
+    if (cudaFuncGetName(&mangled, kernel) != cudaSuccess) cudaGetLastError();
+    int status = -1;
+    char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+    entry->second = unqualified(status == 0 ? demangled : mangled);
+    std::free(demangled);
+  }
+  return entry->second.c_str();
+}
+
+std::vector<Interval> intervals() {
+  CUDA_CHECK(cudaDeviceSynchronize());
+  std::vector<Interval> result;
+  for (const Recorded& r : recorded) {
+    result.push_back(
+        {r.name, stream_names[r.stream], seconds_since_origin(r.begin), seconds_since_origin(r.end)});
+  }
+  return result;
+}
+
+void write_chrome(const std::string& path, int rank) {
+  auto events = nlohmann::json::array();
+  std::map<std::string, int> rows;
+  for (const Interval& i : intervals()) {
+    const int row = rows.try_emplace(i.stream, static_cast<int>(rows.size())).first->second;
+    events.push_back({{"ph", "X"},
+                      {"name", i.name},
+                      {"pid", rank},
+                      {"tid", row},
+                      {"ts", i.begin * 1e6},
+                      {"dur", (i.end - i.begin) * 1e6}});
+  }
+  for (const auto& [stream, row] : rows) {
+    events.push_back(
+        {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", row}, {"args", {{"name", stream}}}});
+  }
+  std::ofstream(path) << nlohmann::json{{"traceEvents", events}}.dump() << '\n';
+}
+
+}  // namespace pentatron::trace
