@@ -337,13 +337,13 @@ int64_t parameter_count(const ModelConfig& m) {
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
-Options parse_options(int argc, const char* const* argv, const std::string& description) {
+Options parse_options(int argc, const char* const* argv, std::string_view description) {
   Options options;
   use_preset(options, presets().front().model.name);
   options.data = PENTATRON_CORPUS;
   options.min_lr = -1;  // not given
 
-  CommandLine line(description);
+  CommandLine line{std::string(description)};
   declare_model(line, options);
   declare_data(line, options);
   declare_optimizer(line, options);

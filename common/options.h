@@ -80,6 +80,6 @@ struct Options {
 };
 
 // Throws UsageError or HelpRequest.
-Options parse_options(int argc, const char* const* argv, const std::string& description);
+Options parse_options(int argc, const char* const* argv, std::string_view description);
 
 }  // namespace pentatron
