@@ -37,7 +37,8 @@ ifeq ($(PRECISION),fp32)
 endif
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
-SANITIZER := $(if $(SANITIZE),-fsanitize=$(SANITIZE:address=address$(comma)alignment) -fno-sanitize-recover=all)
+# (GCC sees uninitialised variables in the standard library when it instruments it.)
+SANITIZER := $(if $(SANITIZE),-fsanitize=$(SANITIZE:address=address$(comma)alignment) -fno-sanitize-recover=all -Wno-maybe-uninitialized)
 DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\"
 PRECISION_DEFINE := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES)

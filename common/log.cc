@@ -70,7 +70,8 @@ std::string json_summary(const Summary& summary) {
 // `value` in steps of `base`, with three digits or four.
 std::string human(double value, double base, const std::array<const char*, 6>& units) {
   size_t unit = 0;
-  while (value >= 999.95 && unit + 1 < units.size()) {  // would be rounded to 1000
+  while (value >= base - (unit == 0 ? 0.5 : 0.05) &&
+         unit + 1 < units.size()) {  // would be rounded up to base
     value /= base;
     ++unit;
   }

@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <iomanip>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -67,10 +70,10 @@ std::string join(const std::vector<std::string>& words, const std::string& separ
 // before the options that override its sizes.
 class CommandLine {
  public:
-  explicit CommandLine(std::string_view description) : app_{std::string(description)} {
-    app_.get_formatter()->column_width(34);
-    app_.get_formatter()->label("REQUIRED", "");
+  explicit CommandLine(const std::string& description) : app_{description} {
+    app_.get_formatter()->column_width(36);
     app_.set_help_flag("--help", "print this text and end")->group("Help");
+    app_.allow_extras();  // complained about in parse(), after wrong values, which may be what caused them
   }
 
   void group(const std::string& name) { group_ = name; }
@@ -94,10 +97,7 @@ class CommandLine {
   }
 
   void file(const std::string& option, std::string& path, const std::string& help) {
-    add(option, "FILE", path, help, [=, &path](const std::string& given) {
-      if (given.empty()) throw UsageError(option, "\"\"", "the path of a file");
-      path = given;
-    });
+    add(option, "FILE", "", help, [=, &path](const std::string& given) { path = given; });
   }
 
   template <typename Value>
@@ -113,7 +113,7 @@ class CommandLine {
               return;
             }
           }
-          throw UsageError(option, given, join(words, ", "));
+          throw UsageError(option, given, "one of " + join(words, ", "));
         });
   }
 
@@ -157,8 +157,6 @@ void CommandLine::parse(int argc, const char* const* argv) {
     app_.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     throw HelpRequest(app_.help());
-  } catch (const CLI::ExtrasError&) {
-    throw UsageError(app_.remaining().front() + ": unknown option; expected one of those that --help lists");
   } catch (const CLI::ArgumentMismatch& error) {
     const std::string message = error.what();  // "--steps: 1 required ..."
     throw UsageError(message.substr(0, message.find_first_of(": ")) +
@@ -168,6 +166,9 @@ void CommandLine::parse(int argc, const char* const* argv) {
   }
   for (const Entry& entry : entries_) {
     if (entry.option->count() > 0) entry.assign(entry.option->results().back());
+  }
+  if (!app_.remaining().empty()) {
+    throw UsageError(app_.remaining().front() + ": unknown option; expected one of those that --help lists");
   }
 }
 
@@ -181,16 +182,21 @@ void use_preset(Options& options, const std::string& name) {
     options.lr = preset.lr;
     return;
   }
-  throw UsageError("--model", name, join(names, ", "));
+  throw UsageError("--model", name, "one of " + join(names, ", "));
 }
 
 std::string table_of_presets() {
   std::ostringstream table;
-  table << "Models: name, layers x d-model, heads (kv heads), d-ff, vocabulary\n";
+  const auto row = [&](const std::string& name, const auto&... cells) {
+    table << "  " << std::left << std::setw(14) << name << std::right;
+    ((table << std::setw(12) << cells), ...);
+    table << '\n';
+  };
+  table << "Models:\n";
+  row("name", "layers", "d-model", "heads", "kv-heads", "d-ff", "vocab-size");
   for (const Preset& preset : presets()) {
     const ModelConfig& m = preset.model;
-    table << "  " << m.name << std::string(14 - m.name.size(), ' ') << m.layers << " x " << m.d_model << ", "
-          << m.heads << " (" << m.kv_heads << "), " << m.d_ff << ", " << m.vocab_size << "\n";
+    row(m.name, m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size);
   }
   return table.str();
 }
@@ -210,7 +216,7 @@ void declare_model(CommandLine& line, Options& options) {
 
 void declare_data(CommandLine& line, Options& options) {
   line.group("Data and batches");
-  line.file("--data", options.data, "text (bytes are tokens), or *.bin: 16-bit tokens of nanoGPT or llm.c");
+  line.file("--data", options.data, "text, or *.bin: tokens of nanoGPT or llm.c [common/corpus.txt]");
   line.whole("--seq-len", options.sequence_length, 1, 1 << 20, "tokens in a sequence");
   line.whole("--micro-batch-size", options.micro_batch_size, 1, 1 << 16,
              "sequences in one forward and backward");
@@ -222,7 +228,7 @@ void declare_data(CommandLine& line, Options& options) {
 
 void declare_optimizer(CommandLine& line, Options& options) {
   line.group("Optimizer");
-  line.choice("--optimizer", options.optimizer, optimizer_names, "");
+  line.choice("--optimizer", options.optimizer, optimizer_names, "what turns gradients into updates");
   line.number("--lr", options.lr, 0, 1000, "highest learning rate");
   line.number("--min-lr", options.min_lr, 0, 1000, "learning rate of the last step", "a tenth of --lr");
   line.whole("--warmup-steps", options.warmup_steps, 0, 1'000'000'000,
@@ -287,9 +293,19 @@ void check_writable(const std::string& option, const std::string& path) {
   if (!writable) throw UsageError(option, path, "a file that can be written");
 }
 
+// A value may hold anything, and the message is to stay one line.
+std::string one_line(std::string words) {
+  std::replace_if(
+      words.begin(), words.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
+  return words;
+}
+
 bool same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;  // where one does not exist yet, the paths decide
-  return a == b || std::filesystem::equivalent(a, b, ignored);
+  if (a.empty() || b.empty()) return false;
+  namespace fs = std::filesystem;
+  std::error_code ignored;  // a file that does not exist yet is nobody else's
+  return fs::equivalent(a, b, ignored) || fs::weakly_canonical(fs::absolute(a, ignored), ignored) ==
+                                              fs::weakly_canonical(fs::absolute(b, ignored), ignored);
 }
 
 void check_files(const Options& options) {
@@ -300,16 +316,17 @@ void check_files(const Options& options) {
     if (same_file(path, options.data)) throw UsageError(option, path, "another file than that of --data");
     check_writable(option, path);
   }
-  if (!options.trace.empty() && same_file(options.trace, options.log_json)) {
+  if (same_file(options.trace, options.log_json)) {
     throw UsageError("--trace", options.trace, "another file than that of --log-json");
   }
 }
 
 }  // namespace
 
-UsageError::UsageError(std::string_view option, std::string_view value, std::string_view expected)
-    : std::runtime_error(std::string(option) + ": " + std::string(value) + " is not valid; expected " +
-                         std::string(expected)) {}
+UsageError::UsageError(const std::string& line) : std::runtime_error(one_line(line)) {}
+
+UsageError::UsageError(const std::string& option, const std::string& value, const std::string& expected)
+    : UsageError(option + ": " + (value.empty() ? "\"\"" : value) + " is not valid; expected " + expected) {}
 
 int64_t parameter_count(const ModelConfig& m) {
   const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
@@ -326,7 +343,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   options.data = PENTATRON_CORPUS;
   options.min_lr = -1;  // not given
 
-  CommandLine line(description);
+  CommandLine line{std::string(description)};
   declare_model(line, options);
   declare_data(line, options);
   declare_optimizer(line, options);

@@ -12,9 +12,9 @@ namespace pentatron {
 
 // An impossible request. main() prints the line once, on stderr, and ends with exit_bad_usage.
 struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit UsageError(const std::string& line);
   // "--layers: -3 is not valid; expected a whole number from 1 to 1000"
-  UsageError(std::string_view option, std::string_view value, std::string_view expected);
+  UsageError(const std::string& option, const std::string& value, const std::string& expected);
 };
 
 inline constexpr int exit_bad_usage = 2;

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "../common/data.h"
-#include "../common/options.h"
-#include "../common/philox.h"
 #include "catch.h"
+#include "data.h"
 #include "files.h"
+#include "options.h"
+#include "philox.h"
 
 using pentatron::TokenData;
 using pentatron::UsageError;

@@ -1,0 +1,102 @@
+// What a user sees of an impossible request: 01_single_gpu itself is started, and must end with status 2 and
+// one line on stderr that names the option, the value and what would be valid, before it has written
+// anything.
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "catch.h"
+#include "files.h"
+
+using pentatron::tests::read_file;
+using pentatron::tests::TemporaryFolder;
+
+namespace {
+
+struct Outcome {
+  int status;  // -1: ended by a signal
+  std::string out, err;
+};
+
+// Starts the program that lies beside the tests. `arguments` are for the shell.
+Outcome run(const TemporaryFolder& folder, const std::string& arguments) {
+  const std::filesystem::path program =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "01_single_gpu";
+  REQUIRE(std::filesystem::exists(program));
+  const std::string out = folder.path() + "/out", err = folder.path() + "/err";
+  const std::string command = "'" + program.string() + "' " + arguments + " >'" + out + "' 2>'" + err + "'";
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
+}
+
+void check_refused(const TemporaryFolder& folder, const std::string& arguments, const std::string& begin) {
+  const Outcome outcome = run(folder, arguments);
+  INFO(arguments << "\n" << outcome.err);
+  CHECK(outcome.status == 2);
+  CHECK(outcome.out.empty());
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  CHECK(outcome.err.ends_with('\n'));
+  CHECK(outcome.err.starts_with(begin));
+  CHECK(outcome.err.find("expected ") != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("01: wrong options end with one line and status 2", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  check_refused(folder, "--heads 7", "--heads: 7 is not valid; ");
+  check_refused(folder, "--kv-heads 3", "--kv-heads: 3 is not valid; ");
+  check_refused(folder, "--model gpt-9", "--model: gpt-9 is not valid; ");
+  check_refused(folder, "--global-batch-size 10", "--global-batch-size: 10 is not valid; ");
+  check_refused(folder, "--layers -3", "--layers: -3 is not valid; ");
+  check_refused(folder, "--d-model 1000000000", "--d-model: 1000000000 is not valid; ");
+  check_refused(folder, "--lr nan", "--lr: nan is not valid; ");
+  check_refused(folder, "--no-such-option", "--no-such-option: unknown option; ");
+  check_refused(folder, "--steps", "--steps: value missing; ");
+  check_refused(folder, "--log-json /nowhere/log", "--log-json: /nowhere/log is not valid; ");
+}
+
+TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const auto refused = [&](const std::string& path, const std::string& more = "") {
+    check_refused(folder, "--data '" + path + "' " + more, "--data: " + path + " is not valid; ");
+  };
+  refused(folder.path() + "/missing");
+  refused(folder.path());
+  refused(folder.write("empty", ""));
+  refused(folder.write("short", std::string(128, 'a')));
+  refused(folder.write("truncated.bin", std::string(1001, '\1')));
+  refused(folder.write("text", std::string(1000, 'z')), "--vocab-size 122");
+}
+
+TEST_CASE("01: more memory than there is ends with one line and status 2", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const Outcome outcome = run(folder, "--model llama-3.1-8b --layers 1000");
+  INFO(outcome.err);
+  CHECK(outcome.status == 2);
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  CHECK(outcome.err.find("expected ") != std::string::npos);
+}
+
+TEST_CASE("01: a refused request leaves an earlier log alone", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const std::string log = folder.write("log.json", "an earlier run");
+  const std::string fresh = folder.path() + "/fresh.json";
+  check_refused(folder, "--log-json '" + log + "' --data /nowhere/text",
+                "--data: /nowhere/text is not valid; ");
+  CHECK(read_file(log) == "an earlier run");
+  check_refused(folder, "--log-json '" + fresh + "' --data /nowhere/text",
+                "--data: /nowhere/text is not valid; ");
+  CHECK(!std::filesystem::exists(fresh));
+}
+
+TEST_CASE("01: help goes to stdout", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const Outcome outcome = run(folder, "--help");
+  CHECK(outcome.status == 0);
+  CHECK(outcome.err.empty());
+  CHECK(outcome.out.find("--micro-batch-size") != std::string::npos);
+}

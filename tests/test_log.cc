@@ -1,0 +1,219 @@
+// The step line, the memory table, and the JSON log, which is read back with a JSON parser.
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "files.h"
+#include "log.h"
+#include "options.h"
+
+using pentatron::RunLog;
+using pentatron::StepRecord;
+using pentatron::Summary;
+using pentatron::tests::TemporaryFolder;
+
+namespace {
+
+constexpr double third = 1.0 / 3;
+constexpr size_t mebibyte = 1 << 20;
+
+StepRecord record(int64_t step) {
+  return {.step = step,
+          .loss = 5 + third,
+          .grad_norm = third,
+          .lr = 3e-3,
+          .tokens = 4096,
+          .seconds = 0.1,
+          .memory_peak = 12 * mebibyte,
+          .comm_bytes = 1000};
+}
+
+Summary two_ranks() {
+  return {.layout = {{"dp", 2}, {"tp", 1}},
+          .parameters = 459328,
+          .final_loss = third,
+          .seconds = 12.5,
+          .memory = {{{100, 200, 300, 400, 500}, {101, 201, 301, 401, 501}},
+                     {{110, 190, 300, 400, 500}, {111, 191, 301, 401, 501}}},
+          .communication = {{{"all_reduce", 3, 300}, {"all_gather", 1, 7}}, {}}};
+}
+
+std::vector<nlohmann::json> parsed_lines(const std::string& path) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream text(pentatron::tests::read_file(path));
+  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("log: each step is a JSON object with every digit", "[01][log]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/log.json";
+  std::ostringstream out;
+  RunLog log(out, path, 100, 10, 1, 0);
+  log.step(record(1));
+  log.step(record(2));
+  const std::vector<nlohmann::json> lines =
+      parsed_lines(path);  // while the log is open: each line is flushed
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0].size() == 7);
+  CHECK(lines[0]["step"] == 1);
+  CHECK(lines[1]["step"] == 2);
+  CHECK(lines[0]["loss"].get<double>() == 5 + third);
+  CHECK(lines[0]["grad_norm"].get<double>() == third);
+  CHECK(lines[0]["lr"].get<double>() == 3e-3);
+  CHECK(lines[0]["tokens"] == 4096);
+  CHECK(lines[0]["seconds"].get<double>() == 0.1);
+  CHECK(lines[0]["comm_bytes"] == 1000);
+  CHECK(pentatron::tests::read_file(path).find("\"loss\": 5.333333333333333") != std::string::npos);
+  CHECK(pentatron::tests::read_file(path).find("\"grad_norm\": 0.33333333333333331") != std::string::npos);
+}
+
+TEST_CASE("log: a loss that is not a number is still JSON", "[01][log]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/log.json";
+  std::ostringstream out;
+  RunLog log(out, path, 1, 1, 1, 0);
+  StepRecord diverged = record(1);
+  diverged.loss = std::numeric_limits<double>::quiet_NaN();
+  diverged.grad_norm = std::numeric_limits<double>::infinity();
+  log.step(diverged);
+  CHECK(parsed_lines(path).at(0)["loss"].is_null());
+  CHECK(parsed_lines(path).at(0)["grad_norm"].is_null());
+}
+
+TEST_CASE("log: the last line is the summary", "[01][log]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/log.json";
+  std::ostringstream out;
+  RunLog log(out, path, 1, 1, 1, 0);
+  log.summary(two_ranks());
+  const nlohmann::json expected = {{"ranks", 2},
+                                   {"layout", {{"dp", 2}, {"tp", 1}}},
+                                   {"parameters", 459328},
+                                   {"final_loss", third},
+                                   {"seconds", 12.5},
+                                   {"memory",
+                                    {{{"rank", 0},
+                                      {"predicted",
+                                       {{"weights", 100},
+                                        {"gradients", 200},
+                                        {"optimizer", 300},
+                                        {"activations", 400},
+                                        {"communication", 500}}},
+                                      {"measured",
+                                       {{"weights", 101},
+                                        {"gradients", 201},
+                                        {"optimizer", 301},
+                                        {"activations", 401},
+                                        {"communication", 501}}}},
+                                     {{"rank", 1},
+                                      {"predicted",
+                                       {{"weights", 110},
+                                        {"gradients", 190},
+                                        {"optimizer", 300},
+                                        {"activations", 400},
+                                        {"communication", 500}}},
+                                      {"measured",
+                                       {{"weights", 111},
+                                        {"gradients", 191},
+                                        {"optimizer", 301},
+                                        {"activations", 401},
+                                        {"communication", 501}}}}}},
+                                   {"communication",
+                                    {{{"rank", 0},
+                                      {"all_reduce", {{"calls", 3}, {"elements", 300}}},
+                                      {"all_gather", {{"calls", 1}, {"elements", 7}}}},
+                                     {{"rank", 1}}}}};
+  const std::vector<nlohmann::json> lines = parsed_lines(path);
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].size() == 1);
+  CHECK(lines[0]["summary"] == expected);
+}
+
+TEST_CASE("log: an earlier log is replaced, and one that cannot be written is refused", "[01][log]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("log.json", "an earlier run\n");
+  std::ostringstream out;
+  RunLog(out, path, 1, 1, 1, 0).step(record(1));
+  CHECK(parsed_lines(path).size() == 1);
+  CHECK_THROWS_AS(RunLog(out, folder.path(), 1, 1, 1, 0), pentatron::UsageError);
+  RunLog full(out, "/dev/full", 1, 1, 1, 0);
+  CHECK_THROWS_WITH(full.step(record(1)), "cannot write /dev/full (is the disk full?)");
+}
+
+TEST_CASE("log: step lines", "[01][log]") {
+  std::ostringstream out;
+  RunLog log(out, "", 25, 10, 1e6, 1e12);
+  for (int step = 1; step <= 25; ++step) {
+    StepRecord slow = record(step);
+    slow.seconds = step == 7 ? 10.0 : 0.01;
+    log.step(slow);
+  }
+  const std::vector<std::string> lines = split(out.str());
+  REQUIRE(lines.size() == 5);  // the columns' names, the first step, every tenth, and the last
+  CHECK(lines[0] ==
+        "    step     loss  grad norm         lr  tokens/s   TFLOP/s      MFU      memory       sent");
+  CHECK(lines[1] ==
+        "       1   5.3333     0.3333   3.00e-03    409.6k      0.41   41.0 %    12.0 MiB     1000 B");
+  // 9 steps since the first took 10.08 s, the slow one included
+  CHECK(lines[2] ==
+        "      10   5.3333     0.3333   3.00e-03     3.66k   0.00366    0.4 %    12.0 MiB     1000 B");
+  CHECK(lines[3].substr(0, 8) == "      20");
+  CHECK(lines[4].substr(0, 8) == "      25");
+}
+
+TEST_CASE("log: without a known peak there is no MFU", "[01][log]") {
+  std::ostringstream out;
+  RunLog(out, "", 1, 1, 1e6, 0).step(record(1));
+  CHECK(split(out.str())[1] ==
+        "       1   5.3333     0.3333   3.00e-03     41.0k     0.041        -    12.0 MiB     1000 B");
+}
+
+TEST_CASE("log: the memory table", "[01][log]") {
+  std::ostringstream one;
+  pentatron::print_memory_table(one, {{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0},
+                                       {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}}});
+  CHECK(one.str() == R"(
+Device memory at the peak
+                     predicted      measured    difference
+         weights      2.00 MiB      2.00 MiB       +0.00 %
+       gradients      4.00 MiB      4.00 MiB       +0.00 %
+       optimizer      8.00 MiB      8.00 MiB       +0.00 %
+     activations    1000.0 MiB    1010.0 MiB       +1.00 %
+   communication           0 B           0 B             -
+             sum    1014.0 MiB      1.00 GiB       +0.99 %
+)");
+
+  std::ostringstream two;
+  pentatron::print_memory_table(two, two_ranks().memory);
+  const std::vector<std::string> lines = split(two.str());
+  CHECK(lines[1] == "Device memory at the peak, the largest of 2 ranks");
+  CHECK(lines[3] == "         weights         110 B         111 B       +0.91 %");
+  CHECK(lines[4] == "       gradients         200 B         201 B       +0.50 %");
+}
+
+TEST_CASE("log: quantities for people", "[01][log]") {
+  CHECK(pentatron::human_bytes(0) == "0 B");
+  CHECK(pentatron::human_bytes(1023) == "1023 B");
+  CHECK(pentatron::human_bytes(1024) == "1.00 KiB");
+  CHECK(pentatron::human_bytes(1536) == "1.50 KiB");
+  CHECK(pentatron::human_bytes(123.4 * 1024 * 1024) == "123.4 MiB");
+  CHECK(pentatron::human_bytes(80.0 * 1024 * 1024 * 1024) == "80.0 GiB");
+  CHECK(pentatron::human_count(999) == "999");
+  CHECK(pentatron::human_count(41234) == "41.2k");
+  CHECK(pentatron::human_count(999'960) == "1.00M");
+  CHECK(pentatron::human_count(2.5e12) == "2.50T");
+}

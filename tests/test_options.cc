@@ -1,0 +1,229 @@
+// The command line: defaults, presets, and a line for every value that makes no sense.
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "files.h"
+#include "options.h"
+
+using pentatron::Options;
+using pentatron::tests::TemporaryFolder;
+
+namespace {
+
+Options parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "program");
+  return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "A description.");
+}
+
+// What is said about the arguments, or "" if they are accepted.
+std::string complaint(const std::vector<const char*>& arguments) {
+  try {
+    parse(arguments);
+  } catch (const pentatron::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string help() {
+  try {
+    parse({"--help"});
+  } catch (const pentatron::HelpRequest& request) {
+    return request.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("options: the defaults are the tiny model", "[01][options]") {
+  const Options options = parse({});
+  CHECK(options.model.name == "tiny");
+  CHECK(options.model.layers == 8);
+  CHECK(options.model.d_model == 64);
+  CHECK(options.model.heads == 8);
+  CHECK(options.model.kv_heads == 8);
+  CHECK(options.model.head_size() == 8);
+  CHECK(options.model.d_ff == 192);
+  CHECK(options.model.vocab_size == 256);
+  CHECK(options.sequence_length == 128);
+  CHECK(std::filesystem::path(options.data).is_absolute());
+  CHECK(std::filesystem::path(options.data).filename() == "corpus.txt");
+  CHECK(options.min_lr == options.lr / 10);
+  CHECK(options.recompute == pentatron::Recompute::none);
+  CHECK(options.optimizer == pentatron::OptimizerKind::adamw);
+}
+
+TEST_CASE("options: presets have the published number of parameters", "[01][options]") {
+  // Embedding and norms, and a head of its own, which smollm-* and llama-3.2-1b as published share with the
+  // embedding.
+  const auto parameters = [](const char* name) {
+    const pentatron::ModelConfig m = parse({"--model", name}).model;
+    const int64_t d = m.d_model, attention = 2 * d * d + 2 * d * m.kv_heads * m.head_size();
+    return 2 * int64_t{m.vocab_size} * d + m.layers * (attention + 3 * d * m.d_ff + 2 * d) + d;
+  };
+  CHECK(parameters("smollm-135m") == 134'515'008 + 49152 * 576);
+  CHECK(parameters("smollm-1.7b") == 1'711'376'384 + 49152 * 2048);
+  CHECK(parameters("llama-3.2-1b") == 1'235'814'400 + 128256 * 2048);
+  CHECK(parameters("llama-2-7b") == 6'738'415'616);
+  CHECK(parameters("llama-3.1-8b") == 8'030'261'248);
+}
+
+TEST_CASE("options: a size overrides the preset's, wherever it stands", "[01][options]") {
+  for (const Options& options :
+       {parse({"--model", "llama-2-7b", "--layers", "4"}), parse({"--layers=4", "--model=llama-2-7b"})}) {
+    CHECK(options.model.layers == 4);
+    CHECK(options.model.d_model == 4096);
+  }
+}
+
+TEST_CASE("options: every value arrives", "[01][options]") {
+  const Options options = parse({"--data",
+                                 "d",
+                                 "--seq-len",
+                                 "9",
+                                 "--micro-batch-size",
+                                 "2",
+                                 "--global-batch-size",
+                                 "6",
+                                 "--steps",
+                                 "7",
+                                 "--seed",
+                                 "18446744073709551615",
+                                 "--optimizer",
+                                 "sgd",
+                                 "--lr",
+                                 "0.5",
+                                 "--min-lr",
+                                 "0.25",
+                                 "--warmup-steps",
+                                 "3",
+                                 "--beta1",
+                                 "0.8",
+                                 "--beta2",
+                                 "0.7",
+                                 "--epsilon",
+                                 "1e-6",
+                                 "--weight-decay",
+                                 "0.3",
+                                 "--grad-clip",
+                                 "0",
+                                 "--recompute",
+                                 "selective",
+                                 "--log-json",
+                                 "/tmp/l",
+                                 "--trace",
+                                 "/tmp/t",
+                                 "--log-every",
+                                 "5",
+                                 "--sample",
+                                 "11"});
+  CHECK(options.data == "d");
+  CHECK(options.sequence_length == 9);
+  CHECK(options.micro_batch_size == 2);
+  CHECK(options.global_batch_size == 6);
+  CHECK(options.steps == 7);
+  CHECK(options.seed == UINT64_MAX);
+  CHECK(options.optimizer == pentatron::OptimizerKind::sgd);
+  CHECK(options.lr == 0.5);
+  CHECK(options.min_lr == 0.25);
+  CHECK(options.warmup_steps == 3);
+  CHECK(options.beta1 == 0.8);
+  CHECK(options.beta2 == 0.7);
+  CHECK(options.epsilon == 1e-6);
+  CHECK(options.weight_decay == 0.3);
+  CHECK(options.grad_clip == 0);
+  CHECK(options.recompute == pentatron::Recompute::selective);
+  CHECK(options.log_json == "/tmp/l");
+  CHECK(options.trace == "/tmp/t");
+  CHECK(options.log_every == 5);
+  CHECK(options.sample == 11);
+  CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);
+}
+
+TEST_CASE("options: values that make no sense", "[01][options]") {
+  const std::string layers = " is not valid; expected a whole number from 1 to 1000";
+  CHECK(complaint({"--layers", "-3"}) == "--layers: -3" + layers);
+  CHECK(complaint({"--layers", "0"}) == "--layers: 0" + layers);
+  CHECK(complaint({"--layers", "1001"}) == "--layers: 1001" + layers);
+  CHECK(complaint({"--layers", "99999999999999999999"}) == "--layers: 99999999999999999999" + layers);
+  CHECK(complaint({"--layers", "3x"}) == "--layers: 3x" + layers);
+  CHECK(complaint({"--layers", "3.0"}) == "--layers: 3.0" + layers);
+  CHECK(complaint({"--layers", "--steps", "5"}) == "--layers: --steps" + layers);
+  CHECK(complaint({"--layers", "a\nb"}) == "--layers: a?b" + layers);
+
+  const std::string lr = " is not valid; expected a number from 0 to 1000";
+  for (const char* value : {"-1e-3", "nan", "inf", "1e400", "fast", "0.1.2"}) {
+    CHECK(complaint({"--lr", value}) == std::string("--lr: ") + value + lr);
+  }
+  CHECK(complaint({"--seed", "-1"}) ==
+        "--seed: -1 is not valid; expected a whole number from 0 to 18446744073709551615");
+  CHECK(complaint({"--model", "gpt-9"}) ==
+        "--model: gpt-9 is not valid; expected one of tiny, smollm-135m, smollm-1.7b, llama-3.2-1b, "
+        "llama-2-7b, "
+        "llama-3.1-8b");
+  CHECK(complaint({"--recompute", "some"}) ==
+        "--recompute: some is not valid; expected one of none, selective, full");
+  CHECK(complaint({"--optimizer", ""}) == "--optimizer: \"\" is not valid; expected one of adamw, sgd");
+}
+
+TEST_CASE("options: arguments that are no options", "[01][options]") {
+  const std::string unknown = ": unknown option; expected one of those that --help lists";
+  CHECK(complaint({"--layer", "3"}) == "--layer" + unknown);
+  CHECK(complaint({"corpus.txt"}) == "corpus.txt" + unknown);
+  CHECK(complaint({"-l", "3"}) == "-l" + unknown);
+  CHECK(complaint({"--layers", "3", "4"}) == "4" + unknown);
+  CHECK(complaint({"--steps"}) == "--steps: value missing; expected one after it");
+}
+
+TEST_CASE("options: values that do not go together", "[01][options]") {
+  CHECK(complaint({"--heads", "6"}) == "--heads: 6 is not valid; expected a divisor of --d-model (64)");
+  CHECK(complaint({"--heads", "64"}) ==
+        "--heads: 64 is not valid; expected an even head size; --d-model / --heads is 1");
+  CHECK(complaint({"--kv-heads", "3"}) == "--kv-heads: 3 is not valid; expected a divisor of --heads (8)");
+  CHECK(complaint({"--heads", "4"}) == "--kv-heads: 8 is not valid; expected a divisor of --heads (4)");
+  CHECK(complaint({"--global-batch-size", "10"}) ==
+        "--global-batch-size: 10 is not valid; expected a multiple of --micro-batch-size (4)");
+  CHECK(complaint({"--micro-batch-size", "17", "--global-batch-size", "17", "--seq-len", "1048576"}) ==
+        "--micro-batch-size: 17 is not valid; expected at most 16 with --seq-len 1048576");
+  CHECK(complaint({"--lr", "1", "--min-lr", "2"}) == "--min-lr: 2 is not valid; expected at most --lr (1)");
+}
+
+TEST_CASE("options: output files are checked, and left alone", "[01][options]") {
+  const TemporaryFolder folder;
+  const std::string log = folder.write("log.json", "an earlier run"), fresh = folder.path() + "/fresh";
+  const std::string not_writable = " is not valid; expected a file that can be written";
+  for (const char* option : {"--log-json", "--trace"}) {
+    const std::string missing = folder.path() + "/none/file", inside_file = log + "/file";
+    for (const std::string& path : {missing, inside_file, folder.path()}) {
+      CHECK(complaint({option, path.c_str()}) == option + (": " + path) + not_writable);
+    }
+    CHECK(complaint({option, log.c_str(), "--data", log.c_str()}) ==
+          option + (": " + log) + " is not valid; expected another file than that of --data");
+    CHECK(complaint({option, log.c_str()}) == "");
+    CHECK(complaint({option, fresh.c_str()}) == "");
+  }
+  const std::string roundabout = folder.path() + "/./fresh";
+  CHECK(complaint({"--log-json", fresh.c_str(), "--trace", roundabout.c_str()}) ==
+        "--trace: " + roundabout + " is not valid; expected another file than that of --log-json");
+  CHECK(pentatron::tests::read_file(log) == "an earlier run");
+  CHECK(!std::filesystem::exists(fresh));
+}
+
+TEST_CASE("options: help lists groups, defaults and presets", "[01][options]") {
+  const std::string text = help();
+  for (const char* part : {"A description.", "Model:", "--kv-heads N", "[adamw]",
+                           "--recompute none|selective|full", "[a tenth of --lr]", "llama-3.1-8b", "14336"}) {
+    INFO(part);
+    CHECK(text.find(part) != std::string::npos);
+  }
+  size_t longest = 0, start = 0;
+  for (size_t end; (end = text.find('\n', start)) != std::string::npos; start = end + 1) {
+    longest = std::max(longest, end - start);
+  }
+  CHECK(longest <= 100);
+}
