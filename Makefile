@@ -39,7 +39,7 @@ endif
 # ---- Flags -----------------------------------------------------------------------------------------------------------
 # (GCC sees uninitialised variables in the standard library when it instruments it.)
 SANITIZER := $(if $(SANITIZE),-fsanitize=$(SANITIZE:address=address$(comma)alignment) -fno-sanitize-recover=all -Wno-maybe-uninitialized)
-DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\"
+DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 PRECISION_DEFINE := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES)
 
