@@ -16,8 +16,7 @@ inline constexpr bool under_thread_sanitizer = true;
 inline constexpr bool under_thread_sanitizer = false;
 #endif
 
-// ---- Kernels
-// ------------------------------------------------------------------------------------------------------------
+// ---- Kernels ----------------------------------------------------------------------------------------------
 
 // The block's dynamic shared memory: dynamicSmemBytes bytes, NaN when the block starts.
 void* shared_memory();
@@ -27,8 +26,7 @@ void* shared_memory();
 inline constexpr size_t scratch_bytes = 4096;
 void* shared_scratch();
 
-// ---- Streams
-// ------------------------------------------------------------------------------------------------------------
+// ---- Streams ----------------------------------------------------------------------------------------------
 
 // Puts work into a stream's queue, to be run by the stream's thread. An error that the work returns is
 // returned by every later call that waits. With CUDA_LAUNCH_BLOCKING=1 it is run here and now, unless
@@ -67,8 +65,7 @@ class HiddenFromThreadSanitizer {
 void declare_read(const void* address, size_t bytes);
 void declare_write(void* address, size_t bytes);
 
-// ---- Memory
-// -------------------------------------------------------------------------------------------------------------
+// ---- Memory -----------------------------------------------------------------------------------------------
 
 // How much device memory there is, in bytes, from now on. At the start it is the environment's
 // CUDA_CPU_MEMORY (such as 2GiB), or the machine's memory.
@@ -76,7 +73,6 @@ void set_memory_limit(size_t bytes);
 
 // Whether [pointer, pointer + bytes) lies in one live allocation of device or pinned memory.
 bool is_accessible(const void* pointer, size_t bytes);
-bool is_pinned(const void* pointer, size_t bytes);
 // Whether the pointer lies in the device's address space, live or not.
 bool is_device_address(const void* pointer);
 

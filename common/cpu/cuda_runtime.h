@@ -15,16 +15,14 @@
 
 #define CUDART_VERSION 13000
 
-// ---- Qualifiers: on the CPU all code is host code. There is no __shared__ (see cuda_cpu::shared_memory).
-// ---------------
+// ---- Qualifiers: on the CPU all code is host code. There is no __shared__ (see cuda_cpu::shared_memory). --
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 
-// ---- Types and constants, named and numbered as CUDA does
-// ---------------------------------------------------------------
+// ---- Types and constants, named and numbered as CUDA does -------------------------------------------------
 
 struct uint3 {
   unsigned x, y, z;
@@ -135,8 +133,7 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs;
 };
 
-// ---- Device and errors
-// --------------------------------------------------------------------------------------------------
+// ---- Device and errors ------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
@@ -150,8 +147,7 @@ cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
 
-// ---- Memory
-// -------------------------------------------------------------------------------------------------------------
+// ---- Memory -----------------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes);
 cudaError_t cudaFree(void* pointer);
@@ -183,8 +179,7 @@ cudaError_t cudaHostAlloc(T** pointer, size_t bytes, unsigned flags) {
   return cudaHostAlloc(reinterpret_cast<void**>(pointer), bytes, flags);
 }
 
-// ---- Streams and events
-// -------------------------------------------------------------------------------------------------
+// ---- Streams and events -----------------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
@@ -204,8 +199,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
 
-// ---- Kernels
-// ------------------------------------------------------------------------------------------------------------
+// ---- Kernels ----------------------------------------------------------------------------------------------
 
 cudaError_t cudaFuncGetName(const char** name, const void* kernel);  // the mangled name, as CUDA returns it
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);

@@ -275,8 +275,7 @@ cudaError_t wait_for_all_streams() {
 
 }  // namespace cuda_cpu
 
-// ---- Streams
-// ------------------------------------------------------------------------------------------------------------
+// ---- Streams ----------------------------------------------------------------------------------------------
 
 cudaError_t cudaDeviceSynchronize() { return remember(cuda_cpu::wait_for_all_streams()); }
 
@@ -341,8 +340,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return remember(cuda_cpu::enqueue(stream, work, true));
 }
 
-// ---- Events
-// -------------------------------------------------------------------------------------------------------------
+// ---- Events -----------------------------------------------------------------------------------------------
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags) {
@@ -405,8 +403,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   return cudaSuccess;
 }
 
-// ---- Errors
-// -------------------------------------------------------------------------------------------------------------
+// ---- Errors -----------------------------------------------------------------------------------------------
 
 cudaError_t cudaGetLastError() {
   const cudaError_t error = cudaPeekAtLastError();
