@@ -116,8 +116,9 @@ struct Block {
 
 thread_local constinit Block* current_block = nullptr;
 
-// ---- Ordinarily: a block is one call
-// ------------------------------------------------------------------------------------
+#ifndef CUDA_CPU_THREADS_PER_BLOCK
+
+// ---- Ordinarily: a block is one call ----------------------------------------------------------------------
 
 void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body, bool share_out) {
   const size_t blocks = count(grid);
@@ -138,7 +139,7 @@ void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody bod
 
 // Whether it pays to wake the other cores: not if the kernel, by the time that its blocks took last time, is
 // over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
-void run_on_cores(const void* kernel, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_cpu::BlockBody body) {
   using Clock = std::chrono::steady_clock;
   using Microseconds = std::chrono::duration<double, std::micro>;
   constexpr double kWorthSharing = 10;                                      // µs on one core
@@ -156,10 +157,10 @@ void run_on_cores(const void* kernel, dim3 grid, size_t shared_bytes, cuda_cpu::
   block_times[kernel] = time * (share_out ? threads : 1) / blocks;
 }
 
-// ---- In the test mode: a block is several threads
-// -----------------------------------------------------------------------
+#else
 
-#ifdef CUDA_CPU_THREADS_PER_BLOCK
+// ---- In the test mode: a block is several threads ---------------------------------------------------------
+
 void run_block_on_threads(size_t i, dim3 grid, unsigned threads, size_t shared_bytes,
                           cuda_cpu::BlockBody body) {
   BlockBarrier barrier(threads);
@@ -183,7 +184,7 @@ void run_block_on_threads(size_t i, dim3 grid, unsigned threads, size_t shared_b
   }
 }
 
-void run_on_threads(dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockBody body) {
+void run_blocks(const void*, dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockBody body) {
   static std::atomic<unsigned> launches = 0;
   std::vector<size_t> order(count(grid));
   std::iota(order.begin(), order.end(), size_t{0});
@@ -200,10 +201,10 @@ void run_on_threads(dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockB
     });
   }
 }
+
 #endif
 
-// ---- What a launch may ask for
-// ------------------------------------------------------------------------------------------
+// ---- What a launch may ask for ----------------------------------------------------------------------------
 
 // The kernels that were allowed more than kDefaultSharedBytes, and how much.
 struct SharedMemoryLimits {
@@ -230,17 +231,10 @@ namespace cuda_cpu {
 void* shared_memory() { return current_block->shared.data(); }
 void* shared_scratch() { return current_block->scratch; }
 
-#ifdef CUDA_CPU_THREADS_PER_BLOCK
-void run_grid(const void*, dim3 grid, dim3 block, size_t shared_bytes, BlockBody body) {
-  run_on_threads(grid, block, shared_bytes, body);
+void run_grid(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, BlockBody body) {
+  run_blocks(kernel, grid, block, shared_bytes, body);
 }
 void synchronize_block() { current_block->barrier->wait(); }
-#else
-void run_grid(const void* kernel, dim3 grid, dim3, size_t shared_bytes, BlockBody body) {
-  run_on_cores(kernel, grid, shared_bytes, body);
-}
-void synchronize_block() {}
-#endif
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool arguments_valid,
                    std::function<cudaError_t()> work) {
