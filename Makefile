@@ -77,7 +77,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs race-cases run test bench clean help FORCE
+.PHONY: all programs tsan-cases run test bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -85,12 +85,12 @@ all: programs $(BUILD)/tests
 programs: $(PROGRAMS:%=$(BUILD)/%)
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
-race-cases: $(BUILD)/race_cases
+tsan-cases: $(BUILD)/tsan_cases
 
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
-$(BUILD)/race_cases: $(BUILD)/objects/tests/cpu/race_cases.cc.o $(STANDINS)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/race_cases:
+$(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %/tests,$@),$(TEST_LIBRARIES))
 
@@ -116,7 +116,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(STANDINS) $(TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(BUILD)/objects/tests/cpu/race_cases.cc.o)
+  $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 run:
@@ -134,9 +134,9 @@ test:
 	@common/setup.sh
 	@for p in $(TEST_PRECISIONS); do $(MAKE) --no-print-directory PRECISION=$$p all || exit 1; done
 ifeq ($(BACKEND),cpu)
-	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS= race-cases
+	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS= tsan-cases
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS=4 \
-	  race-cases $(if $(filter thread,$(SANITIZE)),all)
+	  tsan-cases $(if $(filter thread,$(SANITIZE)),all)
 endif
 	@tests/run.sh '$(FILTER)' $(TEST_FOLDERS)
 

@@ -30,9 +30,7 @@ __global__ void causal_softmax_kernel(real* __restrict__ scores, int sequence, i
                                       accum* __restrict__ lse) {
   const int head = blockIdx.x / sequence, query = blockIdx.x % sequence, visible = query + 1;
   real* row = scores + static_cast<size_t>(blockIdx.x) * sequence;
-  accum largest = -INFINITY;
-  for (int j : block_range(visible)) largest = std::max(largest, accum(row[j]));
-  largest = block_max(largest);
+  const accum largest = block_max_of<accum>(row, visible);
   accum sum = 0;
   for (int j : block_range(visible)) sum += exp(accum(row[j]) - largest);
   const accum of_row = largest + log(block_sum(sum));

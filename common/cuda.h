@@ -12,6 +12,8 @@
 #include <cuda_cpu.h>
 #endif
 
+#include <math.h>  // the overloads for float and double, under the names that kernels use
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -134,5 +136,24 @@ template <class T>
 __device__ T block_max(T value) {
   return block_reduce(value, T(-INFINITY), [](T a, T b) { return a > b ? a : b; });
 }
+
+// The largest of x[0..n), given to every thread of the block.
+#ifdef __CUDACC__
+template <class Accum, class T>
+__device__ Accum block_max_of(const T* x, int n) {
+  Accum largest = -INFINITY;
+  for (int i : block_range(n)) largest = std::max(largest, Accum(x[i]));
+  return block_max(largest);
+}
+#else
+template <class Accum, class T>
+Accum block_max_of(const T* x, int n) {
+  const StridedRange<int> range = block_range(n);
+  Accum largest = -INFINITY;
+#pragma omp simd reduction(max : largest)  // NaN forbids the compiler to reorder a maximum by itself
+  for (int i = range.first; i < range.last; i += range.stride) largest = std::max(largest, Accum(x[i]));
+  return block_max(largest);
+}
+#endif
 
 }  // namespace pentatron

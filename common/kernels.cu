@@ -222,9 +222,7 @@ __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
                                                 int vocabulary, accum* __restrict__ statistics) {
   const size_t row = blockIdx.x;
   const real* row_logits = logits + row * vocabulary;
-  accum largest = -INFINITY;
-  for (int j : block_range(vocabulary)) largest = std::max(largest, accum(row_logits[j]));
-  largest = block_max(largest);
+  const accum largest = block_max_of<accum>(row_logits, vocabulary);
   accum sum = 0;
   for (int j : block_range(vocabulary)) sum += exp(accum(row_logits[j]) - largest);
   sum = block_sum(sum);
@@ -314,7 +312,8 @@ __device__ __attribute__((noinline)) double normal_number(PhiloxKey key, uint64_
   return sqrt(-2 * log(u1)) * (index % 2 == 0 ? cos(two_pi * u2) : sin(two_pi * u2));
 }
 
-__global__ void fill_normal_kernel(real* weights, GlobalSlice slice, PhiloxKey key,
+__global__ void fill_normal_kernel(real* weights, int64_t rows, int64_t columns, int64_t first_row,
+                                   int64_t first_column, int64_t global_columns, uint32_t key0, uint32_t key1,
                                    double standard_deviation) {
   for (size_t i : grid_range(static_cast<size_t>(rows) * columns)) {
     const uint64_t row = first_row + i / columns, column = first_column + i % columns;

@@ -1,12 +1,12 @@
 // Matrix products on a stream, computed by a CPU BLAS (cblas). A product in bf16 is computed in fp32: its
 // inputs are converted, which is exact, and its result is rounded once, as tensor cores do.
 #include <cblas.h>
+#include <dlfcn.h>
 #include <omp.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <new>
-#include <span>
+#include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "cublas_v2.h"
@@ -17,8 +17,41 @@ struct cublasContext {
   cudaStream_t stream = nullptr;
 };
 
-namespace cuda_cpu {
 namespace {
+
+// OpenBLAS is loaded here, not by the linker, because it takes a processor newer than itself for an ancient
+// one and is then five times slower: when it is loaded it must find in the environment which of its kernels
+// to use.
+struct Blas {
+  decltype(&cblas_sgemm) sgemm = nullptr;
+  decltype(&cblas_dgemm) dgemm = nullptr;
+};
+
+void choose_openblas_kernels() {
+#ifdef __x86_64__
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  constexpr int kKeepTheUsersChoice = 0;
+  if (avx2) setenv("OPENBLAS_CORETYPE", avx512 ? "SkylakeX" : "Haswell", kKeepTheUsersChoice);
+#endif
+}
+
+Blas load_blas() {
+  choose_openblas_kernels();
+  void* const library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "matrix products need OpenBLAS: %s\n", dlerror());
+    return {};
+  }
+  return {reinterpret_cast<decltype(&cblas_sgemm)>(dlsym(library, "cblas_sgemm")),
+          reinterpret_cast<decltype(&cblas_dgemm)>(dlsym(library, "cblas_dgemm"))};
+}
+
+const Blas& blas() {
+  static const Blas blas = load_blas();
+  return blas;
+}
 
 // A batch of matrices by columns: `columns` columns of `rows` elements each, `ld` elements apart.
 struct Matrices {
@@ -42,12 +75,12 @@ struct Product {
 };
 
 void multiply(const Product& p, const float* a, int lda, const float* b, int ldb, float* c, int ldc) {
-  cblas_sgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, static_cast<float>(p.alpha), a, lda, b, ldb,
-              static_cast<float>(p.beta), c, ldc);
+  blas().sgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, static_cast<float>(p.alpha), a, lda, b, ldb,
+               static_cast<float>(p.beta), c, ldc);
 }
 
 void multiply(const Product& p, const double* a, int lda, const double* b, int ldb, double* c, int ldc) {
-  cblas_dgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, p.alpha, a, lda, b, ldb, p.beta, c, ldc);
+  blas().dgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, p.alpha, a, lda, b, ldb, p.beta, c, ldc);
 }
 
 // Calls `work(i)` for every product of a batch. A BLAS call inside a parallel region runs on one thread.
@@ -55,7 +88,7 @@ template <class Work>
 void for_each_in_batch(const Product& p, const Work& work) {
   const double operations = 2.0 * p.m * p.n * p.k * static_cast<double>(p.a.batch);
   const bool shared_out = p.a.batch >= omp_get_max_threads() && p.a.batch > 1 && operations > 2e5;
-#pragma omp parallel for schedule(static) if (shared_out && !under_thread_sanitizer)
+#pragma omp parallel for schedule(static) if (shared_out && !cuda_cpu::under_thread_sanitizer)
   for (long long i = 0; i < p.a.batch; ++i) work(i);
 }
 
@@ -72,7 +105,7 @@ template <class Column>
 void for_each_column(const Matrices& matrices, const Column& column) {
   const long long columns = matrices.batch * matrices.columns;
   const bool shared_out = columns * matrices.rows > 32768;
-#pragma omp parallel for schedule(static) if (shared_out && !under_thread_sanitizer)
+#pragma omp parallel for schedule(static) if (shared_out && !cuda_cpu::under_thread_sanitizer)
   for (long long j = 0; j < columns; ++j) column(j / matrices.columns, j % matrices.columns, j);
 }
 
@@ -131,10 +164,10 @@ void declare(const Matrices& matrices, const Declare& declare_bytes) {
 }
 
 cudaError_t run_product(const Product& p) {
-  if constexpr (under_thread_sanitizer) {
-    declare(p.a, declare_read);
-    declare(p.b, declare_read);
-    declare(p.c, declare_write);
+  if constexpr (cuda_cpu::under_thread_sanitizer) {
+    declare(p.a, cuda_cpu::declare_read);
+    declare(p.b, cuda_cpu::declare_read);
+    declare(p.c, cuda_cpu::declare_write);
   }
   if (p.a.type == CUDA_R_64F) run_in_place<double>(p);
   if (p.a.type == CUDA_R_32F) run_in_place<float>(p);
@@ -162,16 +195,16 @@ double read_scalar(const void* scalar, cublasComputeType_t compute) {
 bool is_live(const Matrices& matrices) {
   const long long last = (matrices.batch - 1) * matrices.stride;
   const long long elements = std::max(0ll, last) + matrices.extent();
-  return is_accessible(static_cast<char*>(matrices.data) +
-                           std::min(0ll, last) * static_cast<long long>(matrices.element_bytes()),
-                       static_cast<size_t>(elements) * matrices.element_bytes());
+  return cuda_cpu::is_accessible(static_cast<char*>(matrices.data) +
+                                     std::min(0ll, last) * static_cast<long long>(matrices.element_bytes()),
+                                 static_cast<size_t>(elements) * matrices.element_bytes());
 }
 
 }  // namespace
-}  // namespace cuda_cpu
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle) {
   if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (blas().sgemm == nullptr || blas().dgemm == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   *handle = new cublasContext;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -245,11 +278,10 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           const void* beta, void* C, cudaDataType c_type, int ldc,
                                           long long stride_c, int batch, cublasComputeType_t compute,
                                           cublasGemmAlgo_t) {
-  using cuda_cpu::Matrices;
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (m < 0 || n < 0 || k < 0 || batch < 0 || alpha == nullptr || beta == nullptr)
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (!cuda_cpu::is_valid(op_a) || !cuda_cpu::is_valid(op_b)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!is_valid(op_a) || !is_valid(op_b)) return CUBLAS_STATUS_INVALID_VALUE;
   const bool plain_a = op_a == CUBLAS_OP_N, plain_b = op_b == CUBLAS_OP_N;
   Matrices a{const_cast<void*>(A), a_type, plain_a ? m : k, plain_a ? k : m, lda, stride_a, batch};
   Matrices b{const_cast<void*>(B), b_type, plain_b ? k : n, plain_b ? n : k, ldb, stride_b, batch};
@@ -257,17 +289,15 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   for (const Matrices* matrices : {&a, &b, &c}) {
     if (matrices->ld < std::max(1ll, matrices->rows)) return CUBLAS_STATUS_INVALID_VALUE;
   }
-  if (!cuda_cpu::is_supported(a_type, b_type, c_type, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!is_supported(a_type, b_type, c_type, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
   for (Matrices* matrices : {&a, &b, &c}) {
-    if (!cuda_cpu::is_live(*matrices)) return CUBLAS_STATUS_MAPPING_ERROR;
+    if (!is_live(*matrices)) return CUBLAS_STATUS_MAPPING_ERROR;
     matrices->data = cuda_cpu::host_address(matrices->data);
   }
-  const cuda_cpu::Product product{
-      plain_a ? CblasNoTrans : CblasTrans,   plain_b ? CblasNoTrans : CblasTrans,  m, n, k,
-      cuda_cpu::read_scalar(alpha, compute), cuda_cpu::read_scalar(beta, compute), a, b, c};
-  const cudaError_t error =
-      cuda_cpu::enqueue(handle->stream, [product] { return cuda_cpu::run_product(product); });
+  const Product product{plain_a ? CblasNoTrans : CblasTrans, plain_b ? CblasNoTrans : CblasTrans, m, n, k,
+                        read_scalar(alpha, compute),         read_scalar(beta, compute),          a, b, c};
+  const cudaError_t error = cuda_cpu::enqueue(handle->stream, [product] { return run_product(product); });
   if (error == cudaSuccess) return CUBLAS_STATUS_SUCCESS;
   return error == cudaErrorInvalidResourceHandle ? CUBLAS_STATUS_INVALID_VALUE
                                                  : CUBLAS_STATUS_EXECUTION_FAILED;

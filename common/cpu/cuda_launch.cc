@@ -1,49 +1,40 @@
 // How a kernel's blocks are run. Ordinarily a block is one call of the kernel, and the blocks of a grid are
-// shared out among the cores. In the test mode (CUDA_CPU_THREADS_PER_BLOCK) a block is several threads with a
-// real barrier, and blocks run in random order, several at once, with nothing that orders them:
-// ThreadSanitizer then sees races inside a block and between blocks.
+// shared out among the cores, unless the kernel is too short for that to pay. In the test mode
+// (CUDA_CPU_THREADS_PER_BLOCK) a block is several threads with a real barrier, and blocks run in random
+// order, several at once, with nothing that orders them: ThreadSanitizer then sees races inside a block and
+// between blocks.
 #include <dlfcn.h>
-#include <unistd.h>
+#include <omp.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <random>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda_cpu.h"
 
-namespace cuda_cpu {
+using cuda_cpu::remember;
+using cuda_cpu::scratch_bytes;
+
 namespace {
 
 constexpr size_t kMaxSharedBytes = size_t{227} << 10;     // of a block, if the kernel asked for it
 constexpr size_t kDefaultSharedBytes = size_t{48} << 10;  // of a block, otherwise
-constexpr unsigned kMaxGridYZ = 65535, kMaxGridX = 2147483647u, kMaxBlock = 1024, kMaxBlockZ = 64;
-
-// What the threads of a block share.
-struct Block {
-  std::unique_ptr<unsigned char[]> shared;
-  size_t shared_capacity = 0;
-  alignas(64) unsigned char scratch[scratch_bytes];
-
-  // Fresh memory for the next block.
-  void prepare(size_t shared_bytes) {
-    if (shared_bytes > shared_capacity) {
-      shared = std::make_unique<unsigned char[]>(shared_bytes);
-      shared_capacity = shared_bytes;
-    }
-    std::memset(shared.get(), 0xff, shared_bytes);
-    if constexpr (threads_per_block > 1) std::memset(scratch, 0xff, scratch_bytes);
-  }
-};
-
-thread_local constinit Block* current_block = nullptr;
+constexpr unsigned kMaxGridX = 2147483647u, kMaxGridYZ = 65535, kMaxBlock = 1024, kMaxBlockZ = 64;
+constexpr size_t kCacheLine = 64;     // bytes
+constexpr size_t kBlocksAtOnce = 16;  // in the test mode
+constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating-point format
 
 size_t count(dim3 d) { return size_t{d.x} * d.y * d.z; }
 
@@ -58,6 +49,161 @@ bool valid_dimensions(dim3 grid, dim3 block) {
          count(block) > 0 && block.x <= kMaxBlock && block.y <= kMaxBlock && block.z <= kMaxBlockZ &&
          count(block) <= kMaxBlock;
 }
+
+// Bytes that begin at a cache line, as many as asked for and no more, so that AddressSanitizer sees an access
+// beyond.
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  AlignedBytes(const AlignedBytes&) = delete;
+  ~AlignedBytes() { resize(0); }
+  void resize(size_t bytes) {
+    if (bytes == bytes_) return;
+    ::operator delete (data_, std::align_val_t{kCacheLine});
+    bytes_ = bytes;
+    data_ = bytes == 0 ? nullptr : ::operator new (bytes, std::align_val_t{kCacheLine});
+  }
+  void fill(unsigned char value) {
+    if (bytes_ > 0) std::memset(data_, value, bytes_);
+  }
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// The barrier of a block's threads. As on a GPU, threads that have returned from the kernel are not waited
+// for.
+class BlockBarrier {
+ public:
+  explicit BlockBarrier(unsigned threads) : threads_(threads) {}
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    const long generation = generation_;
+    ++arrived_;
+    release_if_complete();
+    changed_.wait(lock, [&] { return generation_ != generation; });
+  }
+
+  void leave() {
+    std::lock_guard lock(mutex_);
+    --threads_;
+    release_if_complete();
+  }
+
+ private:
+  void release_if_complete() {
+    if (arrived_ == 0 || arrived_ < threads_) return;
+    arrived_ = 0;
+    ++generation_;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  unsigned threads_, arrived_ = 0;
+  long generation_ = 0;
+};
+
+// What the threads of a block share.
+struct Block {
+  AlignedBytes shared;
+  alignas(kCacheLine) unsigned char scratch[scratch_bytes];
+  BlockBarrier* barrier = nullptr;
+};
+
+thread_local constinit Block* current_block = nullptr;
+
+// ---- Ordinarily: a block is one call
+// ------------------------------------------------------------------------------------
+
+void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body, bool share_out) {
+  const size_t blocks = count(grid);
+#pragma omp parallel if (share_out)
+  {
+    static thread_local Block block;
+    block.shared.resize(shared_bytes);
+    current_block = &block;
+    gridDim = grid;
+#pragma omp for schedule(static)
+    for (size_t i = 0; i < blocks; ++i) {
+      blockIdx = block_index(i, grid);
+      block.shared.fill(kNan);
+      body.call(body.bound);
+    }
+  }
+}
+
+// Whether it pays to wake the other cores: not if the kernel, by the time that its blocks took last time, is
+// over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
+void run_on_cores(const void* kernel, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+  using Clock = std::chrono::steady_clock;
+  using Microseconds = std::chrono::duration<double, std::micro>;
+  constexpr double kWorthSharing = 10;                                      // µs on one core
+  static thread_local std::unordered_map<const void*, double> block_times;  // µs, by kernel
+
+  const double blocks = static_cast<double>(count(grid));
+  const auto known = block_times.find(kernel);
+  const bool is_long = known == block_times.end() || known->second * blocks > kWorthSharing;
+  const int threads = std::min(omp_get_max_threads(), static_cast<int>(std::min(blocks, 1024.0)));
+  const bool share_out = threads > 1 && is_long && !cuda_cpu::under_thread_sanitizer;
+
+  const auto start = Clock::now();
+  run_blocks_on_cores(grid, shared_bytes, body, share_out);
+  const double time = Microseconds(Clock::now() - start).count();
+  block_times[kernel] = time * (share_out ? threads : 1) / blocks;
+}
+
+// ---- In the test mode: a block is several threads
+// -----------------------------------------------------------------------
+
+#ifdef CUDA_CPU_THREADS_PER_BLOCK
+void run_block_on_threads(size_t i, dim3 grid, unsigned threads, size_t shared_bytes,
+                          cuda_cpu::BlockBody body) {
+  BlockBarrier barrier(threads);
+  Block block;
+  block.shared.resize(shared_bytes);
+  block.shared.fill(kNan);
+  std::memset(block.scratch, kNan, scratch_bytes);
+  block.barrier = &barrier;
+
+  std::vector<std::jthread> running;
+  for (unsigned thread = 0; thread < threads; ++thread) {
+    running.emplace_back([&, thread] {
+      threadIdx = {thread, 0, 0};
+      blockDim = {threads, 1, 1};
+      blockIdx = block_index(i, grid);
+      gridDim = grid;
+      current_block = &block;
+      body.call(body.bound);
+      barrier.leave();
+    });
+  }
+}
+
+void run_on_threads(dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockBody body) {
+  static std::atomic<unsigned> launches = 0;
+  std::vector<size_t> order(count(grid));
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::shuffle(order.begin(), order.end(), std::mt19937(launches.fetch_add(1, std::memory_order_relaxed)));
+
+  const auto threads = static_cast<unsigned>(std::min<size_t>(count(block), cuda_cpu::threads_per_block));
+  const size_t at_once = std::min(order.size(), kBlocksAtOnce);
+  std::vector<std::jthread> running;
+  for (size_t first = 0; first < at_once; ++first) {
+    running.emplace_back([&, first] {
+      for (size_t i = first; i < order.size(); i += at_once) {
+        run_block_on_threads(order[i], grid, threads, shared_bytes, body);
+      }
+    });
+  }
+}
+#endif
+
+// ---- What a launch may ask for
+// ------------------------------------------------------------------------------------------
 
 // The kernels that were allowed more than kDefaultSharedBytes, and how much.
 struct SharedMemoryLimits {
@@ -79,26 +225,22 @@ size_t max_shared_bytes(const void* kernel) {
 
 }  // namespace
 
-void* shared_memory() { return current_block->shared.get(); }
+namespace cuda_cpu {
+
+void* shared_memory() { return current_block->shared.data(); }
 void* shared_scratch() { return current_block->scratch; }
 
-void run_grid(const void*, dim3 grid, dim3, size_t shared_bytes, BlockBody body) {
-  const size_t blocks = count(grid);
-#pragma omp parallel if (blocks > 1 && !under_thread_sanitizer)
-  {
-    static thread_local Block block;
-    current_block = &block;
-    gridDim = grid;
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < blocks; ++i) {
-      blockIdx = block_index(i, grid);
-      block.prepare(shared_bytes);
-      body.call(body.bound);
-    }
-  }
+#ifdef CUDA_CPU_THREADS_PER_BLOCK
+void run_grid(const void*, dim3 grid, dim3 block, size_t shared_bytes, BlockBody body) {
+  run_on_threads(grid, block, shared_bytes, body);
 }
-
+void synchronize_block() { current_block->barrier->wait(); }
+#else
+void run_grid(const void* kernel, dim3 grid, dim3, size_t shared_bytes, BlockBody body) {
+  run_on_cores(kernel, grid, shared_bytes, body);
+}
 void synchronize_block() {}
+#endif
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool arguments_valid,
                    std::function<cudaError_t()> work) {
@@ -113,15 +255,13 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool ar
 
 }  // namespace cuda_cpu
 
-using cuda_cpu::remember;
-
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-      static_cast<size_t>(value) > cuda_cpu::kMaxSharedBytes) {
+      static_cast<size_t>(value) > kMaxSharedBytes) {
     return remember(cudaErrorInvalidValue);
   }
-  cuda_cpu::SharedMemoryLimits& limits = cuda_cpu::shared_memory_limits();
+  SharedMemoryLimits& limits = shared_memory_limits();
   std::lock_guard lock(limits.mutex);
   limits.bytes[kernel] = static_cast<size_t>(value);
   return cudaSuccess;
@@ -160,12 +300,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   *properties = {.name = {},
                  .totalGlobalMem = total,
-                 .sharedMemPerBlock = cuda_cpu::kDefaultSharedBytes,
-                 .sharedMemPerBlockOptin = cuda_cpu::kMaxSharedBytes,
+                 .sharedMemPerBlock = kDefaultSharedBytes,
+                 .sharedMemPerBlockOptin = kMaxSharedBytes,
                  .warpSize = 32,
-                 .maxThreadsPerBlock = cuda_cpu::kMaxBlock,
-                 .maxThreadsDim = {cuda_cpu::kMaxBlock, cuda_cpu::kMaxBlock, cuda_cpu::kMaxBlockZ},
-                 .maxGridSize = {cuda_cpu::kMaxGridX, cuda_cpu::kMaxGridYZ, cuda_cpu::kMaxGridYZ},
+                 .maxThreadsPerBlock = kMaxBlock,
+                 .maxThreadsDim = {kMaxBlock, kMaxBlock, kMaxBlockZ},
+                 .maxGridSize = {kMaxGridX, kMaxGridYZ, kMaxGridYZ},
                  .major = 0,
                  .minor = 0,
                  .multiProcessorCount = cores};
