@@ -372,15 +372,16 @@ void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaS
 }
 
 // The bias corrections of AdamW are folded into step_size and inverse_correction2, the weight decay into
-// `decay`.
-__global__ void adamw_step_kernel(accum beta1, accum beta2, accum step_size, accum inverse_correction2,
-                                  accum epsilon, accum decay, real* weights, accum* master,
-                                  const accum* gradients, accum* moment1, accum* moment2, const accum* clip,
-                                  size_t size) {
+// `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the
+// digits.
+__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum step_size,
+                                  accum inverse_correction2, accum epsilon, accum decay, real* weights,
+                                  accum* master, const accum* gradients, accum* moment1, accum* moment2,
+                                  const accum* clip, size_t size) {
   const accum factor = clip[0];
   for (size_t i : grid_range(size)) {
     const accum g = factor * gradients[i];
-    const accum m = beta1 * moment1[i] + (1 - beta1) * g, v = beta2 * moment2[i] + (1 - beta2) * g * g;
+    const accum m = beta1 * moment1[i] + gain1 * g, v = beta2 * moment2[i] + gain2 * g * g;
     const accum weight = master[i] * decay - step_size * m / (sqrt(v) * inverse_correction2 + epsilon);
     moment1[i] = m;
     moment2[i] = v;
@@ -393,9 +394,9 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
                 accum* moment2, const accum* clip, size_t size, cudaStream_t stream) {
   const double correction1 = 1 - std::pow(adamw.beta1, adamw.step),
                correction2 = 1 - std::pow(adamw.beta2, adamw.step);
-  launch(adamw_step_kernel, elementwise_grid(size), stream, adamw.beta1, adamw.beta2, adamw.lr / correction1,
-         1 / std::sqrt(correction2), adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master,
-         gradients, moment1, moment2, clip, size);
+  launch(adamw_step_kernel, elementwise_grid(size), stream, adamw.beta1, adamw.beta2, 1 - adamw.beta1,
+         1 - adamw.beta2, adamw.lr / correction1, 1 / std::sqrt(correction2), adamw.epsilon,
+         1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, clip, size);
 }
 
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
