@@ -134,7 +134,6 @@ inline void require_close(const HostMatrix& got, const HostMatrix& want, Toleran
   }
   INFO("row " << worst / want.columns << ", column " << worst % want.columns << ": " << got.values[worst]
               << " instead of " << want.values[worst] << ", off by " << worst_error << " tolerances");
-  if(getenv("RATIO")) printf("RATIO %s %g\n", Catch::getResultCapture().getCurrentTestName().c_str(), worst_error);
   REQUIRE(worst_error <= 1);
 }
 
