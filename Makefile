@@ -1,5 +1,6 @@
 # "make help" lists the targets. BACKEND=cpu|cuda, PRECISION=fp32|fp64|bf16 and SANITIZE=thread|address choose what is
-# built; each choice has a folder of its own under build/. V=1 shows the commands.
+# built, BLOCK_THREADS=4 makes a CPU block four threads; each choice has a folder of its own under build/. V=1 shows
+# the commands.
 
 # With a GPU, nvcc compiles the sources; without one, g++ compiles the same sources against the headers in common/cpu.
 NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
@@ -7,6 +8,7 @@ GPU_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/
 BACKEND ?= $(if $(and $(NVCC),$(GPU_ARCH)),cuda,cpu)
 PRECISION ?= fp32
 SANITIZE ?=
+BLOCK_THREADS ?=
 TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16)
 
 # $(call check,NAME,valid values): an unknown value ends make with one line.
@@ -22,38 +24,43 @@ Q := $(if $(filter 1,$(V)),,@)
 comma := ,
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
-# A .cc file knows neither CUDA nor the precision (those in common/cpu excepted): it is compiled once for all builds,
-# and its test runs in the fp32 build only. A .cu file is compiled for each build.
-BUILD := build/$(BACKEND)-$(PRECISION)$(addprefix -,$(SANITIZE))
+# A .cc file knows neither CUDA nor the precision: it is compiled once for all builds, and its test is in the fp32
+# builds only. A .cu file is compiled for each build. The stand-ins, and their tests, are in the folders named cpu.
+SUFFIX := $(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
+BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) $(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/*.cu))
-ifeq ($(BACKEND),cpu)
-  COMMON += $(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/*.cc))
-endif
+STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/*.cc)))
 TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/test_*.cu))
 ifeq ($(PRECISION),fp32)
   TESTS += $(patsubst %,$(HOST)/%.o,$(wildcard tests/test_*.cc))
+  TESTS += $(if $(STANDINS),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/cpu/test_*.cc)))
 endif
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
-# (GCC sees uninitialised variables in the standard library when it instruments it.)
-SANITIZER := $(if $(SANITIZE),-fsanitize=$(SANITIZE:address=address$(comma)alignment) -fno-sanitize-recover=all -Wno-maybe-uninitialized)
-DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\"
-PRECISION_DEFINE := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
+# GCC, when it instruments the standard library, believes to see uninitialised variables there.
+SANITIZER_thread := -fsanitize=thread
+SANITIZER_address := -fsanitize=address,alignment
+SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
+DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
+BUILD_DEFINES := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES)
 
-# Debian keeps OpenBLAS's OpenMP variant, which shares its threads with the kernels, in a folder of its own.
+# Debian keeps OpenBLAS's OpenMP variant, which shares its threads with the kernels, in a folder of its own. It is
+# opened by name when a program starts (common/cpu/cublas.cc); the sanitizers, too, look for it where -rpath says.
 MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
 CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-math -fno-signed-zeros \
-  -fno-trapping-math -Icommon/cpu $(OPENBLAS:/usr/lib/%=-I/usr/include/%) $(PRECISION_DEFINE)
-CPU_LIBRARIES := $(addprefix -L,$(OPENBLAS)) $(addprefix -Wl$(comma)-rpath$(comma),$(OPENBLAS)) -lopenblas $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
+  -fno-trapping-math -Icommon/cpu -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
+  $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
+CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
+  $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
 CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
-  -Icommon $(DEFINES) $(PRECISION_DEFINE)
+  -Icommon $(DEFINES) $(BUILD_DEFINES)
 CUDA_LIBRARIES := -lcublas
 
 ifeq ($(BACKEND),cpu)
@@ -70,22 +77,25 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs run test bench clean help FORCE
+.PHONY: all programs tsan-cases run test bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/tests
 programs: $(PROGRAMS:%=$(BUILD)/%)
 
-$(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON)
-$(BUILD)/tests: $(TESTS) $(COMMON)
-$(BUILD)/tests: LIBRARIES += $(TEST_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests:
-	@mkdir -p $(@D); echo "link     $@"
-	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
+# A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
+tsan-cases: $(BUILD)/tsan_cases
 
-# Tests are compiled quickly rather than made fast.
-OPTIMIZE = $(if $(filter tests/%,$<),-O1,-O3)
+$(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
+$(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
+$(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/tsan_cases:
+	@mkdir -p $(@D); echo "link     $@"
+	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %/tests,$@),$(TEST_LIBRARIES))
+
+# Tests are compiled quickly rather than made fast; those of the stand-ins look at what the optimiser made of kernels.
+OPTIMIZE = $(if $(filter-out tests/cpu/%,$(filter tests/%,$<)),-O1,-O3)
 
 $(HOST)/%.cc.o: %.cc $(HOST)/flags
 	@mkdir -p $(@D); echo "compile  $<"
@@ -105,7 +115,8 @@ $(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES)
 $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
--include $(patsubst %.o,%.d,$(COMMON) $(TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o))
+-include $(patsubst %.o,%.d,$(COMMON) $(STANDINS) $(TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
+  $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 run:
@@ -113,18 +124,32 @@ run:
 	@$(MAKE) --no-print-directory programs
 	$(BUILD)/01_single_gpu --sample 400 $(ARGS)
 
-# Every test, in each precision; make test-01 only those with the tag [01].
+# Every test, in each precision; make test-01 only those with the tag [01]. On the CPU the test of the stand-ins starts
+# the race cases, built for ThreadSanitizer, and a run for ThreadSanitizer also has the kernels with threads in a block.
+TEST_FOLDERS = $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
+ifeq ($(BACKEND)$(SANITIZE),cputhread)
+  TEST_FOLDERS += build/cpu-fp32-block4-thread
+endif
 test:
 	@common/setup.sh
 	@for p in $(TEST_PRECISIONS); do $(MAKE) --no-print-directory PRECISION=$$p all || exit 1; done
-	@tests/run.sh '$(FILTER)' $(foreach p,$(TEST_PRECISIONS),$(BUILD:build/$(BACKEND)-$(PRECISION)%=build/$(BACKEND)-$p%))
+ifeq ($(BACKEND),cpu)
+	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS= tsan-cases
+	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS=4 \
+	  tsan-cases $(if $(filter thread,$(SANITIZE)),all)
+endif
+	@tests/run.sh '$(FILTER)' $(TEST_FOLDERS)
 
 test-%:
 	@$(MAKE) --no-print-directory test FILTER='[$*]'
 
+# Speed of a training step as it is, then where the time goes (events around every kernel cost a little).
+BENCH = $(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
+  --micro-batch-size 4 --global-batch-size 4 --log-every 1 $(ARGS)
 bench: programs
-	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --micro-batch-size 4 \
-	  --global-batch-size 4 --steps 10 --log-every 1 $(ARGS)
+	$(BENCH) --steps 10
+	$(BENCH) --steps 3 --profile
+	$(BUILD)/01_single_gpu --steps 20 --log-every 5 --global-batch-size 4
 
 clean:
 	rm -rf build

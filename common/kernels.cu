@@ -356,8 +356,8 @@ __global__ void add_parts_kernel(const double* parts, int count, double* sum) {
 }
 
 void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
-  launch(sum_of_squares_kernel, dim3(sum_of_squares_parts), stream, x, size, parts);
-  launch(add_parts_kernel, dim3(1), stream, parts, sum_of_squares_parts, sum);
+  launch(sum_of_squares_kernel, dim3(norm_parts), stream, x, size, parts);
+  launch(add_parts_kernel, dim3(1), stream, parts, norm_parts, sum);
 }
 
 __global__ void clip_factor_kernel(const double* norm_squared, double max_norm, accum* clip) {

@@ -17,7 +17,8 @@ struct Elements {
 
 // What a micro-batch of R = b*s rows keeps in each layer beside the layer's input.
 Elements kept_in_layer(const ModelConfig& m, int64_t batch, int64_t sequence, bool scores) {
-  const int64_t rows = batch * sequence, d = m.d_model, q = m.heads * m.head_size(), kv = m.kv_heads * m.head_size();
+  const int64_t rows = batch * sequence, d = m.d_model, q = m.heads * m.head_size(),
+                kv = m.kv_heads * m.head_size();
   const int64_t normed_and_middle = 3 * d, attention = 2 * q + 2 * kv, mlp = 3 * m.d_ff;
   const int64_t score_elements = scores ? batch * m.heads * sequence * sequence : 0;
   return {rows * (normed_and_middle + attention + mlp) + score_elements, rows * (2 + m.heads)};
@@ -27,7 +28,8 @@ Elements kept_in_layer(const ModelConfig& m, int64_t batch, int64_t sequence, bo
 
 MemoryBytes predict_memory(const Options& options, ElementSizes element) {
   const ModelConfig& m = options.model;
-  const int64_t batch = options.micro_batch_size, s = options.sequence_length, rows = batch * s, layers = m.layers;
+  const int64_t batch = options.micro_batch_size, s = options.sequence_length, rows = batch * s,
+                layers = m.layers;
   const int64_t d = m.d_model, f = m.d_ff, q = m.heads * m.head_size(), kv = m.kv_heads * m.head_size();
   const int64_t scores_of_one_sequence = m.heads * s * s;
   const int64_t parameters = parameter_count(m);
@@ -41,21 +43,25 @@ MemoryBytes predict_memory(const Options& options, ElementSizes element) {
   sum.accum = layers_kept * layer.accum + rows * 4 + 1;
 
   // Once: gradients of what a layer keeps, and other work space.
-  sum.real += rows * (q + 2 * kv) + rows * d + rows * (2 * q + 2 * kv) + rows * 3 * f + scores_of_one_sequence;
+  sum.real +=
+      rows * (q + 2 * kv) + rows * d + rows * (2 * q + 2 * kv) + rows * 3 * f + scores_of_one_sequence;
   if (!keeps_scores) sum.real += scores_of_one_sequence;
   sum.accum += rows * m.heads + (std::min<int64_t>(rows, 256) + 2 * layers + 1) * d + s * m.head_size();
 
   const size_t tokens_on_device = 4 * sizeof(int32_t) * options.global_batch_size * s;
-  const size_t states = (options.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
-  return {parameters * element.real, parameters * element.accum, states * parameters * element.accum,
-          sum.bytes(element) + tokens_on_device, 0};
+  const size_t states =
+      (options.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
+  const size_t norm_and_totals = (norm_parts + 2) * sizeof(double) + element.accum;  // of the optimizer
+  return {parameters * element.real, parameters * element.accum,
+          states * parameters * element.accum + norm_and_totals, sum.bytes(element) + tokens_on_device, 0};
 }
 
 void require_memory(const MemoryBytes& predicted, size_t available) {
   const size_t total = std::accumulate(predicted.begin(), predicted.end(), size_t{0});
   if (total <= available) return;
-  throw UsageError("--model, --micro-batch-size, --seq-len", "a run that needs " + human_bytes(static_cast<double>(total)),
-                   "at most the " + human_bytes(static_cast<double>(available)) + " of device memory that are free");
+  throw UsageError(
+      "--model, --micro-batch-size, --seq-len", "a run that needs " + human_bytes(static_cast<double>(total)),
+      "at most the " + human_bytes(static_cast<double>(available)) + " of device memory that are free");
 }
 
 }  // namespace pentatron

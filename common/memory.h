@@ -25,6 +25,9 @@ struct ElementSizes {
   bool master_weights;
 };
 
+// Partial sums of the gradient norm (kernels.h, sum_of_squares).
+inline constexpr int norm_parts = 128;
+
 // What a run will hold at its peak, from the sizes of the model and of the batch alone
 // (01_single_gpu/README.md derives it).
 MemoryBytes predict_memory(const Options& options, ElementSizes element);

@@ -22,7 +22,7 @@ Optimizer::Optimizer(const Options& options, Parameters& parameters, cudaStream_
     : options_(options),
       parameters_(parameters),
       stream_(stream),
-      parts_(sum_of_squares_parts, Purpose::optimizer),
+      parts_(norm_parts, Purpose::optimizer),
       clip_(1, Purpose::optimizer) {
   for (const Piece& piece : parameters_.pieces()) {
     const int64_t size = piece.end - piece.begin;

@@ -191,8 +191,9 @@ double read_scalar(const void* scalar, cublasComputeType_t compute) {
   return is_double(compute) ? *static_cast<const double*>(scalar) : *static_cast<const float*>(scalar);
 }
 
-// Whether all elements lie in one live allocation.
+// Whether all elements, if any, lie in one live allocation.
 bool is_live(const Matrices& matrices) {
+  if (matrices.extent() == 0) return true;
   const long long last = (matrices.batch - 1) * matrices.stride;
   const long long elements = std::max(0ll, last) + matrices.extent();
   return cuda_cpu::is_accessible(static_cast<char*>(matrices.data) +

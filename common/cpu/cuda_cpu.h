@@ -73,7 +73,6 @@ void set_memory_limit(size_t bytes);
 
 // Whether [pointer, pointer + bytes) lies in one live allocation of device or pinned memory.
 bool is_accessible(const void* pointer, size_t bytes);
-bool is_pinned(const void* pointer, size_t bytes);
 // Whether the pointer lies in the device's address space, live or not.
 bool is_device_address(const void* pointer);
 

@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,7 @@ constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating
 size_t count(dim3 d) { return size_t{d.x} * d.y * d.z; }
 
 uint3 block_index(size_t i, dim3 grid) {
+  if (grid.y == 1 && grid.z == 1) return {static_cast<unsigned>(i), 0, 0};  // most grids; divisions are slow
   const size_t xy = size_t{grid.x} * grid.y;
   return {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i % xy / grid.x),
           static_cast<unsigned>(i / xy)};
@@ -116,8 +118,9 @@ struct Block {
 
 thread_local constinit Block* current_block = nullptr;
 
-// ---- Ordinarily: a block is one call
-// ------------------------------------------------------------------------------------
+#ifndef CUDA_CPU_THREADS_PER_BLOCK
+
+// ---- Ordinarily: a block is one call ----------------------------------------------------------------------
 
 void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body, bool share_out) {
   const size_t blocks = count(grid);
@@ -136,30 +139,30 @@ void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody bod
   }
 }
 
-// Whether it pays to wake the other cores: not if the kernel, by the time that its blocks took last time, is
-// over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
-void run_on_cores(const void* kernel, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+// Wakes the other cores only where that pays: not if the kernel, going by the time that its blocks took so
+// far, is over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
+void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_cpu::BlockBody body) {
   using Clock = std::chrono::steady_clock;
   using Microseconds = std::chrono::duration<double, std::micro>;
   constexpr double kWorthSharing = 10;                                      // µs on one core
-  static thread_local std::unordered_map<const void*, double> block_times;  // µs, by kernel
+  static thread_local std::unordered_map<const void*, double> block_times;  // µs on one core, by kernel
 
   const double blocks = static_cast<double>(count(grid));
-  const auto known = block_times.find(kernel);
-  const bool is_long = known == block_times.end() || known->second * blocks > kWorthSharing;
-  const int threads = std::min(omp_get_max_threads(), static_cast<int>(std::min(blocks, 1024.0)));
-  const bool share_out = threads > 1 && is_long && !cuda_cpu::under_thread_sanitizer;
+  const auto known = block_times.try_emplace(kernel, std::numeric_limits<double>::infinity()).first;
+  const int threads = static_cast<int>(std::min<double>(omp_get_max_threads(), blocks));
+  const bool share_out =
+      threads > 1 && known->second * blocks > kWorthSharing && !cuda_cpu::under_thread_sanitizer;
 
   const auto start = Clock::now();
   run_blocks_on_cores(grid, shared_bytes, body, share_out);
-  const double time = Microseconds(Clock::now() - start).count();
-  block_times[kernel] = time * (share_out ? threads : 1) / blocks;
+  const double time = Microseconds(Clock::now() - start).count() * (share_out ? threads : 1) / blocks;
+  known->second = std::min(time, 2 * known->second);  // an interruption must not look like long work
 }
 
-// ---- In the test mode: a block is several threads
-// -----------------------------------------------------------------------
+#else
 
-#ifdef CUDA_CPU_THREADS_PER_BLOCK
+// ---- In the test mode: a block is several threads ---------------------------------------------------------
+
 void run_block_on_threads(size_t i, dim3 grid, unsigned threads, size_t shared_bytes,
                           cuda_cpu::BlockBody body) {
   BlockBarrier barrier(threads);
@@ -183,7 +186,7 @@ void run_block_on_threads(size_t i, dim3 grid, unsigned threads, size_t shared_b
   }
 }
 
-void run_on_threads(dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockBody body) {
+void run_blocks(const void*, dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockBody body) {
   static std::atomic<unsigned> launches = 0;
   std::vector<size_t> order(count(grid));
   std::iota(order.begin(), order.end(), size_t{0});
@@ -200,10 +203,10 @@ void run_on_threads(dim3 grid, dim3 block, size_t shared_bytes, cuda_cpu::BlockB
     });
   }
 }
+
 #endif
 
-// ---- What a launch may ask for
-// ------------------------------------------------------------------------------------------
+// ---- What a launch may ask for ----------------------------------------------------------------------------
 
 // The kernels that were allowed more than kDefaultSharedBytes, and how much.
 struct SharedMemoryLimits {
@@ -230,17 +233,10 @@ namespace cuda_cpu {
 void* shared_memory() { return current_block->shared.data(); }
 void* shared_scratch() { return current_block->scratch; }
 
-#ifdef CUDA_CPU_THREADS_PER_BLOCK
-void run_grid(const void*, dim3 grid, dim3 block, size_t shared_bytes, BlockBody body) {
-  run_on_threads(grid, block, shared_bytes, body);
+void run_grid(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, BlockBody body) {
+  run_blocks(kernel, grid, block, shared_bytes, body);
 }
 void synchronize_block() { current_block->barrier->wait(); }
-#else
-void run_grid(const void* kernel, dim3 grid, dim3, size_t shared_bytes, BlockBody body) {
-  run_on_cores(kernel, grid, shared_bytes, body);
-}
-void synchronize_block() {}
-#endif
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool arguments_valid,
                    std::function<cudaError_t()> work) {

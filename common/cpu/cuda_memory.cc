@@ -26,7 +26,8 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace cuda_cpu {
+using cuda_cpu::remember;
+
 namespace {
 
 constexpr size_t kHalf = size_t{64} << 30;  // bytes
@@ -179,7 +180,7 @@ cudaError_t check_copy(const void* to, size_t to_bytes, const void* from, size_t
 
 }  // namespace
 
-// ---- What the other stand-ins use -------------------------------------------------------------------------
+namespace cuda_cpu {
 
 bool to_host_address(const void* pointer, void** address) {
   *address = const_cast<void*>(pointer);
@@ -197,8 +198,6 @@ bool is_device_address(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   return address >= memory().device_begin && address < memory().device_begin + kHalf;
 }
-
-bool is_pinned(const void* pointer, size_t bytes) { return side_of(pointer, bytes) == Side::pinned_host; }
 
 bool is_accessible(const void* pointer, size_t bytes) {
   const Side side = side_of(pointer, bytes);
@@ -219,27 +218,23 @@ Counters counters() { return {memory().allocations, memory().frees, memory().syn
 
 }  // namespace cuda_cpu
 
-using cuda_cpu::Memory;
-using cuda_cpu::memory;
-using cuda_cpu::remember;
-
 // ---- Allocation -------------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (pointer == nullptr) return remember(cudaErrorInvalidValue);
   *pointer = nullptr;
-  Memory& memory = cuda_cpu::memory();
+  Memory& memory = ::memory();
   ++memory.allocations;
   if (cudaError_t error = cuda_cpu::wait_for_all_streams(); error != cudaSuccess) return remember(error);
   if (bytes == 0) return cudaSuccess;
 
   std::lock_guard lock(memory.mutex);
   if (bytes > memory.limit) return remember(cudaErrorMemoryAllocation);
-  const size_t pages = cuda_cpu::round_up(bytes, cuda_cpu::kPage);
+  const size_t pages = round_up(bytes, kPage);
   if (memory.used + pages > memory.limit) return remember(cudaErrorMemoryAllocation);
-  uintptr_t begin = cuda_cpu::find_gap(memory, memory.cursor, pages);
-  if (begin == 0) begin = cuda_cpu::find_gap(memory, memory.device_begin, pages);
-  if (begin == 0 || !cuda_cpu::open_memory(begin, bytes)) return remember(cudaErrorMemoryAllocation);
+  uintptr_t begin = find_gap(memory, memory.cursor, pages);
+  if (begin == 0) begin = find_gap(memory, memory.device_begin, pages);
+  if (begin == 0 || !open_memory(begin, bytes)) return remember(cudaErrorMemoryAllocation);
   memory.device.emplace(begin, bytes);
   memory.used += pages;
   memory.cursor = begin + pages;
@@ -248,15 +243,15 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 }
 
 cudaError_t cudaFree(void* pointer) {
-  Memory& memory = cuda_cpu::memory();
+  Memory& memory = ::memory();
   ++memory.frees;
   const cudaError_t error = cuda_cpu::wait_for_all_streams();
   if (pointer == nullptr) return remember(error);
   std::lock_guard lock(memory.mutex);
   const auto found = memory.device.find(reinterpret_cast<uintptr_t>(pointer));
   if (found == memory.device.end()) return remember(cudaErrorInvalidValue);
-  cuda_cpu::close_memory(found->first, found->second);
-  memory.used -= cuda_cpu::round_up(found->second, cuda_cpu::kPage);
+  close_memory(found->first, found->second);
+  memory.used -= round_up(found->second, kPage);
   memory.device.erase(found);
   return remember(error);
 }
@@ -264,13 +259,13 @@ cudaError_t cudaFree(void* pointer) {
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return remember(cudaErrorInvalidValue);
   *pointer = nullptr;
-  Memory& memory = cuda_cpu::memory();
+  Memory& memory = ::memory();
   ++memory.allocations;
   if (cudaError_t error = cuda_cpu::wait_for_all_streams(); error != cudaSuccess) return remember(error);
   if (bytes == 0) return cudaSuccess;
-  void* const allocated = std::aligned_alloc(cuda_cpu::kPage, cuda_cpu::round_up(bytes, cuda_cpu::kPage));
+  void* const allocated = std::aligned_alloc(kPage, round_up(bytes, kPage));
   if (allocated == nullptr) return remember(cudaErrorMemoryAllocation);
-  std::memset(allocated, cuda_cpu::kNan, bytes);
+  std::memset(allocated, kNan, bytes);
   std::lock_guard lock(memory.mutex);
   memory.pinned.emplace(reinterpret_cast<uintptr_t>(allocated), bytes);
   *pointer = allocated;
@@ -282,7 +277,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes, unsigned flags) {
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
-  Memory& memory = cuda_cpu::memory();
+  Memory& memory = ::memory();
   ++memory.frees;
   const cudaError_t error = cuda_cpu::wait_for_all_streams();
   if (pointer == nullptr) return remember(error);
@@ -303,10 +298,9 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   if (attributes == nullptr) return remember(cudaErrorInvalidValue);
   *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(pointer)};
-  const cuda_cpu::Side side = cuda_cpu::side_of(pointer, 1);
-  if (side == cuda_cpu::Side::device)
-    *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(pointer), nullptr};
-  if (side == cuda_cpu::Side::pinned_host) {
+  const Side side = side_of(pointer, 1);
+  if (side == Side::device) *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(pointer), nullptr};
+  if (side == Side::pinned_host) {
     *attributes = {cudaMemoryTypeHost, 0, const_cast<void*>(pointer), const_cast<void*>(pointer)};
   }
   return cudaSuccess;
@@ -318,7 +312,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   ++memory().synchronous_copies;
   if (cudaError_t error = cuda_cpu::wait_for_all_streams(); error != cudaSuccess) return remember(error);
   if (bytes == 0) return cudaSuccess;
-  if (cudaError_t error = cuda_cpu::check_copy(to, bytes, from, bytes, kind, false); error != cudaSuccess) {
+  if (cudaError_t error = check_copy(to, bytes, from, bytes, kind, false); error != cudaSuccess) {
     return remember(error);
   }
   std::memmove(cuda_cpu::host_address(to), cuda_cpu::host_address(from), bytes);
@@ -328,7 +322,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   ++memory().synchronous_copies;
   if (cudaError_t error = cuda_cpu::wait_for_all_streams(); error != cudaSuccess) return remember(error);
-  if (!cuda_cpu::is_accessible(to, bytes)) return remember(cudaErrorInvalidValue);
+  if (bytes > 0 && !cuda_cpu::is_accessible(to, bytes)) return remember(cudaErrorInvalidValue);
   std::memset(cuda_cpu::host_address(to), value, bytes);
   return cudaSuccess;
 }
@@ -343,7 +337,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   if (width > to_pitch || width > from_pitch) return remember(cudaErrorInvalidPitchValue);
   if (width > 0 && rows > 0) {
     const size_t to_bytes = (rows - 1) * to_pitch + width, from_bytes = (rows - 1) * from_pitch + width;
-    const cudaError_t error = cuda_cpu::check_copy(to, to_bytes, from, from_bytes, kind, true);
+    const cudaError_t error = check_copy(to, to_bytes, from, from_bytes, kind, true);
     if (error != cudaSuccess) return remember(error);
   }
   auto* target = static_cast<char*>(cuda_cpu::host_address(to));
@@ -358,7 +352,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  if (!cuda_cpu::is_accessible(to, bytes)) return remember(cudaErrorInvalidValue);
+  if (bytes > 0 && !cuda_cpu::is_accessible(to, bytes)) return remember(cudaErrorInvalidValue);
   const auto work = [address = cuda_cpu::host_address(to), value, bytes] {
     std::memset(address, value, bytes);
     return cudaSuccess;

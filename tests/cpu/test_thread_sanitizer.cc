@@ -1,0 +1,90 @@
+// ThreadSanitizer reports each case of tsan_cases.cc that breaks a rule, naming the kernel, and no other.
+// "make test" builds the case program twice, with blocks of one thread and of four.
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../catch.h"
+
+namespace {
+
+const std::string one_thread = "cpu-fp32-thread/tsan_cases";
+const std::string four_threads = "cpu-fp32-block4-thread/tsan_cases";
+constexpr int kReported = 66;  // exit status
+
+struct Outcome {
+  int status;
+  std::string output;
+};
+
+Outcome run_case(const std::string& program, const std::string& name) {
+  const auto builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
+  const std::string options = "TSAN_OPTIONS=exitcode=" + std::to_string(kReported);
+  const std::string command = options + " '" + (builds / program).string() + "' " + name + " 2>&1";
+  FILE* const pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string output;
+  std::array<char, 4096> chunk;
+  while (const size_t bytes = fread(chunk.data(), 1, chunk.size(), pipe)) output.append(chunk.data(), bytes);
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+}
+
+// Races depend on timing, reports must not: every case runs several times.
+constexpr int kRuns = 3;
+
+void require_silent(const std::string& program, const std::string& name) {
+  for (int run = 0; run < kRuns; ++run) {
+    const Outcome outcome = run_case(program, name);
+    INFO(program << " " << name << "\n" << outcome.output);
+    REQUIRE(outcome.status == 0);
+  }
+}
+
+void require_report(const std::string& program, const std::string& name,
+                    const std::vector<std::string>& kernels) {
+  for (int run = 0; run < kRuns; ++run) {
+    const Outcome outcome = run_case(program, name);
+    INFO(program << " " << name << "\n" << outcome.output);
+    REQUIRE(outcome.status == kReported);
+    REQUIRE(outcome.output.find("data race") != std::string::npos);
+    for (const std::string& kernel : kernels) REQUIRE(outcome.output.find(kernel) != std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a missing event between two streams is reported, with the kernels' names", "[01][standin]") {
+  const std::string program = GENERATE(one_thread, four_threads);
+  require_report(program, "missing-event", {"write_values", "read_values"});
+  require_report(program, "missing-event-idle", {"write_values"});
+  require_report(program, "early-event", {"write_values"});
+  require_report(program, "reuse-missing-event", {"read_values"});
+  require_report(program, "bookkeeping-missing-event", {"write_values"});
+}
+
+TEST_CASE("a missing wait before the host reads is reported", "[01][standin]") {
+  require_report(one_thread, "copy-missing-wait", {"cudaMemcpy2DAsync", "copy_to_host"});
+}
+
+TEST_CASE("a missing event before a product is reported", "[01][standin]") {
+  require_report(one_thread, "product-missing-event", {"write_values", "run_product"});
+}
+
+TEST_CASE("correct programs are silent", "[01][standin]") {
+  const std::string program = GENERATE(one_thread, four_threads);
+  for (const char* name :
+       {"with-event", "with-event-idle", "reuse-with-event", "bookkeeping-with-event", "copy-with-wait",
+        "polling", "product-with-event", "product-between-columns", "block-with-barrier", "blocks-apart"}) {
+    require_silent(program, name);
+  }
+}
+
+TEST_CASE("races inside a block and between blocks are reported in the test mode", "[01][standin]") {
+  require_report(four_threads, "block-missing-barrier", {"exchange_without_barrier"});
+  require_report(four_threads, "blocks-racing", {"add_to_neighbours"});
+}

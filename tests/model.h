@@ -1,0 +1,153 @@
+// A model and everything around it, as the programs build it, for tests; and copies between host and device.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "kernels.h"
+#include "optimizer.h"
+#include "totals.h"
+#include "transformer.h"
+
+namespace pentatron {
+
+// Waits for the stream and copies `size` elements to the host, as doubles.
+template <class T>
+std::vector<double> to_host(const T* device, size_t size, cudaStream_t stream) {
+  PinnedArray<T> host(size);
+  CUDA_CHECK(cudaMemcpyAsync(host.data(), device, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  std::vector<double> result;
+  for (size_t i = 0; i < size; ++i) result.push_back(static_cast<double>(static_cast<accum>(host[i])));
+  return result;
+}
+
+template <class T>
+std::vector<double> to_host(Matrix<T> device, cudaStream_t stream) {
+  return to_host(device.data, device.size(), stream);
+}
+
+template <class T>
+void to_device(const std::vector<double>& values, T* device, cudaStream_t stream) {
+  PinnedArray<T> host(values.size());
+  for (size_t i = 0; i < values.size(); ++i) host[i] = static_cast<T>(static_cast<accum>(values[i]));
+  CUDA_CHECK(cudaMemcpyAsync(device, host.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// |a - b| / |b|, Frobenius norms.
+inline double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference) / std::max(std::sqrt(norm), 1e-300);
+}
+
+inline Options test_options(int layers, int d_model, int heads, int kv_heads, int d_ff, int vocab_size,
+                            int sequence, int micro_batch, int global_batch) {
+  Options o;
+  o.model = {"test", layers, d_model, heads, kv_heads, d_ff, vocab_size, 10000.0, 1e-5};
+  o.sequence_length = sequence;
+  o.micro_batch_size = micro_batch;
+  o.global_batch_size = global_batch;
+  o.lr = 1e-2;
+  o.min_lr = 1e-3;
+  return o;
+}
+
+// One micro-batch of tokens on the host.
+struct HostBatch {
+  std::vector<int32_t> tokens, targets;  // [rows]
+};
+
+struct TestModel {
+  Options options;
+  Stream stream{"compute"};
+  UnitHooks hooks;
+  TensorRegion region;
+  AttentionCore attention;
+  FeedForward feed_forward;
+  Parameters parameters;
+  TransformerParameters ids;
+  std::unique_ptr<Transformer> transformer;
+  std::unique_ptr<Activations> activations;
+  std::unique_ptr<Optimizer> optimizer;
+  StepTotals totals{stream};
+  std::vector<BatchBuffer> buffers;
+
+  explicit TestModel(const Options& o) : options(o) {
+    ids = declare_transformer(options.model, feed_forward, parameters);
+    parameters.allocate();
+    parameters.initialise(options.seed, stream);
+    transformer = std::make_unique<Transformer>(options.model, ids, parameters, whole_model(options.model),
+                                                options.micro_batch_size, options.sequence_length,
+                                                options.sequence_length, options.recompute, seams(), stream);
+    activations = transformer->make_activations();
+    optimizer = std::make_unique<Optimizer>(options, parameters, stream);
+    for (int i = 0; i < options.global_batch_size / options.micro_batch_size; ++i) {
+      buffers.emplace_back(static_cast<int64_t>(options.micro_batch_size) * options.sequence_length);
+    }
+  }
+
+  Seams seams() { return {&hooks, &region, &attention, &feed_forward}; }
+
+  Batch upload(int i, const HostBatch& host, double target_tokens) {
+    BatchBuffer& buffer = buffers[i];
+    for (size_t row = 0; row < host.tokens.size(); ++row) {
+      buffer.tokens()[row] = host.tokens[row];
+      buffer.targets()[row] = host.targets[row];
+      buffer.positions()[row] = static_cast<int32_t>(row % options.sequence_length);
+    }
+    return buffer.upload(target_tokens, std::ssize(buffers), i + 1 == std::ssize(buffers), stream);
+  }
+
+  // Forward and backward of all micro-batches; gradients, loss and norm are then there.
+  void accumulate(const std::vector<HostBatch>& batches) {
+    double target_tokens = 0;
+    for (const HostBatch& batch : batches) {
+      for (const int32_t target : batch.targets) target_tokens += target != ignored_target;
+    }
+    totals.reset();
+    parameters.zero_gradients(stream);
+    for (int i = 0; i < std::ssize(batches); ++i) {
+      const Batch batch = upload(i, batches[i], target_tokens);
+      transformer->forward(batch, *activations);
+      transformer->backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    optimizer->add_norm_squared(totals.norm_squared());
+  }
+
+  void train_step(int64_t step, const std::vector<HostBatch>& batches) {
+    accumulate(batches);
+    optimizer->step(step, totals.norm_squared());
+    totals.wait();
+  }
+
+  std::vector<double> weights(int id) { return to_host(parameters.weights(id), stream); }
+  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id), stream); }
+};
+
+// Batches of tokens that look random but follow from `seed` alone.
+inline std::vector<HostBatch> random_batches(const Options& o, uint64_t seed) {
+  std::vector<HostBatch> batches(o.global_batch_size / o.micro_batch_size);
+  uint64_t i = 0;
+  const auto token = [&] {
+    return static_cast<int32_t>(philox4x32(0, i++, philox_key(seed, "tokens")).word[0] % o.model.vocab_size);
+  };
+  for (HostBatch& batch : batches) {
+    for (int row = 0; row < o.micro_batch_size * o.sequence_length; ++row) {
+      batch.tokens.push_back(token());
+      batch.targets.push_back(token());
+    }
+  }
+  return batches;
+}
+
+}  // namespace pentatron

@@ -1,0 +1,155 @@
+// The model as a whole: gradients against finite differences, recomputation, repeatability, memory, and that
+// it learns.
+#include <numeric>
+
+#include "catch.h"
+#include "memory.h"
+#include "model.h"
+#include "program.h"
+
+using namespace pentatron;
+
+namespace {
+
+// Sizes that are no multiple of anything, and two query heads for each key and value head.
+Options odd_options() { return test_options(3, 20, 2, 1, 13, 11, 7, 3, 6); }
+
+// Everything one step leaves behind, bit for bit: loss, norm, gradients, weights.
+std::vector<double> fingerprint(const Options& options) {
+  TestModel model(options);
+  std::vector<double> numbers;
+  const auto append = [&](const std::vector<double>& more) {
+    numbers.insert(numbers.end(), more.begin(), more.end());
+  };
+  for (int step = 0; step < 2; ++step) {
+    model.train_step(step, random_batches(options, step));
+    append({model.totals.host_loss(), model.totals.host_norm()});
+  }
+  for (size_t id = 0; id < model.parameters.all().size(); ++id) {
+    append(model.gradients(id));
+    append(model.weights(id));
+  }
+  return numbers;
+}
+
+MemoryBytes minus(MemoryBytes a, const MemoryBytes& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
+  return a;
+}
+
+}  // namespace
+
+#if PRECISION == 64
+TEST_CASE("gradients are the slopes of the loss", "[01][transformer]") {
+  Options options = odd_options();
+  TestModel model(options);
+  std::vector<HostBatch> batches = random_batches(options, 1);
+  for (size_t row = 0; row < batches[0].targets.size(); row += 3) batches[0].targets[row] = ignored_target;
+  const auto loss = [&] {
+    model.accumulate(batches);
+    model.totals.wait();
+    return model.totals.host_loss();
+  };
+
+  loss();
+  const int id =
+      GENERATE(range(0, 2 + 9 * 3 + 1));  // every parameter: embedding, nine a layer, final norm, head
+  REQUIRE(id < std::ssize(model.parameters.all()));
+  CAPTURE(model.parameters[id].name);
+  const std::vector<double> gradient = model.gradients(id), weights = model.weights(id);
+  std::vector<double> direction;  // along the gradient and across it
+  for (size_t i = 0; i < weights.size(); ++i)
+    direction.push_back(gradient[i] + 0.01 * std::sin(double(i + 1)));
+  const double slope = std::inner_product(gradient.begin(), gradient.end(), direction.begin(), 0.0);
+  const double step =
+      1e-4 / std::sqrt(std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
+  const auto loss_at = [&](double distance) {
+    std::vector<double> moved = weights;
+    for (size_t i = 0; i < moved.size(); ++i) moved[i] += distance * step * direction[i];
+    to_device(moved, model.parameters.weights(id).data, model.stream);
+    return loss();
+  };
+  // Central differences of fourth order: the error is of order step^4 and of rounding, both below 1e-8 here.
+  const double measured = (8 * (loss_at(1) - loss_at(-1)) - (loss_at(2) - loss_at(-2))) / (12 * step);
+  CHECK(std::abs(measured - slope) < 1e-7 * std::abs(slope));
+}
+#endif
+
+TEST_CASE("recomputation leaves every bit as it is", "[01][transformer]") {
+  Options options = odd_options();
+  const std::vector<double> kept = fingerprint(options);
+  options.recompute = GENERATE(Recompute::selective, Recompute::full);
+  CHECK(fingerprint(options) == kept);
+}
+
+TEST_CASE("a run repeats bit for bit", "[01][transformer]") {
+  CHECK(fingerprint(odd_options()) == fingerprint(odd_options()));
+}
+
+TEST_CASE("one batch accumulated in parts has the gradient of the whole", "[01][transformer]") {
+  Options whole = odd_options(), parts = odd_options();
+  whole.micro_batch_size = 6;
+  parts.micro_batch_size = 1;
+  TestModel a(whole), b(parts);
+  const HostBatch all = random_batches(whole, 3)[0];
+  std::vector<HostBatch> split(6);
+  for (size_t row = 0; row < all.tokens.size(); ++row) {
+    split[row / whole.sequence_length].tokens.push_back(all.tokens[row]);
+    split[row / whole.sequence_length].targets.push_back(all.targets[row]);
+  }
+  a.accumulate({all});
+  b.accumulate(split);
+  // The order of sums differs: rounding of `real` in the activations, times the depth of three layers.
+  const double tolerance = PRECISION == 64 ? 1e-13 : PRECISION == 32 ? 2e-6 : 4e-2;
+  for (size_t id = 0; id < a.parameters.all().size(); ++id) {
+    CAPTURE(a.parameters[id].name);
+    CHECK(relative_error(b.gradients(id), a.gradients(id)) < tolerance);
+  }
+}
+
+TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
+  Options options =
+      GENERATE(test_options(2, 64, 4, 2, 96, 256, 32, 2, 4), test_options(4, 48, 6, 6, 128, 100, 64, 3, 3),
+               test_options(1, 128, 8, 4, 200, 300, 100, 1, 4));
+  options.recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  options.optimizer = GENERATE(OptimizerKind::adamw, OptimizerKind::sgd);
+  CAPTURE(options.model.d_model, to_string(options.recompute), to_string(options.optimizer));
+  const MemoryBytes before = memory_in_use();
+  TestModel model(options);
+  const MemoryBytes measured = minus(memory_in_use(), before),
+                    predicted = predict_memory(options, element_sizes);
+  for (size_t i = 0; i < purposes; ++i) {
+    CAPTURE(purpose_names[i], predicted[i], measured[i]);
+    const double allowed =
+        0.01 * predicted[i] + (i == 2 ? 2048 : 0);  // partial sums of the norm, whatever the model
+    CHECK(std::abs(double(predicted[i]) - double(measured[i])) <= allowed);
+  }
+}
+
+TEST_CASE("no step allocates", "[01][transformer][memory]") {
+  TestModel model(odd_options());
+  const MemoryBytes before = memory_peak();
+#ifndef __CUDACC__
+  const auto counts = [] {
+    const cuda_cpu::Counters c = cuda_cpu::counters();
+    return std::vector<long>{c.allocations, c.frees, c.synchronous_copies};
+  };
+  model.train_step(0, random_batches(model.options, 0));
+  const std::vector<long> after_first = counts();
+#endif
+  for (int step = 1; step < 4; ++step) model.train_step(step, random_batches(model.options, step));
+  CHECK(memory_peak() == before);
+#ifndef __CUDACC__
+  CHECK(counts() == after_first);
+#endif
+}
+
+TEST_CASE("one batch can be learned by heart", "[01][transformer]") {
+  Options options = test_options(2, 32, 4, 2, 64, 17, 16, 4, 4);
+  options.steps = 150;
+  options.warmup_steps = 10;
+  TestModel model(options);
+  const std::vector<HostBatch> batches = random_batches(options, 5);
+  for (int step = 0; step < options.steps; ++step) model.train_step(step, batches);
+  CHECK(model.totals.host_loss() < 0.05);
+}
