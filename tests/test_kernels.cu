@@ -540,7 +540,7 @@ TEST_CASE("sum_of_squares adds to its result, in double", "[01][kernels]") {
     HostMatrix want(1, 1, 2.5);
     for (const double element : x.values) want(0, 0) += element * element;
     const Matrix<double> sum = device.upload<double>(HostMatrix(1, 1, 2.5));
-    const Matrix<double> parts = device.fresh<double>(1, sum_of_squares_parts);
+    const Matrix<double> parts = device.fresh<double>(1, norm_parts);
     sum_of_squares(device.upload<accum>(x).data, size, parts.data, sum.data, device.stream);
     require_close(device.download(sum), want, sum_of<double>(static_cast<double>(size)));
     device.download(parts);  // for its guards
