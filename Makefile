@@ -53,7 +53,7 @@ MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
 CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-math -fno-signed-zeros \
-  -fno-trapping-math -Icommon/cpu $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
+  -fno-trapping-math -Icommon/cpu -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
   $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
   $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
@@ -143,9 +143,13 @@ endif
 test-%:
 	@$(MAKE) --no-print-directory test FILTER='[$*]'
 
+# Speed of a training step as it is, then where the time goes (events around every kernel cost a little).
+BENCH = $(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
+  --micro-batch-size 4 --global-batch-size 4 --log-every 1 $(ARGS)
 bench: programs
-	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --micro-batch-size 4 \
-	  --global-batch-size 4 --steps 10 --log-every 1 $(ARGS)
+	$(BENCH) --steps 10
+	$(BENCH) --steps 3 --profile
+	$(BUILD)/01_single_gpu --steps 20 --log-every 5 --global-batch-size 4
 
 clean:
 	rm -rf build

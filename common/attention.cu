@@ -76,7 +76,7 @@ void compute_probabilities(const Blas& blas, AttentionShape shape, Tensor q, Ten
   for (int i = 0; i < group; ++i) {
     batched_product(blas, Transpose::no, Transpose::yes, sequence, sequence, size, 1 / std::sqrt(size),
                     heads_of(q, first_row, i, group, size), heads_of(k, first_row, 0, 1, size), 0,
-                    scores_of(probabilities, sequence, i, group), kv_heads, "attention_scores");
+                    scores_of(probabilities, sequence, i, group), kv_heads, "gemm_attention_scores");
   }
   launch(causal_softmax_kernel, dim3(heads * sequence), blas.stream(), probabilities.data, sequence, heads,
          lse);
@@ -95,7 +95,7 @@ void attention_forward(const Blas& blas, AttentionShape shape, Tensor q, Tensor 
     for (int i = 0; i < group; ++i) {
       batched_product(blas, Transpose::no, Transpose::no, sequence, size, sequence, 1,
                       scores_of(probabilities, sequence, i, group), heads_of(v, first_row, 0, 1, size), 0,
-                      heads_of(out, first_row, i, group, size), kv_heads, "attention_out");
+                      heads_of(out, first_row, i, group, size), kv_heads, "gemm_attention_out");
     }
   }
 }
@@ -119,10 +119,10 @@ void attention_backward(const Blas& blas, AttentionShape shape, Tensor q, Tensor
       const auto of_kv_head = [&](Tensor x) { return heads_of(x, first_row, 0, 1, size); };
       batched_product(blas, Transpose::yes, Transpose::no, sequence, size, sequence, 1,
                       scores_of(probabilities, sequence, i, group), of_head(d_out), i > 0, of_kv_head(d_v),
-                      kv_heads, "attention_d_v");
+                      kv_heads, "gemm_attention_d_v");
       batched_product(blas, Transpose::no, Transpose::yes, sequence, sequence, size, 1, of_head(d_out),
                       of_kv_head(v), 0, scores_of(d_scores, sequence, i, group), kv_heads,
-                      "attention_d_scores");
+                      "gemm_attention_d_scores");
     }
     launch(softmax_backward_kernel, dim3(heads * sequence), blas.stream(), probabilities.data,
            d_out_dot_out.row_range(first_row, sequence).data, sequence, heads, d_scores.data);
@@ -130,10 +130,10 @@ void attention_backward(const Blas& blas, AttentionShape shape, Tensor q, Tensor
       const BatchedMatrix d_scores_of_head = scores_of(d_scores, sequence, i, group);
       batched_product(blas, Transpose::no, Transpose::no, sequence, size, sequence, scale, d_scores_of_head,
                       heads_of(k, first_row, 0, 1, size), 0, heads_of(d_q, first_row, i, group, size),
-                      kv_heads, "attention_d_q");
+                      kv_heads, "gemm_attention_d_q");
       batched_product(blas, Transpose::yes, Transpose::no, sequence, size, sequence, scale, d_scores_of_head,
                       heads_of(q, first_row, i, group, size), i > 0, heads_of(d_k, first_row, 0, 1, size),
-                      kv_heads, "attention_d_k");
+                      kv_heads, "gemm_attention_d_k");
     }
   }
 }

@@ -43,8 +43,7 @@ class BatchBuffer {
   DeviceArray<int32_t> device_;  // likewise
 };
 
-// The micro-batches of this program's share of each global batch: `sequences_here` sequences from
-// `first_sequence`, `micro_batch_size` at a time.
+// The micro-batches of each step's global batch.
 class BatchLoader {
  public:
   BatchLoader(const TokenData& data, const Options& options);

@@ -110,8 +110,8 @@ void fill_constant(real* weights, size_t size, double value, cudaStream_t stream
 // ---- Optimizer --------------------------------------------------------------------------------------------
 
 // sum[0] += the sum of the squares of x, in double.
-void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/,
-                    double* sum /*[1]*/, cudaStream_t stream);
+void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/, double* sum /*[1]*/,
+                    cudaStream_t stream);
 
 // clip[0] = min(1, max_norm / (sqrt(norm_squared[0]) + 1e-6)), as PyTorch's clip_grad_norm_; 1 when max_norm
 // is 0.

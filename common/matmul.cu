@@ -34,15 +34,15 @@ Blas::Blas(cudaStream_t stream) : stream_(stream) {
 Blas::~Blas() { cublasDestroy(handle_); }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
-  product(blas, x, false, weight, true, 0, y, real_type, "matmul_forward");
+  product(blas, x, false, weight, true, 0, y, real_type, "gemm_forward");
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  product(blas, d_y, false, weight, false, 0, d_x, real_type, "matmul_dgrad");
+  product(blas, d_y, false, weight, false, 0, d_x, real_type, "gemm_dgrad");
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Statistics d_weight) {
-  product(blas, d_y, true, x, false, 1, d_weight, accum_type, "matmul_wgrad");
+  product(blas, d_y, true, x, false, 1, d_weight, accum_type, "gemm_wgrad");
 }
 
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,

@@ -117,6 +117,12 @@ class CommandLine {
         });
   }
 
+  void flag(const std::string& option, bool& value, const std::string& help) {
+    CLI::Option* added = app_.add_flag(option, help);
+    added->group(group_);
+    entries_.push_back({added, [&value](const std::string&) { value = true; }});
+  }
+
   // An option whose value is turned into something by `assign`, which throws UsageError where it cannot.
   void add(const std::string& option, const std::string& placeholder, const std::string& preset,
            const std::string& help, std::function<void(const std::string&)> assign) {
@@ -246,6 +252,7 @@ void declare_run(CommandLine& line, Options& options) {
   line.group("Output");
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
   line.file("--trace", options.trace, "write a Chrome trace of every stream");
+  line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,
              "bytes of text that the trained model writes at the end");

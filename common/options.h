@@ -75,6 +75,7 @@ struct Options {
 
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace
+  bool profile = false;  // print the time of each kernel at the end
   int log_every = 10;    // steps between two printed lines
   int sample = 0;        // bytes of text that the trained model writes at the end
 };

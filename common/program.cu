@@ -72,7 +72,7 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
       log_(std::cout, options.log_json, options.steps, options.log_every,
            flops_per_token(options.model, options.sequence_length), peak_flops()) {
   print_banner(options, data, parameters_);
-  if (!options.trace.empty()) trace::start();
+  if (!options.trace.empty() || options.profile) trace::start();
 }
 
 void Run::begin_step() { begin_ = std::chrono::steady_clock::now(); }
@@ -90,6 +90,7 @@ void Run::end_step(int64_t step, const StepTotals& totals) {
 void Run::finish(const std::vector<RankMemory>& memory) {
   trace::stop();
   log_.summary({{}, parameters_, final_loss_, seconds_, memory, {}});
+  if (options_.profile) trace::print_profile(std::cout);
   if (!options_.trace.empty()) trace::write_chrome(options_.trace, 0);
 }
 

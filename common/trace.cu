@@ -3,8 +3,10 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <iomanip>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ostream>
 
 #include "cuda.h"
 #include "trace.h"
@@ -89,6 +91,37 @@ std::vector<Interval> intervals() {
         {r.name, stream_names[r.stream], seconds_since_origin(r.begin), seconds_since_origin(r.end)});
   }
   return result;
+}
+
+void print_profile(std::ostream& out) {
+  struct Total {
+    std::string name;
+    int64_t calls = 0;
+    double seconds = 0;
+  };
+  std::map<std::string, Total> by_name;
+  double all = 0, products = 0;
+  for (const Interval& i : intervals()) {
+    Total& total = by_name[i.name];
+    total.name = i.name;
+    total.calls += 1;
+    total.seconds += i.end - i.begin;
+    all += i.end - i.begin;
+    if (i.name.starts_with("gemm")) products += i.end - i.begin;
+  }
+  std::vector<Total> totals;
+  for (const auto& [name, total] : by_name) totals.push_back(total);
+  std::sort(totals.begin(), totals.end(),
+            [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
+
+  const auto row = [&](const std::string& name, int64_t calls, double seconds) {
+    out << std::left << std::setw(36) << name << std::right << std::setw(10) << calls << std::setw(12)
+        << std::setprecision(2) << seconds * 1e3 << std::setw(12) << seconds * 1e6 / calls << std::setw(8)
+        << std::setprecision(1) << 100 * seconds / all << " %\n";
+  };
+  out << std::fixed << "\nTime by kernel                           calls      all, ms    each, us   share\n";
+  for (const Total& total : totals) row(total.name, total.calls, total.seconds);
+  out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
 }
 
 void write_chrome(const std::string& path, int rank) {

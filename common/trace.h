@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ struct Interval {
   double begin, end;
 };
 std::vector<Interval> intervals();
+
+// Prints a row for each name: calls, seconds, share of all; and the share of the products (names that begin
+// with "gemm").
+void print_profile(std::ostream& out);
 
 // Writes the intervals as a Chrome trace (JSON, "X" events, times in microseconds): process = rank, thread =
 // stream.

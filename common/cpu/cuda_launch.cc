@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,7 @@ constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating
 size_t count(dim3 d) { return size_t{d.x} * d.y * d.z; }
 
 uint3 block_index(size_t i, dim3 grid) {
+  if (grid.y == 1 && grid.z == 1) return {static_cast<unsigned>(i), 0, 0};  // most grids; divisions are slow
   const size_t xy = size_t{grid.x} * grid.y;
   return {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i % xy / grid.x),
           static_cast<unsigned>(i / xy)};
@@ -137,24 +139,24 @@ void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody bod
   }
 }
 
-// Whether it pays to wake the other cores: not if the kernel, by the time that its blocks took last time, is
-// over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
+// Wakes the other cores only where that pays: not if the kernel, going by the time that its blocks took so
+// far, is over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
 void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_cpu::BlockBody body) {
   using Clock = std::chrono::steady_clock;
   using Microseconds = std::chrono::duration<double, std::micro>;
   constexpr double kWorthSharing = 10;                                      // µs on one core
-  static thread_local std::unordered_map<const void*, double> block_times;  // µs, by kernel
+  static thread_local std::unordered_map<const void*, double> block_times;  // µs on one core, by kernel
 
   const double blocks = static_cast<double>(count(grid));
-  const auto known = block_times.find(kernel);
-  const bool is_long = known == block_times.end() || known->second * blocks > kWorthSharing;
-  const int threads = std::min(omp_get_max_threads(), static_cast<int>(std::min(blocks, 1024.0)));
-  const bool share_out = threads > 1 && is_long && !cuda_cpu::under_thread_sanitizer;
+  const auto known = block_times.try_emplace(kernel, std::numeric_limits<double>::infinity()).first;
+  const int threads = static_cast<int>(std::min<double>(omp_get_max_threads(), blocks));
+  const bool share_out =
+      threads > 1 && known->second * blocks > kWorthSharing && !cuda_cpu::under_thread_sanitizer;
 
   const auto start = Clock::now();
   run_blocks_on_cores(grid, shared_bytes, body, share_out);
-  const double time = Microseconds(Clock::now() - start).count();
-  block_times[kernel] = time * (share_out ? threads : 1) / blocks;
+  const double time = Microseconds(Clock::now() - start).count() * (share_out ? threads : 1) / blocks;
+  known->second = std::min(time, 2 * known->second);  // an interruption must not look like long work
 }
 
 #else

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <thread>
@@ -415,6 +416,24 @@ TEST_CASE("memory that was freed is out of reach for everybody", "[01][standin]"
   REQUIRE(cudaFree(x) == cudaSuccess);
   REQUIRE(faults([&] { *behind = 1; }));
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they keep books of their own
+TEST_CASE("memory that was freed goes back to the system", "[01][standin]") {
+  const auto resident_pages = [] {
+    long total = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> total >> resident;
+    return resident;
+  };
+  constexpr size_t kBytes = size_t{64} << 20;
+  const long pages = static_cast<long>(kBytes / 4096);
+  void* pointer = nullptr;
+  const long before = resident_pages();
+  REQUIRE(cudaMalloc(&pointer, kBytes) == cudaSuccess);
+  REQUIRE(resident_pages() - before > pages * 9 / 10);
+  REQUIRE(cudaFree(pointer) == cudaSuccess);
+  REQUIRE(resident_pages() - before < pages / 10);
+}
+#endif
 
 TEST_CASE("fresh memory is NaN, also where other memory was before", "[01][standin]") {
   for (int round = 0; round < 3; ++round) {
