@@ -22,7 +22,7 @@ for folder in "${@:2}"; do
     passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
     [ "$status" -eq 0 ] || [ "${BASH_REMATCH[2]}" -gt 0 ] || { echo "$folder: exit status $status"; failed=$((failed + 1)); }
   else
-    [ "$status" -eq 124 ] && echo "$folder: not finished after $limit seconds" || echo "$folder: ended with status $status"
+    [ "$status" -eq 124 ] || [ "$status" -eq 137 ] && echo "$folder: not finished after $limit seconds" || echo "$folder: ended with status $status"
     failed=$((failed + 1))
   fi
 done
