@@ -206,10 +206,7 @@ void Latch::open() {
   }
 }
 
-bool Latch::is_open() const {
-  if (state_.load(std::memory_order_relaxed) != kOpen) return false;
-  return state_.load(std::memory_order_acquire) == kOpen;
-}
+bool Latch::is_open() const { return state_.load(std::memory_order_acquire) == kOpen; }
 
 void Latch::wait() {
   for (int i = 0; i < kYieldsBeforeSleeping; ++i) {

@@ -498,6 +498,8 @@ TEST_CASE("cudaMalloc fails beyond the limit, and only then", "[01][standin]") {
   CHECK(cudaMalloc(&second, std::numeric_limits<size_t>::max()) == cudaErrorMemoryAllocation);
   CHECK(cudaMalloc(&second, 3 * kMiB) == cudaSuccess);
   CHECK(cudaFree(first) == cudaSuccess);
+  CHECK(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  CHECK(free == 5 * kMiB);
   CHECK(cudaFree(second) == cudaSuccess);
   cuda_cpu::set_memory_limit(original);
   cudaGetLastError();
