@@ -83,12 +83,18 @@ void multiply(const Product& p, const double* a, int lda, const double* b, int l
   blas().dgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, p.alpha, a, lda, b, ldb, p.beta, c, ldc);
 }
 
-// Calls `work(i)` for every product of a batch. A BLAS call inside a parallel region runs on one thread.
+// Calls `work(i)` for every product of a batch. A BLAS call inside a parallel region runs on one thread, so
+// products that are large but few are better left to the BLAS, and if all are over at once no thread is worth
+// waking.
 template <class Work>
 void for_each_in_batch(const Product& p, const Work& work) {
-  const double operations = 2.0 * p.m * p.n * p.k * static_cast<double>(p.a.batch);
-  const bool shared_out = p.a.batch >= omp_get_max_threads() && p.a.batch > 1 && operations > 2e5;
-#pragma omp parallel for schedule(static) if (shared_out && !cuda_cpu::under_thread_sanitizer)
+  constexpr double kLarge = 2e7, kWorthSharing = 2e5;  // operations
+  const double operations = 2.0 * p.m * p.n * p.k;
+  const bool many = p.a.batch >= omp_get_max_threads() || operations < kLarge;
+  const bool share_out = many && p.a.batch > 1 &&
+                         operations * static_cast<double>(p.a.batch) > kWorthSharing &&
+                         !cuda_cpu::under_thread_sanitizer;
+#pragma omp parallel for schedule(static) if (share_out)
   for (long long i = 0; i < p.a.batch; ++i) work(i);
 }
 
@@ -104,8 +110,8 @@ void run_in_place(const Product& p) {
 template <class Column>
 void for_each_column(const Matrices& matrices, const Column& column) {
   const long long columns = matrices.batch * matrices.columns;
-  const bool shared_out = columns * matrices.rows > 32768;
-#pragma omp parallel for schedule(static) if (shared_out && !cuda_cpu::under_thread_sanitizer)
+  const bool share_out = columns * matrices.rows > 32768 && !cuda_cpu::under_thread_sanitizer;
+#pragma omp parallel for schedule(static) if (share_out)
   for (long long j = 0; j < columns; ++j) column(j / matrices.columns, j % matrices.columns, j);
 }
 
