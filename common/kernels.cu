@@ -312,20 +312,20 @@ __device__ __attribute__((noinline)) double normal_number(PhiloxKey key, uint64_
   return sqrt(-2 * log(u1)) * (index % 2 == 0 ? cos(two_pi * u2) : sin(two_pi * u2));
 }
 
-__global__ void fill_normal_kernel(real* weights, int64_t rows, int64_t columns, int64_t first_row,
-                                   int64_t first_column, int64_t global_columns, uint32_t key0, uint32_t key1,
-                                   double standard_deviation) {
-  for (size_t i : grid_range(static_cast<size_t>(rows) * columns)) {
-    const uint64_t row = first_row + i / columns, column = first_column + i % columns;
-    weights[i] = real(static_cast<accum>(standard_deviation *
-                                         normal_number({{key0, key1}}, row * global_columns + column)));
+__global__ void fill_normal_kernel(real* weights, size_t first, size_t size, int64_t columns,
+                                   int64_t first_row, int64_t first_column, int64_t global_columns,
+                                   uint32_t key0, uint32_t key1, double standard_deviation) {
+  for (size_t i : grid_range(size)) {
+    const uint64_t row = first_row + (first + i) / columns, column = first_column + (first + i) % columns;
+    const double normal = normal_number({{key0, key1}}, row * global_columns + column);
+    weights[i] = real(static_cast<accum>(standard_deviation * normal));
   }
 }
 
-void fill_normal(real* weights, GlobalSlice slice, PhiloxKey key, double standard_deviation,
-                 cudaStream_t stream) {
-  launch(fill_normal_kernel, elementwise_grid(slice.rows * slice.columns), stream, weights, slice.rows,
-         slice.columns, slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
+void fill_normal(real* weights, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
+                 double standard_deviation, cudaStream_t stream) {
+  launch(fill_normal_kernel, elementwise_grid(size), stream, weights, first, size, slice.columns,
+         slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
          standard_deviation);
 }
 

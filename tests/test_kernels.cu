@@ -474,9 +474,13 @@ TEST_CASE("fill_constant", "[01][kernels]") {
   }
 }
 
-HostMatrix normal(Device& device, GlobalSlice slice, PhiloxKey key, double standard_deviation) {
-  const Tensor weights = device.fresh<real>(slice.rows, slice.columns);
-  fill_normal(weights.data, slice, key, standard_deviation, device.stream);
+// Filled in two parts that meet in the middle of a row, as the shards of a span do.
+HostMatrix normal(Device& device, int64_t rows, GlobalSlice slice, PhiloxKey key, double standard_deviation) {
+  const Tensor weights = device.fresh<real>(rows, slice.columns);
+  const size_t part = weights.size() * 3 / 7;
+  if (part > 0) fill_normal(weights.data, 0, part, slice, key, standard_deviation, device.stream);
+  fill_normal(weights.data + part, part, weights.size() - part, slice, key, standard_deviation,
+              device.stream);
   return device.download(weights);
 }
 
@@ -484,30 +488,34 @@ TEST_CASE("fill_normal: every slice has the bits of the whole", "[01][kernels]")
   Device device;
   const PhiloxKey key = philox_key(5, "a weight");
   const int64_t rows = 53, columns = 97;
-  const HostMatrix whole = normal(device, {rows, columns, 0, 0, columns}, key, 0.02);
-  for (const GlobalSlice slice : {GlobalSlice{11, 29, 7, 13, columns},
-                                  {1, 1, 52, 96, columns},
-                                  {rows, 1, 0, 3, columns},
-                                  {1, columns, 1, 0, columns},
-                                  {26, columns, 27, 0, columns},
-                                  {rows, 48, 0, 49, columns}}) {
-    CAPTURE(slice.first_row, slice.first_column, slice.rows, slice.columns);
-    REQUIRE(normal(device, slice, key, 0.02) ==
-            whole.slice(slice.first_row, slice.rows, slice.first_column, slice.columns));
+  const HostMatrix whole = normal(device, rows, {columns, 0, 0, columns}, key, 0.02);
+  struct Case {
+    int64_t rows;
+    GlobalSlice slice;
+  };
+  for (const auto& [slice_rows, slice] : {Case{11, {29, 7, 13, columns}},
+                                          {1, {1, 52, 96, columns}},
+                                          {rows, {1, 0, 3, columns}},
+                                          {1, {columns, 1, 0, columns}},
+                                          {26, {columns, 27, 0, columns}},
+                                          {rows, {48, 0, 49, columns}}}) {
+    CAPTURE(slice.first_row, slice.first_column, slice_rows, slice.columns);
+    REQUIRE(normal(device, slice_rows, slice, key, 0.02) ==
+            whole.slice(slice.first_row, slice_rows, slice.first_column, slice.columns));
   }
-  REQUIRE(normal(device, {rows, columns, 0, 0, columns}, philox_key(5, "b weight"), 0.02) != whole);
-  REQUIRE(normal(device, {rows, columns, 0, 0, columns}, philox_key(6, "a weight"), 0.02) != whole);
+  REQUIRE(normal(device, rows, {columns, 0, 0, columns}, philox_key(5, "b weight"), 0.02) != whole);
+  REQUIRE(normal(device, rows, {columns, 0, 0, columns}, philox_key(6, "a weight"), 0.02) != whole);
 
   // Numbers 2^32 and on are not numbers 0 and on again.
   const int64_t wide = int64_t{1} << 20;
-  REQUIRE(normal(device, {1, 37, 4096, 0, wide}, key, 0.02) !=
-          normal(device, {1, 37, 0, 0, wide}, key, 0.02));
+  REQUIRE(normal(device, 1, {37, 4096, 0, wide}, key, 0.02) !=
+          normal(device, 1, {37, 0, 0, wide}, key, 0.02));
 }
 
 TEST_CASE("fill_normal: the numbers are normal and independent", "[01][kernels]") {
   Device device;
   const double deviation = 0.02;
-  const HostMatrix weights = normal(device, {451, 449, 0, 0, 449}, philox_key(1, "w"), deviation);
+  const HostMatrix weights = normal(device, 451, {449, 0, 0, 449}, philox_key(1, "w"), deviation);
   const double n = static_cast<double>(weights.values.size());
   double sums[5] = {}, beyond_two = 0, neighbours[4] = {};
   for (size_t i = 0; i < weights.values.size(); ++i) {
