@@ -125,6 +125,10 @@ Statistics Parameters::gradients(int id, int count) const {
   return {storage_[p.unit].gradients[static_cast<int>(p.span())] + p.offset, shape.rows, shape.columns};
 }
 
+Statistics Parameters::unit_gradients(int unit) const {
+  return {storage_[unit].gradients[0], 1, static_cast<int64_t>(span_size(unit, Span::dense))};
+}
+
 std::vector<Crossing> Parameters::crossings(const Piece& piece) const {
   std::vector<Crossing> result;
   for (const Parameter& p : parameters_) {

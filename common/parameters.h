@@ -121,6 +121,11 @@ class Parameters {
   Tensor weights(int id, int count = 1) const;
   Statistics gradients(int id, int count = 1) const;
 
+  // The gradients of a unit's dense span, and those of all units in the order of units (after `allocate`);
+  // [1, size].
+  Statistics unit_gradients(int unit) const;
+  Statistics flat_gradients() const { return resident_gradients_.front(); }
+
   UnitStorage& storage(int unit) { return storage_[unit]; }
   std::vector<Piece>& pieces() { return pieces_; }
   // Whether this rank is the one that counts a piece when something is summed over all ranks: a piece that is
