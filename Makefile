@@ -31,8 +31,12 @@ comma := ,
 SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
+# What runs on several ranks, needs MPI and NCCL: everything but 01.
+PARALLEL_SOURCES := common/comm.cu common/watchdog.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
-COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) $(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/*.cu))
+COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) \
+  $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard common/*.cu)))
+PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/*.cc)))
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
 NCCL_CPU := $(filter-out %/device_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
@@ -102,8 +106,10 @@ tsan-cases: $(BUILD)/tsan_cases
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
-$(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(STANDINS) $(NCCL_STANDIN)
-$(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
+$(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)))
+$(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
+$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
 $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
@@ -129,7 +135,7 @@ $(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES)
 $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
--include $(patsubst %.o,%.d,$(COMMON) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
+-include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
