@@ -31,8 +31,12 @@ comma := ,
 SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
+# What runs on several ranks, needs MPI and NCCL: everything but 01.
+PARALLEL_SOURCES := common/comm.cu common/watchdog.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
-COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) $(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/*.cu))
+COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) \
+  $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard common/*.cu)))
+PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/*.cc)))
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
 NCCL_CPU := $(filter-out %/device_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
@@ -59,7 +63,7 @@ HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) 
 MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
-CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-math -fno-signed-zeros \
+CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
   -fno-trapping-math -Icommon/cpu -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
   $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
@@ -71,19 +75,19 @@ MPI_FLAGS := $(if $(filter mpi,$(NCCL)),-Icommon/cpu/nccl) $(addprefix -I,$(MPI_
 MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 
 CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
-CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
+CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
   -Icommon $(DEFINES) $(BUILD_DEFINES)
 CUDA_LIBRARIES := -lcublas
 
 ifeq ($(BACKEND),cpu)
   COMPILE := $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
   CU := -x c++
-  LINK := $(CXX) $(SANITIZER) -fopenmp -rdynamic
+  LINK := $(CXX) $(SANITIZER) -pthread -rdynamic
   LIBRARIES := $(CPU_LIBRARIES)
 else
   COMPILE := $(NVCC) $(CUDA_FLAGS) -Itests $(MPI_FLAGS)
   CU := -x cu
-  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -fopenmp,-rdynamic
+  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
@@ -102,8 +106,10 @@ tsan-cases: $(BUILD)/tsan_cases
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
-$(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(STANDINS) $(NCCL_STANDIN)
-$(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
+$(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)))
+$(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
+$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
 $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
@@ -129,7 +135,7 @@ $(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES)
 $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
--include $(patsubst %.o,%.d,$(COMMON) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
+-include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ struct AttentionShape {
   int sequence;  // tokens of each
   HeadShape head;
 
-  // Probabilities of one sequence, and the shape in which they are stored.
+  // Rows of the scores of one sequence: (head, query).
   int64_t score_rows() const { return static_cast<int64_t>(head.heads) * sequence; }
 };
 

@@ -106,7 +106,7 @@ class AttentionCore {
   virtual ~AttentionCore() = default;
   // Rows and columns of scores memory for one sequence.
   virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const {
-    return {static_cast<int64_t>(shape.head.heads) * shape.sequence, shape.sequence};
+    return {shape.score_rows(), shape.sequence};
   }
   virtual void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t);
   virtual void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,

@@ -4,7 +4,6 @@
 // order, several at once, with nothing that orders them: ThreadSanitizer then sees races inside a block and
 // between blocks.
 #include <dlfcn.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +39,7 @@ constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating
 size_t count(dim3 d) { return size_t{d.x} * d.y * d.z; }
 
 uint3 block_index(size_t i, dim3 grid) {
+  if (grid.y == 1 && grid.z == 1) return {static_cast<unsigned>(i), 0, 0};  // most grids; divisions are slow
   const size_t xy = size_t{grid.x} * grid.y;
   return {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i % xy / grid.x),
           static_cast<unsigned>(i / xy)};
@@ -120,41 +121,38 @@ thread_local constinit Block* current_block = nullptr;
 
 // ---- Ordinarily: a block is one call ----------------------------------------------------------------------
 
-void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body, bool share_out) {
-  const size_t blocks = count(grid);
-#pragma omp parallel if (share_out)
-  {
-    static thread_local Block block;
-    block.shared.resize(shared_bytes);
-    current_block = &block;
-    gridDim = grid;
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < blocks; ++i) {
-      blockIdx = block_index(i, grid);
-      block.shared.fill(kNan);
-      body.call(body.bound);
-    }
+void run_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+  static thread_local Block block;
+  block.shared.resize(shared_bytes);
+  current_block = &block;
+  gridDim = grid;
+  for (size_t i = first; i < last; ++i) {
+    blockIdx = block_index(i, grid);
+    block.shared.fill(kNan);
+    body.call(body.bound);
   }
 }
 
-// Whether it pays to wake the other cores: not if the kernel, by the time that its blocks took last time, is
-// over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
+// Calls the other cores only where that pays: not if the kernel, going by the time that its blocks took so
+// far, is over sooner.
 void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_cpu::BlockBody body) {
   using Clock = std::chrono::steady_clock;
   using Microseconds = std::chrono::duration<double, std::micro>;
-  constexpr double kWorthSharing = 10;                                      // µs on one core
-  static thread_local std::unordered_map<const void*, double> block_times;  // µs, by kernel
+  constexpr double kWorthSharing = 10;  // µs on one core
+  constexpr size_t kPiecesPerCore = 4;  // so that all end at about the same time
+  static thread_local std::unordered_map<const void*, double> block_times;  // µs on one core, by kernel
 
-  const double blocks = static_cast<double>(count(grid));
-  const auto known = block_times.find(kernel);
-  const bool is_long = known == block_times.end() || known->second * blocks > kWorthSharing;
-  const int threads = std::min(omp_get_max_threads(), static_cast<int>(std::min(blocks, 1024.0)));
-  const bool share_out = threads > 1 && is_long && !cuda_cpu::under_thread_sanitizer;
+  const size_t blocks = count(grid);
+  const auto known = block_times.try_emplace(kernel, std::numeric_limits<double>::infinity()).first;
+  const bool worth = known->second * static_cast<double>(blocks) > kWorthSharing;
+  const size_t pieces = worth ? std::min(blocks, kPiecesPerCore * cuda_cpu::cores()) : 1;
 
   const auto start = Clock::now();
-  run_blocks_on_cores(grid, shared_bytes, body, share_out);
-  const double time = Microseconds(Clock::now() - start).count();
-  block_times[kernel] = time * (share_out ? threads : 1) / blocks;
+  cuda_cpu::share_out(pieces, [&](size_t piece) {
+    run_range(piece * blocks / pieces, (piece + 1) * blocks / pieces, grid, shared_bytes, body);
+  });
+  const double time = Microseconds(Clock::now() - start).count() / static_cast<double>(blocks);
+  known->second = std::min(time, 2 * known->second);  // an interruption must not look like long work
 }
 
 #else

@@ -1,6 +1,5 @@
-// ThreadSanitizer reports each case of tsan_cases.cc that breaks a rule, naming the kernel, and no other. The
-// two case programs, `tsan_cases` and `tsan_cases_threads` (blocks of several threads), are built beside this
-// test.
+// ThreadSanitizer reports each case of tsan_cases.cc that breaks a rule, naming the kernel, and no other.
+// "make test" builds the case program twice, with blocks of one thread and of four.
 #include <sys/wait.h>
 
 #include <array>
@@ -9,10 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
+#include "../catch.h"
 
 namespace {
 
+const std::string one_thread = "cpu-fp32-thread/tsan_cases";
+const std::string four_threads = "cpu-fp32-block4-thread/tsan_cases";
 constexpr int kReported = 66;  // exit status
 
 struct Outcome {
@@ -21,9 +22,9 @@ struct Outcome {
 };
 
 Outcome run_case(const std::string& program, const std::string& name) {
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const auto builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
   const std::string options = "TSAN_OPTIONS=exitcode=" + std::to_string(kReported);
-  const std::string command = options + " '" + (folder / program).string() + "' " + name + " 2>&1";
+  const std::string command = options + " '" + (builds / program).string() + "' " + name + " 2>&1";
   FILE* const pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::string output;
@@ -57,33 +58,34 @@ void require_report(const std::string& program, const std::string& name,
 
 }  // namespace
 
-TEST_CASE("a missing event between two streams is reported, with the kernels' names") {
-  const std::string program = GENERATE("tsan_cases", "tsan_cases_threads");
+TEST_CASE("a missing event between two streams is reported, with the kernels' names", "[01][standin]") {
+  const std::string program = GENERATE(one_thread, four_threads);
   require_report(program, "missing-event", {"write_values", "read_values"});
   require_report(program, "missing-event-idle", {"write_values"});
   require_report(program, "early-event", {"write_values"});
   require_report(program, "reuse-missing-event", {"read_values"});
   require_report(program, "bookkeeping-missing-event", {"write_values"});
+  require_report(program, "query-not-done", {"write_values", "read_values"});
 }
 
-TEST_CASE("a missing wait before the host reads is reported") {
-  require_report("tsan_cases", "copy-missing-wait", {"cudaMemcpy2DAsync", "copy_to_host"});
+TEST_CASE("a missing wait before the host reads is reported", "[01][standin]") {
+  require_report(one_thread, "copy-missing-wait", {"cudaMemcpy2DAsync", "copy_to_host"});
 }
 
-TEST_CASE("a missing event before a product is reported") {
-  require_report("tsan_cases", "product-missing-event", {"write_values", "run_product"});
+TEST_CASE("a missing event before a product is reported", "[01][standin]") {
+  require_report(one_thread, "product-missing-event", {"write_values", "run_product"});
 }
 
-TEST_CASE("correct programs are silent") {
-  const std::string program = GENERATE("tsan_cases", "tsan_cases_threads");
-  for (const char* name :
-       {"with-event", "with-event-idle", "reuse-with-event", "bookkeeping-with-event", "copy-with-wait",
-        "polling", "product-with-event", "product-between-columns", "block-with-barrier", "blocks-apart"}) {
+TEST_CASE("correct programs are silent", "[01][standin]") {
+  const std::string program = GENERATE(one_thread, four_threads);
+  for (const char* name : {"with-event", "with-event-idle", "reuse-with-event", "bookkeeping-with-event",
+                           "copy-with-wait", "polling", "query-done", "product-with-event",
+                           "product-between-columns", "block-with-barrier", "blocks-apart"}) {
     require_silent(program, name);
   }
 }
 
-TEST_CASE("races inside a block and between blocks are reported in the test mode") {
-  require_report("tsan_cases_threads", "block-missing-barrier", {"exchange_without_barrier"});
-  require_report("tsan_cases_threads", "blocks-racing", {"add_to_neighbours"});
+TEST_CASE("races inside a block and between blocks are reported in the test mode", "[01][standin]") {
+  require_report(four_threads, "block-missing-barrier", {"exchange_without_barrier"});
+  require_report(four_threads, "blocks-racing", {"add_to_neighbours"});
 }
