@@ -39,12 +39,12 @@ COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) \
 PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/*.cc)))
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
-NCCL_CPU := $(filter-out %/device_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
-  common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_cpu.cc,device_cuda.cu)
+NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
+  common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
 NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(patsubst %,$(BUILD)/objects/%.o,$(NCCL_CPU)))
-# The tests of NCCL itself cover all types, so they are in the fp32 builds only.
+# The tests of NCCL over MPI itself cover all types, so they are in the fp32 builds only.
 MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,tests/mpi/main.cc \
-  $(filter-out $(if $(filter-out fp32,$(PRECISION)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu)))
+  $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu)))
 TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/test_*.cu))
 ifeq ($(PRECISION),fp32)
   TESTS += $(patsubst %,$(HOST)/%.o,$(wildcard tests/test_*.cc))

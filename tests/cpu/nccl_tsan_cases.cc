@@ -179,14 +179,16 @@ void steps() {
   }
 }
 
-// Host and communication use MPI at the same time.
+// Host and communication use MPI at the same time, and so the same locks.
 void host_uses_mpi(bool with_event) {
   const Setup s;
   s.write(s.a);
-  let_the_streams_idle();
-  if (with_event) s.order(s.compute, s.communication);
+  s.order(s.compute, s.communication);
   s.all_reduce(s.a, s.comm, s.communication);
-  for (int i = 0; i < 5; ++i) MPI_Barrier(MPI_COMM_WORLD);
+  for (int i = 0; i < 5; ++i) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    let_the_streams_idle();
+  }
   if (with_event) s.order(s.communication, s.compute);
   s.read(s.a);
 }

@@ -4,6 +4,8 @@
 
 #include <mpi.h>
 
+#include <vector>
+
 #include "catch.h"
 
 namespace mpi_tests {
@@ -13,6 +15,7 @@ int ranks();
 
 // Waits for all ranks without keeping a core busy, outside of the communicators under test.
 void barrier();
+std::vector<double> all_gather(double value);  // of each rank
 
 // A limit for the present test case other than the usual one, in seconds.
 void set_time_limit(double seconds);

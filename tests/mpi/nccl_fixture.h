@@ -1,10 +1,9 @@
-// Communicators, streams and arrays for the tests of NCCL and its stand-in.
+// Communicators, streams and arrays for the tests of NCCL over MPI.
 #pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <numeric>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "cuda.h"
+#include "device_access.h"
 #include "mpi_tests.h"
 #include "tensor.h"
 
@@ -124,20 +124,16 @@ constexpr double kHolds = 0.15;  // s: what has not happened by then, does not h
 // Stops a stream until the host opens the gate.
 class Gate {
  public:
-  explicit Gate(cudaStream_t stream) : open_(std::make_shared<std::atomic<bool>>(false)) {
-    const auto wait = [](void* owner) {
-      const std::unique_ptr<Open> open(static_cast<Open*>(owner));
-      while (!(*open)->load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    CUDA_CHECK(cudaLaunchHostFunc(stream, wait, new Open(open_)));
-  }
+  explicit Gate(cudaStream_t stream) { CUDA_CHECK(hold_.stop(stream)); }
   ~Gate() { open(); }
   Gate(const Gate&) = delete;
-  void open() { *open_ = true; }
+  void open() {
+    if (!std::exchange(open_, true)) hold_.release();
+  }
 
  private:
-  using Open = std::shared_ptr<std::atomic<bool>>;
-  Open open_;
+  nccl_mpi::Hold hold_;
+  bool open_ = false;
 };
 
 }  // namespace mpi_tests

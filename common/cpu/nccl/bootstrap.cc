@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "communicator.h"
-#include "device.h"
+#include "device_access.h"
 #include "transport.h"
 
 namespace nccl_mpi {

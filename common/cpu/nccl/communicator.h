@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "device.h"
+#include "device_access.h"
 #include "engine.h"
 #include "nccl.h"
 

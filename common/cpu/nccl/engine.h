@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "device.h"
-#include "link.h"
+#include "device_access.h"
+#include "modelled_link.h"
 #include "transport.h"
 
 namespace nccl_mpi {

@@ -9,8 +9,8 @@
 
 #include "bootstrap.h"
 #include "communicator.h"
-#include "device.h"
-#include "link.h"
+#include "device_access.h"
+#include "modelled_link.h"
 #include "reduce.h"
 
 using nccl_mpi::Call;

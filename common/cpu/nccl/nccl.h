@@ -11,8 +11,8 @@
 //   in NCCL's in-place forms (at the call).
 //
 // Sums are formed in rank order, of bfloat16 in float and rounded once, and are the same bits on all ranks.
-// The program initialises MPI, with MPI_THREAD_MULTIPLE. Environment: NCCL_CPU_LINK and its sisters (link.h),
-// NCCL_DEBUG=WARN prints errors.
+// The program initialises MPI, with MPI_THREAD_MULTIPLE. Environment: NCCL_CPU_LINK and its sisters
+// (modelled_link.h), NCCL_DEBUG=WARN prints errors.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <map>
 
-#include "device.h"
+#include "device_access.h"
 #include "reduce.h"
 
 namespace nccl_mpi {

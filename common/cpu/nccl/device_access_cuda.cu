@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "device.h"
+#include "device_access.h"
 
 namespace nccl_mpi {
 namespace {

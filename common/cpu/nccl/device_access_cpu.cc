@@ -1,6 +1,6 @@
 // The device is the CPU: a stream that stops is a thread that waits, and the host reads and writes device
 // memory where it lies, which it declares to ThreadSanitizer.
-#include "device.h"
+#include "device_access.h"
 
 #ifdef __SANITIZE_THREAD__
 // A thread that calls MPI for itself may pass on the messages of another: what MPI does to memory is not

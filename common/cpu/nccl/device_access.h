@@ -1,5 +1,5 @@
-// What the stand-in needs of the device, in two versions: device_cpu.cc, where the host reaches device memory
-// directly, and device_cuda.cu, where it copies through pinned buffers.
+// What the stand-in needs of the device, in two versions: device_access_cpu.cc, where the host reaches device
+// memory directly, and device_access_cuda.cu, where it copies through pinned buffers.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-#include "link.h"
+#include "modelled_link.h"
 
 #include <algorithm>
 #include <cmath>
