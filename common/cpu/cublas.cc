@@ -83,6 +83,18 @@ void multiply(const Product& p, const double* a, int lda, const double* b, int l
   blas().dgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, p.alpha, a, lda, b, ldb, p.beta, c, ldc);
 }
 
+// Calls `work(i)` for 0 <= i < n, on all cores or here. Not `omp parallel if`: a BLAS called from a region of
+// one thread would start new threads for every product, instead of those that OpenMP keeps.
+template <class Work>
+void for_each(long long n, bool share_out, const Work& work) {
+  if (!share_out || cuda_cpu::under_thread_sanitizer) {
+    for (long long i = 0; i < n; ++i) work(i);
+    return;
+  }
+#pragma omp parallel for schedule(static)
+  for (long long i = 0; i < n; ++i) work(i);
+}
+
 // Calls `work(i)` for every product of a batch. A BLAS call inside a parallel region runs on one thread, so
 // products that are large but few are better left to the BLAS, and if all are over at once no thread is worth
 // waking.
@@ -91,11 +103,8 @@ void for_each_in_batch(const Product& p, const Work& work) {
   constexpr double kLarge = 2e7, kWorthSharing = 2e5;  // operations
   const double operations = 2.0 * p.m * p.n * p.k;
   const bool many = p.a.batch >= omp_get_max_threads() || operations < kLarge;
-  const bool share_out = many && p.a.batch > 1 &&
-                         operations * static_cast<double>(p.a.batch) > kWorthSharing &&
-                         !cuda_cpu::under_thread_sanitizer;
-#pragma omp parallel for schedule(static) if (share_out)
-  for (long long i = 0; i < p.a.batch; ++i) work(i);
+  const bool long_enough = operations * static_cast<double>(p.a.batch) > kWorthSharing;
+  for_each(p.a.batch, p.a.batch > 1 && many && long_enough, work);
 }
 
 template <class T>
@@ -106,28 +115,28 @@ void run_in_place(const Product& p) {
   });
 }
 
-// Calls `column(j)` for all columns of all matrices of a batch.
+// Calls `column(i, j, index)` for column j of matrix i; the index counts all columns of the batch.
 template <class Column>
 void for_each_column(const Matrices& matrices, const Column& column) {
+  constexpr long long kWorthSharing = 32768;  // elements
   const long long columns = matrices.batch * matrices.columns;
-  const bool share_out = columns * matrices.rows > 32768 && !cuda_cpu::under_thread_sanitizer;
-#pragma omp parallel for schedule(static) if (share_out)
-  for (long long j = 0; j < columns; ++j) column(j / matrices.columns, j % matrices.columns, j);
+  for_each(columns, columns * matrices.rows > kWorthSharing,
+           [&](long long index) { column(index / matrices.columns, index % matrices.columns, index); });
 }
 
 // bf16 [rows, columns] with a leading dimension -> fp32 [rows, columns] without gaps, one matrix of the batch
 // after the other.
 void widen(const Matrices& from, float* to) {
-  for_each_column(from, [&](long long i, long long j, long long column) {
+  for_each_column(from, [&](long long i, long long j, long long index) {
     const auto* source = from.at<const __nv_bfloat16>(i) + j * from.ld;
-    float* target = to + column * from.rows;
+    float* target = to + index * from.rows;
     for (long long row = 0; row < from.rows; ++row) target[row] = __bfloat162float(source[row]);
   });
 }
 
 void narrow(const float* from, const Matrices& to) {
-  for_each_column(to, [&](long long i, long long j, long long column) {
-    const float* source = from + column * to.rows;
+  for_each_column(to, [&](long long i, long long j, long long index) {
+    const float* source = from + index * to.rows;
     auto* target = to.at<__nv_bfloat16>(i) + j * to.ld;
     for (long long row = 0; row < to.rows; ++row) target[row] = __float2bfloat16(source[row]);
   });

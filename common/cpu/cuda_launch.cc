@@ -122,20 +122,26 @@ thread_local constinit Block* current_block = nullptr;
 
 // ---- Ordinarily: a block is one call ----------------------------------------------------------------------
 
-void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body, bool share_out) {
+// Runs the blocks first, first + 1, …, last - 1, one after the other.
+void run_block_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+  static thread_local Block block;
+  block.shared.resize(shared_bytes);
+  current_block = &block;
+  gridDim = grid;
+  for (size_t i = first; i < last; ++i) {
+    blockIdx = block_index(i, grid);
+    block.shared.fill(kNan);
+    body.call(body.bound);
+  }
+}
+
+void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
   const size_t blocks = count(grid);
-#pragma omp parallel if (share_out)
+#pragma omp parallel
   {
-    static thread_local Block block;
-    block.shared.resize(shared_bytes);
-    current_block = &block;
-    gridDim = grid;
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < blocks; ++i) {
-      blockIdx = block_index(i, grid);
-      block.shared.fill(kNan);
-      body.call(body.bound);
-    }
+    const auto thread = static_cast<size_t>(omp_get_thread_num()),
+               threads = static_cast<size_t>(omp_get_num_threads());
+    run_block_range(blocks * thread / threads, blocks * (thread + 1) / threads, grid, shared_bytes, body);
   }
 }
 
@@ -154,7 +160,11 @@ void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_c
       threads > 1 && known->second * blocks > kWorthSharing && !cuda_cpu::under_thread_sanitizer;
 
   const auto start = Clock::now();
-  run_blocks_on_cores(grid, shared_bytes, body, share_out);
+  if (share_out) {
+    run_blocks_on_cores(grid, shared_bytes, body);
+  } else {
+    run_block_range(0, count(grid), grid, shared_bytes, body);
+  }
   const double time = Microseconds(Clock::now() - start).count() * (share_out ? threads : 1) / blocks;
   known->second = std::min(time, 2 * known->second);  // an interruption must not look like long work
 }
