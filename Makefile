@@ -52,26 +52,26 @@ HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) 
 MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
-CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-math -fno-signed-zeros \
+CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
   -fno-trapping-math -Icommon/cpu -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
   $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
   $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
 CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
-CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
+CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
   -Icommon $(DEFINES) $(BUILD_DEFINES)
 CUDA_LIBRARIES := -lcublas
 
 ifeq ($(BACKEND),cpu)
   COMPILE := $(CXX) $(CPU_FLAGS)
   CU := -x c++
-  LINK := $(CXX) $(SANITIZER) -fopenmp -rdynamic
+  LINK := $(CXX) $(SANITIZER) -pthread -rdynamic
   LIBRARIES := $(CPU_LIBRARIES)
 else
   COMPILE := $(NVCC) $(CUDA_FLAGS)
   CU := -x cu
-  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -fopenmp,-rdynamic
+  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)

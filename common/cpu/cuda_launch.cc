@@ -4,7 +4,6 @@
 // order, several at once, with nothing that orders them: ThreadSanitizer then sees races inside a block and
 // between blocks.
 #include <dlfcn.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
@@ -122,8 +121,7 @@ thread_local constinit Block* current_block = nullptr;
 
 // ---- Ordinarily: a block is one call ----------------------------------------------------------------------
 
-// Runs the blocks first, first + 1, …, last - 1, one after the other.
-void run_block_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+void run_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
   static thread_local Block block;
   block.shared.resize(shared_bytes);
   current_block = &block;
@@ -135,37 +133,25 @@ void run_block_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, 
   }
 }
 
-void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
-  const size_t blocks = count(grid);
-#pragma omp parallel
-  {
-    const auto thread = static_cast<size_t>(omp_get_thread_num()),
-               threads = static_cast<size_t>(omp_get_num_threads());
-    run_block_range(blocks * thread / threads, blocks * (thread + 1) / threads, grid, shared_bytes, body);
-  }
-}
-
-// Wakes the other cores only where that pays: not if the kernel, going by the time that its blocks took so
-// far, is over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
+// Calls the other cores only where that pays: not if the kernel, going by the time that its blocks took so
+// far, is over sooner.
 void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_cpu::BlockBody body) {
   using Clock = std::chrono::steady_clock;
   using Microseconds = std::chrono::duration<double, std::micro>;
-  constexpr double kWorthSharing = 10;                                      // µs on one core
+  constexpr double kWorthSharing = 10;  // µs on one core
+  constexpr size_t kPiecesPerCore = 4;  // so that all end at about the same time
   static thread_local std::unordered_map<const void*, double> block_times;  // µs on one core, by kernel
 
-  const double blocks = static_cast<double>(count(grid));
+  const size_t blocks = count(grid);
   const auto known = block_times.try_emplace(kernel, std::numeric_limits<double>::infinity()).first;
-  const int threads = static_cast<int>(std::min<double>(omp_get_max_threads(), blocks));
-  const bool share_out =
-      threads > 1 && known->second * blocks > kWorthSharing && !cuda_cpu::under_thread_sanitizer;
+  const bool worth = known->second * static_cast<double>(blocks) > kWorthSharing;
+  const size_t pieces = worth ? std::min(blocks, kPiecesPerCore * cuda_cpu::cores()) : 1;
 
   const auto start = Clock::now();
-  if (share_out) {
-    run_blocks_on_cores(grid, shared_bytes, body);
-  } else {
-    run_block_range(0, count(grid), grid, shared_bytes, body);
-  }
-  const double time = Microseconds(Clock::now() - start).count() * (share_out ? threads : 1) / blocks;
+  cuda_cpu::share_out(pieces, [&](size_t piece) {
+    run_range(piece * blocks / pieces, (piece + 1) * blocks / pieces, grid, shared_bytes, body);
+  });
+  const double time = Microseconds(Clock::now() - start).count() / static_cast<double>(blocks);
   known->second = std::min(time, 2 * known->second);  // an interruption must not look like long work
 }
 
