@@ -5,8 +5,6 @@ set -uo pipefail
 
 filter=$1
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
-# A thread that waits for the others gives its core back soon: machines that run tests are often busy.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 passed=0 failed=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
