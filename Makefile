@@ -13,7 +13,9 @@ TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16)
 
 # $(call check,NAME,valid values): an unknown value ends make with one line.
 check = $(if $(filter-out $(2),$($(1))),$(error $(1): $($(1)) is not valid; expected $(2)))
+NCCL ?= $(if $(filter cpu,$(BACKEND)),mpi,nccl)
 $(call check,BACKEND,cpu cuda)
+$(call check,NCCL,$(if $(filter cpu,$(BACKEND)),mpi,nccl mpi))
 $(call check,PRECISION,fp32 fp64 bf16)
 $(call check,SANITIZE,$(if $(filter cpu,$(BACKEND)),thread address,nothing with BACKEND=cuda))
 
@@ -26,12 +28,21 @@ comma := ,
 # ---- Sources ---------------------------------------------------------------------------------------------------------
 # A .cc file knows neither CUDA nor the precision: it is compiled once for all builds, and its test is in the fp32
 # builds only. A .cu file is compiled for each build. The stand-ins, and their tests, are in the folders named cpu.
-SUFFIX := $(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
+SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
+# What runs on several ranks, needs MPI and NCCL: everything but 01.
+PARALLEL_SOURCES := common/comm.cu common/watchdog.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
-COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) $(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/*.cu))
+COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) \
+  $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard common/*.cu)))
+PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/*.cc)))
+# NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
+NCCL_CPU := $(filter-out %/device_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
+  common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_cpu.cc,device_cuda.cu)
+NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(patsubst %,$(BUILD)/objects/%.o,$(NCCL_CPU)))
+MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,tests/mpi/main.cc $(wildcard tests/mpi/test_*.cu))
 TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/test_*.cu))
 ifeq ($(PRECISION),fp32)
   TESTS += $(patsubst %,$(HOST)/%.o,$(wildcard tests/test_*.cc))
@@ -52,26 +63,31 @@ HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) 
 MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
-CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp -fno-math-errno -fassociative-math -fno-signed-zeros \
+CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
   -fno-trapping-math -Icommon/cpu -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
   $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
   $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
+# MPICH's headers and library, without the flags that its compiler wrapper would add.
+MPI_HEADERS := $(firstword $(dir $(wildcard /usr/include/$(MULTIARCH)/mpich/mpi.h /usr/local/include/mpi.h)))
+MPI_FLAGS := $(if $(filter mpi,$(NCCL)),-Icommon/cpu/nccl) $(addprefix -I,$(MPI_HEADERS))
+MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
+
 CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
-CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp \
+CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
   -Icommon $(DEFINES) $(BUILD_DEFINES)
 CUDA_LIBRARIES := -lcublas
 
 ifeq ($(BACKEND),cpu)
-  COMPILE := $(CXX) $(CPU_FLAGS)
+  COMPILE := $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
   CU := -x c++
-  LINK := $(CXX) $(SANITIZER) -fopenmp -rdynamic
+  LINK := $(CXX) $(SANITIZER) -pthread -rdynamic
   LIBRARIES := $(CPU_LIBRARIES)
 else
-  COMPILE := $(NVCC) $(CUDA_FLAGS)
+  COMPILE := $(NVCC) $(CUDA_FLAGS) -Itests $(MPI_FLAGS)
   CU := -x cu
-  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -fopenmp,-rdynamic
+  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
@@ -81,7 +97,7 @@ TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include
 .SECONDARY:
 .DELETE_ON_ERROR:
 
-all: programs $(BUILD)/tests
+all: programs $(BUILD)/tests $(BUILD)/mpi_tests
 programs: $(PROGRAMS:%=$(BUILD)/%)
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -90,9 +106,13 @@ tsan-cases: $(BUILD)/tsan_cases
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/tsan_cases:
+$(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)))
+$(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
+$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
-	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %/tests,$@),$(TEST_LIBRARIES))
+	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
 # Tests are compiled quickly rather than made fast; those of the stand-ins look at what the optimiser made of kernels.
 OPTIMIZE = $(if $(filter-out tests/cpu/%,$(filter tests/%,$<)),-O1,-O3)
@@ -115,7 +135,7 @@ $(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES)
 $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
--include $(patsubst %.o,%.d,$(COMMON) $(STANDINS) $(TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
+-include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------

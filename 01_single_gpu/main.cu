@@ -2,9 +2,7 @@
 // parameters, build the transformer, loop over steps, loop over micro-batches (gradient accumulation), step
 // the optimizer, log.
 //
-// Each later program plugs one technique into it: compare this file with theirs (make diff-02, ...).
-#include <iostream>
-
+// Each later program plugs one technique into it: compare this file with theirs.
 #include "batch.h"
 #include "memory.h"
 #include "optimizer.h"
@@ -20,19 +18,19 @@ namespace {
 void train(const Options& options) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
-
-  UnitHooks hooks;
   TensorRegion region;
   AttentionCore attention;
   FeedForward feed_forward;
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
 
   Parameters parameters;
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryBytes predicted = predict_memory(options, element_sizes);
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1));
   require_memory(predicted, free_device_memory());
   parameters.allocate();
   parameters.initialise(options.seed, compute);
+  UnitHooks hooks;
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
 
   Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
                     options.sequence_length, options.sequence_length, options.recompute, seams, compute);
@@ -56,11 +54,12 @@ void train(const Options& options) {
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish({{predicted, memory_peak()}});
-  if (options.sample > 0)
-    std::cout << write_sample(options, ids, parameters, seams, options.sample, 0.8, compute) << '\n';
+  run.finish(predicted);
+  run.show_sample(write_sample(options, ids, parameters, seams, compute));
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_program(argc, argv, "Trains a transformer on one GPU.", train); }
+int main(int argc, char** argv) {
+  return run_program([&] { train(parse_options(argc, argv, "Trains a transformer on one GPU.")); });
+}

@@ -25,23 +25,35 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
           last};
 }
 
-BatchLoader::BatchLoader(const TokenData& data, const Options& options) : data_(data), options_(options) {
-  for (int i = 0; i < options.global_batch_size / options.micro_batch_size; ++i) {
+int micro_batches_of_a_rank(const Options& options, int ranks) {
+  if (options.global_batch_size % (options.micro_batch_size * ranks) != 0) {
+    throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
+                     "a multiple of --micro-batch-size times ranks (" +
+                         std::to_string(options.micro_batch_size) + " x " + std::to_string(ranks) + ")");
+  }
+  return options.global_batch_size / (options.micro_batch_size * ranks);
+}
+
+BatchLoader::BatchLoader(const TokenData& data, const Options& options, int rank, int ranks)
+    : data_(data), options_(options), rank_(rank), ranks_(ranks) {
+  for (int i = 0; i < micro_batches_of_a_rank(options, ranks); ++i) {
     buffers_.emplace_back(static_cast<int64_t>(options.micro_batch_size) * options.sequence_length);
   }
 }
 
 std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   const double target_tokens = static_cast<double>(options_.global_batch_size) * options_.sequence_length;
+  const int64_t first_micro_batch = int64_t{rank_} * micro_batches();
   std::vector<Batch> batches;
   for (int i = 0; i < micro_batches(); ++i) {
     BatchBuffer& buffer = buffers_[i];
-    fill_sequences(data_, options_.seed, step, static_cast<int64_t>(i) * options_.micro_batch_size,
+    fill_sequences(data_, options_.seed, step, (first_micro_batch + i) * options_.micro_batch_size,
                    options_.sequence_length, buffer.tokens(), buffer.targets());
     for (size_t row = 0; row < buffer.positions().size(); ++row) {
       buffer.positions()[row] = static_cast<int32_t>(row % options_.sequence_length);
     }
-    batches.push_back(buffer.upload(target_tokens, micro_batches(), i + 1 == micro_batches(), stream));
+    const bool last = i + 1 == micro_batches();
+    batches.push_back(buffer.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream));
   }
   return batches;
 }

@@ -43,10 +43,15 @@ class BatchBuffer {
   DeviceArray<int32_t> device_;  // likewise
 };
 
-// The micro-batches of each step's global batch.
+// How many micro-batches of a step each of `ranks` data-parallel ranks takes; throws UsageError where they
+// can't be shared out evenly.
+int micro_batches_of_a_rank(const Options& options, int ranks);
+
+// The micro-batches of each step's global batch that this data-parallel rank takes: part `rank` of `ranks`
+// equal parts. The micro-batches of all ranks together are the same in every layout.
 class BatchLoader {
  public:
-  BatchLoader(const TokenData& data, const Options& options);
+  BatchLoader(const TokenData& data, const Options& options, int rank = 0, int ranks = 1);
 
   int micro_batches() const { return static_cast<int>(buffers_.size()); }
 
@@ -57,6 +62,7 @@ class BatchLoader {
  private:
   const TokenData& data_;
   const Options& options_;
+  int rank_, ranks_;
   std::vector<BatchBuffer> buffers_;  // [micro-batches]
 };
 

@@ -7,14 +7,17 @@ namespace pentatron {
 namespace {
 
 int rank_in_messages = 0;
+void (*end_other_ranks)() = nullptr;
 
 }  // namespace
 
 void set_rank_for_messages(int rank) { rank_in_messages = rank; }
+void at_failure(void (*end)()) { end_other_ranks = end; }
 
 void fail(const char* call, const char* text, const char* file, int line) {
   std::fprintf(stderr, "rank %d: %s failed: %s (%s:%d)\n", rank_in_messages, call, text, file, line);
   std::fflush(nullptr);
+  if (end_other_ranks) end_other_ranks();
   std::_Exit(1);  // streams may still hold work, so nothing is torn down
 }
 

@@ -28,6 +28,10 @@ namespace pentatron {
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
+// The rank that error messages name, and what ends the other ranks after one; set once, after MPI has started.
+void set_rank_for_messages(int rank);
+void at_failure(void (*end_other_ranks)());
+
 // ---- Launching a kernel -----------------------------------------------------------------------------------
 
 constexpr unsigned threads_per_block = 256;

@@ -312,20 +312,20 @@ __device__ __attribute__((noinline)) double normal_number(PhiloxKey key, uint64_
   return sqrt(-2 * log(u1)) * (index % 2 == 0 ? cos(two_pi * u2) : sin(two_pi * u2));
 }
 
-__global__ void fill_normal_kernel(real* weights, int64_t rows, int64_t columns, int64_t first_row,
-                                   int64_t first_column, int64_t global_columns, uint32_t key0, uint32_t key1,
-                                   double standard_deviation) {
-  for (size_t i : grid_range(static_cast<size_t>(rows) * columns)) {
-    const uint64_t row = first_row + i / columns, column = first_column + i % columns;
-    weights[i] = real(static_cast<accum>(standard_deviation *
-                                         normal_number({{key0, key1}}, row * global_columns + column)));
+__global__ void fill_normal_kernel(real* weights, size_t first, size_t size, int64_t columns,
+                                   int64_t first_row, int64_t first_column, int64_t global_columns,
+                                   uint32_t key0, uint32_t key1, double standard_deviation) {
+  for (size_t i : grid_range(size)) {
+    const uint64_t row = first_row + (first + i) / columns, column = first_column + (first + i) % columns;
+    const double normal = normal_number({{key0, key1}}, row * global_columns + column);
+    weights[i] = real(static_cast<accum>(standard_deviation * normal));
   }
 }
 
-void fill_normal(real* weights, GlobalSlice slice, PhiloxKey key, double standard_deviation,
-                 cudaStream_t stream) {
-  launch(fill_normal_kernel, elementwise_grid(slice.rows * slice.columns), stream, weights, slice.rows,
-         slice.columns, slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
+void fill_normal(real* weights, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
+                 double standard_deviation, cudaStream_t stream) {
+  launch(fill_normal_kernel, elementwise_grid(size), stream, weights, first, size, slice.columns,
+         slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
          standard_deviation);
 }
 
@@ -372,15 +372,16 @@ void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaS
 }
 
 // The bias corrections of AdamW are folded into step_size and inverse_correction2, the weight decay into
-// `decay`.
-__global__ void adamw_step_kernel(accum beta1, accum beta2, accum step_size, accum inverse_correction2,
-                                  accum epsilon, accum decay, real* weights, accum* master,
-                                  const accum* gradients, accum* moment1, accum* moment2, const accum* clip,
-                                  size_t size) {
+// `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the
+// digits.
+__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum step_size,
+                                  accum inverse_correction2, accum epsilon, accum decay, real* weights,
+                                  accum* master, const accum* gradients, accum* moment1, accum* moment2,
+                                  const accum* clip, size_t size) {
   const accum factor = clip[0];
   for (size_t i : grid_range(size)) {
     const accum g = factor * gradients[i];
-    const accum m = beta1 * moment1[i] + (1 - beta1) * g, v = beta2 * moment2[i] + (1 - beta2) * g * g;
+    const accum m = beta1 * moment1[i] + gain1 * g, v = beta2 * moment2[i] + gain2 * g * g;
     const accum weight = master[i] * decay - step_size * m / (sqrt(v) * inverse_correction2 + epsilon);
     moment1[i] = m;
     moment2[i] = v;
@@ -393,9 +394,9 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
                 accum* moment2, const accum* clip, size_t size, cudaStream_t stream) {
   const double correction1 = 1 - std::pow(adamw.beta1, adamw.step),
                correction2 = 1 - std::pow(adamw.beta2, adamw.step);
-  launch(adamw_step_kernel, elementwise_grid(size), stream, adamw.beta1, adamw.beta2, adamw.lr / correction1,
-         1 / std::sqrt(correction2), adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master,
-         gradients, moment1, moment2, clip, size);
+  launch(adamw_step_kernel, elementwise_grid(size), stream, adamw.beta1, adamw.beta2, 1 - adamw.beta1,
+         1 - adamw.beta2, adamw.lr / correction1, 1 / std::sqrt(correction2), adamw.epsilon,
+         1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, clip, size);
 }
 
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,

@@ -97,13 +97,13 @@ void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream)
 
 // ---- Initialisation ---------------------------------------------------------------------------------------
 
-// The slice [first_row, first_row + rows) x [first_column, first_column + columns) of a global matrix whose
-// elements are standard_deviation * a normal number that depends on (key, global index) alone, so that every
-// slicing of the matrix gives the same bits.
+// A local matrix is the slice of a global one that begins at (first_row, first_column).
 struct GlobalSlice {
-  int64_t rows, columns, first_row, first_column, global_columns;
+  int64_t columns, first_row, first_column, global_columns;
 };
-void fill_normal(real* weights /*[rows, columns]*/, GlobalSlice slice, PhiloxKey key,
+// weights[i] = element first + i of the local matrix: standard_deviation * a normal number that depends on
+// (key, global index) alone, so that every slicing of the global matrix gives the same bits.
+void fill_normal(real* weights /*[size]*/, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
                  double standard_deviation, cudaStream_t stream);
 void fill_constant(real* weights, size_t size, double value, cudaStream_t stream);
 

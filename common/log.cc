@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iomanip>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <ostream>
 #include <sstream>
@@ -42,22 +43,24 @@ std::string json_step(const StepRecord& record) {
 
 std::string json_summary(const Summary& summary) {
   std::ostringstream json;
-  json << "{\"summary\": {\"ranks\": " << summary.memory.size() << ", \"layout\": {";
+  json << "{\"summary\": {\"ranks\": " << summary.ranks.size() << ", \"layout\": {";
   for (const auto& [dimension, degree] : summary.layout) {
     json << (&dimension == &summary.layout.front().first ? "" : ", ") << '"' << dimension << "\": " << degree;
   }
   json << "}, \"parameters\": " << summary.parameters
        << ", \"final_loss\": " << json_number(summary.final_loss)
        << ", \"seconds\": " << json_number(summary.seconds) << ", \"memory\": [";
-  for (size_t rank = 0; rank < summary.memory.size(); ++rank) {
+  for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
+    const RankMemory& memory = summary.ranks[rank].memory;
     json << (rank == 0 ? "" : ", ") << "{\"rank\": " << rank
-         << ", \"predicted\": " << json_memory(summary.memory[rank].predicted)
-         << ", \"measured\": " << json_memory(summary.memory[rank].measured) << '}';
+         << ", \"predicted\": " << json_memory(memory.predicted.total())
+         << ", \"of_which_transient\": " << json_memory(memory.predicted.transient)
+         << ", \"measured\": " << json_memory(memory.measured) << '}';
   }
   json << "], \"communication\": [";
-  for (size_t rank = 0; rank < summary.communication.size(); ++rank) {
+  for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
     json << (rank == 0 ? "" : ", ") << "{\"rank\": " << rank;
-    for (const OperationCount& count : summary.communication[rank]) {
+    for (const OperationCount& count : summary.ranks[rank].communication) {
       json << ", \"" << count.operation << "\": {\"calls\": " << count.calls
            << ", \"elements\": " << count.elements << '}';
     }
@@ -104,6 +107,24 @@ std::string human_bytes(double bytes) {
 
 std::string human_count(double count) { return human(count, 1000, {"", "k", "M", "G", "T", "P"}); }
 
+std::string to_text(const RankReport& report) {
+  nlohmann::json json = {{"resident", report.memory.predicted.resident},
+                         {"transient", report.memory.predicted.transient},
+                         {"measured", report.memory.measured},
+                         {"communication", nlohmann::json::array()}};
+  for (const OperationCount& c : report.communication) {
+    json["communication"].push_back({c.operation, c.calls, c.elements});
+  }
+  return json.dump();
+}
+
+RankReport rank_report(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  RankReport report{{{json["resident"], json["transient"]}, json["measured"]}, {}};
+  for (const auto& c : json["communication"]) report.communication.push_back({c[0], c[1], c[2]});
+  return report;
+}
+
 RunLog::RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every,
                double flops_per_token, double peak_flops)
     : out_(out),
@@ -142,7 +163,7 @@ void RunLog::step(const StepRecord& record) {
 }
 
 void RunLog::summary(const Summary& summary) {
-  print_memory_table(out_, summary.memory);
+  print_memory_table(out_, summary.ranks);
   out_.flush();
   if (json_.is_open()) write_json(json_summary(summary));
 }
@@ -153,7 +174,7 @@ void RunLog::write_json(const std::string& line) {
   if (!json_) throw std::runtime_error("cannot write " + json_path_ + " (is the disk full?)");
 }
 
-void print_memory_table(std::ostream& out, const std::vector<RankMemory>& ranks) {
+void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks) {
   constexpr std::array<int, 4> widths = {16, 14, 14, 14};
   const auto row = [&](std::string_view name, size_t predicted, size_t measured) {
     const double difference = static_cast<double>(measured) / static_cast<double>(predicted) - 1;
@@ -165,7 +186,7 @@ void print_memory_table(std::ostream& out, const std::vector<RankMemory>& ranks)
   };
   const auto largest = [&](auto bytes_of) {
     size_t bytes = 0;
-    for (const RankMemory& rank : ranks) bytes = std::max(bytes, bytes_of(rank));
+    for (const RankReport& rank : ranks) bytes = std::max(bytes, bytes_of(rank.memory));
     return bytes;
   };
   const auto total = [](const MemoryBytes& bytes) {
@@ -177,11 +198,18 @@ void print_memory_table(std::ostream& out, const std::vector<RankMemory>& ranks)
   out << '\n';
   print_row<4>(out, {"", "predicted", "measured", "difference"}, widths);
   for (size_t i = 0; i < purposes; ++i) {
-    row(purpose_names[i], largest([&](const RankMemory& rank) { return rank.predicted[i]; }),
+    row(purpose_names[i], largest([&](const RankMemory& rank) { return rank.predicted.total()[i]; }),
         largest([&](const RankMemory& rank) { return rank.measured[i]; }));
   }
-  row("sum", largest([&](const RankMemory& rank) { return total(rank.predicted); }),
+  row("sum", largest([&](const RankMemory& rank) { return total(rank.predicted.total()); }),
       largest([&](const RankMemory& rank) { return total(rank.measured); }));
+  for (size_t i = 0; i < purposes; ++i) {
+    const size_t transient = largest([&](const RankMemory& rank) { return rank.predicted.transient[i]; });
+    if (transient > 0) {
+      out << "  (" << purpose_names[i] << ": of which transient "
+          << human_bytes(static_cast<double>(transient)) << ")\n";
+    }
+  }
 }
 
 }  // namespace pentatron

@@ -26,7 +26,7 @@ struct StepRecord {
 };
 
 struct RankMemory {
-  MemoryBytes predicted;
+  MemoryPrediction predicted;
   MemoryBytes measured;  // at the peak
 };
 
@@ -36,13 +36,21 @@ struct OperationCount {
   int64_t elements;
 };
 
+struct RankReport {
+  RankMemory memory;
+  std::vector<OperationCount> communication;
+};
+
+// For the way from one rank to another.
+std::string to_text(const RankReport& report);
+RankReport rank_report(const std::string& text);
+
 struct Summary {
   std::vector<std::pair<std::string, int>> layout;  // degree of each mesh dimension
   int64_t parameters;                               // of the whole model
   double final_loss;
-  double seconds;                                          // of all steps
-  std::vector<RankMemory> memory;                          // [ranks]
-  std::vector<std::vector<OperationCount>> communication;  // [ranks]
+  double seconds;                 // of all steps
+  std::vector<RankReport> ranks;  // [ranks]
 };
 
 class RunLog {
@@ -71,7 +79,7 @@ class RunLog {
 };
 
 // Purpose by purpose, predicted and measured; with several ranks, the largest of all.
-void print_memory_table(std::ostream& out, const std::vector<RankMemory>& ranks);
+void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);
 
 std::string human_bytes(double bytes);  // "1.50 MiB"
 std::string human_count(double count);  // "41.2k"

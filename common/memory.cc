@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <vector>
 
 #include "log.h"
 
@@ -24,15 +25,22 @@ Elements kept_in_layer(const ModelConfig& m, int64_t batch, int64_t sequence, bo
   return {rows * (normed_and_middle + attention + mlp) + score_elements, rows * (2 + m.heads)};
 }
 
-}  // namespace
+// Parameters of each unit: embedding, layers, head with its norm.
+std::vector<int64_t> unit_sizes(const ModelConfig& m) {
+  const int64_t ends = int64_t{m.vocab_size} * m.d_model, head = ends + m.d_model;
+  std::vector<int64_t> sizes(m.layers + 2, (parameter_count(m) - ends - head) / m.layers);
+  sizes.front() = ends;
+  sizes.back() = head;
+  return sizes;
+}
 
-MemoryBytes predict_memory(const Options& options, ElementSizes element) {
+// Elements of the activations of one micro-batch and of the work space.
+Elements activations(const Options& options) {
   const ModelConfig& m = options.model;
   const int64_t batch = options.micro_batch_size, s = options.sequence_length, rows = batch * s,
                 layers = m.layers;
   const int64_t d = m.d_model, f = m.d_ff, q = m.heads * m.head_size(), kv = m.kv_heads * m.head_size();
   const int64_t scores_of_one_sequence = m.heads * s * s;
-  const int64_t parameters = parameter_count(m);
 
   // Every micro-batch: each layer's input and what it keeps, the output, its gradient, and the head's part.
   const bool keeps_scores = options.recompute == Recompute::none;
@@ -47,17 +55,48 @@ MemoryBytes predict_memory(const Options& options, ElementSizes element) {
       rows * (q + 2 * kv) + rows * d + rows * (2 * q + 2 * kv) + rows * 3 * f + scores_of_one_sequence;
   if (!keeps_scores) sum.real += scores_of_one_sequence;
   sum.accum += rows * m.heads + (std::min<int64_t>(rows, 256) + 2 * layers + 1) * d + s * m.head_size();
-
-  const size_t tokens_on_device = 4 * sizeof(int32_t) * options.global_batch_size * s;
-  const size_t states =
-      (options.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
-  const size_t norm_and_totals = (norm_parts + 2) * sizeof(double) + element.accum;  // of the optimizer
-  return {parameters * element.real, parameters * element.accum,
-          states * parameters * element.accum + norm_and_totals, sum.bytes(element) + tokens_on_device, 0};
+  return sum;
 }
 
-void require_memory(const MemoryBytes& predicted, size_t available) {
-  const size_t total = std::accumulate(predicted.begin(), predicted.end(), size_t{0});
+}  // namespace
+
+MemoryBytes MemoryPrediction::total() const {
+  MemoryBytes sum = resident;
+  for (size_t i = 0; i < purposes; ++i) sum[i] += transient[i];
+  return sum;
+}
+
+MemoryPrediction predict_memory(const Options& options, ElementSizes element, int micro_batches,
+                                ZeroSplit zero) {
+  const int64_t alignment =
+      zero.ranks * static_cast<int64_t>(16 / element.real);  // of a unit, so that its shards are equal
+  size_t parameters = 0, largest_unit = 0;
+  for (const int64_t size : unit_sizes(options.model)) {
+    const size_t padded = (size + alignment - 1) / alignment * alignment;
+    parameters += padded;
+    largest_unit = std::max(largest_unit, padded);
+  }
+  const auto shared_from = [&](int stage) {
+    return zero.stage >= stage ? parameters / zero.ranks : parameters;
+  };
+  const size_t states =
+      (options.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
+  const size_t norm_and_totals = (norm_parts + 2) * sizeof(double) + element.accum;
+  const size_t tokens =
+      4 * sizeof(int32_t) * options.micro_batch_size * options.sequence_length * micro_batches;
+
+  MemoryPrediction prediction;
+  prediction.resident = {shared_from(3) * element.real, shared_from(2) * element.accum,
+                         shared_from(1) * states * element.accum + norm_and_totals,
+                         activations(options).bytes(element) + tokens, 0};
+  if (zero.stage >= 3) prediction.transient[0] = 2 * largest_unit * element.real;  // two gathered units
+  if (zero.stage >= 2) prediction.transient[1] = largest_unit * element.accum;  // one unit, not yet reduced
+  return prediction;
+}
+
+void require_memory(const MemoryPrediction& predicted, size_t available) {
+  const MemoryBytes bytes = predicted.total();
+  const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
   if (total <= available) return;
   throw UsageError(
       "--model, --micro-batch-size, --seq-len", "a run that needs " + human_bytes(static_cast<double>(total)),

@@ -28,11 +28,23 @@ struct ElementSizes {
 // Partial sums of the gradient norm (kernels.h, sum_of_squares).
 inline constexpr int norm_parts = 128;
 
-// What a run will hold at its peak, from the sizes of the model and of the batch alone
-// (01_single_gpu/README.md derives it).
-MemoryBytes predict_memory(const Options& options, ElementSizes element);
+// What is there all the time, and what comes on top for a while.
+struct MemoryPrediction {
+  MemoryBytes resident = {}, transient = {};
+  MemoryBytes total() const;
+};
+
+// How ZeRO shares out the model's state (03_zero/zero.h).
+struct ZeroSplit {
+  int stage = 0, ranks = 1;
+};
+
+// What a rank will hold at its peak, from the sizes of the model and of the batch alone
+// (01_single_gpu/README.md derives it). micro_batches: of a step, on this rank.
+MemoryPrediction predict_memory(const Options& options, ElementSizes element, int micro_batches,
+                                ZeroSplit zero = {});
 
 // Throws UsageError when that is more than `available` bytes.
-void require_memory(const MemoryBytes& predicted, size_t available);
+void require_memory(const MemoryPrediction& predicted, size_t available);
 
 }  // namespace pentatron

@@ -43,6 +43,7 @@ Optimizer::Optimizer(const Options& options, Parameters& parameters, cudaStream_
 
 void Optimizer::add_norm_squared(double* norm_squared) {
   for (const Piece& piece : parameters_.pieces()) {
+    if (!parameters_.counts(piece)) continue;
     sum_of_squares(piece.gradients, piece.end - piece.begin, parts_.data(), norm_squared, stream_);
   }
 }

@@ -44,6 +44,9 @@ const std::vector<std::pair<std::string, Recompute>> recompute_names = {
 const std::vector<std::pair<std::string, OptimizerKind>> optimizer_names = {{"adamw", OptimizerKind::adamw},
                                                                             {"sgd", OptimizerKind::sgd}};
 
+const std::vector<std::pair<std::string, DpSync>> dp_sync_names = {
+    {"naive", DpSync::naive}, {"overlap", DpSync::overlap}, {"bucket", DpSync::bucket}};
+
 template <typename Value>
 std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
   for (const auto& [name, named] : names) {
@@ -96,8 +99,9 @@ class CommandLine {
     });
   }
 
-  void file(const std::string& option, std::string& path, const std::string& help) {
-    add(option, "FILE", "", help, [=, &path](const std::string& given) { path = given; });
+  void file(const std::string& option, std::string& path, const std::string& help,
+            const std::string& placeholder = "FILE") {
+    add(option, placeholder, "", help, [=, &path](const std::string& given) { path = given; });
   }
 
   template <typename Value>
@@ -258,6 +262,31 @@ void declare_run(CommandLine& line, Options& options) {
              "bytes of text that the trained model writes at the end");
 }
 
+void declare_group(CommandLine& line, Options& options, OptionGroup group) {
+  switch (group) {
+    case OptionGroup::communication:
+      line.group("Communication");
+      line.number("--timeout", options.timeout, 0.1, 1e6,
+                  "seconds after which a stream that stands still ends the run");
+      line.file("--link", options.link, "model a link between ranks, such as 5us,50GB/s (NCCL over MPI only)",
+                "LINK");
+      line.file("--link-between-nodes", options.link_between_nodes, "the same between nodes", "LINK");
+      line.whole("--ranks-per-node", options.ranks_per_node, 0, 1 << 20, "ranks of a modelled node, 0: all");
+      return;
+    case OptionGroup::data_parallel:
+      line.group("Data parallelism");
+      line.choice("--dp-sync", options.dp_sync, dp_sync_names, "when gradients are summed over the ranks");
+      line.number("--bucket-mb", options.bucket_mb, 1e-6, 1e6,
+                  "megabytes of gradients that are summed at once");
+      return;
+    case OptionGroup::zero:
+      line.group("ZeRO");
+      line.whole("--zero-stage", options.zero_stage, 0, 3,
+                 "1: optimizer states, 2: and gradients, 3: and weights are sharded");
+      return;
+  }
+}
+
 void check_sizes(const Options& options) {
   const ModelConfig& model = options.model;
   if (model.d_model % model.heads != 0) {
@@ -344,7 +373,8 @@ int64_t parameter_count(const ModelConfig& m) {
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
-Options parse_options(int argc, const char* const* argv, std::string_view description) {
+Options parse_options(int argc, const char* const* argv, std::string_view description,
+                      std::initializer_list<OptionGroup> groups) {
   Options options;
   use_preset(options, presets().front().model.name);
   options.data = PENTATRON_CORPUS;
@@ -355,6 +385,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   declare_data(line, options);
   declare_optimizer(line, options);
   declare_run(line, options);
+  for (const OptionGroup group : groups) declare_group(line, options, group);
   line.footer(table_of_presets());
   line.parse(argc, argv);
 

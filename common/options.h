@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -47,6 +48,10 @@ enum class Recompute { none, selective, full };
 
 enum class OptimizerKind { adamw, sgd };
 
+// When data-parallel ranks sum their gradients: after backward, unit by unit during it, or in slices of equal
+// size.
+enum class DpSync { naive, overlap, bucket };
+
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(OptimizerKind optimizer);
 
@@ -73,6 +78,15 @@ struct Options {
 
   Recompute recompute = Recompute::none;
 
+  DpSync dp_sync = DpSync::bucket;
+  double bucket_mb = 25;  // megabytes (10^6 bytes) of a slice
+  int zero_stage = 1;
+
+  double timeout = 300;            // seconds after which a stream that has not moved ends the run
+  std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
+  std::string link_between_nodes;  // likewise between nodes of ranks_per_node ranks
+  int ranks_per_node = 0;          // 0: all ranks are on one node
+
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace
   bool profile = false;  // print the time of each kernel at the end
@@ -80,7 +94,11 @@ struct Options {
   int sample = 0;        // bytes of text that the trained model writes at the end
 };
 
+// What a program takes beside the options that all have.
+enum class OptionGroup { communication, data_parallel, zero };
+
 // Throws UsageError or HelpRequest.
-Options parse_options(int argc, const char* const* argv, std::string_view description);
+Options parse_options(int argc, const char* const* argv, std::string_view description,
+                      std::initializer_list<OptionGroup> groups = {});
 
 }  // namespace pentatron

@@ -47,49 +47,58 @@ int Parameters::declare(const Declaration& declaration) {
 size_t Parameters::span_size(int unit, Span span) const {
   constexpr size_t elements_in_16_bytes =
       16 / sizeof(real);  // 16 bytes of weights are at least 16 bytes of gradients
-  const size_t ranks = span == Span::dense ? mesh_.shard_ranks : mesh_.expert_shard_ranks;
-  return round_up(used_[unit][static_cast<int>(span)], ranks * elements_in_16_bytes);
+  return round_up(used_[unit][static_cast<int>(span)], shards(span) * elements_in_16_bytes);
+}
+
+real* Parameters::allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
+
+accum* Parameters::allocate_gradients(size_t size) {
+  resident_gradients_.push_back(gradient_memory_.matrix<accum>(1, size));
+  return resident_gradients_.back().data;
 }
 
 void Parameters::allocate(int first_unit, int last_unit) {
-  for (int unit = first_unit; unit < last_unit; ++unit) {
-    for (const Span span : {Span::dense, Span::experts}) {
-      const size_t size = span_size(unit, span);
-      if (size == 0) continue;
-      real*& weights = storage_[unit].weights[static_cast<int>(span)];
-      accum*& gradients = storage_[unit].gradients[static_cast<int>(span)];
-      weights = weight_memory_.matrix<real>(1, size).data;
-      gradients = gradient_memory_.matrix<accum>(1, size).data;
-      pieces_.push_back({unit, span, 0, size, weights, gradients, false});
+  for (const Span span : {Span::dense, Span::experts}) {
+    size_t size = 0;
+    for (int unit = first_unit; unit < last_unit; ++unit) size += span_size(unit, span);
+    if (size == 0) continue;
+    real* weights = allocate_weights(size);
+    accum* gradients = allocate_gradients(size);
+    for (int unit = first_unit; unit < last_unit; ++unit) {
+      const size_t of_unit = span_size(unit, span);
+      if (of_unit == 0) continue;
+      storage_[unit].weights[static_cast<int>(span)] = weights;
+      storage_[unit].gradients[static_cast<int>(span)] = gradients;
+      pieces_.push_back({unit, span, 0, of_unit, weights, gradients, false});
+      weights += of_unit;
+      gradients += of_unit;
     }
   }
 }
 
 void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
-  for (int unit = 0; unit < units(); ++unit) {
-    for (const Span span : {Span::dense, Span::experts}) {
-      real* weights = storage_[unit].weights[static_cast<int>(span)];
-      if (weights) fill_constant(weights, span_size(unit, span), 0, stream);  // for the padding
-    }
-  }
-  for (const Parameter& p : parameters_) {
-    real* span_weights = storage_[p.unit].weights[static_cast<int>(p.span())];
-    if (!span_weights || p.local_size() == 0) continue;
-    if (p.standard_deviation == 0) {
-      fill_constant(span_weights + p.offset, p.local_size(), 1, stream);
-    } else {
-      fill_normal(span_weights + p.offset,
-                  {p.local_rows, p.local_columns, p.first_row, p.first_column, p.columns},
-                  philox_key(seed, p.name), p.standard_deviation, stream);
+  for (const Piece& piece : pieces_) {
+    fill_constant(piece.weights, piece.end - piece.begin, 0, stream);  // for the padding
+    for (const Crossing& c : crossings(piece)) {
+      const Parameter& p = *c.parameter;
+      if (p.standard_deviation == 0) {
+        fill_constant(piece.weights + c.begin_in_piece, c.size, 1, stream);
+      } else {
+        const GlobalSlice slice = {p.local_columns, p.first_row, p.first_column, p.columns};
+        fill_normal(piece.weights + c.begin_in_piece, c.begin_in_parameter, c.size, slice,
+                    philox_key(seed, p.name), p.standard_deviation, stream);
+      }
     }
   }
 }
 
 void Parameters::zero_gradients(cudaStream_t stream) {
-  for (const Piece& piece : pieces_) {
-    CUDA_CHECK(cudaMemsetAsync(piece.gradients, 0, (piece.end - piece.begin) * sizeof(accum), stream));
+  for (const Statistics& gradients : resident_gradients_) {
+    CUDA_CHECK(cudaMemsetAsync(gradients.data, 0, gradients.bytes(), stream));
   }
 }
+
+bool Parameters::counts(const Piece& piece) const { return piece.sharded || shard(piece.span) == 0; }
 
 int Parameters::find(const std::string& name) const {
   for (size_t id = 0; id < parameters_.size(); ++id) {
@@ -114,6 +123,10 @@ Statistics Parameters::gradients(int id, int count) const {
   const Tensor shape = weights(id, count);
   const Parameter& p = parameters_[id];
   return {storage_[p.unit].gradients[static_cast<int>(p.span())] + p.offset, shape.rows, shape.columns};
+}
+
+Statistics Parameters::unit_gradients(int unit) const {
+  return {storage_[unit].gradients[0], 1, static_cast<int64_t>(span_size(unit, Span::dense))};
 }
 
 std::vector<Crossing> Parameters::crossings(const Piece& piece) const {

@@ -36,13 +36,15 @@ struct Declaration {
   bool decays = true;               // weight decay applies
 };
 
-// This rank's place on the axes that split parameters.
+// This rank's place on the axes that split parameters or share out their optimizer.
 struct ParameterMesh {
   int tensor_rank = 0, tensor_ranks = 1;
   int expert_rank = 0, expert_ranks = 1;
   int experts = 0;
-  int shard_ranks = 1;         // data x context: spans are padded so that this many equal shards exist
-  int expert_shard_ranks = 1;  // the same for the experts' spans
+  // Data x context, over which gradients are summed; for the experts their own group. Spans are padded so
+  // that this many equal shards exist.
+  int shard_rank = 0, shard_ranks = 1;
+  int expert_shard_rank = 0, expert_shard_ranks = 1;
 };
 
 enum class Span { dense, experts };
@@ -87,11 +89,15 @@ class Parameters {
   int declare(const Declaration& declaration);
 
   // Allocates and binds the weights and gradients of units [first, last), whole, and makes a piece of each
-  // span.
+  // span. The gradients of all units lie one after the other.
   void allocate(int first_unit, int last_unit);
   void allocate() { allocate(0, units()); }
 
-  // Initial values of the slices of all units whose weights are bound: the same numbers in every layout.
+  // Memory that lives as long as this object. Gradients are resident: every step begins by zeroing them.
+  real* allocate_weights(size_t size);
+  accum* allocate_gradients(size_t size);
+
+  // Initial values of all pieces: the same numbers in every layout.
   void initialise(uint64_t seed, cudaStream_t stream);
 
   void zero_gradients(cudaStream_t stream);
@@ -103,16 +109,28 @@ class Parameters {
   int64_t global_size() const;              // elements of the whole model
   const ParameterMesh& mesh() const { return mesh_; }
 
-  // Elements of a span with its padding, which is never read as a weight and has zero gradients.
+  // Elements of a span with its padding, which is never read as a weight and has zero gradients; of one shard
+  // of it.
   size_t span_size(int unit, Span span) const;
+  size_t shard_size(int unit, Span span) const { return span_size(unit, span) / shards(span); }
+  int shards(Span span) const { return span == Span::dense ? mesh_.shard_ranks : mesh_.expert_shard_ranks; }
+  int shard(Span span) const { return span == Span::dense ? mesh_.shard_rank : mesh_.expert_shard_rank; }
 
   // The local slice of a parameter, or of `count` parameters with the same columns as one matrix. Looked up
   // at each use, never kept, because ZeRO binds other memory.
   Tensor weights(int id, int count = 1) const;
   Statistics gradients(int id, int count = 1) const;
 
+  // The gradients of a unit's dense span, and those of all units in the order of units (after `allocate`);
+  // [1, size].
+  Statistics unit_gradients(int unit) const;
+  Statistics flat_gradients() const { return resident_gradients_.front(); }
+
   UnitStorage& storage(int unit) { return storage_[unit]; }
   std::vector<Piece>& pieces() { return pieces_; }
+  // Whether this rank is the one that counts a piece when something is summed over all ranks: a piece that is
+  // not sharded is held by every rank of its group.
+  bool counts(const Piece& piece) const;
   const std::vector<Piece>& pieces() const { return pieces_; }
 
   // The walk that optimizer, clipping, norm and gathering share: which parameters a piece crosses, in order.
@@ -125,6 +143,7 @@ class Parameters {
   std::vector<std::array<size_t, spans>> used_;  // [units]: elements declared so far
   std::vector<Piece> pieces_;
   DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
+  std::vector<Statistics> resident_gradients_;
 };
 
 }  // namespace pentatron

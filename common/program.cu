@@ -20,11 +20,11 @@ double peak_flops() {
   return 0;
 }
 
-void print_banner(const Options& options, const TokenData& data, int64_t parameters) {
+void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks) {
   const ModelConfig& m = options.model;
   cudaDeviceProp device;
   CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-  std::printf("device      %s, %s\n", device.name, precision_name);
+  std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
               human_count(static_cast<double>(parameters)).c_str());
@@ -40,11 +40,10 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 
 }  // namespace
 
-int run_program(int argc, char** argv, std::string_view description,
-                void (*train)(const Options& options)) try {
+int run_program(const std::function<void()>& train) try {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);        // a kernel loaded late may wait behind a collective
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // repeatable products
-  train(parse_options(argc, argv, description));
+  train();
   return 0;
 } catch (const HelpRequest& help) {
   std::cout << help.what();
@@ -66,32 +65,52 @@ double flops_per_token(const ModelConfig& model, int sequence_length) {
   return 6 * in_products + 12.0 * model.layers * model.d_model * sequence_length;
 }
 
-Run::Run(const Options& options, const TokenData& data, const Parameters& parameters)
-    : options_(options),
-      parameters_(parameters.global_size()),
-      log_(std::cout, options.log_json, options.steps, options.log_every,
-           flops_per_token(options.model, options.sequence_length), peak_flops()) {
-  print_banner(options, data, parameters_);
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, const Peers& peers)
+    : options_(options), peers_(peers), parameters_(parameters.global_size()) {
+  if (peers.rank() == 0) {
+    log_.emplace(std::cout, options.log_json, options.steps, options.log_every,
+                 flops_per_token(options.model, options.sequence_length), peers.ranks() * peak_flops());
+    print_banner(options, data, parameters_, peers.ranks());
+  }
+  peers.largest({});  // all begin at about the same time, and so do their traces
   if (!options.trace.empty() || options.profile) trace::start();
 }
 
 void Run::begin_step() { begin_ = std::chrono::steady_clock::now(); }
 
-void Run::end_step(int64_t step, const StepTotals& totals) {
+void Run::end_step(int64_t step, const StepTotals& totals, double sent_bytes) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   const MemoryBytes& peak = memory_peak();
-  seconds_ += seconds;
+  const double memory = static_cast<double>(std::accumulate(peak.begin(), peak.end(), size_t{0}));
+  const std::vector<double> largest = peers_.largest({seconds, memory, sent_bytes - sent_bytes_});
+  sent_bytes_ = sent_bytes;
+  seconds_ += largest[0];
   final_loss_ = totals.host_loss();
-  log_.step({step + 1, final_loss_, totals.host_norm(), learning_rate(options_, step),
-             int64_t{options_.global_batch_size} * options_.sequence_length, seconds,
-             std::accumulate(peak.begin(), peak.end(), size_t{0}), 0});
+  if (!log_) return;
+  log_->step({step + 1, final_loss_, totals.host_norm(), learning_rate(options_, step),
+              int64_t{options_.global_batch_size} * options_.sequence_length, largest[0],
+              static_cast<size_t>(largest[1]), static_cast<size_t>(largest[2] + 0.5)});
 }
 
-void Run::finish(const std::vector<RankMemory>& memory) {
+void Run::finish(const MemoryPrediction& predicted, const std::vector<OperationCount>& communication,
+                 const std::vector<std::pair<std::string, int>>& layout) {
   trace::stop();
-  log_.summary({{}, parameters_, final_loss_, seconds_, memory, {}});
-  if (options_.profile) trace::print_profile(std::cout);
-  if (!options_.trace.empty()) trace::write_chrome(options_.trace, 0);
+  const std::vector<std::string> reports =
+      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, communication}));
+  if (log_) {
+    Summary summary{layout, parameters_, final_loss_, seconds_, {}};
+    for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
+    log_->summary(summary);
+  }
+  if (options_.profile && log_) trace::print_profile(std::cout);
+  if (!options_.trace.empty()) {
+    const std::vector<std::string> events = peers_.gather(trace::chrome_events(peers_.rank()));
+    if (log_) trace::write_chrome(options_.trace, events);
+  }
+}
+
+void Run::show_sample(const std::string& text) const {
+  if (log_ && !text.empty()) std::cout << "\nThe model writes:\n" << text << '\n';
 }
 
 }  // namespace pentatron

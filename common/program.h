@@ -3,8 +3,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
-#include <string_view>
+#include <string>
+#include <vector>
 
 #include "data.h"
 #include "log.h"
@@ -16,9 +18,22 @@
 
 namespace pentatron {
 
-// The exit status of a program: 0; 2 after bad input, with one line on stderr. Options are parsed, then
-// `train` is called.
-int run_program(int argc, char** argv, std::string_view description, void (*train)(const Options& options));
+// The processes that run a program together, as far as starting, logging and ending need them. By default
+// there is one.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  virtual int rank() const { return 0; }
+  virtual int ranks() const { return 1; }
+  // Called by all, in the same order: the largest of each value; everybody's text (on rank 0 only).
+  virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
+  virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+};
+
+inline const Peers single_process;
+
+// Calls `train` and returns the program's exit status: 0; 2 after bad input, with one line on stderr.
+int run_program(const std::function<void()>& train);
 
 constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights};
 
@@ -32,18 +47,24 @@ double flops_per_token(const ModelConfig& model, int sequence_length);
 // A run from its first step to its summary. Takes the time of steps, writes the log and the trace.
 class Run {
  public:
-  Run(const Options& options, const TokenData& data, const Parameters& parameters);
+  Run(const Options& options, const TokenData& data, const Parameters& parameters,
+      const Peers& peers = single_process);
 
   void begin_step();
-  void end_step(int64_t step, const StepTotals& totals);  // after totals.wait()
-  void finish(const std::vector<RankMemory>& memory /*[ranks]*/);
+  // After totals.wait(). sent_bytes: what this rank has sent since the run began.
+  void end_step(int64_t step, const StepTotals& totals, double sent_bytes = 0);
+  // Prints and logs the summary. `layout`: the degree of each dimension.
+  void finish(const MemoryPrediction& predicted, const std::vector<OperationCount>& communication = {},
+              const std::vector<std::pair<std::string, int>>& layout = {});
+  void show_sample(const std::string& text) const;
 
  private:
   const Options& options_;
+  const Peers& peers_;
   int64_t parameters_;
-  RunLog log_;
+  std::optional<RunLog> log_;  // on rank 0
   std::chrono::steady_clock::time_point begin_;
-  double seconds_ = 0, final_loss_ = 0;
+  double seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
 };
 
 }  // namespace pentatron

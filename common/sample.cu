@@ -19,7 +19,9 @@ int draw(const std::vector<double>& logits, double temperature, double uniform) 
 }  // namespace
 
 std::string write_sample(const Options& options, const TransformerParameters& ids, Parameters& parameters,
-                         Seams seams, int count, double temperature, cudaStream_t stream) {
+                         Seams seams, cudaStream_t stream) {
+  if (options.sample == 0) return "";
+  constexpr double temperature = 0.8;  // below 1: likely tokens more often than the model says
   const int window = options.sequence_length, vocabulary = options.model.vocab_size;
   Transformer model(options.model, ids, parameters, whole_model(options.model), 1, window, window,
                     Recompute::full, seams, stream);
@@ -28,7 +30,7 @@ std::string write_sample(const Options& options, const TransformerParameters& id
   PinnedArray<real> row(vocabulary);
 
   std::vector<int32_t> tokens = {'\n'};
-  while (std::ssize(tokens) <= count) {
+  while (std::ssize(tokens) <= options.sample) {
     const int64_t seen = std::min<int64_t>(std::ssize(tokens), window), first = std::ssize(tokens) - seen;
     for (int64_t i = 0; i < window; ++i) {  // what follows the last token is masked by causality
       buffer.tokens()[i] = i < seen ? tokens[first + i] : 0;

@@ -9,9 +9,9 @@
 
 namespace pentatron {
 
-// `count` tokens after a line break, drawn with the given temperature by (options.seed, position). For byte
-// models the text itself, otherwise the token numbers.
+// options.sample tokens after a line break, drawn by (options.seed, position). For byte models the text
+// itself, otherwise the token numbers. All ranks that share the weights call it.
 std::string write_sample(const Options& options, const TransformerParameters& ids, Parameters& parameters,
-                         Seams seams, int count, double temperature, cudaStream_t stream);
+                         Seams seams, cudaStream_t stream);
 
 }  // namespace pentatron

@@ -100,7 +100,7 @@ class DeviceArena {
   std::vector<DeviceMemory> memory_;
 };
 
-// A stream with a name for the trace, and a handle to its owner's lifetime.
+// A stream with a name for the trace.
 class Stream {
  public:
   explicit Stream(const char* name);
@@ -112,6 +112,21 @@ class Stream {
 
  private:
   cudaStream_t stream_ = nullptr;
+};
+
+// A point in a stream that another stream can wait for. Waiting for an event that was never recorded waits
+// for nothing.
+class Event {
+ public:
+  Event() { CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void make_wait(cudaStream_t stream) const { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
 };
 
 }  // namespace pentatron

@@ -124,7 +124,7 @@ void print_profile(std::ostream& out) {
   out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
 }
 
-void write_chrome(const std::string& path, int rank) {
+std::string chrome_events(int rank) {
   auto events = nlohmann::json::array();
   std::map<std::string, int> rows;
   for (const Interval& i : intervals()) {
@@ -140,7 +140,21 @@ void write_chrome(const std::string& path, int rank) {
     events.push_back(
         {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", row}, {"args", {{"name", stream}}}});
   }
-  std::ofstream(path) << nlohmann::json{{"traceEvents", events}}.dump() << '\n';
+  events.push_back({{"ph", "M"},
+                    {"name", "process_name"},
+                    {"pid", rank},
+                    {"args", {{"name", "rank " + std::to_string(rank)}}}});
+  return events.dump();
+}
+
+void write_chrome(const std::string& path, const std::vector<std::string>& events) {
+  std::ofstream file(path);
+  file << "{\"traceEvents\":[";
+  for (const std::string& of_rank : events) {
+    file << (&of_rank == &events.front() ? "" : ",\n")
+         << of_rank.substr(1, of_rank.size() - 2);  // without brackets
+  }
+  file << "]}\n";
 }
 
 }  // namespace pentatron::trace

@@ -46,8 +46,11 @@ std::vector<Interval> intervals();
 // with "gemm").
 void print_profile(std::ostream& out);
 
-// Writes the intervals as a Chrome trace (JSON, "X" events, times in microseconds): process = rank, thread =
-// stream.
-void write_chrome(const std::string& path, int rank);
+// The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in
+// microseconds.
+std::string chrome_events(int rank);
+
+// Writes the events of all ranks as one trace.
+void write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);
 
 }  // namespace pentatron::trace

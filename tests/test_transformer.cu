@@ -117,7 +117,7 @@ TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
   const MemoryBytes before = memory_in_use();
   TestModel model(options);
   const MemoryBytes measured = minus(memory_in_use(), before),
-                    predicted = predict_memory(options, element_sizes);
+                    predicted = predict_memory(options, element_sizes, options.global_batch_size / options.micro_batch_size).total();
   for (size_t i = 0; i < purposes; ++i) {
     CAPTURE(purpose_names[i], predicted[i], measured[i]);
     const double allowed =

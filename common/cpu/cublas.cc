@@ -2,7 +2,6 @@
 // inputs are converted, which is exact, and its result is rounded once, as tensor cores do.
 #include <cblas.h>
 #include <dlfcn.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -37,8 +36,16 @@ void choose_openblas_kernels() {
 #endif
 }
 
+// Each product, or tile of one, runs on the core that took it (cuda_cpu::share_out), so the BLAS itself,
+// whichever threads it was built for, is told to use one.
+void forbid_threads_in_openblas() {
+  setenv("OPENBLAS_NUM_THREADS", "1", true);
+  setenv("OMP_NUM_THREADS", "1", true);
+}
+
 Blas load_blas() {
   choose_openblas_kernels();
+  forbid_threads_in_openblas();
   void* const library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     std::fprintf(stderr, "matrix products need OpenBLAS: %s\n", dlerror());
@@ -74,39 +81,74 @@ struct Product {
   Matrices a, b, c;
 };
 
-void multiply(const Product& p, const float* a, int lda, const float* b, int ldb, float* c, int ldc) {
-  blas().sgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, static_cast<float>(p.alpha), a, lda, b, ldb,
-               static_cast<float>(p.beta), c, ldc);
+// One product, by columns: c = alpha op(a) op(b) + beta c.
+template <class T>
+struct Tile {
+  int m, n;
+  const T *a, *b;
+  T* c;
+};
+
+void multiply(const Product& p, const Tile<float>& t) {
+  blas().sgemm(CblasColMajor, p.op_a, p.op_b, t.m, t.n, p.k, static_cast<float>(p.alpha), t.a,
+               static_cast<int>(p.a.ld), t.b, static_cast<int>(p.b.ld), static_cast<float>(p.beta), t.c,
+               static_cast<int>(p.c.ld));
 }
 
-void multiply(const Product& p, const double* a, int lda, const double* b, int ldb, double* c, int ldc) {
-  blas().dgemm(CblasColMajor, p.op_a, p.op_b, p.m, p.n, p.k, p.alpha, a, lda, b, ldb, p.beta, c, ldc);
+void multiply(const Product& p, const Tile<double>& t) {
+  blas().dgemm(CblasColMajor, p.op_a, p.op_b, t.m, t.n, p.k, p.alpha, t.a, static_cast<int>(p.a.ld), t.b,
+               static_cast<int>(p.b.ld), p.beta, t.c, static_cast<int>(p.c.ld));
 }
 
-// Calls `work(i)` for every product of a batch. A BLAS call inside a parallel region runs on one thread.
-template <class Work>
-void for_each_in_batch(const Product& p, const Work& work) {
-  const double operations = 2.0 * p.m * p.n * p.k * static_cast<double>(p.a.batch);
-  const bool shared_out = p.a.batch >= omp_get_max_threads() && p.a.batch > 1 && operations > 2e5;
-#pragma omp parallel for schedule(static) if (shared_out && !cuda_cpu::under_thread_sanitizer)
-  for (long long i = 0; i < p.a.batch; ++i) work(i);
+// Into how many tiles each product of a batch is cut for the cores: not so small that the BLAS, which copies
+// its inputs for every tile, would be slow.
+int tiles_of_each(const Product& p) {
+  constexpr double kSmallest = 2e6;  // operations of a tile
+  constexpr long long kTilesPerCore = 2, kNarrowest = 64;
+  const double operations = 2.0 * p.m * p.n * p.k;
+  const long long wanted = kTilesPerCore * cuda_cpu::cores() / p.a.batch;
+  const long long sensible =
+      std::min(static_cast<long long>(operations / kSmallest), std::max(p.m, p.n) / kNarrowest);
+  return cuda_cpu::cores() < 2 ? 1 : static_cast<int>(std::max(1ll, std::min(wanted, sensible)));
 }
 
+// The longer side of c is cut, in multiples of what a BLAS kernel works on at once.
 template <class T>
 void run_in_place(const Product& p) {
-  for_each_in_batch(p, [&](long long i) {
-    multiply(p, p.a.at<const T>(i), static_cast<int>(p.a.ld), p.b.at<const T>(i), static_cast<int>(p.b.ld),
-             p.c.at<T>(i), static_cast<int>(p.c.ld));
+  constexpr long long kMultiple = 16;
+  const long long tiles = tiles_of_each(p), side = std::max(p.m, p.n);
+  const long long length = ((side + tiles - 1) / tiles + kMultiple - 1) / kMultiple * kMultiple;
+  cuda_cpu::share_out(static_cast<size_t>(p.a.batch * tiles), [&](size_t piece) {
+    const long long i = static_cast<long long>(piece) / tiles,
+                    first = static_cast<long long>(piece) % tiles * length;
+    const long long size = std::min(length, side - first);
+    if (size <= 0) return;
+    Tile<T> tile{p.m, p.n, p.a.at<const T>(i), p.b.at<const T>(i), p.c.at<T>(i)};
+    if (p.m > p.n) {
+      tile.m = static_cast<int>(size);
+      tile.a += p.op_a == CblasNoTrans ? first : first * p.a.ld;
+      tile.c += first;
+    } else {
+      tile.n = static_cast<int>(size);
+      tile.b += p.op_b == CblasNoTrans ? first * p.b.ld : first;
+      tile.c += first * p.c.ld;
+    }
+    multiply(p, tile);
   });
 }
 
-// Calls `column(j)` for all columns of all matrices of a batch.
+// Calls `column(i, j, number)` for all columns j of all matrices i of a batch.
 template <class Column>
 void for_each_column(const Matrices& matrices, const Column& column) {
+  constexpr long long kElementsOfPiece = 16384;
   const long long columns = matrices.batch * matrices.columns;
-  const bool shared_out = columns * matrices.rows > 32768;
-#pragma omp parallel for schedule(static) if (shared_out && !cuda_cpu::under_thread_sanitizer)
-  for (long long j = 0; j < columns; ++j) column(j / matrices.columns, j % matrices.columns, j);
+  const long long in_piece = std::max(1ll, kElementsOfPiece / std::max(1ll, matrices.rows));
+  cuda_cpu::share_out(static_cast<size_t>((columns + in_piece - 1) / in_piece), [&](size_t piece) {
+    const long long first = static_cast<long long>(piece) * in_piece;
+    for (long long j = first; j < std::min(columns, first + in_piece); ++j) {
+      column(j / matrices.columns, j % matrices.columns, j);
+    }
+  });
 }
 
 // bf16 [rows, columns] with a leading dimension -> fp32 [rows, columns] without gaps, one matrix of the batch

@@ -65,6 +65,26 @@ class HiddenFromThreadSanitizer {
 void declare_read(const void* address, size_t bytes);
 void declare_write(void* address, size_t bytes);
 
+// ---- Cores ------------------------------------------------------------------------------------------------
+
+// Cores that compute: the environment's CUDA_CPU_CORES, or all there are.
+unsigned cores();
+
+// A reference to a callable that takes a piece's number and outlives the call.
+struct Pieces {
+  void (*call)(const void* bound, size_t piece);
+  const void* bound;
+};
+
+// Calls body(i) for all i < pieces, on this thread and on those of other cores that are idle, and returns
+// when all are done. Which thread takes which piece is left to chance.
+void share_out(size_t pieces, Pieces body);
+
+template <class Body>
+void share_out(size_t pieces, const Body& body) {
+  share_out(pieces, {[](const void* bound, size_t i) { (*static_cast<const Body*>(bound))(i); }, &body});
+}
+
 // ---- Memory -----------------------------------------------------------------------------------------------
 
 // How much device memory there is, in bytes, from now on. At the start it is the environment's

@@ -4,7 +4,6 @@
 // order, several at once, with nothing that orders them: ThreadSanitizer then sees races inside a block and
 // between blocks.
 #include <dlfcn.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
@@ -122,40 +121,37 @@ thread_local constinit Block* current_block = nullptr;
 
 // ---- Ordinarily: a block is one call ----------------------------------------------------------------------
 
-void run_blocks_on_cores(dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body, bool share_out) {
-  const size_t blocks = count(grid);
-#pragma omp parallel if (share_out)
-  {
-    static thread_local Block block;
-    block.shared.resize(shared_bytes);
-    current_block = &block;
-    gridDim = grid;
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < blocks; ++i) {
-      blockIdx = block_index(i, grid);
-      block.shared.fill(kNan);
-      body.call(body.bound);
-    }
+void run_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, cuda_cpu::BlockBody body) {
+  static thread_local Block block;
+  block.shared.resize(shared_bytes);
+  current_block = &block;
+  gridDim = grid;
+  for (size_t i = first; i < last; ++i) {
+    blockIdx = block_index(i, grid);
+    block.shared.fill(kNan);
+    body.call(body.bound);
   }
 }
 
-// Wakes the other cores only where that pays: not if the kernel, going by the time that its blocks took so
-// far, is over sooner. (ThreadSanitizer does not understand OpenMP's threads.)
+// Calls the other cores only where that pays: not if the kernel, going by the time that its blocks took so
+// far, is over sooner.
 void run_blocks(const void* kernel, dim3 grid, dim3, size_t shared_bytes, cuda_cpu::BlockBody body) {
   using Clock = std::chrono::steady_clock;
   using Microseconds = std::chrono::duration<double, std::micro>;
-  constexpr double kWorthSharing = 10;                                      // µs on one core
+  constexpr double kWorthSharing = 10;  // µs on one core
+  constexpr size_t kPiecesPerCore = 4;  // so that all end at about the same time
   static thread_local std::unordered_map<const void*, double> block_times;  // µs on one core, by kernel
 
-  const double blocks = static_cast<double>(count(grid));
+  const size_t blocks = count(grid);
   const auto known = block_times.try_emplace(kernel, std::numeric_limits<double>::infinity()).first;
-  const int threads = static_cast<int>(std::min<double>(omp_get_max_threads(), blocks));
-  const bool share_out =
-      threads > 1 && known->second * blocks > kWorthSharing && !cuda_cpu::under_thread_sanitizer;
+  const bool worth = known->second * static_cast<double>(blocks) > kWorthSharing;
+  const size_t pieces = worth ? std::min(blocks, kPiecesPerCore * cuda_cpu::cores()) : 1;
 
   const auto start = Clock::now();
-  run_blocks_on_cores(grid, shared_bytes, body, share_out);
-  const double time = Microseconds(Clock::now() - start).count() * (share_out ? threads : 1) / blocks;
+  cuda_cpu::share_out(pieces, [&](size_t piece) {
+    run_range(piece * blocks / pieces, (piece + 1) * blocks / pieces, grid, shared_bytes, body);
+  });
+  const double time = Microseconds(Clock::now() - start).count() / static_cast<double>(blocks);
   known->second = std::min(time, 2 * known->second);  // an interruption must not look like long work
 }
 

@@ -146,6 +146,12 @@ bool exists(cudaEvent_t event) {
   return handles().events.contains(event);
 }
 
+cudaError_t perform(const Work& work) {
+  const cudaError_t error = work();
+  if (error != cudaSuccess) device_error.store(error, std::memory_order_relaxed);
+  return error;
+}
+
 void append(cudaStream_t stream, Work work) {
   auto* const empty = new Operation;
   std::lock_guard lock(stream->host_side);
@@ -163,9 +169,7 @@ void run_stream(cudaStream_t stream, Operation* operation) {
   for (;;) {
     operation->filled.wait();
     if (!operation->work) break;
-    if (cudaError_t error = operation->work(); error != cudaSuccess) {
-      device_error.store(error, std::memory_order_relaxed);
-    }
+    perform(operation->work);
     stream->done.store(stream->done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Operation* const next = operation->next;
     delete operation;
@@ -206,10 +210,7 @@ void Latch::open() {
   }
 }
 
-bool Latch::is_open() const {
-  if (state_.load(std::memory_order_relaxed) != kOpen) return false;
-  return state_.load(std::memory_order_acquire) == kOpen;
-}
+bool Latch::is_open() const { return state_.load(std::memory_order_acquire) == kOpen; }
 
 void Latch::wait() {
   for (int i = 0; i < kYieldsBeforeSleeping; ++i) {
@@ -257,7 +258,7 @@ cudaError_t enqueue(cudaStream_t stream, Work work, bool always_asynchronous) {
     return cudaSuccess;
   }
   if (cudaError_t error = synchronize(stream); error != cudaSuccess) return error;
-  return work();
+  return perform(work);
 }
 
 cudaError_t wait_for_all_streams() {
@@ -295,6 +296,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 
 // CUDA lets a destroyed stream finish on its own; here the host waits for it.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (on_stream_thread) return remember(cudaErrorNotPermitted);
   {
     std::lock_guard lock(handles().mutex);
     if (handles().streams.erase(stream) == 0) return remember(cudaErrorInvalidResourceHandle);

@@ -65,6 +65,7 @@ TEST_CASE("a missing event between two streams is reported, with the kernels' na
   require_report(program, "early-event", {"write_values"});
   require_report(program, "reuse-missing-event", {"read_values"});
   require_report(program, "bookkeeping-missing-event", {"write_values"});
+  require_report(program, "query-not-done", {"write_values", "read_values"});
 }
 
 TEST_CASE("a missing wait before the host reads is reported", "[01][standin]") {
@@ -77,9 +78,9 @@ TEST_CASE("a missing event before a product is reported", "[01][standin]") {
 
 TEST_CASE("correct programs are silent", "[01][standin]") {
   const std::string program = GENERATE(one_thread, four_threads);
-  for (const char* name :
-       {"with-event", "with-event-idle", "reuse-with-event", "bookkeeping-with-event", "copy-with-wait",
-        "polling", "product-with-event", "product-between-columns", "block-with-barrier", "blocks-apart"}) {
+  for (const char* name : {"with-event", "with-event-idle", "reuse-with-event", "bookkeeping-with-event",
+                           "copy-with-wait", "polling", "query-done", "product-with-event",
+                           "product-between-columns", "block-with-barrier", "blocks-apart"}) {
     require_silent(program, name);
   }
 }

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <string>
 
@@ -180,6 +181,24 @@ void wait_by_polling() {
   std::printf("%g\n", static_cast<double>(s.pinned[0]));
 }
 
+// The host looks at the first stream and its event while they are not done: it learns nothing about the
+// kernel.
+void query(bool until_done) {
+  Setup s;
+  launch(write_values, 1, s.first, s.a, kElements);
+  check(cudaLaunchHostFunc(
+      s.first, [](void*) { let_the_streams_idle(); }, nullptr));
+  check(cudaEventRecord(s.event, s.first));
+  bool done = false;
+  do {
+    const timespec pause{0, 5'000'000};  // the kernel has run, the host function has not
+    nanosleep(&pause, nullptr);
+    const bool event_done = cudaEventQuery(s.event) == cudaSuccess;
+    done = cudaStreamQuery(s.first) == cudaSuccess && event_done;
+  } while (until_done && !done);
+  launch(read_values, 1, s.second, s.a, s.b, kElements);
+}
+
 void product(bool with_event) {
   Setup s;
   launch(write_values, 1, s.first, s.a, kElements);
@@ -216,6 +235,8 @@ const std::map<std::string, void (*)()> kCases = {
     {"bookkeeping-missing-event", [] { host_bookkeeping(false); }},
     {"copy-with-wait", [] { copy_to_host(true); }},
     {"copy-missing-wait", [] { copy_to_host(false); }},
+    {"query-done", [] { query(true); }},
+    {"query-not-done", [] { query(false); }},
     {"polling", wait_by_polling},
     {"product-with-event", [] { product(true); }},
     {"product-missing-event", [] { product(false); }},

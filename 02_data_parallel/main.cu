@@ -1,0 +1,71 @@
+// 02: data parallelism. Each rank computes the gradients of its own micro-batches; data_parallel.h sums them.
+#include "batch.h"
+#include "comm.h"
+#include "data_parallel.h"
+#include "memory.h"
+#include "optimizer.h"
+#include "program.h"
+#include "sample.h"
+#include "totals.h"
+#include "transformer.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options, World& world) {
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+  TensorRegion region;
+  AttentionCore attention;
+  FeedForward feed_forward;
+  Communicator data_ranks(world, 0, world.rank(), "data");
+
+  Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()));
+  require_memory(predicted, free_device_memory());
+  parameters.allocate();
+  parameters.initialise(options.seed, compute);
+  DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, data_ranks, compute);
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+
+  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
+                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations();
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options, world.rank(), world.ranks());
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    for (const Batch& batch : loader.load(step, compute)) {
+      model.forward(batch, *activations);
+      model.backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    hooks.finish();
+    optimizer.add_norm_squared(totals.norm_squared());
+    data_ranks.sum_scalars(totals.data(), totals.size, compute);
+    optimizer.step(step, totals.norm_squared());
+    totals.wait();
+    run.end_step(step, totals, data_ranks.sent_bytes());
+  }
+  run.finish(predicted, data_ranks.operation_counts(), {{"dp", world.ranks()}});
+  run.show_sample(write_sample(options, ids, parameters, seams, compute));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    const Options options = parse_options(argc, argv, "Trains a transformer with data parallelism.",
+                                          {OptionGroup::communication, OptionGroup::data_parallel});
+    world.configure(options);
+    train(options, world);
+  });
+}

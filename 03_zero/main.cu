@@ -1,0 +1,74 @@
+// 03: ZeRO. As 02, but the data-parallel ranks share out optimizer states, gradients and weights (zero.h).
+#include "batch.h"
+#include "comm.h"
+#include "memory.h"
+#include "optimizer.h"
+#include "program.h"
+#include "sample.h"
+#include "totals.h"
+#include "transformer.h"
+#include "zero.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options, World& world) {
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+  TensorRegion region;
+  AttentionCore attention;
+  FeedForward feed_forward;
+  Communicator data_ranks(world, 0, world.rank(), "data");
+
+  Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
+                     {options.zero_stage, world.ranks()});
+  require_memory(predicted, free_device_memory());
+  Zero hooks(options.zero_stage, parameters, data_ranks, compute);
+  parameters.initialise(options.seed, compute);
+  hooks.weights_changed();
+  data_ranks.reset_traffic();  // counts begin with the first step
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+
+  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
+                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations();
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options, world.rank(), world.ranks());
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    for (const Batch& batch : loader.load(step, compute)) {
+      model.forward(batch, *activations);
+      model.backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    hooks.finish();
+    optimizer.add_norm_squared(totals.norm_squared());
+    data_ranks.sum_scalars(totals.data(), totals.size, compute);
+    optimizer.step(step, totals.norm_squared());
+    hooks.weights_changed();
+    totals.wait();
+    run.end_step(step, totals, data_ranks.sent_bytes());
+  }
+  run.finish(predicted, data_ranks.operation_counts(), {{"dp", world.ranks()}});
+  run.show_sample(write_sample(options, ids, parameters, seams, compute));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    const Options options = parse_options(argc, argv, "Trains a transformer with ZeRO.",
+                                          {OptionGroup::communication, OptionGroup::zero});
+    world.configure(options);
+    train(options, world);
+  });
+}

@@ -1,0 +1,182 @@
+// ZeRO (Rajbhandari et al., 2020): data-parallel ranks need not all hold the same optimizer states, gradients
+// and weights. With n ranks, of every unit rank r owns part r of n equal parts, and
+//
+//   stage 0   holds everything; gradients are all-reduced (data parallelism)
+//   stage 1   updates its part alone: reduce-scatter of the gradients, then all-gather of the weights
+//   stage 2   keeps its part of the gradients alone: reduced and dropped unit by unit, in every micro-batch's
+//   backward stage 3   keeps its part of the weights alone: gathered unit by unit just before use, the next
+//   one while this one is
+//             used, at most two at once
+//
+// The model asks for weights(unit) and gradients(unit) at each use; here is where they are bound to what is
+// there.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "comm.h"
+#include "kernels.h"
+#include "seams.h"
+
+namespace pentatron {
+
+class Zero : public UnitHooks {
+ public:
+  // Allocates weights and gradients as the stage says, and makes this rank's parts the pieces of the
+  // optimizer.
+  Zero(int stage, Parameters& parameters, Communicator& data, cudaStream_t compute)
+      : stage_(stage), parameters_(parameters), data_(data), compute_(compute), units_(parameters.units()) {
+    if (stage_ == 0) {
+      parameters_.allocate();
+      return;
+    }
+    for (int unit = 0; unit < parameters_.units(); ++unit) allocate(unit);
+    if (stage_ >= 2) transient_gradients_ = gradient_memory_.matrix<accum>(1, largest_unit()).data;
+    if (stage_ == 3) {
+      for (Slot& slot : slots_) slot.weights = weight_memory_.matrix<real>(1, largest_unit()).data;
+    }
+  }
+
+  // ---- Weights
+  // ------------------------------------------------------------------------------------------------
+
+  // After the optimizer has written this rank's parts (or initialised them): everybody gets all parts. Stages
+  // 1 and 2 gather at once, unit by unit, and forward waits for each unit as it comes to it. Stage 3 forgets
+  // what was gathered before.
+  void weights_changed() {
+    if (stage_ == 0) return;
+    data_.wait_for(compute_);
+    for (Slot& slot : slots_) slot.unit = none;
+    if (stage_ == 3) return;
+    for (int unit = 0; unit < parameters_.units(); ++unit) {
+      gather(unit, storage(unit).weights[0]);
+      units_[unit].gathered.record(data_.stream());
+    }
+  }
+
+  void before_weights(int unit, Pass pass) override {
+    if (stage_ == 0) return;
+    if (stage_ == 3) {
+      const int next = pass == Pass::forward ? unit + 1 : unit - 1;
+      storage(unit).weights[0] = slot_with(unit, next).weights;
+      if (next > embedding_unit && next < parameters_.units())
+        slot_with(next, unit);  // backward skips the embedding
+    }
+    units_[unit].gathered.make_wait(compute_);
+  }
+
+  void after_weights(int unit, Pass) override {
+    if (stage_ != 3) return;
+    slot_with(unit, none).free.record(compute_);
+    storage(unit).weights[0] = nullptr;
+  }
+
+  // ---- Gradients
+  // ----------------------------------------------------------------------------------------------
+
+  void before_gradients(int unit) override {
+    if (stage_ < 2) return;
+    reduced_.make_wait(compute_);  // the unit before, whose memory is used again
+    storage(unit).gradients[0] = transient_gradients_;
+    CUDA_CHECK(cudaMemsetAsync(transient_gradients_, 0, size(unit) * sizeof(accum), compute_));
+  }
+
+  void after_gradients(int unit, bool last) override {
+    accum* gradients = storage(unit).gradients[0];
+    if (stage_ >= 2) {
+      data_.wait_for(compute_);
+      reduce_scatter(unit, gradients);
+      accumulate(gradients + own_begin(unit), units_[unit].own_gradients, own_size(unit), data_.stream());
+      reduced_.record(data_.stream());
+      storage(unit).gradients[0] = nullptr;
+    } else if (last) {
+      data_.wait_for(compute_);
+      if (stage_ == 0) data_.all_reduce(gradients, gradients, size(unit));
+      if (stage_ == 1) reduce_scatter(unit, gradients);
+    }
+  }
+
+  // After the last micro-batch: whatever `compute` does next has the global gradient of this rank's parts.
+  void finish() { data_.release(compute_); }
+
+ private:
+  static constexpr int none = -1;
+
+  // Memory for one gathered unit (stage 3).
+  struct Slot {
+    real* weights = nullptr;  // [largest unit]
+    int unit = none;          // whose weights are, or are about to be, here
+    Event free;               // compute has used them
+  };
+
+  struct UnitState {
+    real* own_weights = nullptr;     // [own_size]: this rank's part
+    accum* own_gradients = nullptr;  // likewise
+    Event gathered;                  // all parts have come
+  };
+
+  UnitStorage& storage(int unit) { return parameters_.storage(unit); }
+  size_t size(int unit) const { return parameters_.span_size(unit, Span::dense); }
+  size_t own_size(int unit) const { return size(unit) / data_.ranks(); }
+  size_t own_begin(int unit) const { return data_.rank() * own_size(unit); }
+
+  size_t largest_unit() const {
+    size_t largest = 0;
+    for (int unit = 0; unit < parameters_.units(); ++unit) largest = std::max(largest, size(unit));
+    return largest;
+  }
+
+  void allocate(int unit) {
+    UnitState& u = units_[unit];
+    if (stage_ < 3) {
+      storage(unit).weights[0] = parameters_.allocate_weights(size(unit));
+      u.own_weights = storage(unit).weights[0] + own_begin(unit);
+    } else {
+      u.own_weights = parameters_.allocate_weights(own_size(unit));
+    }
+    if (stage_ < 2) {
+      storage(unit).gradients[0] = parameters_.allocate_gradients(size(unit));
+      u.own_gradients = storage(unit).gradients[0] + own_begin(unit);
+    } else {
+      u.own_gradients = parameters_.allocate_gradients(own_size(unit));
+    }
+    parameters_.pieces().push_back({unit, Span::dense, own_begin(unit), own_begin(unit) + own_size(unit),
+                                    u.own_weights, u.own_gradients, true});
+  }
+
+  // NCCL's in-place forms: the own part already lies, or comes to lie, where it belongs.
+  void gather(int unit, real* weights) {
+    data_.all_gather(units_[unit].own_weights, weights, own_size(unit));
+  }
+  void reduce_scatter(int unit, accum* gradients) {
+    data_.reduce_scatter(gradients, gradients + own_begin(unit), own_size(unit));
+  }
+
+  // The slot with this unit's weights. If neither has them, they are gathered, on the communication stream,
+  // into the one that does not hold unit `keep`.
+  Slot& slot_with(int unit, int keep) {
+    for (Slot& slot : slots_) {
+      if (slot.unit == unit) return slot;
+    }
+    Slot& slot = slots_[slots_[0].unit == keep];
+    slot.unit = unit;
+    slot.free.make_wait(data_.stream());
+    gather(unit, slot.weights);
+    units_[unit].gathered.record(data_.stream());
+    return slot;
+  }
+
+  int stage_;
+  Parameters& parameters_;
+  Communicator& data_;
+  cudaStream_t compute_;
+  std::vector<UnitState> units_;
+  std::array<Slot, 2> slots_;
+  accum* transient_gradients_ =
+      nullptr;     // [largest unit] (stages 2 and 3): one unit's, until they are reduced
+  Event reduced_;  // what they held has been
+  DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
+};
+
+}  // namespace pentatron

@@ -1,0 +1,148 @@
+#include "bootstrap.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "communicator.h"
+#include "device.h"
+#include "transport.h"
+
+namespace nccl_mpi {
+namespace {
+
+constexpr int kFirstTag = 0x4e43 << 8;  // in MPI_COMM_WORLD; far from what programs use
+constexpr int kTags = 1 << 16;
+constexpr int kSplitTag = 16;  // in a communicator's own MPI communicator; Transport uses those below
+
+// What a unique id says.
+struct Id {
+  char text[8];
+  int maker;  // world rank
+  int tag;
+};
+constexpr char kText[8] = "mpi-ids";
+
+void wait(std::vector<MPI_Request>& requests) {
+  Patience patience;
+  for (int done = 0;; patience.wait()) {
+    MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    if (done) break;
+  }
+  requests.clear();
+}
+
+// The MPI communicator of some ranks of `parent`, in the order given.
+MPI_Comm communicator_of(MPI_Comm parent, const std::vector<int>& ranks, int tag) {
+  MPI_Group all = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_group(parent, &all);
+  MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &group);
+  MPI_Comm_create_group(parent, group, tag, &comm);
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  MPI_Group_free(&group);
+  MPI_Group_free(&all);
+  return comm;
+}
+
+// The maker of the id learns who is which rank, and tells all. world_ranks: [ranks].
+bool collect(const Id& id, int rank, std::vector<int>* world_ranks) {
+  const int ranks = static_cast<int>(world_ranks->size());
+  int me = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &me);
+  std::vector<MPI_Request> requests;
+  if (me != id.maker) {
+    const int mine[] = {ranks, rank, me};
+    requests.resize(2);
+    MPI_Irecv(world_ranks->data(), ranks, MPI_INT, id.maker, id.tag, MPI_COMM_WORLD, &requests[0]);
+    MPI_Isend(mine, 3, MPI_INT, id.maker, id.tag, MPI_COMM_WORLD, &requests[1]);
+    wait(requests);
+    return world_ranks->front() >= 0;
+  }
+  std::vector<int> theirs(3 * ranks);  // [ranks][number of ranks, rank, world rank]
+  theirs[0] = ranks, theirs[1] = rank, theirs[2] = me;
+  for (int i = 1; i < ranks; ++i) {
+    MPI_Irecv(&theirs[3 * i], 3, MPI_INT, MPI_ANY_SOURCE, id.tag, MPI_COMM_WORLD, &requests.emplace_back());
+  }
+  wait(requests);
+  std::fill(world_ranks->begin(), world_ranks->end(), -1);
+  bool valid = true;
+  for (int i = 0; i < ranks; ++i) {
+    const int their_ranks = theirs[3 * i], their_rank = theirs[3 * i + 1];
+    valid = valid && their_ranks == ranks && (*world_ranks)[their_rank] < 0;
+    if (valid) (*world_ranks)[their_rank] = theirs[3 * i + 2];
+  }
+  if (!valid) world_ranks->front() = -1;  // two ranks claim to be the same one, or do not agree how many
+  for (int i = 1; i < ranks; ++i) {
+    MPI_Isend(world_ranks->data(), std::min(ranks, theirs[3 * i]), MPI_INT, theirs[3 * i + 2], id.tag,
+              MPI_COMM_WORLD, &requests.emplace_back());
+  }
+  wait(requests);
+  return valid;
+}
+
+}  // namespace
+
+bool mpi_is_usable() {
+  int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized) MPI_Query_thread(&level);
+  return initialized && !finalized && level == MPI_THREAD_MULTIPLE;
+}
+
+ncclUniqueId new_id() {
+  static std::atomic<int> ids = 0;
+  Id id = {};
+  std::memcpy(id.text, kText, sizeof kText);
+  MPI_Comm_rank(MPI_COMM_WORLD, &id.maker);
+  id.tag = kFirstTag + ids++ % kTags;
+  ncclUniqueId unique = {};
+  std::memcpy(unique.internal, &id, sizeof id);
+  return unique;
+}
+
+ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, Members* members) {
+  Unseen unseen;
+  Id id;
+  std::memcpy(&id, unique.internal, sizeof id);
+  if (std::memcmp(id.text, kText, sizeof kText) != 0) {
+    return fail(ncclInvalidArgument, "this is not an id that ncclGetUniqueId made");
+  }
+  members->world_ranks.resize(ranks);
+  if (!collect(id, rank, &members->world_ranks)) {
+    return fail(ncclInvalidUsage, "the ranks of a new communicator do not agree who they are");
+  }
+  members->comm = communicator_of(MPI_COMM_WORLD, members->world_ranks, id.tag);
+  return ncclSuccess;
+}
+
+ncclResult_t split(const Members& parent, int color, int key, Members* members) {
+  Unseen unseen;
+  const int ranks = static_cast<int>(parent.world_ranks.size());
+  const int mine[] = {color, key};
+  std::vector<int> all(2 * ranks);  // [ranks][color, key]
+  std::vector<MPI_Request> requests;
+  for (int rank = 0; rank < ranks; ++rank) {
+    MPI_Irecv(&all[2 * rank], 2, MPI_INT, rank, kSplitTag, parent.comm, &requests.emplace_back());
+    MPI_Isend(mine, 2, MPI_INT, rank, kSplitTag, parent.comm, &requests.emplace_back());
+  }
+  wait(requests);
+  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  std::vector<std::pair<int, int>> chosen;  // key, rank
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (all[2 * rank] == color) chosen.emplace_back(all[2 * rank + 1], rank);
+  }
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<int> in_parent;
+  for (const auto& [their_key, rank] : chosen) {
+    in_parent.push_back(rank);
+    members->world_ranks.push_back(parent.world_ranks[rank]);
+  }
+  members->comm = communicator_of(parent.comm, in_parent, kSplitTag);
+  return ncclSuccess;
+}
+
+}  // namespace nccl_mpi

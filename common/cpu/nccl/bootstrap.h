@@ -1,0 +1,30 @@
+// How the ranks of a new communicator find each other: each gets an MPI communicator of its own.
+#pragma once
+
+#include <mpi.h>
+
+#include <vector>
+
+#include "nccl.h"
+
+namespace nccl_mpi {
+
+// The ranks of a communicator.
+struct Members {
+  MPI_Comm comm = MPI_COMM_NULL;  // null: this rank is not one of them
+  std::vector<int> world_ranks;   // of each
+};
+
+// Whether the program has initialised MPI as the stand-in needs it.
+bool mpi_is_usable();
+
+ncclUniqueId new_id();
+
+// All `ranks` ranks that were given the id come together; the one that made it is one of them.
+ncclResult_t join(const ncclUniqueId& id, int ranks, int rank, Members* members);
+
+// The ranks with the same color, ordered by key, then by their rank in the parent. All ranks of the parent
+// come together.
+ncclResult_t split(const Members& parent, int color, int key, Members* members);
+
+}  // namespace nccl_mpi

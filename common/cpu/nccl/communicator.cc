@@ -1,0 +1,239 @@
+#include "communicator.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <string_view>
+
+namespace nccl_mpi {
+namespace {
+
+LaunchOrder& launch_order() {
+  static LaunchOrder* const order = new LaunchOrder;  // never destroyed: threads may outlive main
+  return *order;
+}
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  return rank;
+}
+
+int current_device() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return device;
+}
+
+// Bells are never destroyed: a stream may still be ringing one when its communicator is gone.
+Bell& new_bell() {
+  static std::mutex mutex;
+  static auto* const bells = new std::deque<Bell>;
+  std::lock_guard lock(mutex);
+  return bells->emplace_back();
+}
+
+// A stream, or the host, has come to an operation. Whoever comes last rings. (Not `acquire`: the host does
+// not come after the streams.)
+void arrive(Operation& operation) {
+  Bell* const bell = operation.bell;  // the operation may end at any moment after this
+  if (operation.missing.fetch_sub(1, std::memory_order_release) == 1) bell->ring();
+}
+
+// In stream order.
+void stream_arrives(void* operation) {
+  const std::unique_ptr<std::shared_ptr<Operation>> owner(
+      static_cast<std::shared_ptr<Operation>*>(operation));
+  arrive(**owner);
+}
+
+struct LastFailure {
+  std::mutex mutex;
+  std::string text;
+};
+
+LastFailure& last_failure_of_process() {
+  static LastFailure* const failure = new LastFailure;
+  return *failure;
+}
+
+}  // namespace
+
+ncclResult_t fail(ncclResult_t result, const std::string& text) {
+  Unseen unseen;
+  LastFailure& last = last_failure_of_process();
+  std::lock_guard lock(last.mutex);
+  last.text = text;
+  const char* debug = std::getenv("NCCL_DEBUG");
+  if (debug != nullptr && *debug != '\0' && std::string_view(debug) != "VERSION") {
+    int world_rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    std::fprintf(stderr, "rank %d: NCCL WARN %s\n", world_rank, text.c_str());
+  }
+  return result;
+}
+
+const char* last_failure() {
+  Unseen unseen;
+  thread_local std::string copy;
+  LastFailure& last = last_failure_of_process();
+  std::lock_guard lock(last.mutex);
+  copy = last.text;
+  return copy.c_str();
+}
+
+void Bell::ring() {
+  Unseen unseen;
+  std::lock_guard lock(mutex_);
+  ++rings_;
+  changed_.notify_all();
+}
+
+uint64_t Bell::rings() {
+  Unseen unseen;
+  std::lock_guard lock(mutex_);
+  return rings_;
+}
+
+void Bell::wait_for_ring_after(uint64_t rings) {
+  Unseen unseen;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return rings_ != rings; });
+}
+
+uint64_t LaunchOrder::issue() {
+  Unseen unseen;
+  std::lock_guard lock(mutex_);
+  waiting_.insert(++issued_);
+  return issued_;
+}
+
+bool LaunchOrder::is_next(uint64_t number) {
+  Unseen unseen;
+  std::lock_guard lock(mutex_);
+  return *waiting_.begin() == number;
+}
+
+void LaunchOrder::wait_for_turn(uint64_t number, const std::atomic<bool>& aborted) {
+  bell_.wait_until([&] { return aborted.load(std::memory_order_relaxed) || is_next(number); });
+}
+
+void LaunchOrder::started(uint64_t number) {
+  {
+    Unseen unseen;
+    std::lock_guard lock(mutex_);
+    waiting_.erase(number);
+  }
+  bell_.ring();
+}
+
+void LaunchOrder::wake() { bell_.ring(); }
+
+}  // namespace nccl_mpi
+
+using nccl_mpi::launch_order;
+using nccl_mpi::Operation;
+
+ncclComm::ncclComm(MPI_Comm comm, std::vector<int> ranks_in_world, const nccl_mpi::Network& modelled_network)
+    : mpi(comm),
+      world_ranks(std::move(ranks_in_world)),
+      network(modelled_network),
+      rank(nccl_mpi::rank_in(comm)),
+      device(nccl_mpi::current_device()),
+      last_(new Entry),
+      current_(last_),
+      bell_(nccl_mpi::new_bell()),
+      engine_(mpi, world_ranks, network, aborted_),
+      thread_([this] { run(); }) {}
+
+ncclResult_t ncclComm::issue(std::vector<nccl_mpi::Call> calls, const std::vector<cudaStream_t>& streams) {
+  auto operation = std::make_shared<Operation>();
+  operation->calls = std::move(calls);
+  operation->bell = &bell_;
+  operation->missing = static_cast<int>(streams.size()) + 1;
+  for (cudaStream_t stream : streams) {
+    auto* const owner = new std::shared_ptr<Operation>(operation);
+    cudaError_t error = cudaLaunchHostFunc(stream, nccl_mpi::stream_arrives, owner);
+    if (error == cudaSuccess) error = operation->hold.stop(stream);
+    if (error == cudaSuccess) continue;
+    operation->hold.release();
+    return nccl_mpi::fail(ncclUnhandledCudaError, cudaGetErrorString(error));
+  }
+  append(std::move(operation));
+  return ncclSuccess;
+}
+
+// The host keeps no share of the operation: it must not be the one who frees it, or it would come after what
+// the last owner did.
+void ncclComm::append(std::shared_ptr<Operation> operation) {
+  operation->number = launch_order().issue();
+  Operation& appended = *operation;
+  Entry* const entry = last_;
+  last_ = new Entry;
+  entry->next = last_;
+  entry->operation = std::move(operation);
+  entry->filled.store(true, std::memory_order_release);
+  nccl_mpi::arrive(appended);
+}
+
+void ncclComm::run() {
+  cudaSetDevice(device);
+  while (run_next()) continue;
+  give_up_rest();
+}
+
+// Carries out the next operation. False when there will be none.
+bool ncclComm::run_next() {
+  const auto has_come = [this] {
+    return current_->filled.load(std::memory_order_acquire) &&
+           current_->operation->missing.load(std::memory_order_acquire) == 0;
+  };
+  const auto ends = [this] {
+    if (aborted_.load(std::memory_order_relaxed)) return true;
+    return closing_.load(std::memory_order_relaxed) && !current_->filled.load(std::memory_order_acquire);
+  };
+  bell_.wait_until([&] { return has_come() || ends(); });
+  if (ends()) return false;
+
+  Operation& operation = *current_->operation;
+  launch_order().wait_for_turn(operation.number, aborted_);
+  if (ends()) return false;
+  launch_order().started(operation.number);
+  try {
+    engine_.run(operation.calls);
+  } catch (const nccl_mpi::Failure& failure) {
+    if (!aborted_) error_ = nccl_mpi::fail(failure.result, failure.text);
+    return false;
+  }
+  operation.hold.release();
+  Entry* const done = current_;
+  current_ = done->next;
+  delete done;
+  return true;
+}
+
+// After an error the streams stay held until the host aborts, so that nobody computes with what did not
+// arrive.
+void ncclComm::give_up_rest() {
+  bell_.wait_until([this] {
+    return aborted_.load(std::memory_order_relaxed) || closing_.load(std::memory_order_relaxed);
+  });
+  for (; current_->filled.load(std::memory_order_acquire); current_ = current_->next) {
+    launch_order().started(current_->operation->number);
+    current_->operation->hold.release();
+  }
+}
+
+void ncclComm::finish() {
+  closing_ = true;
+  bell_.ring();
+  thread_.join();
+  finished = true;
+}
+
+void ncclComm::abort() {
+  aborted_ = true;
+  bell_.ring();
+  launch_order().wake();
+  if (thread_.joinable()) thread_.join();
+}

@@ -1,0 +1,127 @@
+// A communicator: a queue of operations that the host fills, and the thread that carries them out.
+//
+// When the host issues an operation, its streams are told to say so when they come to it, and then to stop.
+// The thread takes the operation when all its streams have come and when its turn to start has come, carries
+// it out, and lets the streams go on. Nothing here makes the host or another stream wait, or come after the
+// operation in ThreadSanitizer's eyes, except where NCCL would.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device.h"
+#include "engine.h"
+#include "nccl.h"
+
+namespace nccl_mpi {
+
+// Lets a thread sleep until something has changed. What has changed is told by an atomic variable of its own:
+// the bell orders nothing.
+class Bell {
+ public:
+  void ring();
+  template <class Condition>
+  void wait_until(Condition condition) {
+    for (;;) {
+      const uint64_t rings = this->rings();
+      if (condition()) return;
+      wait_for_ring_after(rings);
+    }
+  }
+
+ private:
+  uint64_t rings();
+  void wait_for_ring_after(uint64_t rings);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t rings_ = 0;
+};
+
+// The order in which this process's operations start: that in which they were issued, over all
+// communicators.
+class LaunchOrder {
+ public:
+  uint64_t issue();  // the number of the next operation
+  void wait_for_turn(uint64_t number, const std::atomic<bool>& aborted);
+  void started(uint64_t number);  // or given up
+  void wake();                    // those who wait, to look at `aborted`
+
+ private:
+  bool is_next(uint64_t number);
+
+  std::mutex mutex_;
+  std::set<uint64_t> waiting_;  // issued and not started
+  uint64_t issued_ = 0;
+  Bell bell_;
+};
+
+// One or several calls of the program that are carried out as one.
+struct Operation {
+  std::vector<Call> calls;
+  Hold hold;
+  uint64_t number = 0;           // in the launch order
+  std::atomic<int> missing = 0;  // streams that have not come, and the host until it has issued all
+  Bell* bell = nullptr;          // of the communicator's thread
+};
+
+}  // namespace nccl_mpi
+
+struct ncclComm {
+ public:
+  // Makes `comm` its own. world_ranks[i] is rank i's rank in the world.
+  ncclComm(MPI_Comm comm, std::vector<int> world_ranks, const nccl_mpi::Network& network);
+
+  // Streams must differ. Not from several host threads at a time.
+  ncclResult_t issue(std::vector<nccl_mpi::Call> calls, const std::vector<cudaStream_t>& streams);
+  void finish();  // waits for what was issued, then ends the thread
+  void abort();   // ends the thread and frees the streams
+
+  int ranks() const { return static_cast<int>(world_ranks.size()); }
+  ncclResult_t error() const { return error_.load(std::memory_order_relaxed); }
+
+  const MPI_Comm mpi;
+  const std::vector<int> world_ranks;
+  const nccl_mpi::Network network;
+  const int rank;
+  const int device;
+  bool finished = false;
+
+ private:
+  // An element of the queue. The last one is always empty: the host fills it and appends a new empty one.
+  struct Entry {
+    std::shared_ptr<nccl_mpi::Operation> operation;
+    Entry* next = nullptr;
+    std::atomic<bool> filled = false;
+  };
+
+  void append(std::shared_ptr<nccl_mpi::Operation> operation);
+  void run();
+  bool run_next();
+  void give_up_rest();
+
+  Entry* last_;     // the host's end of the queue
+  Entry* current_;  // the thread's
+  nccl_mpi::Bell& bell_;
+  std::atomic<bool> aborted_ = false, closing_ = false;
+  std::atomic<ncclResult_t> error_ = ncclSuccess;
+  nccl_mpi::Engine engine_;
+  std::thread thread_;
+};
+
+namespace nccl_mpi {
+
+// What went wrong last, for ncclGetLastError. Returns `result`.
+ncclResult_t fail(ncclResult_t result, const std::string& text);
+const char* last_failure();
+
+}  // namespace nccl_mpi

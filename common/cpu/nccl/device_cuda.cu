@@ -1,0 +1,157 @@
+// The device is a GPU: a stream that stops is a kernel of one thread that watches a flag in pinned memory,
+// and data passes through a pinned buffer. All pinned memory is allocated before the first stream stops,
+// because an allocation may wait for the device.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "device.h"
+
+namespace nccl_mpi {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "NCCL over MPI: %s: %s\n", what, cudaGetErrorString(error));
+  std::_Exit(1);
+}
+
+// A stream's flag goes from free to held (the host, when the operation is issued), to released (the host),
+// and back to free (the kernel, as it ends).
+enum Flag : unsigned { kFree, kHeld, kReleased };
+constexpr size_t kFlags = 4096;  // streams that can be held at a time
+
+class Flags {
+ public:
+  Flags() {
+    check(cudaHostAlloc(&flags_, kFlags * sizeof(unsigned), cudaHostAllocPortable), "pinned memory");
+    std::fill_n(flags_, kFlags, unsigned{kFree});
+  }
+  unsigned* take() {
+    for (;; std::this_thread::yield()) {
+      for (size_t tries = 0; tries < kFlags; ++tries) {
+        unsigned* const flag = flags_ + next_.fetch_add(1) % kFlags;
+        unsigned expected = kFree;
+        if (std::atomic_ref(*flag).compare_exchange_strong(expected, kHeld)) return flag;
+      }
+    }
+  }
+
+ private:
+  unsigned* flags_ = nullptr;
+  std::atomic<size_t> next_ = 0;
+};
+
+Flags& flags() {
+  static Flags* const flags = new Flags;  // never freed: streams may outlive main
+  return *flags;
+}
+
+__global__ void wait_until_released(volatile unsigned* flag) {
+  while (*flag != kReleased) __nanosleep(1000);
+  __threadfence_system();
+  *flag = kFree;
+}
+
+}  // namespace
+
+struct Hold::State {
+  std::vector<unsigned*> flags;
+};
+
+Hold::Hold() : state_(std::make_shared<State>()) {}
+
+cudaError_t Hold::stop(cudaStream_t stream) {
+  unsigned* const flag = flags().take();
+  state_->flags.push_back(flag);
+  wait_until_released<<<1, 1, 0, stream>>>(flag);
+  return cudaGetLastError();
+}
+
+void Hold::release() {
+  for (unsigned* flag : state_->flags) std::atomic_ref(*flag).store(kReleased);
+}
+
+bool is_device_memory(const void* pointer, size_t bytes) {
+  for (const char* byte :
+       {static_cast<const char*>(pointer), static_cast<const char*>(pointer) + bytes - 1}) {
+    cudaPointerAttributes attributes = {};
+    if (cudaPointerGetAttributes(&attributes, byte) != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged) return false;
+  }
+  return true;
+}
+
+struct DeviceWindow::State {
+  struct Store {
+    void* device;
+    const std::byte* pinned;
+    size_t bytes;
+  };
+
+  std::byte* take(size_t bytes) {
+    constexpr size_t alignment = 256;
+    if (used + bytes > capacity) {
+      std::fprintf(stderr, "NCCL over MPI: more operations in a group than its %zu bytes of buffer allow\n",
+                   capacity);
+      std::_Exit(1);
+    }
+    std::byte* const taken = buffer + used;
+    used = (used + bytes + alignment - 1) / alignment * alignment;
+    return taken;
+  }
+
+  int device = 0;
+  cudaStream_t stream = nullptr;
+  std::byte* buffer = nullptr;
+  size_t capacity = 0, used = 0;  // bytes
+  std::vector<Store> stores;
+};
+
+DeviceWindow::DeviceWindow(size_t capacity) : state_(std::make_unique<State>()) {
+  flags();
+  state_->capacity = capacity;
+  check(cudaGetDevice(&state_->device), "cudaGetDevice");
+  check(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  check(cudaHostAlloc(&state_->buffer, capacity, cudaHostAllocPortable), "pinned memory");
+}
+
+DeviceWindow::~DeviceWindow() {
+  cudaStreamDestroy(state_->stream);
+  cudaFreeHost(state_->buffer);
+}
+
+std::byte* DeviceWindow::read(const void* device, size_t bytes) {
+  std::byte* const pinned = state_->take(bytes);
+  check(cudaSetDevice(state_->device), "cudaSetDevice");
+  check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, state_->stream), "copy to the host");
+  return pinned;
+}
+
+std::byte* DeviceWindow::write(void* device, size_t bytes) {
+  std::byte* const pinned = state_->take(bytes);
+  state_->stores.push_back({device, pinned, bytes});
+  return pinned;
+}
+
+void DeviceWindow::load() { check(cudaStreamSynchronize(state_->stream), "copy to the host"); }
+
+void DeviceWindow::store() {
+  for (const State::Store& store : state_->stores) {
+    check(cudaMemcpyAsync(store.device, store.pinned, store.bytes, cudaMemcpyHostToDevice, state_->stream),
+          "copy to the device");
+  }
+  check(cudaStreamSynchronize(state_->stream), "copy to the device");
+  state_->stores.clear();
+  state_->used = 0;
+}
+
+}  // namespace nccl_mpi

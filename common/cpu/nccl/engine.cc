@@ -1,0 +1,266 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "reduce.h"
+
+namespace nccl_mpi {
+namespace {
+
+constexpr size_t kChunk = 512 << 10;   // bytes
+constexpr size_t kMaxAlignment = 256;  // bytes, of a piece in the window
+
+int size_of(MPI_Comm comm) {
+  int size = 0;
+  MPI_Comm_size(comm, &size);
+  return size;
+}
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  return rank;
+}
+
+// Elements [first, first + count) cut into nearly equal parts.
+std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int parts) {
+  const size_t begin = range.second * part / parts, end = range.second * (part + 1) / parts;
+  return {range.first + begin, end - begin};
+}
+
+}  // namespace
+
+Engine::Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& network,
+               const std::atomic<bool>& aborted)
+    : ranks_(size_of(comm)),
+      rank_(rank_in(comm)),
+      chunk_(kChunk),
+      world_ranks_(std::move(world_ranks)),
+      network_(network),
+      ring_(network, world_ranks_),
+      transport_(comm, aborted),
+      window_(2 * ranks_ * (kChunk + kMaxAlignment)) {}
+
+void Engine::run(std::span<const Call> calls) {
+  std::vector<Call> point_to_point;
+  for (const Call& call : calls) {
+    if (is_point_to_point(call.kind)) {
+      point_to_point.push_back(call);
+    } else {
+      run_collective(call);
+    }
+  }
+  if (!point_to_point.empty()) run_point_to_point(point_to_point);
+}
+
+// ---- Sends and receives -----------------------------------------------------------------------------------
+
+void Engine::run_point_to_point(std::span<const Call> calls) {
+  size_t longest = 0;
+  for (const Call& call : calls) longest = std::max(longest, bytes_of(call));
+  double came = 0;
+  std::vector<Meeting> meetings;
+  for (size_t first = 0; first == 0 || first < longest; first += chunk_) {
+    meetings.clear();
+    for (const Call& call : calls) {
+      const size_t bytes = std::min(chunk_, std::max(bytes_of(call), first) - first);
+      if (first > 0 && bytes == 0) continue;
+      Meeting meeting = {&call, call.root, {}, {}};
+      if (call.kind == Kind::send) {
+        meeting.out = {window_.read(static_cast<const std::byte*>(call.send) + first, bytes), bytes};
+      } else {
+        meeting.in = {window_.write(static_cast<std::byte*>(call.receive) + first, bytes), bytes};
+      }
+      meetings.push_back(meeting);
+    }
+    window_.load();
+    if (first == 0) {
+      came = transport_.meet(meetings);
+    } else {
+      transport_.move(meetings);
+    }
+    window_.store();
+  }
+  if (network_.modelled) transport_.sleep_until(came + seconds(calls));
+}
+
+// A rank sends one message at a time and receives one at a time, both at once.
+double Engine::seconds(std::span<const Call> point_to_point) const {
+  double sending = 0, receiving = 0;
+  for (const Call& call : point_to_point) {
+    if (call.root == rank_) continue;
+    const Link& link = network_.between(world_ranks_[rank_], world_ranks_[call.root]);
+    (call.kind == Kind::send ? sending : receiving) += link.seconds(static_cast<double>(bytes_of(call)));
+  }
+  return std::max(sending, receiving);
+}
+
+// ---- Collectives ------------------------------------------------------------------------------------------
+
+void Engine::run_collective(const Call& call) {
+  const size_t in_parts = call.kind == Kind::all_reduce && bytes_of(call) > letter_bytes ? ranks_ : 1;
+  const size_t round = in_parts * chunk_ / nccl_mpi::size_of(call.type);  // elements
+  met_ = false;
+  for (size_t first = 0; !met_ || first < call.count; first += round) {
+    run_round(call, {first, std::min(round, call.count - first)});
+    window_.store();
+  }
+  if (network_.modelled) transport_.sleep_until(came_ + seconds(call));
+}
+
+void Engine::run_round(const Call& call, Range range) {
+  switch (call.kind) {
+    case Kind::all_gather:
+      return all_gather(call, range);
+    case Kind::broadcast:
+      return broadcast(call, range);
+    case Kind::reduce:
+      return reduce_to_root(call, range);
+    case Kind::reduce_scatter:
+      return reduce_scatter(call, range);
+    case Kind::all_reduce:
+      return bytes_of(call) <= letter_bytes ? all_reduce_at_once(call, range)
+                                            : all_reduce_in_parts(call, range);
+    default:
+      return;
+  }
+}
+
+double Engine::seconds(const Call& collective) const {
+  if (ranks_ == 1) return 0;
+  const double bytes = static_cast<double>(bytes_of(collective));
+  switch (collective.kind) {
+    case Kind::all_gather:
+      return ring_.all_gather(bytes);
+    case Kind::broadcast:
+      return ring_.broadcast(bytes, collective.root);
+    case Kind::reduce:
+      return ring_.reduce(bytes, collective.root);
+    case Kind::reduce_scatter:
+      return ring_.reduce_scatter(bytes);
+    default:
+      return ring_.all_reduce(bytes);
+  }
+}
+
+void Engine::all_gather(const Call& call, Range range) {
+  const size_t bytes = range.second * nccl_mpi::size_of(call.type);
+  Exchange all = no_exchange();
+  std::byte* const own = window_.read(input(call, range.first), bytes);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    all.to[rank] = {own, bytes};
+    if (rank == rank_) continue;
+    all.from[rank] = {window_.write(output(call, rank * call.count + range.first), bytes), bytes};
+  }
+  window_.load();
+  if (output(call, rank_ * call.count) != call.send) {
+    std::memcpy(window_.write(output(call, rank_ * call.count + range.first), bytes), own, bytes);
+  }
+  exchange(call, all);
+}
+
+void Engine::broadcast(const Call& call, Range range) {
+  const size_t bytes = range.second * nccl_mpi::size_of(call.type);
+  Exchange all = no_exchange();
+  if (rank_ == call.root) {
+    std::byte* const own = window_.read(input(call, range.first), bytes);
+    window_.load();
+    for (Piece& piece : all.to) piece = {own, bytes};
+    if (call.send != call.receive) std::memcpy(window_.write(output(call, range.first), bytes), own, bytes);
+  } else {
+    all.from[call.root] = {window_.write(output(call, range.first), bytes), bytes};
+  }
+  exchange(call, all);
+}
+
+void Engine::reduce_to_root(const Call& call, Range range) {
+  const size_t bytes = range.second * nccl_mpi::size_of(call.type);
+  Exchange all = no_exchange();
+  std::byte* const own = window_.read(input(call, range.first), bytes);
+  window_.load();
+  if (rank_ == call.root) {
+    receive_contributions(&all, bytes);
+  } else {
+    all.to[call.root] = {own, bytes};
+  }
+  exchange(call, all);
+  if (rank_ == call.root) combine(window_.write(output(call, range.first), bytes), own, range.second, call);
+}
+
+void Engine::reduce_scatter(const Call& call, Range range) {
+  const size_t bytes = range.second * nccl_mpi::size_of(call.type);
+  Exchange all = no_exchange();
+  for (int rank = 0; rank < ranks_; ++rank) {
+    all.to[rank] = {window_.read(input(call, rank * call.count + range.first), bytes), bytes};
+  }
+  window_.load();
+  receive_contributions(&all, bytes);
+  exchange(call, all);
+  combine(window_.write(output(call, range.first), bytes), all.to[rank_].data, range.second, call);
+}
+
+void Engine::all_reduce_at_once(const Call& call, Range range) {
+  const size_t bytes = range.second * nccl_mpi::size_of(call.type);
+  Exchange all = no_exchange();
+  std::byte* const own = window_.read(input(call, range.first), bytes);
+  window_.load();
+  for (Piece& piece : all.to) piece = {own, bytes};
+  receive_contributions(&all, bytes);
+  exchange(call, all);
+  combine(window_.write(output(call, range.first), bytes), own, range.second, call);
+}
+
+// Each rank reduces one part and sends it to the others.
+void Engine::all_reduce_in_parts(const Call& call, Range range) {
+  const size_t element = nccl_mpi::size_of(call.type);
+  Exchange scatter = no_exchange(), gather = no_exchange();
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto [first, count] = part_of(range, rank, ranks_);
+    scatter.to[rank] = {window_.read(input(call, first), count * element), count * element};
+    gather.from[rank] = {window_.write(output(call, first), count * element), count * element};
+  }
+  window_.load();
+  const Piece own = gather.from[rank_];
+  receive_contributions(&scatter, own.bytes);
+  exchange(call, scatter);
+  combine(own.data, scatter.to[rank_].data, own.bytes / element, call);
+  for (Piece& piece : gather.to) piece = own;
+  exchange(call, gather);
+}
+
+// The first exchange of a collective begins with the letters.
+void Engine::exchange(const Call& call, const Exchange& all) {
+  std::vector<Meeting> meetings;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_) meetings.push_back({&call, rank, all.to[rank], all.from[rank]});
+  }
+  if (met_) return transport_.move(meetings);
+  came_ = transport_.meet(meetings);
+  met_ = true;
+}
+
+Engine::Exchange Engine::no_exchange() const {
+  return {std::vector<Piece>(ranks_), std::vector<Piece>(ranks_)};
+}
+
+const std::byte* Engine::input(const Call& call, size_t element) const {
+  return static_cast<const std::byte*>(call.send) + element * nccl_mpi::size_of(call.type);
+}
+
+std::byte* Engine::output(const Call& call, size_t element) const {
+  return static_cast<std::byte*>(call.receive) + element * nccl_mpi::size_of(call.type);
+}
+
+void Engine::receive_contributions(Exchange* all, size_t bytes) {
+  scratch_.resize(ranks_ * chunk_);
+  for (int rank = 0; rank < ranks_; ++rank) all->from[rank] = {scratch(rank), bytes};
+}
+
+void Engine::combine(std::byte* out, std::byte* own, size_t count, const Call& call) {
+  std::vector<const void*> contributions(ranks_);
+  for (int rank = 0; rank < ranks_; ++rank) contributions[rank] = rank == rank_ ? own : scratch(rank);
+  reduce(out, contributions, count, call.type, call.op);
+}
+
+}  // namespace nccl_mpi

@@ -1,0 +1,68 @@
+// The collectives and point-to-point operations of one communicator, carried out by its thread.
+//
+// A rank sends each other rank what that one needs, directly. An all-reduce of little data is one exchange,
+// after which every rank reduces all of it; one of much data is a reduce-scatter and an all-gather. Data
+// moves in rounds of limited size, so that the buffers are small and allocated beforehand.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "device.h"
+#include "link.h"
+#include "transport.h"
+
+namespace nccl_mpi {
+
+class Engine {
+ public:
+  // Makes `comm` its own. world_ranks[i] is rank i's rank in the world.
+  Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& network,
+         const std::atomic<bool>& aborted);
+
+  // One operation: the collectives one after the other, then all sends and receives together. Throws Failure.
+  void run(std::span<const Call> calls);
+
+ private:
+  // What one rank's exchange with all others consists of: a piece to and from each rank.
+  struct Exchange {
+    std::vector<Piece> to, from;  // [ranks]; those of the rank itself are not used
+  };
+  using Range = std::pair<size_t, size_t>;  // first element, elements
+
+  void run_collective(const Call& call);
+  void run_point_to_point(std::span<const Call> calls);
+  void run_round(const Call& call, Range range);
+  void exchange(const Call& call, const Exchange& exchange);
+
+  void all_gather(const Call& call, Range range);
+  void broadcast(const Call& call, Range range);
+  void reduce_to_root(const Call& call, Range range);
+  void reduce_scatter(const Call& call, Range range);
+  void all_reduce_at_once(const Call& call, Range range);
+  void all_reduce_in_parts(const Call& call, Range range);
+
+  Exchange no_exchange() const;
+  const std::byte* input(const Call& call, size_t element) const;
+  std::byte* output(const Call& call, size_t element) const;
+  std::byte* scratch(int rank) { return scratch_.data() + rank * chunk_; }
+  void receive_contributions(Exchange* exchange, size_t bytes);
+  void combine(std::byte* out, std::byte* own, size_t count, const Call& call);
+
+  double seconds(const Call& collective) const;
+  double seconds(std::span<const Call> point_to_point) const;
+
+  int ranks_, rank_;
+  size_t chunk_;  // bytes: the longest piece of a round
+  std::vector<int> world_ranks_;
+  Network network_;
+  Ring ring_;
+  Transport transport_;
+  DeviceWindow window_;
+  std::vector<std::byte> scratch_;  // [ranks, chunk]: contributions to a reduction, as they arrive
+  bool met_ = false;                // in the collective that is running
+  double came_ = 0;                 // when its last rank came
+};
+
+}  // namespace nccl_mpi

@@ -1,0 +1,67 @@
+// Modelled links between the ranks: how long NCCL's ring algorithms would take on a given network. The
+// stand-in's operations then take at least that long, asleep, so that overlap, and the difference between a
+// node and a network, can be seen on a laptop. Knows neither CUDA nor MPI.
+//
+//   NCCL_CPU_LINK=5us,50GB/s           latency and bandwidth, each way, between ranks of one node
+//   NCCL_CPU_LINK_BETWEEN_NODES=...    between nodes; as within one if not given
+//   NCCL_CPU_RANKS_PER_NODE=8          consecutive ranks of the world that form a node; all, if not given
+//
+// Without NCCL_CPU_LINK and NCCL_CPU_LINK_BETWEEN_NODES an operation takes the time that it takes.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace nccl_mpi {
+
+struct Link {
+  double latency = 0;                                          // s
+  double bandwidth = std::numeric_limits<double>::infinity();  // bytes/s
+
+  double seconds(double bytes) const { return latency + bytes / bandwidth; }
+};
+
+// "5us,50GB/s" (ns, us, ms, s; B/s, KB/s, MB/s, GB/s, powers of 1000). On failure `error` says what is
+// expected.
+std::optional<Link> parse_link(const std::string& text, std::string* error);
+
+struct Network {
+  bool modelled = false;
+  Link within_node, between_nodes;
+  int ranks_per_node = std::numeric_limits<int>::max();
+
+  const Link& between(int world_rank, int other) const {
+    return world_rank / ranks_per_node == other / ranks_per_node ? within_node : between_nodes;
+  }
+};
+
+// From the environment. Empty, with `error` set, if a variable makes no sense.
+std::optional<Network> network_from_environment(std::string* error);
+
+// The ranks of a communicator in a ring, in their order: hop i leads from rank i to rank i + 1. All times in
+// seconds; the slowest hop decides.
+class Ring {
+ public:
+  Ring(const Network& network, const std::vector<int>& world_ranks);
+
+  // n - 1 steps, in each of which a block passes every hop.
+  double all_gather(double block_bytes) const { return steps_ * step(block_bytes); }
+  double reduce_scatter(double block_bytes) const { return steps_ * step(block_bytes); }
+  // A reduce-scatter and an all-gather of blocks of bytes / n: 2 (n-1) latency + 2 (n-1)/n bytes / bandwidth.
+  double all_reduce(double bytes) const { return 2 * steps_ * step(bytes / (steps_ + 1)); }
+  // A pipeline from the root all the way round, or the reverse: (n-1) latency + bytes / bandwidth.
+  double broadcast(double bytes, int root) const { return pipeline(bytes, (root + steps_) % (steps_ + 1)); }
+  double reduce(double bytes, int root) const { return pipeline(bytes, root); }
+
+ private:
+  double step(double bytes) const;
+  double pipeline(double bytes, int unused_hop) const;
+
+  std::vector<Link> hops_;
+  int steps_;  // n - 1
+};
+
+}  // namespace nccl_mpi

@@ -1,0 +1,219 @@
+#include "transport.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <map>
+
+#include "device.h"
+#include "reduce.h"
+
+namespace nccl_mpi {
+namespace {
+
+// A letter of a send is not taken for one of a receive, whatever order they are issued in.
+enum Tag : int { kCollective, kToReceiver, kToSender, kData };
+
+int tag_out(Kind kind) {
+  if (!is_point_to_point(kind)) return kCollective;
+  return kind == Kind::send ? kToReceiver : kToSender;
+}
+
+int tag_in(Kind kind) {
+  if (!is_point_to_point(kind)) return kCollective;
+  return kind == Kind::send ? kToSender : kToReceiver;
+}
+
+bool fits_letter(const Piece& piece) { return piece.bytes <= letter_bytes; }
+
+const char* name_of(Kind kind) {
+  constexpr const char* names[] = {"ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather",
+                                   "ncclBroadcast", "ncclSend",   "ncclRecv"};
+  return names[static_cast<int>(kind)];
+}
+
+const char* name_of(ncclDataType_t type) {
+  constexpr const char* names[] = {"int8",   "uint8",   "int32", "uint32", "int64",
+                                   "uint64", "float16", "float", "double", "bfloat16"};
+  return names[type];
+}
+
+const char* name_of(ncclRedOp_t op) {
+  constexpr const char* names[] = {"sum", "prod", "max", "min", "avg"};
+  return names[op];
+}
+
+void sleep_for(double seconds) {
+  const auto nanoseconds = static_cast<long>(seconds * 1e9);
+  const timespec pause{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+  nanosleep(&pause, nullptr);
+}
+
+void check_mpi(int status) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw Failure{ncclSystemError, std::string("MPI: ") + text};
+}
+
+}  // namespace
+
+bool is_point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
+
+size_t bytes_of(const Call& call) { return call.count * size_of(call.type); }
+
+std::string description(const Call& call) {
+  std::string text =
+      std::string(name_of(call.kind)) + "(count " + std::to_string(call.count) + ", " + name_of(call.type);
+  const bool reduces =
+      call.kind == Kind::all_reduce || call.kind == Kind::reduce || call.kind == Kind::reduce_scatter;
+  if (reduces) text += std::string(", ") + name_of(call.op);
+  if (call.kind == Kind::reduce || call.kind == Kind::broadcast)
+    text += ", root " + std::to_string(call.root);
+  if (is_point_to_point(call.kind)) text += ", peer " + std::to_string(call.root);
+  return text + ")";
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Patience::wait() {
+  constexpr int yields = 10;
+  constexpr double shortest = 20e-6, longest = 500e-6;  // s
+  if (looks_++ == 0) start_ = now();
+  if (looks_ <= yields) {
+    sched_yield();
+  } else {
+    sleep_for(std::clamp((now() - start_) / 8, shortest, longest));
+  }
+}
+
+Transport::Transport(MPI_Comm comm, const std::atomic<bool>& aborted) : comm_(comm), aborted_(aborted) {
+  MPI_Comm_rank(comm, &rank_);
+}
+
+double Transport::meet(std::span<const Meeting> meetings) {
+  double came = now();
+  sent_.resize(std::max(sent_.size(), meetings.size()));
+  received_.resize(sent_.size());
+  for (size_t i = 0; i < meetings.size(); ++i) {
+    const Call& call = *meetings[i].call;
+    const Piece& out = meetings[i].out;
+    receive(&received_[i], sizeof(Letter), meetings[i].peer, tag_in(call.kind));
+    sent_[i].header = {call.kind, call.type, call.op, call.root, call.count, came};
+    const size_t enclosed = fits_letter(out) ? out.bytes : 0;
+    if (enclosed > 0) std::memcpy(sent_[i].data, out.data, enclosed);
+    send(&sent_[i], sizeof(Header) + enclosed, meetings[i].peer, tag_out(call.kind));
+  }
+  wait();
+  check_agreement(meetings);
+
+  std::vector<Meeting> rest;
+  for (size_t i = 0; i < meetings.size(); ++i) {
+    const Meeting& meeting = meetings[i];
+    came = std::max(came, received_[i].header.came);
+    if (fits_letter(meeting.in) && meeting.in.bytes > 0) {
+      std::memcpy(meeting.in.data, received_[i].data, meeting.in.bytes);
+    }
+    const Meeting large = {meeting.call, meeting.peer, fits_letter(meeting.out) ? Piece{} : meeting.out,
+                           fits_letter(meeting.in) ? Piece{} : meeting.in};
+    if (large.out.bytes > 0 || large.in.bytes > 0) rest.push_back(large);
+  }
+  move(rest);
+  return std::min(came, now());  // hosts' clocks differ
+}
+
+void Transport::move(std::span<const Meeting> meetings) {
+  for (const Meeting& meeting : meetings) {
+    if (meeting.in.bytes > 0) receive(meeting.in.data, meeting.in.bytes, meeting.peer, kData);
+  }
+  for (const Meeting& meeting : meetings) {
+    if (meeting.out.bytes > 0) send(meeting.out.data, meeting.out.bytes, meeting.peer, kData);
+  }
+  wait();
+}
+
+// All ranks of a collective see the same letters, and so come to the same verdict. In a send only its two
+// ranks do.
+void Transport::check_agreement(std::span<const Meeting> meetings) const {
+  std::map<std::string, std::string> ranks_by_call;
+  for (size_t i = 0; i < meetings.size(); ++i) {
+    const Call& mine = *meetings[i].call;
+    const Header& theirs = received_[i].header;
+    const Call call = {theirs.kind, nullptr, nullptr, theirs.count, theirs.type, theirs.op, theirs.root};
+    if (is_point_to_point(mine.kind)) {
+      if (call.count == mine.count && call.type == mine.type) continue;
+      throw Failure{ncclInvalidUsage, "a send and its receive differ: rank " + std::to_string(rank_) +
+                                          " calls " + description(mine) + ", rank " +
+                                          std::to_string(meetings[i].peer) + " calls " + description(call)};
+    }
+    if (ranks_by_call.empty()) ranks_by_call[description(mine)] = std::to_string(rank_);
+    std::string& ranks = ranks_by_call[description(call)];
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(meetings[i].peer);
+  }
+  if (ranks_by_call.size() <= 1) return;
+  std::string text = "the ranks of a collective differ:";
+  for (const auto& [call, ranks] : ranks_by_call) text += " rank " + ranks + " calls " + call + ";";
+  text.pop_back();
+  throw Failure{ncclInvalidUsage, text};
+}
+
+void Transport::send(const void* data, size_t bytes, int peer, int tag) {
+  Unseen unseen;
+  sends_.emplace_back();
+  check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &sends_.back()));
+}
+
+void Transport::receive(void* data, size_t bytes, int peer, int tag) {
+  Unseen unseen;
+  receives_.emplace_back();
+  check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &receives_.back()));
+}
+
+void Transport::wait() {
+  Unseen unseen;
+  Patience patience;
+  for (;; patience.wait()) {
+    int sent = 0, received = 0;
+    check_mpi(
+        MPI_Testall(static_cast<int>(receives_.size()), receives_.data(), &received, MPI_STATUSES_IGNORE));
+    check_mpi(MPI_Testall(static_cast<int>(sends_.size()), sends_.data(), &sent, MPI_STATUSES_IGNORE));
+    if (sent && received) break;
+    if (aborted_.load(std::memory_order_relaxed)) {
+      cancel();
+      throw_if_aborted();
+    }
+  }
+  sends_.clear();
+  receives_.clear();
+}
+
+// Takes back the receives, so that a late message does not write into memory that may be gone. Messages that
+// nobody will receive are left to MPI.
+void Transport::cancel() {
+  for (MPI_Request& request : receives_) {
+    if (request == MPI_REQUEST_NULL) continue;
+    MPI_Cancel(&request);
+    MPI_Request_free(&request);
+  }
+}
+
+void Transport::sleep_until(double time) const {
+  constexpr double longest = 10e-3;  // s: an abort is noticed
+  for (double left = time - now(); left > 0; left = time - now()) {
+    throw_if_aborted();
+    sleep_for(std::min(left, longest));
+  }
+}
+
+void Transport::throw_if_aborted() const {
+  if (aborted_.load(std::memory_order_relaxed)) throw Failure{ncclInProgress, "aborted"};
+}
+
+}  // namespace nccl_mpi

@@ -1,0 +1,113 @@
+// Messages between the ranks of a communicator: MPI's point-to-point calls, waited for in a way that leaves
+// the cores to others.
+//
+// Every operation begins with letters: a rank tells each of its partners what it is about to do. Who has all
+// its partners' letters knows that they have come, that they agree, and, if there is little to send, has the
+// data too, because a letter has room for it. More data follows on its own.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nccl.h"
+
+namespace nccl_mpi {
+
+enum class Kind : int { all_reduce, reduce, reduce_scatter, all_gather, broadcast, send, receive };
+
+// One call of the program.
+struct Call {
+  Kind kind;
+  const void* send;  // device memory, as nccl.h describes it; null in a receive
+  void* receive;     // null in a send
+  size_t count;      // elements: of a block in a reduce-scatter and an all-gather, of the buffer otherwise
+  ncclDataType_t type;
+  ncclRedOp_t op = ncclSum;
+  int root = 0;  // of a reduction or broadcast; the peer of a send or receive
+};
+
+bool is_point_to_point(Kind kind);
+size_t bytes_of(const Call& call);          // count elements
+std::string description(const Call& call);  // "ncclAllReduce(count 8, float, sum)"
+
+// What ends an operation before its time; thrown and caught in a communicator's thread.
+struct Failure {
+  ncclResult_t result;
+  std::string text;
+};
+
+// Room for data in a letter; MPI passes on as much without waiting for the receiver.
+constexpr size_t letter_bytes = 8192;
+
+// Seconds of a clock that the ranks of a host share.
+double now();
+
+// A piece of host memory.
+struct Piece {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// This rank's dealings with one partner in one call.
+struct Meeting {
+  const Call* call;
+  int peer;
+  Piece out, in;
+};
+
+// Waits between looks at something that others bring about: yields the core at first, then sleeps ever
+// longer, up to an eighth of the time waited so far.
+class Patience {
+ public:
+  void wait();
+
+ private:
+  int looks_ = 0;
+  double start_ = 0;
+};
+
+class Transport {
+ public:
+  Transport(MPI_Comm comm, const std::atomic<bool>& aborted);
+
+  // The beginning of an operation. Returns when the last of the partners came.
+  double meet(std::span<const Meeting> meetings);
+  // Only the pieces; both sides know that both are here.
+  void move(std::span<const Meeting> meetings);
+  void sleep_until(double time) const;
+
+ private:
+  struct Header {
+    Kind kind;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int root;
+    uint64_t count;
+    double came;  // when the sender of the letter had come
+  };
+  struct Letter {
+    Header header;
+    std::byte data[letter_bytes];
+  };
+
+  void check_agreement(std::span<const Meeting> meetings) const;
+  void send(const void* data, size_t bytes, int peer, int tag);
+  void receive(void* data, size_t bytes, int peer, int tag);
+  void wait();
+  void cancel();
+  void throw_if_aborted() const;
+
+  MPI_Comm comm_;
+  int rank_;
+  const std::atomic<bool>& aborted_;
+  std::vector<Letter> sent_, received_;  // of the present meeting
+  std::vector<MPI_Request> sends_, receives_;
+};
+
+}  // namespace nccl_mpi

@@ -1,0 +1,141 @@
+// Communicators, streams and arrays for the tests of NCCL and its stand-in.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cuda.h"
+#include "mpi_tests.h"
+#include "tensor.h"
+
+namespace mpi_tests {
+
+using pentatron::DeviceArray;
+using pentatron::PinnedArray;
+using pentatron::Stream;
+
+inline void require_nccl(ncclResult_t result) {
+  INFO(ncclGetErrorString(result) << ": " << ncclGetLastError(nullptr));
+  REQUIRE(result == ncclSuccess);
+}
+
+// A communicator of some ranks of the world, which are in `members` in the communicator's order. Null on the
+// others. The first makes the id.
+class Communicator {
+ public:
+  explicit Communicator(const std::vector<int>& members) {
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i] == rank()) mine_ = static_cast<int>(i);
+    }
+    if (mine_ < 0) return;
+    ncclUniqueId id = {};
+    if (mine_ == 0) {
+      require_nccl(ncclGetUniqueId(&id));
+      for (size_t i = 1; i < members.size(); ++i) {
+        MPI_Send(&id, sizeof id, MPI_BYTE, members[i], 0, MPI_COMM_WORLD);
+      }
+    } else {
+      MPI_Recv(&id, sizeof id, MPI_BYTE, members[0], 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    require_nccl(ncclCommInitRank(&comm_, static_cast<int>(members.size()), id, mine_));
+  }
+  // Of all ranks.
+  Communicator() : Communicator(all()) {}
+  explicit Communicator(ncclComm_t comm) : comm_(comm) {
+    if (comm != nullptr) require_nccl(ncclCommUserRank(comm, &mine_));
+  }
+  ~Communicator() {
+    if (comm_ != nullptr) ncclCommDestroy(comm_);
+  }
+  Communicator(const Communicator&) = delete;
+
+  operator ncclComm_t() const { return comm_; }
+  int rank_in() const { return mine_; }
+  Communicator split(int color, int key) const {
+    ncclComm_t part = nullptr;
+    require_nccl(ncclCommSplit(comm_, color, key, &part, nullptr));
+    return Communicator(part);
+  }
+  void abort() { require_nccl(ncclCommAbort(std::exchange(comm_, nullptr))); }
+  ncclResult_t error() const {
+    ncclResult_t error = ncclSuccess;
+    require_nccl(ncclCommGetAsyncError(comm_, &error));
+    return error;
+  }
+
+ private:
+  static std::vector<int> all() {
+    std::vector<int> members(ranks());
+    std::iota(members.begin(), members.end(), 0);
+    return members;
+  }
+
+  ncclComm_t comm_ = nullptr;
+  int mine_ = -1;
+};
+
+// Device memory, and its contents seen from the host. Waits for all streams, so it cannot be used while one
+// is held.
+template <class T>
+class Array {
+ public:
+  explicit Array(size_t size) : device_(std::max<size_t>(size, 1), pentatron::Purpose::communication) {}
+  explicit Array(const std::vector<T>& values) : Array(values.size()) { set(values); }
+
+  T* data() const { return device_.data(); }
+  void set(const std::vector<T>& values) const {
+    CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> get(size_t count) const {
+    std::vector<T> values(count);
+    CUDA_CHECK(cudaMemcpy(values.data(), data(), count * sizeof(T), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  DeviceArray<T> device_;
+};
+
+inline bool is_done(cudaStream_t stream) { return cudaStreamQuery(stream) == cudaSuccess; }
+
+// Whether the stream is done within some time, which is long for a test that expects it and short for one
+// that does not.
+inline bool is_done_within(cudaStream_t stream, double seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (!is_done(stream)) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+constexpr double kSoon = 20;     // s: enough on a busy machine
+constexpr double kHolds = 0.15;  // s: what has not happened by then, does not happen
+
+// Stops a stream until the host opens the gate.
+class Gate {
+ public:
+  explicit Gate(cudaStream_t stream) {
+    const auto wait = [](void* open) {
+      while (!static_cast<std::atomic<bool>*>(open)->load()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    };
+    CUDA_CHECK(cudaLaunchHostFunc(stream, wait, &open_));
+  }
+  ~Gate() { open(); }
+  void open() { open_ = true; }
+
+ private:
+  std::atomic<bool> open_ = false;
+};
+
+}  // namespace mpi_tests

@@ -1,0 +1,189 @@
+// Each backward kernel against its forward kernel, by central differences. Only in double: in less, a step
+// small enough for the curvature is too small for the digits.
+#if PRECISION == 64
+
+#include <functional>
+#include <numeric>
+
+#include "attention.h"
+#include "device.h"
+#include "kernels.h"
+
+namespace pentatron {
+namespace {
+
+// A central difference is off by h^2 times the third derivative and by epsilon / h, which balance at
+// h = epsilon^(1/3), about 6e-6. What is left is h^2 = 4e-11 times a third derivative, and rounding times the
+// number of terms: 100 of those.
+constexpr double step = 0x1p-17, allowed = 100 * step * step;
+
+// The gradient of f by each element of x. Expects `backward`'s.
+void check_gradient(const HostMatrix& gradient, HostMatrix x,
+                    const std::function<double(const HostMatrix&)>& f) {
+  HostMatrix differences(x.rows, x.columns);
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    const double here = x.values[i];
+    x.values[i] = here + step;
+    const double above = f(x);
+    x.values[i] = here - step;
+    const double below = f(x);
+    x.values[i] = here;
+    differences.values[i] = (above - below) / (2 * step);
+  }
+  require_close(gradient, differences, {allowed, allowed});
+}
+
+double dot(const HostMatrix& a, const HostMatrix& b) {
+  return std::inner_product(a.values.begin(), a.values.end(), b.values.begin(), 0.0);
+}
+
+// Below, the function is dot(w, kernel's output) for a random w, so that d_output = w.
+
+TEST_CASE("gradient: embedding", "[01][kernels]") {
+  Device device;
+  Random random;
+  const int rows = 13, d = 5, vocabulary = 7, first = 2;
+  const HostMatrix table = random.normal<real>(vocabulary, d), w = random.normal<real>(rows, d);
+  const std::vector<int32_t> tokens = random.integers(rows, 0, vocabulary + first + 2);
+  std::vector<int32_t> by_token(rows);
+  std::iota(by_token.begin(), by_token.end(), 0);
+  std::stable_sort(by_token.begin(), by_token.end(),
+                   [&](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
+
+  const Tensor device_table = device.upload<real>(table), out = device.fresh<real>(rows, d);
+  const int32_t* device_tokens = device.upload(tokens);
+  const Statistics gradient = device.upload<accum>(HostMatrix(vocabulary, d));
+  embedding_backward(device.upload<real>(w), device_tokens, device.upload(by_token), first, gradient,
+                     device.stream);
+  check_gradient(device.download(gradient), table, [&](const HostMatrix& x) {
+    device.write(device_table, x);
+    embedding_forward(device_table, device_tokens, first, out, device.stream);
+    return dot(w, device.download(out));
+  });
+}
+
+TEST_CASE("gradient: rmsnorm", "[01][kernels]") {
+  Device device;
+  Random random;
+  const int rows = 5, d = 11;
+  const HostMatrix x = random.normal<real>(rows, d), weight = random.normal<real>(1, d),
+                   w = random.normal<real>(rows, d);
+  const Tensor device_x = device.upload<real>(x), device_weight = device.upload<real>(weight),
+               out = device.fresh<real>(rows, d), d_x = device.fresh<real>(rows, d);
+  const Statistics rstd = device.fresh<accum>(rows, 1), d_weight = device.fresh<accum>(1, d);
+  const auto forward = [&] {
+    rmsnorm_forward(device_x, device_weight.data, 1e-5, out, rstd.data, device.stream);
+    return dot(w, device.download(out));
+  };
+  forward();
+  rmsnorm_backward(device.upload<real>(w), device_x, device_weight.data, rstd.data, false, d_x,
+                   device.fresh<accum>(rmsnorm_bands(rows), d), d_weight.data, device.stream);
+  check_gradient(device.download(d_x), x, [&](const HostMatrix& changed) {
+    device.write(device_x, changed);
+    return forward();
+  });
+  device.write(device_x, x);
+  check_gradient(device.download(d_weight), weight, [&](const HostMatrix& changed) {
+    device.write(device_weight, changed);
+    return forward();
+  });
+}
+
+TEST_CASE("gradient: rotary positions", "[01][kernels]") {
+  Device device;
+  Random random;
+  const HeadShape shape{4, 2, 6};
+  const int rows = 3, q_columns = 24, k_columns = 12;
+  const HostMatrix qkv = random.normal<real>(rows, shape.qkv_columns()),
+                   w_q = random.normal<real>(rows, q_columns), w_k = random.normal<real>(rows, k_columns),
+                   w_v = random.normal<real>(rows, k_columns);
+  const Statistics table = device.fresh<accum>(31, shape.head_size);
+  fill_rotary_table(100, table, device.stream);
+  const int32_t* positions = device.upload(std::vector<int32_t>{30, 0, 7});
+  const Tensor device_qkv = device.upload<real>(qkv), d_qkv = device.fresh<real>(rows, qkv.columns),
+               q = device.fresh<real>(rows, q_columns), k = device.fresh<real>(rows, k_columns),
+               v = device.fresh<real>(rows, k_columns);
+  rotary_backward(device.upload<real>(w_q), device.upload<real>(w_k), device.upload<real>(w_v), positions,
+                  table, shape, d_qkv, device.stream);
+  check_gradient(device.download(d_qkv), qkv, [&](const HostMatrix& x) {
+    device.write(device_qkv, x);
+    rotary_forward(device_qkv, positions, table, shape, q, k, v, device.stream);
+    return dot(w_q, device.download(q)) + dot(w_k, device.download(k)) + dot(w_v, device.download(v));
+  });
+}
+
+TEST_CASE("gradient: swiglu", "[01][kernels]") {
+  Device device;
+  Random random;
+  const int rows = 3, f = 13;
+  const HostMatrix gate_up = random.normal<real>(rows, 2 * f, 2), w = random.normal<real>(rows, f);
+  const Tensor device_gate_up = device.upload<real>(gate_up), out = device.fresh<real>(rows, f),
+               d_gate_up = device.fresh<real>(rows, 2 * f);
+  swiglu_backward(device.upload<real>(w), device_gate_up, d_gate_up, device.stream);
+  check_gradient(device.download(d_gate_up), gate_up, [&](const HostMatrix& x) {
+    device.write(device_gate_up, x);
+    swiglu_forward(device_gate_up, out, device.stream);
+    return dot(w, device.download(out));
+  });
+}
+
+TEST_CASE("gradient: cross-entropy", "[01][kernels]") {
+  Device device;
+  Random random;
+  const int rows = 5, vocabulary = 11;
+  const double scale = 0.25;
+  const HostMatrix logits = random.normal<real>(rows, vocabulary, 2);
+  const int32_t* targets = device.upload(std::vector<int32_t>{0, 10, ignored_target, 3, 3});
+  const Tensor device_logits = device.upload<real>(logits);
+  const Statistics statistics = device.fresh<accum>(rows, 3), loss = device.fresh<accum>(1, 1);
+  const auto forward = [&] {
+    cross_entropy_statistics(device_logits, targets, 0, statistics, device.stream);
+    cross_entropy_loss(statistics, targets, scale, loss.data, device.stream);
+    return device.download(loss)(0, 0);
+  };
+  forward();
+  cross_entropy_backward(device_logits, targets, 0, scale, statistics, device.stream);
+  check_gradient(device.download(device_logits), logits, [&](const HostMatrix& x) {
+    device.write(device_logits, x);
+    return forward();
+  });
+}
+
+TEST_CASE("gradient: attention", "[01][kernels]") {
+  Device device;
+  Random random;
+  const AttentionShape shape{2, 5, {4, 2, 6}};
+  const int rows = 10, q_columns = 24, k_columns = 12;
+  const HostMatrix w = random.normal<real>(rows, q_columns);
+  const HostMatrix inputs[] = {random.normal<real>(rows, q_columns), random.normal<real>(rows, k_columns),
+                               random.normal<real>(rows, k_columns)};  // q, k, v
+  Tensor x[3], d_x[3];
+  for (int i = 0; i < 3; ++i) {
+    x[i] = device.upload<real>(inputs[i]);
+    d_x[i] = device.fresh<real>(rows, inputs[i].columns);
+  }
+  const Tensor out = device.fresh<real>(rows, q_columns);
+  const Statistics lse = device.fresh<accum>(rows, shape.head.heads);
+  const Scores scores{device.fresh<real>(shape.batch * shape.score_rows(), shape.sequence), true};
+  const auto forward = [&] {
+    attention_forward(device.blas, shape, x[0], x[1], x[2], scores, out, lse);
+    return dot(w, device.download(out));
+  };
+  forward();
+  attention_backward(device.blas, shape, x[0], x[1], x[2], scores, out, lse, device.upload<real>(w),
+                     device.fresh<real>(shape.score_rows(), shape.sequence),
+                     device.fresh<accum>(rows, shape.head.heads), d_x[0], d_x[1], d_x[2]);
+  for (int i = 0; i < 3; ++i) {
+    CAPTURE(i);
+    check_gradient(device.download(d_x[i]), inputs[i], [&](const HostMatrix& changed) {
+      device.write(x[i], changed);
+      return forward();
+    });
+    device.write(x[i], inputs[i]);
+  }
+}
+
+}  // namespace
+}  // namespace pentatron
+
+#endif
