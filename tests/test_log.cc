@@ -11,6 +11,7 @@
 #include "log.h"
 #include "options.h"
 
+using pentatron::RankReport;
 using pentatron::RunLog;
 using pentatron::StepRecord;
 using pentatron::Summary;
@@ -33,13 +34,23 @@ StepRecord record(int64_t step) {
 }
 
 Summary two_ranks() {
+  const RankReport first = {{{{90, 200, 300, 400, 500}, {10, 0, 0, 0, 0}}, {101, 201, 301, 401, 501}},
+                            {{"all_reduce", 3, 300}, {"all_gather", 1, 7}}};
+  const RankReport second = {{{{110, 190, 300, 400, 500}, {0, 0, 0, 0, 0}}, {111, 191, 301, 401, 501}}, {}};
   return {.layout = {{"dp", 2}, {"tp", 1}},
           .parameters = 459328,
           .final_loss = third,
           .seconds = 12.5,
-          .memory = {{{100, 200, 300, 400, 500}, {101, 201, 301, 401, 501}},
-                     {{110, 190, 300, 400, 500}, {111, 191, 301, 401, 501}}},
-          .communication = {{{"all_reduce", 3, 300}, {"all_gather", 1, 7}}, {}}};
+          .ranks = {first, second}};
+}
+
+// By purpose, as the log has it.
+nlohmann::json by_purpose(const std::vector<int>& bytes) {
+  return {{"weights", bytes[0]},
+          {"gradients", bytes[1]},
+          {"optimizer", bytes[2]},
+          {"activations", bytes[3]},
+          {"communication", bytes[4]}};
 }
 
 std::vector<nlohmann::json> parsed_lines(const std::string& path) {
@@ -107,31 +118,13 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
                                    {"seconds", 12.5},
                                    {"memory",
                                     {{{"rank", 0},
-                                      {"predicted",
-                                       {{"weights", 100},
-                                        {"gradients", 200},
-                                        {"optimizer", 300},
-                                        {"activations", 400},
-                                        {"communication", 500}}},
-                                      {"measured",
-                                       {{"weights", 101},
-                                        {"gradients", 201},
-                                        {"optimizer", 301},
-                                        {"activations", 401},
-                                        {"communication", 501}}}},
+                                      {"predicted", by_purpose({100, 200, 300, 400, 500})},
+                                      {"of_which_transient", by_purpose({10, 0, 0, 0, 0})},
+                                      {"measured", by_purpose({101, 201, 301, 401, 501})}},
                                      {{"rank", 1},
-                                      {"predicted",
-                                       {{"weights", 110},
-                                        {"gradients", 190},
-                                        {"optimizer", 300},
-                                        {"activations", 400},
-                                        {"communication", 500}}},
-                                      {"measured",
-                                       {{"weights", 111},
-                                        {"gradients", 191},
-                                        {"optimizer", 301},
-                                        {"activations", 401},
-                                        {"communication", 501}}}}}},
+                                      {"predicted", by_purpose({110, 190, 300, 400, 500})},
+                                      {"of_which_transient", by_purpose({0, 0, 0, 0, 0})},
+                                      {"measured", by_purpose({111, 191, 301, 401, 501})}}}},
                                    {"communication",
                                     {{{"rank", 0},
                                       {"all_reduce", {{"calls", 3}, {"elements", 300}}},
@@ -183,9 +176,11 @@ TEST_CASE("log: without a known peak there is no MFU", "[01][log]") {
 }
 
 TEST_CASE("log: the memory table", "[01][log]") {
+  const RankReport report = {{{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0}, {}},
+                              {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}},
+                             {}};
   std::ostringstream one;
-  pentatron::print_memory_table(one, {{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0},
-                                       {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}}});
+  pentatron::print_memory_table(one, {report});
   CHECK(one.str() == R"(
 Device memory at the peak
                      predicted      measured    difference
@@ -198,11 +193,25 @@ Device memory at the peak
 )");
 
   std::ostringstream two;
-  pentatron::print_memory_table(two, two_ranks().memory);
+  pentatron::print_memory_table(two, two_ranks().ranks);
   const std::vector<std::string> lines = split(two.str());
+  REQUIRE(lines.size() == 10);
   CHECK(lines[1] == "Device memory at the peak, the largest of 2 ranks");
   CHECK(lines[3] == "         weights         110 B         111 B       +0.91 %");
   CHECK(lines[4] == "       gradients         200 B         201 B       +0.50 %");
+  CHECK(lines[9] == "  (weights: of which transient 10 B)");
+}
+
+TEST_CASE("log: a rank's report survives the way to another rank", "[02][log]") {
+  const RankReport sent = two_ranks().ranks[0];
+  const RankReport received = pentatron::rank_report(pentatron::to_text(sent));
+  CHECK(received.memory.predicted.resident == sent.memory.predicted.resident);
+  CHECK(received.memory.predicted.transient == sent.memory.predicted.transient);
+  CHECK(received.memory.measured == sent.memory.measured);
+  REQUIRE(received.communication.size() == 2);
+  CHECK(received.communication[1].operation == "all_gather");
+  CHECK(received.communication[1].calls == 1);
+  CHECK(received.communication[1].elements == 7);
 }
 
 TEST_CASE("log: quantities for people", "[01][log]") {
