@@ -139,6 +139,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
+
 run:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory programs

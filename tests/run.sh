@@ -5,8 +5,6 @@ set -uo pipefail
 
 filter=$1
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
-# A thread that waits for the others gives its core back soon: machines that run tests are often busy.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 passed=0 failed=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
@@ -15,9 +13,7 @@ for folder in "${@:2}"; do
   echo "== $folder"
   only=$filter
   case $folder in *-block*) only="$filter[kernels]" ;; esac  # all else is the same with threads in a block, and slow
-  # libgomp is not built for ThreadSanitizer, which would report its barriers.
-  threads=(); case $folder in *-thread) threads=(OMP_NUM_THREADS=1) ;; esac
-  env ${threads[@]+"${threads[@]}"} timeout --kill-after=10 "$limit" "$folder/tests" ${only:+"$only"} 2>&1 | tee "$output"
+  timeout --kill-after=10 "$limit" "$folder/tests" ${only:+"$only"} 2>&1 | tee "$output"
   status=${PIPESTATUS[0]}
   last=$(tail -n 1 "$output")
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
