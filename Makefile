@@ -32,7 +32,7 @@ SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(B
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
 # What runs on several ranks, needs MPI and NCCL: everything but 01.
-PARALLEL_SOURCES := common/comm.cu common/watchdog.cu
+PARALLEL_SOURCES := common/comm.cu common/gather.cu common/watchdog.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard common/*.cu)))

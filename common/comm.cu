@@ -51,8 +51,11 @@ World::World(int* argc, char*** argv) {
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1",
          0);                       // operations start in the order in which the host issued them
   setenv("NCCL_ALGO", "Ring", 0);  // with which results repeat
-  int provided = 0;
-  MPI_CHECK(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  int running = 0, provided = 0;
+  MPI_CHECK(MPI_Initialized(&running));
+  started_mpi_ = !running;
+  if (started_mpi_) MPI_CHECK(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  MPI_CHECK(MPI_Query_thread(&provided));
   MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &ranks_));
   if (provided < MPI_THREAD_MULTIPLE)
@@ -67,7 +70,7 @@ World::World(int* argc, char*** argv) {
 
 World::~World() {
   watchdog_.reset();
-  MPI_Finalize();
+  if (started_mpi_) MPI_Finalize();
 }
 
 void World::configure(const Options& options) {

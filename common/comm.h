@@ -27,8 +27,8 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 
 class World : public Peers {
  public:
-  // Starts MPI, picks this rank's GPU (its number on the host, modulo the GPUs there), and starts the
-  // watchdog.
+  // Starts MPI, unless somebody has (tests have), picks this rank's GPU (its number on the host, modulo the
+  // GPUs there), and starts the watchdog.
   World(int* argc, char*** argv);
   ~World() override;
   World(const World&) = delete;
@@ -50,6 +50,7 @@ class World : public Peers {
 
  private:
   int rank_ = 0, ranks_ = 1;
+  bool started_mpi_ = false;
   std::unique_ptr<Watchdog> watchdog_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -123,19 +124,20 @@ constexpr double kHolds = 0.15;  // s: what has not happened by then, does not h
 // Stops a stream until the host opens the gate.
 class Gate {
  public:
-  explicit Gate(cudaStream_t stream) {
-    const auto wait = [](void* open) {
-      while (!static_cast<std::atomic<bool>*>(open)->load()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
+  explicit Gate(cudaStream_t stream) : open_(std::make_shared<std::atomic<bool>>(false)) {
+    const auto wait = [](void* owner) {
+      const std::unique_ptr<Open> open(static_cast<Open*>(owner));
+      while (!(*open)->load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
-    CUDA_CHECK(cudaLaunchHostFunc(stream, wait, &open_));
+    CUDA_CHECK(cudaLaunchHostFunc(stream, wait, new Open(open_)));
   }
   ~Gate() { open(); }
-  void open() { open_ = true; }
+  Gate(const Gate&) = delete;
+  void open() { *open_ = true; }
 
  private:
-  std::atomic<bool> open_ = false;
+  using Open = std::shared_ptr<std::atomic<bool>>;
+  Open open_;
 };
 
 }  // namespace mpi_tests

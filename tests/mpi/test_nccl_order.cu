@@ -1,0 +1,285 @@
+// When operations start, wait, progress together, deadlock, and are aborted.
+#include "nccl_fixture.h"
+
+namespace {
+
+using namespace mpi_tests;
+
+constexpr size_t kSmall = 100, kLarge = 200000;  // floats: within a letter, and in several rounds
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void pause(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+}  // namespace
+
+TEST_CASE("a collective returns to the host at once and waits for all ranks") {
+  if (ranks() < 2) return;
+  const Communicator comm;
+  const Stream stream("communication");
+  const Array<float> in(std::vector<float>(kSmall, 1)), out(kSmall * ranks());
+  for (int kind = 0; kind < 5; ++kind) {
+    INFO("kind " << kind);
+    const auto issue = [&] {
+      if (kind == 0) return ncclAllReduce(in.data(), out.data(), kSmall, ncclFloat, ncclSum, comm, stream);
+      if (kind == 1) return ncclReduce(in.data(), out.data(), kSmall, ncclFloat, ncclSum, 0, comm, stream);
+      if (kind == 2) return ncclAllGather(in.data(), out.data(), kSmall, ncclFloat, comm, stream);
+      if (kind == 3) return ncclBroadcast(in.data(), out.data(), kSmall, ncclFloat, 0, comm, stream);
+      return ncclReduceScatter(in.data(), out.data(), kSmall / ranks(), ncclFloat, ncclSum, comm, stream);
+    };
+    const bool late = rank() == ranks() - 1;
+    barrier();
+    if (late) pause(kHolds);
+    const auto start = std::chrono::steady_clock::now();
+    require_nccl(issue());
+    CHECK(seconds_since(start) < kHolds / 2);
+    if (!late) CHECK(!is_done_within(stream, kHolds / 2));  // not even the root of a broadcast
+    CHECK(is_done_within(stream, kSoon));
+  }
+}
+
+TEST_CASE("a send waits for its receive") {
+  if (ranks() < 2) return;
+  const Communicator comm;
+  const Stream stream("communication");
+  for (size_t count : {size_t{0}, kSmall, kLarge}) {
+    INFO("count " << count);
+    const Array<float> array(count + 1);
+    if (rank() == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      require_nccl(ncclSend(array.data(), count, ncclFloat, 1, comm, stream));
+      CHECK(seconds_since(start) < kHolds / 2);
+      CHECK(!is_done_within(stream, kHolds));
+    }
+    barrier();
+    if (rank() == 1) require_nccl(ncclRecv(array.data(), count, ncclFloat, 0, comm, stream));
+    CHECK(is_done_within(stream, kSoon));
+    barrier();
+  }
+}
+
+TEST_CASE("operations wait for what their stream did before, and what follows waits for them") {
+  const Communicator comm;
+  const Stream stream("communication");
+  const Array<float> array(std::vector<float>(kSmall, 1));
+  const Array<float> twos(std::vector<float>(kSmall, 2)), result(kSmall);
+  Gate gate(stream);
+  CUDA_CHECK(
+      cudaMemcpyAsync(array.data(), twos.data(), kSmall * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+  require_nccl(ncclAllReduce(array.data(), array.data(), kSmall, ncclFloat, ncclSum, comm, stream));
+  CUDA_CHECK(
+      cudaMemcpyAsync(result.data(), array.data(), kSmall * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+  pause(rank() * 0.02);
+  gate.open();
+  stream.synchronize();
+  CHECK(result.get(kSmall) == std::vector<float>(kSmall, 2.0f * static_cast<float>(ranks())));
+}
+
+TEST_CASE("a communicator's operations keep their order, on whatever stream") {
+  const Communicator comm;
+  const Stream first("first"), second("second");
+  const Array<float> a(std::vector<float>(kSmall, 1)), b(std::vector<float>(kSmall, 1));
+  Gate gate(first);
+  require_nccl(ncclAllReduce(a.data(), a.data(), kSmall, ncclFloat, ncclSum, comm, first));
+  require_nccl(ncclAllReduce(b.data(), b.data(), kSmall, ncclFloat, ncclSum, comm, second));
+  CHECK(!is_done_within(second, kHolds));
+  gate.open();
+  CHECK(is_done_within(second, kSoon));
+  CHECK(is_done_within(first, kSoon));
+}
+
+TEST_CASE("operations start in the order of the host, over all communicators") {
+  const Communicator a, b;
+  const Stream first("first"), second("second");
+  const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
+  // On rank 0 the first operation cannot start; so, there, the second does not, although its stream is free.
+  std::unique_ptr<Gate> gate;
+  if (rank() == 0) gate = std::make_unique<Gate>(first);
+  require_nccl(ncclAllReduce(x.data(), x.data(), kSmall, ncclFloat, ncclSum, a, first));
+  require_nccl(ncclAllReduce(y.data(), y.data(), kSmall, ncclFloat, ncclSum, b, second));
+  CHECK((!is_done_within(second, kHolds)));
+  barrier();
+  gate.reset();
+  CHECK(is_done_within(second, kSoon));
+  CHECK(is_done_within(first, kSoon));
+}
+
+TEST_CASE("an operation that has started, and waits, does not hold up other communicators") {
+  if (ranks() < 2) return;
+  const Communicator a, b;
+  const Stream first("first"), second("second");
+  const Array<float> x(kSmall), y(std::vector<float>(kSmall, 1));
+  if (rank() == 0) require_nccl(ncclRecv(x.data(), kSmall, ncclFloat, 1, a, first));
+  require_nccl(ncclAllReduce(y.data(), y.data(), kSmall, ncclFloat, ncclSum, b, second));
+  CHECK(is_done_within(second, kSoon));
+  if (rank() == 0) CHECK(!is_done(first));
+  barrier();
+  if (rank() == 1) require_nccl(ncclSend(x.data(), kSmall, ncclFloat, 0, a, first));
+  CHECK(is_done_within(first, kSoon));
+}
+
+TEST_CASE("communicators used in opposite orders: on one stream a deadlock, which an abort ends") {
+  if (ranks() < 2) return;
+  Communicator a, b;
+  const Stream stream("communication");
+  const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
+  const auto first = rank() == 0 ? &a : &b, second = rank() == 0 ? &b : &a;
+  require_nccl(ncclAllReduce(x.data(), x.data(), kSmall, ncclFloat, ncclSum, *first, stream));
+  require_nccl(ncclAllReduce(y.data(), y.data(), kSmall, ncclFloat, ncclSum, *second, stream));
+  CHECK(!is_done_within(stream, kHolds));
+  barrier();
+  first->abort();
+  second->abort();
+  CHECK(is_done_within(stream, kSoon));
+}
+
+TEST_CASE("two ranks that send to each other: grouped they exchange") {
+  if (ranks() < 2) return;
+  const Communicator comm;
+  const Stream stream("communication");
+  for (size_t count : {kSmall, kLarge}) {
+    const Array<float> mine(std::vector<float>(count, static_cast<float>(rank()))), theirs(count);
+    const int peer = rank() ^ 1;
+    if (peer >= ranks()) continue;
+    require_nccl(ncclGroupStart());
+    require_nccl(ncclSend(mine.data(), count, ncclFloat, peer, comm, stream));
+    require_nccl(ncclRecv(theirs.data(), count, ncclFloat, peer, comm, stream));
+    require_nccl(ncclGroupEnd());
+    REQUIRE(is_done_within(stream, kSoon));
+    CHECK(theirs.get(count) == std::vector<float>(count, static_cast<float>(peer)));
+  }
+}
+
+TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an abort frees their streams") {
+  if (ranks() < 2) return;
+  Communicator comm;
+  const Stream stream("communication");
+  const Array<float> mine(kSmall), theirs(kSmall);
+  if (rank() < 2) {
+    require_nccl(ncclSend(mine.data(), kSmall, ncclFloat, 1 - rank(), comm, stream));
+    require_nccl(ncclRecv(theirs.data(), kSmall, ncclFloat, 1 - rank(), comm, stream));
+    CHECK(!is_done_within(stream, kHolds));
+    CHECK(comm.error() == ncclSuccess);  // NCCL cannot know
+  }
+  barrier();
+  comm.abort();
+  CHECK(is_done_within(stream, kSoon));
+}
+
+TEST_CASE("an abort from another thread frees a host that waits for the stream") {
+  if (ranks() < 2) return;
+  Communicator comm;
+  const Communicator other;
+  const Stream stream("communication"), free_stream("free");
+  const Array<float> array(std::vector<float>(kLarge, 1));
+  // Three operations in a row, of which none can run.
+  if (rank() > 0) {
+    for (int i = 0; i < 3; ++i) {
+      require_nccl(ncclAllReduce(array.data(), array.data(), kLarge, ncclFloat, ncclSum, comm, stream));
+    }
+  }
+  std::thread watchdog([&] {
+    pause(kHolds);
+    comm.abort();
+  });
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  watchdog.join();
+  // Other communicators still work.
+  require_nccl(ncclAllReduce(array.data(), array.data(), kSmall, ncclFloat, ncclMax, other, free_stream));
+  CHECK(is_done_within(free_stream, kSoon));
+}
+
+TEST_CASE("an abort while operations wait for their streams gives up their turn") {
+  const Communicator other;
+  const Stream first("first"), second("second");
+  const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
+  Gate gate(first);
+  Communicator aborted;
+  require_nccl(ncclAllReduce(x.data(), x.data(), kSmall, ncclFloat, ncclSum, aborted, first));
+  require_nccl(ncclAllReduce(y.data(), y.data(), kSmall, ncclFloat, ncclSum, other, second));
+  CHECK(!is_done_within(second, kHolds));
+  aborted.abort();
+  CHECK(is_done_within(second, kSoon));
+  gate.open();
+  CHECK(is_done_within(first, kSoon));
+}
+
+TEST_CASE("a group is one operation of all its streams") {
+  const Communicator comm;
+  const Stream first("first"), second("second");
+  const Array<float> a(std::vector<float>(kSmall, 1)), b(std::vector<float>(kSmall, 1));
+  Gate gate(second);
+  require_nccl(ncclGroupStart());
+  require_nccl(ncclGroupStart());
+  require_nccl(ncclAllReduce(a.data(), a.data(), kSmall, ncclFloat, ncclSum, comm, first));
+  require_nccl(ncclGroupEnd());
+  CHECK(is_done(first));  // nothing starts before the outer group ends
+  require_nccl(ncclAllReduce(b.data(), b.data(), kSmall, ncclFloat, ncclSum, comm, second));
+  require_nccl(ncclGroupEnd());
+  CHECK(!is_done_within(first, kHolds));
+  gate.open();
+  CHECK(is_done_within(first, kSoon));
+  CHECK(is_done_within(second, kSoon));
+  CHECK(a.get(1)[0] == static_cast<float>(ranks()));
+  CHECK(b.get(1)[0] == static_cast<float>(ranks()));
+}
+
+TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline's exchanges in any order") {
+  if (ranks() < 2) return;
+  // Rank 0 first receives a gradient and then sends an activation; rank 1 the other way round. On one stream
+  // that would deadlock.
+  const Communicator activations({0, 1}), gradients({0, 1});
+  const Stream forth("activations"), back("gradients");
+  const Array<float> a(std::vector<float>(kLarge, 3)), g(std::vector<float>(kLarge, 4));
+  if (rank() == 0) {
+    require_nccl(ncclRecv(g.data(), kLarge, ncclFloat, 1, gradients, back));
+    require_nccl(ncclSend(a.data(), kLarge, ncclFloat, 1, activations, forth));
+  }
+  if (rank() == 1) {
+    require_nccl(ncclRecv(a.data(), kLarge, ncclFloat, 0, activations, forth));
+    require_nccl(ncclSend(g.data(), kLarge, ncclFloat, 0, gradients, back));
+  }
+  CHECK(is_done_within(forth, kSoon));
+  CHECK(is_done_within(back, kSoon));
+}
+
+TEST_CASE("destroying a communicator waits for its operations") {
+  const Stream stream("communication");
+  const Array<float> array(std::vector<float>(kLarge, 1));
+  for (const bool finalize : {false, true}) {
+    ncclComm_t comm = nullptr;
+    {
+      const Communicator world;
+      require_nccl(ncclCommSplit(world, 0, rank(), &comm, nullptr));
+    }
+    require_nccl(ncclAllReduce(array.data(), array.data(), kLarge, ncclFloat, ncclMax, comm, stream));
+    if (finalize) {
+      require_nccl(ncclCommFinalize(comm));
+      CHECK(ncclAllReduce(array.data(), array.data(), 1, ncclFloat, ncclMax, comm, stream) ==
+            ncclInvalidUsage);
+    }
+    require_nccl(ncclCommDestroy(comm));
+    CHECK(is_done_within(stream, kSoon));
+    CHECK(ncclCommDestroy(comm) == ncclInvalidArgument);
+  }
+}
+
+TEST_CASE("latency of a 4 KiB all-reduce", "[.bench]") {
+  const Communicator comm;
+  const Stream stream("communication");
+  const Array<float> array(std::vector<float>(1024, 1));
+  std::vector<double> times;  // ms
+  for (int i = 0; i < 1000; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    require_nccl(ncclAllReduce(array.data(), array.data(), 1024, ncclFloat, ncclMax, comm, stream));
+    stream.synchronize();
+    times.push_back(1e3 * seconds_since(start));
+  }
+  std::sort(times.begin(), times.end());
+  if (rank() == 0) {
+    std::printf("4 KiB all-reduce of %d ranks: median %.3f ms, 90 %% within %.3f ms\n", ranks(),
+                times[times.size() / 2], times[times.size() * 9 / 10]);
+  }
+}
