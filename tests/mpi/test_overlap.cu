@@ -1,5 +1,7 @@
 // How much of the communication hides behind compute, from the trace. Both take modelled time, asleep, so
 // that a busy machine changes little: links are slowed down, and so is attention.
+#include <nccl.h>
+
 #include "precision.h"
 #if PRECISION == 32 && defined(NCCL_OVER_MPI)
 
