@@ -98,7 +98,7 @@ TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/tests $(BUILD)/mpi_tests
-programs: $(PROGRAMS:%=$(BUILD)/%)
+programs: $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
 tsan-cases: $(BUILD)/tsan_cases
@@ -106,11 +106,12 @@ tsan-cases: $(BUILD)/tsan_cases
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
+$(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
-PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)))
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) collectives)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
@@ -136,6 +137,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
+  $(BUILD)/objects/02_data_parallel/collectives.cu.o \
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
