@@ -110,7 +110,7 @@ $(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMO
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) collectives)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
-$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: LIBRARIES += $(MPI_LIBRARIES)
+$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: private LIBRARIES += $(MPI_LIBRARIES)
 $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))

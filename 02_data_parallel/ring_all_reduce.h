@@ -3,9 +3,9 @@
 // sends one part to the next rank and receives another from the previous one. Every link is busy in every
 // step, and a rank sends 2 (n-1)/n of the array: about twice its size, however many ranks there are.
 //
-//   the way of part 0, three ranks:   1 -> 2 -> 0   each rank adds its own; rank 0 has the sum
-//                                     0 -> 1 -> 2   and it is copied
-//   Parts 1 and 2 make the same journey one and two ranks further on, at the same time.
+//   Part 0 of three:   1 -> 2 -> 0   reduce-scatter: each rank adds its own; then rank 0 has the sum
+//                      0 -> 1 -> 2   all-gather: the sum is copied
+//   Parts 1 and 2 travel likewise, one and two ranks further on, at the same time.
 #pragma once
 
 #include "comm.h"
