@@ -3,6 +3,9 @@
 
 #include "comm.h"
 #include "mpi_wait.h"
+#ifdef NCCL_OVER_MPI
+#include "link.h"
+#endif
 
 namespace pentatron {
 namespace {
@@ -26,6 +29,18 @@ std::vector<double> reduce(std::vector<double> values, MPI_Op op) {
                            MPI_COMM_WORLD, &request));
   wait(request);
   return result;
+}
+
+// Links can be modelled where the stand-in does the communication.
+void check_link(const std::string& option, const std::string& link) {
+  if (link.empty()) return;
+#ifdef NCCL_OVER_MPI
+  std::string expected;
+  if (!nccl_mpi::parse_link(link, &expected))
+    throw UsageError(option, link, expected.substr(expected.find(' ') + 1));  // it begins with "expected"
+#else
+  throw UsageError(option, link, "no modelled link with real NCCL; build with NCCL=mpi");
+#endif
 }
 
 // The ranks of this host come one after the other in their own communicator; this rank's place there picks
@@ -75,6 +90,8 @@ World::~World() {
 
 void World::configure(const Options& options) {
   watchdog_->set_timeout(options.timeout);
+  check_link("--link", options.link);
+  check_link("--link-between-nodes", options.link_between_nodes);
   if (!options.link.empty()) setenv("NCCL_CPU_LINK", options.link.c_str(), true);
   if (!options.link_between_nodes.empty()) {
     setenv("NCCL_CPU_LINK_BETWEEN_NODES", options.link_between_nodes.c_str(), true);
@@ -148,10 +165,12 @@ Communicator::Communicator(World& world, int color, int key, std::string name)
   wait(request);
   MPI_CHECK(MPI_Comm_free(&group));
   NCCL_CHECK(ncclCommInitRank(&comm_, ranks_, id, rank_));
+  world_.watchdog().add(comm_);
 }
 
 Communicator::~Communicator() {
   cudaStreamSynchronize(stream_);
+  world_.watchdog().remove(comm_);
   ncclCommDestroy(comm_);
 }
 

@@ -64,12 +64,36 @@ int64_t Watchdog::oldest_unfinished() const {
   return -1;
 }
 
+void Watchdog::add(ncclComm_t communicator) {
+  std::lock_guard lock(mutex_);
+  communicators_.push_back(communicator);
+}
+
+void Watchdog::remove(ncclComm_t communicator) {
+  std::lock_guard lock(mutex_);
+  std::erase(communicators_, communicator);
+}
+
+void Watchdog::check_for_errors() {
+  std::lock_guard lock(mutex_);
+  for (const ncclComm_t communicator : communicators_) {
+    ncclResult_t error = ncclSuccess;
+    ncclCommGetAsyncError(communicator, &error);
+    if (error == ncclSuccess || error == ncclInProgress) continue;
+    std::fprintf(stderr, "watchdog of rank %d: %s: %s\n%s", rank_, ncclGetErrorString(error),
+                 ncclGetLastError(communicator), report().c_str());
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+}
+
 void Watchdog::watch() {
   int64_t oldest = -1;
   double since = now();
   while (!stopping_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     answer_questions();
+    check_for_errors();
     const int64_t seen = oldest_unfinished();
     if (seen != oldest || seen < 0) {
       oldest = seen;

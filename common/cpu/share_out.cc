@@ -5,6 +5,7 @@
 // (OpenMP's) would wait for its slowest member at the end of every kernel.
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -68,11 +69,16 @@ class Helpers {
   std::atomic<int> visitors_ = 0, asleep_ = 0;
 };
 
+int whole_number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+// Ranks on one machine, which MPICH's launcher counts, share its cores out among them.
 unsigned cores_from_environment() {
-  const char* given = std::getenv("CUDA_CPU_CORES");
-  const int cores =
-      given != nullptr ? std::atoi(given) : static_cast<int>(std::thread::hardware_concurrency());
-  return cores < 1 ? 1 : static_cast<unsigned>(cores);
+  const int here = static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = whole_number("CUDA_CPU_CORES", here / std::max(1, whole_number("MPI_LOCALNRANKS", 1)));
+  return static_cast<unsigned>(std::max(1, cores));
 }
 
 // Read before main: the first use of a static variable inside a function orders the threads that use it, and

@@ -25,7 +25,7 @@ struct ParallelModel {
   Communicator& data;
   Stream stream{"compute"};
   TensorRegion region;
-  AttentionCore attention;
+  AttentionCore usual_attention;
   FeedForward feed_forward;
   Parameters parameters;
   TransformerParameters ids;
@@ -38,6 +38,9 @@ struct ParallelModel {
   std::vector<BatchBuffer> buffers;  // [micro-batches of this rank]
 
   ParallelModel(const Options& o, Technique technique, Communicator& ranks)
+      : ParallelModel(o, technique, ranks, usual_attention) {}
+
+  ParallelModel(const Options& o, Technique technique, Communicator& ranks, AttentionCore& attention)
       : options(o), data(ranks), parameters({.shard_rank = ranks.rank(), .shard_ranks = ranks.ranks()}) {
     ids = declare_transformer(options.model, feed_forward, parameters);
     if (technique.kind == Technique::zero) {
