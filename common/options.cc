@@ -7,11 +7,9 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <iomanip>
-#include <regex>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -101,21 +99,9 @@ class CommandLine {
     });
   }
 
-  void file(const std::string& option, std::string& path, const std::string& help) {
-    add(option, "FILE", "", help, [=, &path](const std::string& given) { path = given; });
-  }
-
-  void link(const std::string& option, std::string& link, const std::string& help) {
-    add(option, "LINK", "", help, [=, &link](const std::string& given) {
-      static const std::regex form(R"([0-9]+\.?[0-9]*(ns|us|ms|s),([0-9]+\.?[0-9]*)[KMG]?B/s)");
-      std::smatch match;
-      if (!std::regex_match(given, match, form) || !(std::atof(match[2].str().c_str()) > 0)) {
-        throw UsageError(
-            option, given,
-            "a latency (ns, us, ms, s) and a bandwidth (B/s, KB/s, MB/s, GB/s), such as 5us,50GB/s");
-      }
-      link = given;
-    });
+  void file(const std::string& option, std::string& path, const std::string& help,
+            const std::string& placeholder = "FILE") {
+    add(option, placeholder, "", help, [=, &path](const std::string& given) { path = given; });
   }
 
   template <typename Value>
@@ -282,9 +268,9 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Communication");
       line.number("--timeout", options.timeout, 0.1, 1e6,
                   "seconds after which a stream that stands still ends the run");
-      line.link("--link", options.link,
-                "model a link between ranks, such as 5us,50GB/s (NCCL over MPI only)");
-      line.link("--link-between-nodes", options.link_between_nodes, "the same between nodes");
+      line.file("--link", options.link, "model a link between ranks, such as 5us,50GB/s (NCCL over MPI only)",
+                "LINK");
+      line.file("--link-between-nodes", options.link_between_nodes, "the same between nodes", "LINK");
       line.whole("--ranks-per-node", options.ranks_per_node, 0, 1 << 20, "ranks of a modelled node, 0: all");
       return;
     case OptionGroup::data_parallel:
