@@ -417,4 +417,15 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   return options;
 }
 
+Options parse_primer_options(int argc, const char* const* argv, std::string_view description) {
+  Options options;
+  CommandLine line{std::string(description)};
+  declare_group(line, options, OptionGroup::communication);
+  line.group("Messages");
+  line.whole<int64_t>("--max-bytes", options.max_bytes, 4096, int64_t{1} << 32,
+                      "the largest message; they begin with 4096 bytes, each four times the one before");
+  line.parse(argc, argv);
+  return options;
+}
+
 }  // namespace pentatron
