@@ -109,7 +109,7 @@ $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(S
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
 $(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
-$(HOST)/summary: $(HOST)/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
+$(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
 	@echo "link     $@"
 	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
@@ -143,7 +143,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tools/summary.cc.o \
+  $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tests/tools/summary.cc.o \
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
