@@ -146,6 +146,8 @@ ncclComm::ncclComm(MPI_Comm comm, std::vector<int> ranks_in_world, const nccl_mp
       engine_(mpi, world_ranks, network, aborted_),
       thread_([this] { run(); }) {}
 
+ncclComm::~ncclComm() { delete last_; }
+
 ncclResult_t ncclComm::issue(std::vector<nccl_mpi::Call> calls, const std::vector<cudaStream_t>& streams) {
   auto operation = std::make_shared<Operation>();
   operation->calls = std::move(calls);
@@ -206,10 +208,14 @@ bool ncclComm::run_next() {
     return false;
   }
   operation.hold.release();
+  drop_current();
+  return true;
+}
+
+void ncclComm::drop_current() {
   Entry* const done = current_;
   current_ = done->next;
   delete done;
-  return true;
 }
 
 // After an error the streams stay held until the host aborts, so that nobody computes with what did not
@@ -218,9 +224,10 @@ void ncclComm::give_up_rest() {
   bell_.wait_until([this] {
     return aborted_.load(std::memory_order_relaxed) || closing_.load(std::memory_order_relaxed);
   });
-  for (; current_->filled.load(std::memory_order_acquire); current_ = current_->next) {
+  while (current_->filled.load(std::memory_order_acquire)) {
     launch_order().started(current_->operation->number);
     current_->operation->hold.release();
+    drop_current();
   }
 }
 

@@ -80,6 +80,8 @@ struct ncclComm {
  public:
   // Makes `comm` its own. world_ranks[i] is rank i's rank in the world.
   ncclComm(MPI_Comm comm, std::vector<int> world_ranks, const nccl_mpi::Network& network);
+  ~ncclComm();  // after finish()
+  ncclComm(const ncclComm&) = delete;
 
   // Streams must differ. Not from several host threads at a time.
   ncclResult_t issue(std::vector<nccl_mpi::Call> calls, const std::vector<cudaStream_t>& streams);
@@ -107,6 +109,7 @@ struct ncclComm {
   void append(std::shared_ptr<nccl_mpi::Operation> operation);
   void run();
   bool run_next();
+  void drop_current();
   void give_up_rest();
 
   Entry* last_;     // the host's end of the queue
