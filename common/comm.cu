@@ -152,8 +152,8 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
 
 // ---- Communicator -----------------------------------------------------------------------------------------
 
-Communicator::Communicator(World& world, int color, int key, std::string name)
-    : world_(world), name_(std::move(name)), stream_(name_.c_str()) {
+Communicator::Communicator(World& world, int color, int key, const std::string& name)
+    : world_(world), name_(world.keep(name)), stream_(name_) {
   MPI_Comm group;
   MPI_CHECK(MPI_Comm_split(MPI_COMM_WORLD, color, key, &group));
   MPI_CHECK(MPI_Comm_rank(group, &rank_));
@@ -193,7 +193,7 @@ void Communicator::issue(const char* operation, size_t elements, double sent_sha
   } else {
     trace::Range range(stream_, operation);
     call();
-    world_.watchdog().note(operation, name_.c_str(), elements, peer, stream_);
+    world_.watchdog().note(operation, name_, elements, peer, stream_);
   }
   Traffic& t = traffic_[operation];
   t.calls += 1;
@@ -211,7 +211,7 @@ Communicator::Group::~Group() {
   NCCL_CHECK(ncclGroupEnd());
   Communicator& c = communicator_;
   for (const Pending& p : c.pending_)
-    c.world_.watchdog().note(p.operation, c.name_.c_str(), p.elements, p.peer, c.stream_);
+    c.world_.watchdog().note(p.operation, c.name_, p.elements, p.peer, c.stream_);
   c.pending_.clear();
   c.in_group_ = false;
 }
