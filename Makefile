@@ -42,7 +42,9 @@ STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wi
 NCCL_CPU := $(filter-out %/device_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_cpu.cc,device_cuda.cu)
 NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(patsubst %,$(BUILD)/objects/%.o,$(NCCL_CPU)))
-MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,tests/mpi/main.cc $(wildcard tests/mpi/test_*.cu))
+# The tests of NCCL itself cover all types, so they are in the fp32 builds only.
+MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,tests/mpi/main.cc \
+  $(filter-out $(if $(filter-out fp32,$(PRECISION)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu)))
 TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/test_*.cu))
 ifeq ($(PRECISION),fp32)
   TESTS += $(patsubst %,$(HOST)/%.o,$(wildcard tests/test_*.cc))
@@ -101,20 +103,21 @@ all: programs $(BUILD)/tests $(BUILD)/mpi_tests
 programs: $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
-tsan-cases: $(BUILD)/tsan_cases
+tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
 $(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
-$(HOST)/summary: $(HOST)/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
+$(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
 	@echo "link     $@"
 	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) collectives)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
-$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests: private LIBRARIES += $(MPI_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases:
+$(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
+$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
@@ -140,8 +143,8 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tools/summary.cc.o \
-  $(BUILD)/objects/tests/cpu/tsan_cases.cc.o)
+  $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tests/tools/summary.cc.o \
+  $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 

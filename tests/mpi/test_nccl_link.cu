@@ -54,7 +54,7 @@ void check_duration(const Stream& stream, double modelled, const std::function<n
 
 }  // namespace
 
-TEST_CASE("the text of a link") {
+TEST_CASE("the text of a link", "[02][standin]") {
   std::string error;
   const auto link = nccl_mpi::parse_link("5us,50GB/s", &error);
   REQUIRE(link);
@@ -71,7 +71,7 @@ TEST_CASE("the text of a link") {
   }
 }
 
-TEST_CASE("the network that the environment describes") {
+TEST_CASE("the network that the environment describes", "[02][standin]") {
   std::string error;
   CHECK(!nccl_mpi::network_from_environment(&error)->modelled);
   {
@@ -97,7 +97,7 @@ TEST_CASE("the network that the environment describes") {
   }
 }
 
-TEST_CASE("the time of a ring") {
+TEST_CASE("the time of a ring", "[02][standin]") {
   const Network uniform = {true, {1e-3, 1e6}, {1e-3, 1e6}, 8};
   const Ring four(uniform, {0, 1, 2, 3});
   CHECK(four.all_reduce(4000) == Approx(6e-3 + 1.5 * 4e-3));
@@ -119,7 +119,7 @@ TEST_CASE("the time of a ring") {
   CHECK(Ring(nodes, {2, 3}).all_gather(1000) == Approx(2e-3));
 }
 
-TEST_CASE("operations take the time of the modelled links") {
+TEST_CASE("operations take the time of the modelled links", "[02][standin]") {
   const Environment environment{{"NCCL_CPU_LINK", "1ms,10MB/s"}};
   const Communicator comm;
   const Stream stream("communication");
@@ -153,7 +153,8 @@ TEST_CASE("operations take the time of the modelled links") {
   });
 }
 
-TEST_CASE("modelled operations follow each other on a communicator and run side by side on two, asleep") {
+TEST_CASE("modelled operations follow each other on a communicator and run side by side on two, asleep",
+          "[02][standin]") {
   if (ranks() < 2) return;
   const Environment environment{{"NCCL_CPU_LINK", "50ms,10GB/s"}};
   const Communicator a({0, 1}), b({0, 1});
@@ -177,7 +178,7 @@ TEST_CASE("modelled operations follow each other on a communicator and run side 
   CHECK(side_by_side < 0.19);
 }
 
-TEST_CASE("links between nodes are slower") {
+TEST_CASE("links between nodes are slower", "[02][standin]") {
   if (ranks() < 4) return;
   const Environment environment{{"NCCL_CPU_LINK", "1ms,1GB/s"},
                                 {"NCCL_CPU_LINK_BETWEEN_NODES", "40ms,1GB/s"},

@@ -15,7 +15,7 @@ void pause(double seconds) { std::this_thread::sleep_for(std::chrono::duration<d
 
 }  // namespace
 
-TEST_CASE("a collective returns to the host at once and waits for all ranks") {
+TEST_CASE("a collective returns to the host at once and waits for all ranks", "[02][standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -40,7 +40,7 @@ TEST_CASE("a collective returns to the host at once and waits for all ranks") {
   }
 }
 
-TEST_CASE("a send waits for its receive") {
+TEST_CASE("a send waits for its receive", "[02][standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -60,7 +60,8 @@ TEST_CASE("a send waits for its receive") {
   }
 }
 
-TEST_CASE("operations wait for what their stream did before, and what follows waits for them") {
+TEST_CASE("operations wait for what their stream did before, and what follows waits for them",
+          "[02][standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const Array<float> array(std::vector<float>(kSmall, 1));
@@ -77,7 +78,7 @@ TEST_CASE("operations wait for what their stream did before, and what follows wa
   CHECK(result.get(kSmall) == std::vector<float>(kSmall, 2.0f * static_cast<float>(ranks())));
 }
 
-TEST_CASE("a communicator's operations keep their order, on whatever stream") {
+TEST_CASE("a communicator's operations keep their order, on whatever stream", "[02][standin]") {
   const Communicator comm;
   const Stream first("first"), second("second");
   const Array<float> a(std::vector<float>(kSmall, 1)), b(std::vector<float>(kSmall, 1));
@@ -90,7 +91,7 @@ TEST_CASE("a communicator's operations keep their order, on whatever stream") {
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("operations start in the order of the host, over all communicators") {
+TEST_CASE("operations start in the order of the host, over all communicators", "[02][standin]") {
   const Communicator a, b;
   const Stream first("first"), second("second");
   const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
@@ -106,7 +107,7 @@ TEST_CASE("operations start in the order of the host, over all communicators") {
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("an operation that has started, and waits, does not hold up other communicators") {
+TEST_CASE("an operation that has started, and waits, does not hold up other communicators", "[02][standin]") {
   if (ranks() < 2) return;
   const Communicator a, b;
   const Stream first("first"), second("second");
@@ -120,7 +121,8 @@ TEST_CASE("an operation that has started, and waits, does not hold up other comm
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("communicators used in opposite orders: on one stream a deadlock, which an abort ends") {
+TEST_CASE("communicators used in opposite orders: on one stream a deadlock, which an abort ends",
+          "[02][standin]") {
   if (ranks() < 2) return;
   Communicator a, b;
   const Stream stream("communication");
@@ -135,7 +137,7 @@ TEST_CASE("communicators used in opposite orders: on one stream a deadlock, whic
   CHECK(is_done_within(stream, kSoon));
 }
 
-TEST_CASE("two ranks that send to each other: grouped they exchange") {
+TEST_CASE("two ranks that send to each other: grouped they exchange", "[02][standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -152,7 +154,8 @@ TEST_CASE("two ranks that send to each other: grouped they exchange") {
   }
 }
 
-TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an abort frees their streams") {
+TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an abort frees their streams",
+          "[02][standin]") {
   if (ranks() < 2) return;
   Communicator comm;
   const Stream stream("communication");
@@ -168,7 +171,7 @@ TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an ab
   CHECK(is_done_within(stream, kSoon));
 }
 
-TEST_CASE("an abort from another thread frees a host that waits for the stream") {
+TEST_CASE("an abort from another thread frees a host that waits for the stream", "[02][standin]") {
   if (ranks() < 2) return;
   Communicator comm;
   const Communicator other;
@@ -191,7 +194,7 @@ TEST_CASE("an abort from another thread frees a host that waits for the stream")
   CHECK(is_done_within(free_stream, kSoon));
 }
 
-TEST_CASE("an abort while operations wait for their streams gives up their turn") {
+TEST_CASE("an abort while operations wait for their streams gives up their turn", "[02][standin]") {
   const Communicator other;
   const Stream first("first"), second("second");
   const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
@@ -206,7 +209,7 @@ TEST_CASE("an abort while operations wait for their streams gives up their turn"
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("a group is one operation of all its streams") {
+TEST_CASE("a group is one operation of all its streams", "[02][standin]") {
   const Communicator comm;
   const Stream first("first"), second("second");
   const Array<float> a(std::vector<float>(kSmall, 1)), b(std::vector<float>(kSmall, 1));
@@ -226,7 +229,8 @@ TEST_CASE("a group is one operation of all its streams") {
   CHECK(b.get(1)[0] == static_cast<float>(ranks()));
 }
 
-TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline's exchanges in any order") {
+TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline's exchanges in any order",
+          "[02][standin]") {
   if (ranks() < 2) return;
   // Rank 0 first receives a gradient and then sends an activation; rank 1 the other way round. On one stream
   // that would deadlock.
@@ -245,7 +249,7 @@ TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline'
   CHECK(is_done_within(back, kSoon));
 }
 
-TEST_CASE("destroying a communicator waits for its operations") {
+TEST_CASE("destroying a communicator waits for its operations", "[02][standin]") {
   const Stream stream("communication");
   const Array<float> array(std::vector<float>(kLarge, 1));
   for (const bool finalize : {false, true}) {

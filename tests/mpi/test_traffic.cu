@@ -190,8 +190,8 @@ void check_memory(const Technique& technique) {
   const auto units = padded_units(options.model, 1);
   const int64_t largest = *std::max_element(units.begin(), units.end());
   const auto share = [&](int first_stage) { return stage >= first_stage ? all / d : all; };
-  const size_t gathered = stage == 3 ? 2 * largest * sizeof(real) : 0;  // at most two units
-  const size_t in_flight = stage >= 2 ? largest * sizeof(accum) : 0;    // the gradients of one
+  const size_t gathered = stage == 3 ? 2 * largest * sizeof(real) : 0;    // at most two units
+  const size_t in_flight = stage >= 2 ? 2 * largest * sizeof(accum) : 0;  // two units' gradients
   check_within_a_percent(measured[0] - gathered, share(3) * sizeof(real));
   check_within_a_percent(measured[1] - in_flight, share(2) * sizeof(accum));
   check_within_a_percent(measured[2], share(1) * sizeof(accum) * (has_master_weights ? 3 : 2));
