@@ -192,6 +192,10 @@ endif
 test-%:
 	@$(MAKE) --no-print-directory test FILTER='[$*]'
 
+# Breaks the code on purpose (tests/mutants.txt) and looks whether the tests notice;  make mutants M='02-* 03-stale-prefetch'.
+mutants:
+	@set -f; tests/mutants.sh $(M)
+
 # Speed of a training step as it is, then where the time goes (events around every kernel cost a little).
 BENCH = $(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
   --micro-batch-size 4 --global-batch-size 4 --log-every 1 $(ARGS)
@@ -209,6 +213,7 @@ help:
 	@echo "                   RANKS=8  RUN_STEPS=80  ARGS='--layers 4 ...'"
 	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
+	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make bench         the speed of one training step"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16  SANITIZE=thread|address  V=1    (here: $(BUILD))"
