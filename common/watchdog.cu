@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <sstream>
 #include <vector>
 
 #include "mpi_wait.h"
@@ -165,22 +166,23 @@ void Watchdog::ask_and_abort() {
     ++answers;
   }
 
-  std::fprintf(stderr,
-               "watchdog of rank %d: a stream has not moved for %g s. The last operations of all ranks:\n",
-               rank_, timeout_.load());
+  std::ostringstream text;
+  text << "watchdog of rank " << rank_ << ": a stream has not moved for " << timeout_.load()
+       << " s. The last operations of all ranks:\n";
   const int64_t most = *std::max_element(issued.begin(), issued.end());
   for (int peer = 0; peer < ranks_; ++peer) {
-    std::fprintf(stderr, "%s",
-                 issued[peer] < 0 ? ("rank " + std::to_string(peer) + ": does not answer\n").c_str()
-                                  : reports[peer].c_str());
+    if (issued[peer] < 0) text << "rank " << peer << ": does not answer\n";
+    text << reports[peer];
   }
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (issued[peer] >= 0 && issued[peer] < most) {
-      std::fprintf(stderr, "rank %d is behind: it has issued %lld operations, others %lld\n", peer,
-                   static_cast<long long>(issued[peer]), static_cast<long long>(most));
-    }
+    if (issued[peer] < 0 || issued[peer] == most) continue;
+    text << "rank " << peer << " is behind: it has issued " << issued[peer] << " operations, others " << most
+         << '\n';
   }
+  std::fputs(text.str().c_str(), stderr);
   std::fflush(stderr);
+  std::this_thread::sleep_for(
+      std::chrono::seconds(1));  // mpirun passes on no more once it has been told to abort
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
