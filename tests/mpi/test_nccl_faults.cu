@@ -247,14 +247,15 @@ TEST_CASE("communicators of some of the ranks", "[02][standin]") {
 TEST_CASE("a split: ranks of one color, in the order of their keys, or none", "[02][standin]") {
   const Communicator world;
   const Stream stream("communication");
-  const Communicator part = world.split(rank() % 3 == 2 ? NCCL_SPLIT_NOCOLOR : rank() % 3, -rank());
-  if (rank() % 3 == 2) {
+  const auto color = [](int r) { return r / 2 == 2 ? NCCL_SPLIT_NOCOLOR : r / 2; };
+  const Communicator part = world.split(color(rank()), -rank());
+  if (color(rank()) == NCCL_SPLIT_NOCOLOR) {
     CHECK(static_cast<ncclComm_t>(part) == nullptr);
     return;
   }
   std::vector<int32_t> expected;
   for (int r = ranks(); r-- > 0;) {
-    if (r % 3 == rank() % 3) expected.push_back(r);
+    if (color(r) == color(rank())) expected.push_back(r);
   }
   const Array<int32_t> mine(std::vector<int32_t>{rank()}), all(expected.size());
   require_nccl(ncclAllGather(mine.data(), all.data(), 1, ncclInt32, part, stream));

@@ -178,6 +178,31 @@ TEST_CASE("modelled operations follow each other on a communicator and run side 
   CHECK(side_by_side < 0.19);
 }
 
+TEST_CASE("the modelled time begins when the last rank has come", "[02][standin]") {
+  if (ranks() < 2) return;
+  const Environment environment{{"NCCL_CPU_LINK", "20ms,10GB/s"}};
+  constexpr double kLate = 0.1;  // s
+  const Communicator comm;
+  const Stream stream("communication");
+  const Array<float> a(std::vector<float>(100, 1));
+  const auto run = [&](double least, const std::function<ncclResult_t()>& issue) {
+    barrier();
+    const auto start = std::chrono::steady_clock::now();
+    if (rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(kLate));
+    require_nccl(issue());
+    stream.synchronize();
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    CHECK(elapsed.count() >= kLate + 0.9 * least);
+  };
+  run((ranks() - 1) * 20e-3,
+      [&] { return ncclBroadcast(a.data(), a.data(), 100, ncclFloat, 0, comm, stream); });
+  if (rank() > 1) return barrier();
+  run(20e-3, [&] {
+    return rank() == 0 ? ncclSend(a.data(), 100, ncclFloat, 1, comm, stream)
+                       : ncclRecv(a.data(), 100, ncclFloat, 0, comm, stream);
+  });
+}
+
 TEST_CASE("links between nodes are slower", "[02][standin]") {
   if (ranks() < 4) return;
   const Environment environment{{"NCCL_CPU_LINK", "1ms,1GB/s"},

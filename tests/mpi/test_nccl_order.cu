@@ -209,6 +209,22 @@ TEST_CASE("an abort while operations wait for their streams gives up their turn"
   CHECK(is_done_within(first, kSoon));
 }
 
+TEST_CASE("an abort frees an operation whose turn has not come", "[02][standin]") {
+  const Communicator other;
+  const Stream first("first"), second("second");
+  const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
+  Gate gate(first);
+  Communicator aborted;
+  require_nccl(ncclAllReduce(x.data(), x.data(), kSmall, ncclFloat, ncclSum, other, first));
+  require_nccl(ncclAllReduce(y.data(), y.data(), kSmall, ncclFloat, ncclSum, aborted, second));
+  CHECK(!is_done_within(second, kHolds));
+  aborted.abort();
+  CHECK(is_done_within(second, kSoon));
+  CHECK(!is_done(first));
+  gate.open();
+  CHECK(is_done_within(first, kSoon));
+}
+
 TEST_CASE("a group is one operation of all its streams", "[02][standin]") {
   const Communicator comm;
   const Stream first("first"), second("second");
@@ -251,14 +267,17 @@ TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline'
 
 TEST_CASE("destroying a communicator waits for its operations", "[02][standin]") {
   const Stream stream("communication");
-  const Array<float> array(std::vector<float>(kLarge, 1));
+  const Array<float> array(kLarge);
   for (const bool finalize : {false, true}) {
+    array.set(std::vector<float>(kLarge, 1));
     ncclComm_t comm = nullptr;
     {
       const Communicator world;
       require_nccl(ncclCommSplit(world, 0, rank(), &comm, nullptr));
     }
-    require_nccl(ncclAllReduce(array.data(), array.data(), kLarge, ncclFloat, ncclMax, comm, stream));
+    for (int i = 0; i < 3; ++i) {
+      require_nccl(ncclAllReduce(array.data(), array.data(), kLarge, ncclFloat, ncclSum, comm, stream));
+    }
     if (finalize) {
       require_nccl(ncclCommFinalize(comm));
       CHECK(ncclAllReduce(array.data(), array.data(), 1, ncclFloat, ncclMax, comm, stream) ==
@@ -266,6 +285,8 @@ TEST_CASE("destroying a communicator waits for its operations", "[02][standin]")
     }
     require_nccl(ncclCommDestroy(comm));
     CHECK(is_done_within(stream, kSoon));
+    const auto expected = static_cast<float>(ranks() * ranks() * ranks());
+    CHECK(array.get(kLarge) == std::vector<float>(kLarge, expected));
     CHECK(ncclCommDestroy(comm) == ncclInvalidArgument);
   }
 }
