@@ -32,7 +32,7 @@ SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(B
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
 # What runs on several ranks, needs MPI and NCCL: everything but 01.
-PARALLEL_SOURCES := common/comm.cu common/watchdog.cu
+PARALLEL_SOURCES := common/comm.cu common/gather.cu common/watchdog.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc)) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard common/*.cu)))
@@ -95,12 +95,12 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs tsan-cases run test bench clean help FORCE
+.PHONY: all programs tsan-cases run diff mutants test bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/tests $(BUILD)/mpi_tests
-programs: $(PROGRAMS:%=$(BUILD)/%)
+programs: $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
 tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
@@ -108,12 +108,16 @@ tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
+$(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
+$(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
+	@echo "link     $@"
+	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
-PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)))
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) collectives)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
-$(PARALLEL_PROGRAMS) $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
-$(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: LIBRARIES += $(MPI_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
+$(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
+$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
@@ -134,18 +138,40 @@ $(BUILD)/objects/%.cu.o: %.cu $(BUILD)/flags
 
 # The commands that a folder was built with. When they change, everything in it is compiled again.
 $(HOST)/flags: COMMANDS = $(CXX) $(HOST_FLAGS)
-$(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES)
+$(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES) $(MPI_LIBRARIES)
 $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
+  $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tests/tools/summary.cc.o \
   $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
+
+# Every stage trains the same model on the same batches, so that one table can compare them with 01. ARGS='...' changes
+# what all of them train, RANKS how many there are (one for each GPU).
+RANKS ?= 8
+RUN_STEPS ?= 80
+RUNS := $(BUILD)/runs
+TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(ARGS) --log-json $(RUNS)/$(2).json
 run:
 	@common/setup.sh
-	@$(MAKE) --no-print-directory programs
-	$(BUILD)/01_single_gpu --sample 400 $(ARGS)
+	@$(MAKE) --no-print-directory programs $(HOST)/summary
+	@mkdir -p $(RUNS)
+	$(call TRAIN,01_single_gpu,01) --sample 400
+	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02)
+	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-1) --zero-stage 1
+	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-2) --zero-stage 2
+	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-3) --zero-stage 3
+	@$(HOST)/summary 01=$(RUNS)/01.json 02=$(RUNS)/02.json $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json')
+
+# What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=03.
+main-of = $(or $(wildcard $(1)_*/main.cu),$(error $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p))))))
+DIFF = git --no-pager diff --no-index --color --stat --patch
+diff:
+	@$(DIFF) $(call main-of,$(A)) $(call main-of,$(B)) || true
+diff-%:
+	@$(DIFF) $(call main-of,01) $(call main-of,$*) || true
 
 # Every test, in each precision; make test-01 only those with the tag [01]. On the CPU the test of the stand-ins starts
 # the race cases, built for ThreadSanitizer, and a run for ThreadSanitizer also has the kernels with threads in a block.
@@ -166,6 +192,10 @@ endif
 test-%:
 	@$(MAKE) --no-print-directory test FILTER='[$*]'
 
+# Breaks the code on purpose (tests/mutants.txt) and looks whether the tests notice;  make mutants M='02-* 03-stale-prefetch'.
+mutants:
+	@set -f; tests/mutants.sh $(M)
+
 # Speed of a training step as it is, then where the time goes (events around every kernel cost a little).
 BENCH = $(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
   --micro-batch-size 4 --global-batch-size 4 --log-every 1 $(ARGS)
@@ -179,8 +209,11 @@ clean:
 
 help:
 	@echo "make               build all programs and tests"
-	@echo "make run           install what is missing, build, train the tiny model on real text; ARGS='--steps 50 ...'"
+	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
+	@echo "                   RANKS=8  RUN_STEPS=80  ARGS='--layers 4 ...'"
+	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
+	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make bench         the speed of one training step"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16  SANITIZE=thread|address  V=1    (here: $(BUILD))"

@@ -32,7 +32,10 @@ class Zero : public UnitHooks {
       return;
     }
     for (int unit = 0; unit < parameters_.units(); ++unit) allocate(unit);
-    if (stage_ >= 2) transient_gradients_ = gradient_memory_.matrix<accum>(1, largest_unit()).data;
+    if (stage_ >= 2) {
+      for (GradientSlot& slot : gradient_slots_)
+        slot.gradients = gradient_memory_.matrix<accum>(1, largest_unit()).data;
+    }
     if (stage_ == 3) {
       for (Slot& slot : slots_) slot.weights = weight_memory_.matrix<real>(1, largest_unit()).data;
     }
@@ -77,9 +80,10 @@ class Zero : public UnitHooks {
 
   void before_gradients(int unit) override {
     if (stage_ < 2) return;
-    reduced_.make_wait(compute_);  // the unit before, whose memory is used again
-    storage(unit).gradients[0] = transient_gradients_;
-    CUDA_CHECK(cudaMemsetAsync(transient_gradients_, 0, size(unit) * sizeof(accum), compute_));
+    const GradientSlot& slot = gradient_slot(unit);
+    slot.free.make_wait(compute_);
+    storage(unit).gradients[0] = slot.gradients;
+    CUDA_CHECK(cudaMemsetAsync(slot.gradients, 0, size(unit) * sizeof(accum), compute_));
   }
 
   void after_gradients(int unit, bool last) override {
@@ -88,7 +92,7 @@ class Zero : public UnitHooks {
       data_.wait_for(compute_);
       reduce_scatter(unit, gradients);
       accumulate(gradients + own_begin(unit), units_[unit].own_gradients, own_size(unit), data_.stream());
-      reduced_.record(data_.stream());
+      gradient_slot(unit).free.record(data_.stream());
       storage(unit).gradients[0] = nullptr;
     } else if (last) {
       data_.wait_for(compute_);
@@ -108,6 +112,12 @@ class Zero : public UnitHooks {
     real* weights = nullptr;  // [largest unit]
     int unit = none;          // whose weights are, or are about to be, here
     Event free;               // compute has used them
+  };
+
+  // Memory for one unit's gradients until they are reduced (stages 2 and 3).
+  struct GradientSlot {
+    accum* gradients = nullptr;  // [largest unit]
+    Event free;                  // what they held has been reduced
   };
 
   struct UnitState {
@@ -153,6 +163,9 @@ class Zero : public UnitHooks {
     data_.reduce_scatter(gradients, gradients + own_begin(unit), own_size(unit));
   }
 
+  // Neighbours have different ones: backward writes one unit's gradients while the other's are reduced.
+  GradientSlot& gradient_slot(int unit) { return gradient_slots_[unit % 2]; }
+
   // The slot with this unit's weights. If neither has them, they are gathered, on the communication stream,
   // into the one that does not hold unit `keep`.
   Slot& slot_with(int unit, int keep) {
@@ -173,9 +186,7 @@ class Zero : public UnitHooks {
   cudaStream_t compute_;
   std::vector<UnitState> units_;
   std::array<Slot, 2> slots_;
-  accum* transient_gradients_ =
-      nullptr;     // [largest unit] (stages 2 and 3): one unit's, until they are reduced
-  Event reduced_;  // what they held has been
+  std::array<GradientSlot, 2> gradient_slots_;
   DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
 };
 

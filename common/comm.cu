@@ -3,6 +3,9 @@
 
 #include "comm.h"
 #include "mpi_wait.h"
+#ifdef NCCL_OVER_MPI
+#include "link.h"
+#endif
 
 namespace pentatron {
 namespace {
@@ -28,6 +31,18 @@ std::vector<double> reduce(std::vector<double> values, MPI_Op op) {
   return result;
 }
 
+// Links can be modelled where the stand-in does the communication.
+void check_link(const std::string& option, const std::string& link) {
+  if (link.empty()) return;
+#ifdef NCCL_OVER_MPI
+  std::string expected;
+  if (!nccl_mpi::parse_link(link, &expected))
+    throw UsageError(option, link, expected.substr(expected.find(' ') + 1));  // it begins with "expected"
+#else
+  throw UsageError(option, link, "no modelled link with real NCCL; build with NCCL=mpi");
+#endif
+}
+
 // The ranks of this host come one after the other in their own communicator; this rank's place there picks
 // its GPU.
 int rank_on_host() {
@@ -51,8 +66,11 @@ World::World(int* argc, char*** argv) {
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1",
          0);                       // operations start in the order in which the host issued them
   setenv("NCCL_ALGO", "Ring", 0);  // with which results repeat
-  int provided = 0;
-  MPI_CHECK(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  int running = 0, provided = 0;
+  MPI_CHECK(MPI_Initialized(&running));
+  started_mpi_ = !running;
+  if (started_mpi_) MPI_CHECK(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  MPI_CHECK(MPI_Query_thread(&provided));
   MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &ranks_));
   if (provided < MPI_THREAD_MULTIPLE)
@@ -67,11 +85,13 @@ World::World(int* argc, char*** argv) {
 
 World::~World() {
   watchdog_.reset();
-  MPI_Finalize();
+  if (started_mpi_) MPI_Finalize();
 }
 
 void World::configure(const Options& options) {
   watchdog_->set_timeout(options.timeout);
+  check_link("--link", options.link);
+  check_link("--link-between-nodes", options.link_between_nodes);
   if (!options.link.empty()) setenv("NCCL_CPU_LINK", options.link.c_str(), true);
   if (!options.link_between_nodes.empty()) {
     setenv("NCCL_CPU_LINK_BETWEEN_NODES", options.link_between_nodes.c_str(), true);
@@ -132,8 +152,8 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
 
 // ---- Communicator -----------------------------------------------------------------------------------------
 
-Communicator::Communicator(World& world, int color, int key, std::string name)
-    : world_(world), name_(std::move(name)), stream_(name_.c_str()) {
+Communicator::Communicator(World& world, int color, int key, const std::string& name)
+    : world_(world), name_(world.keep(name)), stream_(name_) {
   MPI_Comm group;
   MPI_CHECK(MPI_Comm_split(MPI_COMM_WORLD, color, key, &group));
   MPI_CHECK(MPI_Comm_rank(group, &rank_));
@@ -145,10 +165,12 @@ Communicator::Communicator(World& world, int color, int key, std::string name)
   wait(request);
   MPI_CHECK(MPI_Comm_free(&group));
   NCCL_CHECK(ncclCommInitRank(&comm_, ranks_, id, rank_));
+  world_.watchdog().add(comm_);
 }
 
 Communicator::~Communicator() {
   cudaStreamSynchronize(stream_);
+  world_.watchdog().remove(comm_);
   ncclCommDestroy(comm_);
 }
 
@@ -171,7 +193,7 @@ void Communicator::issue(const char* operation, size_t elements, double sent_sha
   } else {
     trace::Range range(stream_, operation);
     call();
-    world_.watchdog().note(operation, name_.c_str(), elements, peer, stream_);
+    world_.watchdog().note(operation, name_, elements, peer, stream_);
   }
   Traffic& t = traffic_[operation];
   t.calls += 1;
@@ -189,7 +211,7 @@ Communicator::Group::~Group() {
   NCCL_CHECK(ncclGroupEnd());
   Communicator& c = communicator_;
   for (const Pending& p : c.pending_)
-    c.world_.watchdog().note(p.operation, c.name_.c_str(), p.elements, p.peer, c.stream_);
+    c.world_.watchdog().note(p.operation, c.name_, p.elements, p.peer, c.stream_);
   c.pending_.clear();
   c.in_group_ = false;
 }

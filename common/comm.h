@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,8 +28,8 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 
 class World : public Peers {
  public:
-  // Starts MPI, picks this rank's GPU (its number on the host, modulo the GPUs there), and starts the
-  // watchdog.
+  // Starts MPI, unless somebody has (tests have), picks this rank's GPU (its number on the host, modulo the
+  // GPUs there), and starts the watchdog.
   World(int* argc, char*** argv);
   ~World() override;
   World(const World&) = delete;
@@ -41,6 +42,8 @@ class World : public Peers {
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   Watchdog& watchdog() { return *watchdog_; }
+  // A copy that lives as long as the watchdog, which may be asked about a communicator that is gone.
+  const char* keep(const std::string& name) { return names_.insert(name).first->c_str(); }
 
   // Host values. All ranks call these, in the same order; waiting yields the core.
   std::vector<double> largest(const std::vector<double>& values) const override;
@@ -50,6 +53,8 @@ class World : public Peers {
 
  private:
   int rank_ = 0, ranks_ = 1;
+  bool started_mpi_ = false;
+  std::set<std::string> names_;
   std::unique_ptr<Watchdog> watchdog_;
 };
 
@@ -67,7 +72,7 @@ using TrafficByOperation = std::map<std::string, Traffic>;
 class Communicator {
  public:
   // All ranks of the world call this. Those with the same color form a communicator, in the order of `key`.
-  Communicator(World& world, int color, int key, std::string name);
+  Communicator(World& world, int color, int key, const std::string& name);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -127,7 +132,7 @@ class Communicator {
   void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);
 
   World& world_;
-  std::string name_;
+  const char* name_;
   Stream stream_;
   ncclComm_t comm_ = nullptr;
   Event event_;

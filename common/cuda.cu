@@ -1,5 +1,7 @@
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "cuda.h"
 
@@ -17,7 +19,11 @@ void at_failure(void (*end)()) { end_other_ranks = end; }
 void fail(const char* call, const char* text, const char* file, int line) {
   std::fprintf(stderr, "rank %d: %s failed: %s (%s:%d)\n", rank_in_messages, call, text, file, line);
   std::fflush(nullptr);
-  if (end_other_ranks) end_other_ranks();
+  if (end_other_ranks) {
+    std::this_thread::sleep_for(
+        std::chrono::seconds(1));  // mpirun passes on no more once it has been told to abort
+    end_other_ranks();
+  }
   std::_Exit(1);  // streams may still hold work, so nothing is torn down
 }
 

@@ -90,7 +90,8 @@ MemoryPrediction predict_memory(const Options& options, ElementSizes element, in
                          shared_from(1) * states * element.accum + norm_and_totals,
                          activations(options).bytes(element) + tokens, 0};
   if (zero.stage >= 3) prediction.transient[0] = 2 * largest_unit * element.real;  // two gathered units
-  if (zero.stage >= 2) prediction.transient[1] = largest_unit * element.accum;  // one unit, not yet reduced
+  if (zero.stage >= 2)
+    prediction.transient[1] = 2 * largest_unit * element.accum;  // one written, one reduced
   return prediction;
 }
 

@@ -99,9 +99,21 @@ class CommandLine {
     });
   }
 
-  void file(const std::string& option, std::string& path, const std::string& help,
-            const std::string& placeholder = "FILE") {
-    add(option, placeholder, "", help, [=, &path](const std::string& given) { path = given; });
+  void file(const std::string& option, std::string& path, const std::string& help) {
+    add(option, "FILE", "", help, [=, &path](const std::string& given) { path = given; });
+  }
+
+  void link(const std::string& option, std::string& link, const std::string& help) {
+    add(option, "LINK", "", help, [=, &link](const std::string& given) {
+      const size_t comma = std::min(given.find(','), given.size());
+      const std::string_view all = given, latency = all.substr(0, comma);
+      const std::string_view bandwidth = all.substr(std::min(comma + 1, all.size()));
+      if (!is_quantity(latency, 0, {"ns", "us", "ms", "s"}) ||
+          !is_quantity(bandwidth, 1, {"B/s", "KB/s", "MB/s", "GB/s"})) {
+        throw UsageError(option, given, "a latency and a bandwidth such as 5us,50GB/s");
+      }
+      link = given;
+    });
   }
 
   template <typename Value>
@@ -145,6 +157,16 @@ class CommandLine {
     CLI::Option* option;
     std::function<void(const std::string&)> assign;
   };
+
+  // A number, at least `lowest`, and a unit.
+  static bool is_quantity(std::string_view given, double lowest,
+                          std::initializer_list<std::string_view> units) {
+    double value = 0;
+    const char* const end = given.data() + given.size();
+    const auto [unit, error] = std::from_chars(given.data(), end, value);
+    return error == std::errc() && std::isfinite(value) && value >= lowest &&
+           std::find(units.begin(), units.end(), std::string_view(unit, end - unit)) != units.end();
+  }
 
   template <typename Number>
   static Number convert(const std::string& option, const std::string& given, Number lowest, Number highest,
@@ -268,9 +290,9 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Communication");
       line.number("--timeout", options.timeout, 0.1, 1e6,
                   "seconds after which a stream that stands still ends the run");
-      line.file("--link", options.link, "model a link between ranks, such as 5us,50GB/s (NCCL over MPI only)",
-                "LINK");
-      line.file("--link-between-nodes", options.link_between_nodes, "the same between nodes", "LINK");
+      line.link("--link", options.link,
+                "model a link between ranks, such as 5us,50GB/s (NCCL over MPI only)");
+      line.link("--link-between-nodes", options.link_between_nodes, "the same between nodes");
       line.whole("--ranks-per-node", options.ranks_per_node, 0, 1 << 20, "ranks of a modelled node, 0: all");
       return;
     case OptionGroup::data_parallel:
@@ -392,6 +414,17 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   check_sizes(options);
   check_files(options);
+  return options;
+}
+
+Options parse_primer_options(int argc, const char* const* argv, std::string_view description) {
+  Options options;
+  CommandLine line{std::string(description)};
+  declare_group(line, options, OptionGroup::communication);
+  line.group("Messages");
+  line.whole<int64_t>("--max-bytes", options.max_bytes, 4096, int64_t{1} << 32,
+                      "the largest message; they begin with 4096 bytes, each four times the one before");
+  line.parse(argc, argv);
   return options;
 }
 

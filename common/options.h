@@ -87,6 +87,8 @@ struct Options {
   std::string link_between_nodes;  // likewise between nodes of ranks_per_node ranks
   int ranks_per_node = 0;          // 0: all ranks are on one node
 
+  int64_t max_bytes = 16 << 20;  // the largest message of the primer of the collectives
+
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace
   bool profile = false;  // print the time of each kernel at the end
@@ -100,5 +102,8 @@ enum class OptionGroup { communication, data_parallel, zero };
 // Throws UsageError or HelpRequest.
 Options parse_options(int argc, const char* const* argv, std::string_view description,
                       std::initializer_list<OptionGroup> groups = {});
+
+// Of a program that trains nothing: those of communication, and --max-bytes.
+Options parse_primer_options(int argc, const char* const* argv, std::string_view description);
 
 }  // namespace pentatron

@@ -12,6 +12,7 @@ has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev)
 has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || missing+=(catch2)
 multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null || true)
 has_header cblas.h "-I/usr/include/$multiarch/openblas-openmp" || missing+=(libopenblas-openmp-dev)
+command -v mpirun > /dev/null && has_header mpi.h "-I/usr/include/$multiarch/mpich" || missing+=(mpich libmpich-dev)
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 echo "Missing: ${missing[*]} (names of Debian's packages)"

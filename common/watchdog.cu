@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <sstream>
 #include <vector>
 
 #include "mpi_wait.h"
@@ -64,12 +65,36 @@ int64_t Watchdog::oldest_unfinished() const {
   return -1;
 }
 
+void Watchdog::add(ncclComm_t communicator) {
+  std::lock_guard lock(mutex_);
+  communicators_.push_back(communicator);
+}
+
+void Watchdog::remove(ncclComm_t communicator) {
+  std::lock_guard lock(mutex_);
+  std::erase(communicators_, communicator);
+}
+
+void Watchdog::check_for_errors() {
+  std::lock_guard lock(mutex_);
+  for (const ncclComm_t communicator : communicators_) {
+    ncclResult_t error = ncclSuccess;
+    ncclCommGetAsyncError(communicator, &error);
+    if (error == ncclSuccess || error == ncclInProgress) continue;
+    std::fprintf(stderr, "watchdog of rank %d: %s: %s\n%s", rank_, ncclGetErrorString(error),
+                 ncclGetLastError(communicator), report().c_str());
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+}
+
 void Watchdog::watch() {
   int64_t oldest = -1;
   double since = now();
   while (!stopping_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     answer_questions();
+    check_for_errors();
     const int64_t seen = oldest_unfinished();
     if (seen != oldest || seen < 0) {
       oldest = seen;
@@ -141,22 +166,23 @@ void Watchdog::ask_and_abort() {
     ++answers;
   }
 
-  std::fprintf(stderr,
-               "watchdog of rank %d: a stream has not moved for %g s. The last operations of all ranks:\n",
-               rank_, timeout_.load());
+  std::ostringstream text;
+  text << "watchdog of rank " << rank_ << ": a stream has not moved for " << timeout_.load()
+       << " s. The last operations of all ranks:\n";
   const int64_t most = *std::max_element(issued.begin(), issued.end());
   for (int peer = 0; peer < ranks_; ++peer) {
-    std::fprintf(stderr, "%s",
-                 issued[peer] < 0 ? ("rank " + std::to_string(peer) + ": does not answer\n").c_str()
-                                  : reports[peer].c_str());
+    if (issued[peer] < 0) text << "rank " << peer << ": does not answer\n";
+    text << reports[peer];
   }
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (issued[peer] >= 0 && issued[peer] < most) {
-      std::fprintf(stderr, "rank %d is behind: it has issued %lld operations, others %lld\n", peer,
-                   static_cast<long long>(issued[peer]), static_cast<long long>(most));
-    }
+    if (issued[peer] < 0 || issued[peer] == most) continue;
+    text << "rank " << peer << " is behind: it has issued " << issued[peer] << " operations, others " << most
+         << '\n';
   }
+  std::fputs(text.str().c_str(), stderr);
   std::fflush(stderr);
+  std::this_thread::sleep_for(
+      std::chrono::seconds(1));  // mpirun passes on no more once it has been told to abort
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 

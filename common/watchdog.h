@@ -4,12 +4,15 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <nccl.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace pentatron {
 
@@ -20,6 +23,10 @@ class Watchdog {
   ~Watchdog();
 
   void set_timeout(double seconds) { timeout_ = seconds; }
+
+  // Communicators whose asynchronous errors end the run.
+  void add(ncclComm_t communicator);
+  void remove(ncclComm_t communicator);
 
   // Notes an operation that has just been issued to `stream`. `operation` and `communicator` must outlive the
   // watchdog.
@@ -41,6 +48,7 @@ class Watchdog {
   void watch();
   int64_t oldest_unfinished() const;  // sequence number, or -1
   std::string report() const;
+  void check_for_errors();
   void answer_questions();
   void ask_and_abort();
   double now() const;
@@ -52,6 +60,8 @@ class Watchdog {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<bool> stopping_ = false;
   bool asked_by_lower_rank_ = false;
+  std::mutex mutex_;
+  std::vector<ncclComm_t> communicators_;
   std::thread thread_;
 };
 

@@ -2,6 +2,11 @@
 // that was left out shows, and so does one written beyond the end.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
 #include "matmul.h"
 #include "reference.h"
 #include "tensor.h"

@@ -6,8 +6,6 @@ set -uo pipefail
 
 filter=$1
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
-# A thread that waits for the others gives its core back soon: machines that run tests are often busy.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 passed=0 failed=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
@@ -30,15 +28,14 @@ for folder in "${@:2}"; do
   echo "== $folder"
   only=$filter
   case $folder in *-block*) only="$filter[kernels]" ;; esac  # all else is the same with threads in a block, and slow
-  # libgomp is not built for ThreadSanitizer, which would report its barriers; and UCX, below MPI, must not replace
-  # functions that ThreadSanitizer has replaced.
-  threads=(); case $folder in *-thread) threads=(OMP_NUM_THREADS=1 UCX_MEM_EVENTS=n) ;; esac
-  run "$folder" env ${threads[@]+"${threads[@]}"} "$folder/tests" ${only:+"$only"}
+  # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
+  case $folder in *-thread) export UCX_MEM_EVENTS=n ;; esac
+  run "$folder" "$folder/tests" ${only:+"$only"}
   case $folder in *-block*) continue ;; esac
   # MPI leaks at its end; and after an abort messages are left over, at which UCX wonders.
   for ranks in ${TEST_RANKS:-1 2 3 4 8}; do
     echo "== $folder on $ranks ranks"
-    run "$folder on $ranks ranks" env ${threads[@]+"${threads[@]}"} UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 \
+    run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 \
       mpirun -n "$ranks" "$folder/mpi_tests" ${only:+"$only"}
   done
 done

@@ -13,8 +13,8 @@ namespace pentatron {
 namespace {
 
 // A central difference is off by h^2 times the third derivative and by epsilon / h, which balance at
-// h = epsilon^(1/3), about 6e-6. What is left is h^2 = 4e-11 times a third derivative, and rounding times the
-// number of terms: 100 of those.
+// h = epsilon^(1/3), about 2^-17. What is left is h^2 = 6e-11 times a third derivative, and rounding times
+// the number of terms: 100 of those.
 constexpr double step = 0x1p-17, allowed = 100 * step * step;
 
 // The gradient of f by each element of x. Expects `backward`'s.

@@ -37,9 +37,9 @@ Summary two_ranks() {
           .parameters = 459328,
           .final_loss = third,
           .seconds = 12.5,
-          .memory = {{{100, 200, 300, 400, 500}, {101, 201, 301, 401, 501}},
-                     {{110, 190, 300, 400, 500}, {111, 191, 301, 401, 501}}},
-          .communication = {{{"all_reduce", 3, 300}, {"all_gather", 1, 7}}, {}}};
+          .ranks = {{{{{90, 190, 300, 400, 500}, {10, 10, 0, 0, 0}}, {101, 201, 301, 401, 501}},
+                     {{"all_reduce", 3, 300}, {"all_gather", 1, 7}}},
+                    {{{{110, 190, 300, 400, 500}, {}}, {111, 191, 301, 401, 501}}, {}}}};
 }
 
 std::vector<nlohmann::json> parsed_lines(const std::string& path) {
@@ -113,6 +113,12 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
                                         {"optimizer", 300},
                                         {"activations", 400},
                                         {"communication", 500}}},
+                                      {"of_which_transient",
+                                       {{"weights", 10},
+                                        {"gradients", 10},
+                                        {"optimizer", 0},
+                                        {"activations", 0},
+                                        {"communication", 0}}},
                                       {"measured",
                                        {{"weights", 101},
                                         {"gradients", 201},
@@ -126,6 +132,12 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
                                         {"optimizer", 300},
                                         {"activations", 400},
                                         {"communication", 500}}},
+                                      {"of_which_transient",
+                                       {{"weights", 0},
+                                        {"gradients", 0},
+                                        {"optimizer", 0},
+                                        {"activations", 0},
+                                        {"communication", 0}}},
                                       {"measured",
                                        {{"weights", 111},
                                         {"gradients", 191},
@@ -184,8 +196,9 @@ TEST_CASE("log: without a known peak there is no MFU", "[01][log]") {
 
 TEST_CASE("log: the memory table", "[01][log]") {
   std::ostringstream one;
-  pentatron::print_memory_table(one, {{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0},
-                                       {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}}});
+  pentatron::print_memory_table(one, {{{{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0}, {}},
+                                         {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}},
+                                        {}}});
   CHECK(one.str() == R"(
 Device memory at the peak
                      predicted      measured    difference
@@ -198,11 +211,12 @@ Device memory at the peak
 )");
 
   std::ostringstream two;
-  pentatron::print_memory_table(two, two_ranks().memory);
+  pentatron::print_memory_table(two, two_ranks().ranks);
   const std::vector<std::string> lines = split(two.str());
   CHECK(lines[1] == "Device memory at the peak, the largest of 2 ranks");
   CHECK(lines[3] == "         weights         110 B         111 B       +0.91 %");
   CHECK(lines[4] == "       gradients         200 B         201 B       +0.50 %");
+  CHECK(lines[9] == "  (weights: of which transient 10 B)");
 }
 
 TEST_CASE("log: quantities for people", "[01][log]") {

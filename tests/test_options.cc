@@ -214,6 +214,29 @@ TEST_CASE("options: output files are checked, and left alone", "[01][options]") 
   CHECK(!std::filesystem::exists(fresh));
 }
 
+TEST_CASE("options: a program takes the options of its techniques only", "[02][options]") {
+  using pentatron::OptionGroup;
+  const auto with_groups = [](std::vector<const char*> arguments, std::initializer_list<OptionGroup> groups) {
+    arguments.insert(arguments.begin(), "program");
+    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "", groups);
+  };
+  CHECK(complaint({"--zero-stage", "2"}) ==
+        "--zero-stage: unknown option; expected one of those that --help lists");
+  CHECK(with_groups({"--zero-stage", "2"}, {OptionGroup::zero}).zero_stage == 2);
+  CHECK_THROWS_WITH(with_groups({"--zero-stage", "4"}, {OptionGroup::zero}),
+                    "--zero-stage: 4 is not valid; expected a whole number from 0 to 3");
+  const Options options = with_groups({"--dp-sync", "overlap", "--bucket-mb", "0.5", "--timeout", "9",
+                                       "--link", "5us,50GB/s", "--ranks-per-node", "4"},
+                                      {OptionGroup::communication, OptionGroup::data_parallel});
+  CHECK(options.dp_sync == pentatron::DpSync::overlap);
+  CHECK(options.bucket_mb == 0.5);
+  CHECK(options.timeout == 9);
+  CHECK(options.link == "5us,50GB/s");
+  CHECK(options.ranks_per_node == 4);
+  CHECK_THROWS_WITH(with_groups({"--dp-sync", "late"}, {OptionGroup::data_parallel}),
+                    "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
+}
+
 TEST_CASE("options: help lists groups, defaults and presets", "[01][options]") {
   const std::string text = help();
   for (const char* part : {"A description.", "Model:", "--kv-heads N", "[adamw]",

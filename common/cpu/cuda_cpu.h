@@ -67,7 +67,8 @@ void declare_write(void* address, size_t bytes);
 
 // ---- Cores ------------------------------------------------------------------------------------------------
 
-// Cores that compute: the environment's CUDA_CPU_CORES, or all there are.
+// Cores that compute: the environment's CUDA_CPU_CORES, or an equal share of all for each rank of an MPI
+// program.
 unsigned cores();
 
 // A reference to a callable that takes a piece's number and outlives the call.

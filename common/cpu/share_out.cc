@@ -5,6 +5,7 @@
 // (OpenMP's) would wait for its slowest member at the end of every kernel.
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -68,29 +69,38 @@ class Helpers {
   std::atomic<int> visitors_ = 0, asleep_ = 0;
 };
 
-unsigned cores_from_environment() {
-  const char* given = std::getenv("CUDA_CPU_CORES");
-  const int cores =
-      given != nullptr ? std::atoi(given) : static_cast<int>(std::thread::hardware_concurrency());
-  return cores < 1 ? 1 : static_cast<unsigned>(cores);
+int whole_number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
 }
+
+// Ranks on one machine, which MPICH's launcher counts, share its cores out among them.
+unsigned cores_from_environment() {
+  const int here = static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = whole_number("CUDA_CPU_CORES", here / std::max(1, whole_number("MPI_LOCALNRANKS", 1)));
+  return static_cast<unsigned>(std::max(1, cores));
+}
+
+// Read before main: the first use of a static variable inside a function orders the threads that use it, and
+// ThreadSanitizer would miss a forgotten event between a stream's first operation and another's.
+const unsigned core_count = cores_from_environment();
 
 }  // namespace
 
 namespace cuda_cpu {
 
-unsigned cores() {
-  static const unsigned count = cores_from_environment();
-  return count;
-}
+unsigned cores() { return core_count; }
 
 void share_out(size_t pieces, Pieces body) {
-  static Helpers* const helpers = new Helpers(cores() - 1);
   Job job{body, pieces};
   // ThreadSanitizer would take what one helper does for two streams to be in order, and miss a forgotten
   // event.
-  const bool alone = pieces < 2 || cores() < 2 || under_thread_sanitizer;
-  if (alone || !helpers->run(job)) job.work();
+  if (under_thread_sanitizer || pieces < 2 || core_count < 2) {
+    job.work();
+    return;
+  }
+  static Helpers* const helpers = new Helpers(core_count - 1);
+  if (!helpers->run(job)) job.work();
 }
 
 }  // namespace cuda_cpu

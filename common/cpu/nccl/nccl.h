@@ -19,6 +19,9 @@
 
 #include <cstddef>
 
+// This is not NCCL itself.
+#define NCCL_OVER_MPI 1
+
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
 #define NCCL_PATCH 0

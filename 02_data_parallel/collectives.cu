@@ -1,0 +1,192 @@
+// The primer of the collectives, which all parallel training is made of: `mpirun -n 3 collectives`. Shows
+// what each one does to a few numbers, then an all-reduce made of sends and receives (ring_all_reduce.h), and
+// at last how long both take for messages of growing size.
+//
+// Time is one value; two bandwidths are derived from it, as nccl-tests define them. algbw = bytes / time is
+// what the caller sees. busbw = algbw * 2 (n-1)/n counts the bytes that a rank must send in an all-reduce: it
+// says what the links do, and stays about the same when ranks are added.
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <sstream>
+
+#include "ring_all_reduce.h"
+
+using namespace pentatron;
+
+namespace {
+
+using Values = std::vector<accum>;
+
+// Device memory for the numbers of one rank.
+class Buffer {
+ public:
+  explicit Buffer(const Values& values) : memory_(values.size(), Purpose::communication) {
+    CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(accum), cudaMemcpyHostToDevice));
+  }
+  accum* data() const { return memory_.data(); }
+  // When `stream` has done what it was given.
+  Values values(cudaStream_t stream) const {
+    Values result(memory_.size());
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CUDA_CHECK(cudaMemcpy(result.data(), data(), result.size() * sizeof(accum), cudaMemcpyDeviceToHost));
+    return result;
+  }
+
+ private:
+  DeviceArray<accum> memory_;
+};
+
+// ---- What each collective does ----------------------------------------------------------------------------
+
+std::string to_text(const Values& values) {
+  std::ostringstream text;
+  for (size_t i = 0; i < values.size(); ++i) text << (i == 0 ? "[" : ", ") << values[i];
+  return text.str() + "]";
+}
+
+using Operation = std::function<void(const accum* in, accum* out)>;
+
+class Primer {
+ public:
+  explicit Primer(World& world) : world_(world), ranks_(world, 0, world.rank(), "primer") {}
+
+  void collectives() {
+    const int n = ranks_.ranks(), rank = ranks_.rank();
+    const Values own(5, rank + 1);
+
+    show("broadcast: all get what rank 0 has", own, own.size(), [&](const accum* in, accum* out) {
+      copy(in, out, own.size());
+      ranks_.broadcast(out, own.size(), 0);
+    });
+
+    show("all-reduce: all get the sum", own, own.size(),
+         [&](const accum* in, accum* out) { ranks_.all_reduce(in, out, own.size()); });
+
+    show("all-gather: all get the parts of all", {own[0], own[0]}, 2 * n,
+         [&](const accum* in, accum* out) { ranks_.all_gather(in, out, 2); });
+
+    Values parts;  // part i: ((j+1) (rank+1))^(i+1), j = 0, 1
+    for (int i = 0; i < n; ++i) {
+      for (int j = 0; j < 2; ++j) parts.push_back(std::pow((j + 1) * (rank + 1), i + 1));
+    }
+    show("reduce-scatter: rank r gets the sum of part r (of two numbers)", parts, 2,
+         [&](const accum* in, accum* out) { ranks_.reduce_scatter(in, out, 2); });
+
+    Values addressed;  // to rank i + 1, counted from 1: the sender's number, then the receiver's
+    for (int i = 0; i < n; ++i) addressed.push_back(10 * (rank + 1) + i + 1);
+    show("all-to-all: part i of rank r becomes part r of rank i", addressed, n,
+         [&](const accum* in, accum* out) { ranks_.all_to_all(in, out, 1); });
+
+    show("send and receive: from each rank to the next", own, own.size(),
+         [&](const accum* in, accum* out) { ring_step(in, own.size(), out, own.size(), ranks_); });
+  }
+
+  void ring() {
+    Values parts;  // one number a part
+    for (int i = 0; i < ranks_.ranks(); ++i) parts.push_back(10 * (ranks_.rank() + 1) + i + 1);
+    const Buffer received(Values(2));
+    show("ring, first half (reduce-scatter): part r of rank r is the sum", parts, parts.size(),
+         [&](const accum* in, accum* out) {
+           copy(in, out, parts.size());
+           ring_reduce_scatter(out, parts.size(), received.data(), ranks_);
+         });
+    show("ring, both halves (and all-gather): all parts are", parts, parts.size(),
+         [&](const accum* in, accum* out) {
+           copy(in, out, parts.size());
+           ring_all_reduce(out, parts.size(), received.data(), ranks_);
+         });
+  }
+
+  void bandwidth(size_t max_bytes) {
+    say("\nAll-reduce on %d ranks: time, algbw = bytes / time, busbw = algbw * 2 (n-1)/n\n", ranks_.ranks());
+    say("%12s%36s%36s\n", "", "ncclAllReduce", "ring_all_reduce.h");
+    say("%12s", "bytes");
+    for (int i = 0; i < 2; ++i) say("%12s%12s%12s", "us", "algbw GB/s", "busbw GB/s");
+    say("\n");
+    for (size_t bytes = 4096; bytes <= max_bytes; bytes *= 4) measure(bytes);
+  }
+
+ private:
+  void measure(size_t bytes) {
+    const int n = ranks_.ranks(), rank = ranks_.rank();
+    const size_t size = bytes / sizeof(accum);
+    Values values(size);  // whole numbers, whose sums are exact in any order
+    for (size_t i = 0; i < size; ++i) values[i] = static_cast<accum>((i + rank) % 17);
+    const Buffer in(values), nccl(values), ring(values), received(Values(size / n + 1));
+
+    const double nccl_seconds = seconds([&] { ranks_.all_reduce(in.data(), nccl.data(), size); });
+    // It works in place; on zeros, as each repetition reduces what the one before has left.
+    const Buffer zeros{Values(size)};
+    const double ring_seconds =
+        seconds([&] { ring_all_reduce(zeros.data(), size, received.data(), ranks_); });
+    ring_all_reduce(ring.data(), size, received.data(), ranks_);
+    if (nccl.values(ranks_.stream()) != ring.values(ranks_.stream())) {
+      fail("ring_all_reduce", "other sums than ncclAllReduce", __FILE__, __LINE__);
+    }
+
+    say("%12zu", bytes);
+    for (const double s : {nccl_seconds, ring_seconds}) {
+      const double algbw = static_cast<double>(bytes) / s / 1e9;
+      say("%12.1f%12.3f%12.3f", 1e6 * s, algbw, algbw * 2 * (n - 1) / n);
+    }
+    say("\n");
+  }
+
+  // Of one call, on the slowest rank.
+  double seconds(const std::function<void()>& call) {
+    constexpr int calls = 5;
+    double begin = 0;
+    for (int i = -1; i < calls; ++i) {
+      if (i == 0) {  // the first call warms up
+        CUDA_CHECK(cudaStreamSynchronize(ranks_.stream()));
+        world_.largest({});  // all begin together
+        begin = now();
+      }
+      call();
+    }
+    CUDA_CHECK(cudaStreamSynchronize(ranks_.stream()));
+    return world_.largest({(now() - begin) / calls})[0];
+  }
+
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  // Runs an operation and prints every rank's numbers before and after it.
+  void show(const char* title, const Values& before, size_t size_after, const Operation& operation) {
+    const Buffer in(before), out{Values(size_after)};
+    operation(in.data(), out.data());
+    const std::string line = to_text(before) + "  ->  " + to_text(out.values(ranks_.stream()));
+    const std::vector<std::string> lines = world_.gather(line);  // on rank 0
+    say("\n%s\n", title);
+    for (size_t rank = 0; rank < lines.size(); ++rank) say("  rank %zu  %s\n", rank, lines[rank].c_str());
+  }
+
+  void copy(const accum* from, accum* to, size_t size) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, size * sizeof(accum), cudaMemcpyDeviceToDevice, ranks_.stream()));
+  }
+
+  template <class... Arguments>
+  void say(const char* format, Arguments... arguments) const {
+    if (world_.rank() == 0) std::printf(format, arguments...), std::fflush(stdout);
+  }
+
+  World& world_;
+  Communicator ranks_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    const Options options =
+        parse_primer_options(argc, argv, "Shows what NCCL's collectives do, and how fast.");
+    world.configure(options);
+    Primer primer(world);
+    primer.collectives();
+    primer.ring();
+    primer.bandwidth(options.max_bytes);
+  });
+}

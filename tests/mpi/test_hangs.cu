@@ -1,0 +1,72 @@
+// Ranks that hang on purpose, for test_faults.cc, which starts them one by one (they are hidden otherwise)
+// and reads what the watchdog says.
+#include <chrono>
+#include <thread>
+
+#include "comm.h"
+#include "mpi_tests.h"
+
+namespace pentatron {
+namespace {
+
+constexpr double kTimeout = 1;                     // s, of the watchdog
+constexpr auto kForever = std::chrono::hours(24);  // the watchdog ends it
+
+struct Hang {
+  World world{nullptr, nullptr};
+  Communicator data{world, 0, world.rank(), "data"};
+  Stream compute{"compute"};
+  DeviceArray<float> values{2, Purpose::communication};
+
+  Hang() {
+    world.watchdog().set_timeout(kTimeout);
+    CUDA_CHECK(cudaMemsetAsync(values.data(), 0, 2 * sizeof(float), compute));
+    data.wait_for(compute);
+  }
+  void all_reduce() { data.all_reduce(values.data(), values.data(), 2); }
+};
+
+}  // namespace
+
+TEST_CASE("hang: rank 1 stops calling", "[.hang-host]") {
+  Hang hang;
+  hang.all_reduce();
+  if (mpi_tests::rank() == 1) std::this_thread::sleep_for(kForever);
+  hang.all_reduce();
+  CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+}
+
+TEST_CASE("hang: rank 1's stream waits for ever", "[.hang-stream]") {
+  Hang hang;
+  hang.all_reduce();
+  if (mpi_tests::rank() == 1) {
+    CUDA_CHECK(cudaLaunchHostFunc(
+        hang.compute, [](void*) { std::this_thread::sleep_for(kForever); }, nullptr));
+    hang.data.wait_for(hang.compute);
+  }
+  hang.all_reduce();
+  CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+}
+
+TEST_CASE("hang: two ranks send to each other, ungrouped", "[.hang-send]") {
+  Hang hang;
+  const int peer = 1 - mpi_tests::rank();
+  if (mpi_tests::rank() < 2) {
+    hang.data.send(hang.values.data(), 1, peer);
+    hang.data.receive(hang.values.data() + 1, 1, peer);
+  }
+  CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+}
+
+TEST_CASE("hang: two ranks send to each other, grouped, and do not hang", "[.hang-not]") {
+  Hang hang;
+  const int peer = 1 - mpi_tests::rank();
+  if (mpi_tests::rank() < 2) {
+    const Communicator::Group group(hang.data);
+    hang.data.send(hang.values.data(), 1, peer);
+    hang.data.receive(hang.values.data() + 1, 1, peer);
+  }
+  CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+}
+
+}  // namespace pentatron

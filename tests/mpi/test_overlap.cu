@@ -1,0 +1,167 @@
+// How much of the communication hides behind compute, from the trace. Both take modelled time, asleep, so
+// that a busy machine changes little: links are slowed down, and so is attention.
+#include <nccl.h>
+
+#include "precision.h"
+#if PRECISION == 32 && defined(NCCL_OVER_MPI)
+
+#include <cstdlib>
+#include <thread>
+
+#include "parallel_model.h"
+#include "trace.h"
+
+namespace pentatron {
+namespace {
+
+constexpr int kLayers = 8, kSteps = 4;
+constexpr double kForward = 8e-3, kBackward = 16e-3;  // s, of a layer
+constexpr double kAllReduce = 8e-3;                   // s, of a layer's gradients; a gather takes half
+
+// Attention that takes a while.
+class SlowAttention : public AttentionCore {
+ public:
+  void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
+    AttentionCore::forward(blas, shape, t);
+    pause(blas.stream(), &kForward);
+  }
+  void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
+                const AttentionGradients& g) override {
+    AttentionCore::backward(blas, shape, t, g);
+    pause(blas.stream(), &kBackward);
+  }
+
+ private:
+  static void pause(cudaStream_t stream, const double* seconds) {
+    const trace::Range range(stream, "pause");
+    const auto sleep = [](void* s) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(*static_cast<const double*>(s)));
+    };
+    CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, const_cast<double*>(seconds)));
+  }
+};
+
+// Links on which an all-reduce among all ranks of a layer's gradients takes kAllReduce.
+class SlowLink {
+ public:
+  SlowLink(double elements, int ranks) {
+    const double sent = 2.0 * (ranks - 1) / ranks * elements * sizeof(accum);
+    setenv("NCCL_CPU_LINK", ("1us," + std::to_string(sent / kAllReduce) + "B/s").c_str(), true);
+  }
+  ~SlowLink() { unsetenv("NCCL_CPU_LINK"); }
+  SlowLink(const SlowLink&) = delete;
+};
+
+// Layers far larger than the vocabulary.
+Options layered_options() {
+  Options o = test_options(kLayers, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/96,
+                           /*vocab_size=*/32, /*sequence=*/8, /*micro_batch=*/1,
+                           /*global_batch=*/mpi_tests::ranks());
+  o.optimizer = OptimizerKind::sgd;
+  return o;
+}
+double layer_elements(const ModelConfig& m) {
+  return 4.0 * m.d_model * m.d_model + 3.0 * m.d_model * m.d_ff + 2 * m.d_model;
+}
+
+struct Measured {
+  double share = 0, seconds = 1e9;  // communication that is hidden; the fastest step
+  std::vector<trace::Interval> intervals;
+};
+
+// Over a few steps, because what ZeRO-1 and -2 gather after a step hides behind the next one's forward.
+Measured measure(const Technique& technique) {
+  mpi_tests::set_time_limit(120);
+  const Options options = layered_options();
+  const SlowLink link(layer_elements(options.model), mpi_tests::ranks());
+  World world(nullptr, nullptr);
+  Communicator data(world, 0, world.rank(), "data");
+  SlowAttention attention;
+  ParallelModel model(options, technique, data, attention);
+  model.train_step(0, random_batches(options, 0));
+  mpi_tests::barrier();
+  Measured measured;
+  trace::start();
+  for (int step = 1; step <= kSteps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    model.train_step(step, random_batches(options, step));
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    measured.seconds = std::min(measured.seconds, world.largest({elapsed.count()})[0]);
+  }
+  trace::stop();
+  measured.intervals = trace::intervals();
+  measured.share = trace::hidden_share(measured.intervals, "data", "compute");
+  if (std::getenv("VERBOSE"))
+    std::printf("hidden %.3f, step %.1f ms\n", measured.share, measured.seconds * 1e3);
+  return measured;
+}
+
+Technique data_parallel(DpSync sync, double bucket_mb = 25) {
+  return {Technique::data_parallel, sync, bucket_mb};
+}
+
+}  // namespace
+
+TEST_CASE("share of communication that is hidden", "[02]") {
+  using Intervals = std::vector<trace::Interval>;
+  const auto share = [](const Intervals& i) { return trace::hidden_share(i, "data", "compute"); };
+  CHECK(share({}) == 0);
+  CHECK(share({{"k", "compute", 0, 1}, {"r", "data", 1, 2}}) == 0);
+  CHECK(share({{"k", "compute", 0, 1}, {"r", "data", 0.5, 1.5}}) == Approx(0.5));
+  CHECK(share({{"k", "compute", 0, 3}, {"r", "data", 1, 2}}) == Approx(1));
+  CHECK(share({{"k", "compute", 0, 1}, {"l", "compute", 2, 3}, {"r", "data", 0, 4}}) == Approx(0.5));
+  CHECK(share({{"outer", "compute", 0, 2}, {"inner", "compute", 0, 1}, {"r", "data", 0, 4}}) == Approx(0.5));
+  CHECK(share({{"group", "data", 0, 4}, {"r", "data", 1, 2}, {"k", "compute", 0, 1}}) == Approx(0.25));
+  CHECK(share({{"k", "other", 0, 1}, {"r", "data", 0, 1}}) == 0);
+}
+
+TEST_CASE("02: all-reduces during backward are hidden, and steps are faster", "[02][overlap]") {
+  if (mpi_tests::ranks() != 2) return;
+  const Measured naive = measure(data_parallel(DpSync::naive));
+  const Measured overlap = measure(data_parallel(DpSync::overlap));
+  const double layer_mb = 1e-6 * sizeof(accum) * layer_elements(layered_options().model);
+  const Measured bucket = measure(data_parallel(DpSync::bucket, layer_mb));
+  CHECK(naive.share < 0.15);
+  CHECK(overlap.share > 0.7);
+  CHECK(bucket.share > 0.7);
+  // All but the last of the all-reduces, and half of the gain for noise.
+  const double gain = 0.5 * (kLayers - 1) * kAllReduce;
+  CHECK(overlap.seconds < naive.seconds - gain);
+  CHECK(bucket.seconds < naive.seconds - gain);
+}
+
+TEST_CASE("03: ZeRO-3 gathers the next unit while this one is used", "[03][overlap]") {
+  if (mpi_tests::ranks() != 2) return;
+  const Measured zero3 = measure({.kind = Technique::zero, .stage = 3});
+  CHECK(zero3.share > 0.7);
+
+  std::vector<trace::Interval> gathers, pauses;
+  for (const trace::Interval& i : zero3.intervals) {
+    if (i.name == "all_gather") gathers.push_back(i);
+    if (i.name == "pause") pauses.push_back(i);
+  }
+  CHECK(gathers.size() == kSteps * (2 * kLayers + 1));  // test_traffic.cu says why
+  CHECK(pauses.size() == kSteps * 2 * kLayers);
+  if (gathers.size() != kSteps * (2 * kLayers + 1) || pauses.size() != kSteps * 2 * kLayers) return;
+  // Forward gathers the embedding, and then layer i while layer i-1 computes. Backward finds the last layer
+  // still gathered, and gathers layer i while layer i+1 computes.
+  for (int layer = 1; layer < kLayers; ++layer) {
+    INFO("layer " << layer);
+    CHECK(gathers[1 + layer].begin < pauses[layer - 1].end);
+    if (layer == kLayers - 1) continue;
+    const int nth = kLayers - 2 - layer;  // in backward
+    CHECK(gathers[kLayers + 2 + nth].begin < pauses[kLayers + nth].end);
+  }
+}
+
+TEST_CASE("03: stages 0 to 2 hide their collectives", "[03][overlap]") {
+  if (mpi_tests::ranks() != 2) return;
+  CHECK(measure({.kind = Technique::zero, .stage = 0}).share > 0.7);
+  // Nothing follows the last of the steps, behind which its gathers could hide.
+  CHECK(measure({.kind = Technique::zero, .stage = 1}).share > 0.5);
+  CHECK(measure({.kind = Technique::zero, .stage = 2}).share > 0.5);
+}
+
+}  // namespace pentatron
+
+#endif

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# mutants.sh [NAME...]: breaks the code on purpose, as tests/mutants.txt says, and runs the test that has to notice. A
+# mutant that no test notices survives, and the exit status is 1. A pattern such as '03-*' is a name, too.
+#
+# It works in a copy of the sources under build/mutants, which keeps its object files: a mutant compiles
+# only what it touches. Before a test may judge, it has to pass with the code as it is.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+list=$PWD/tests/mutants.txt
+tree=$PWD/build/mutants/tree
+log=$PWD/build/mutants/log
+limit=${TEST_TIMEOUT:-300}  # seconds; a test that hangs has noticed
+export TSAN_OPTIONS=halt_on_error=1:exitcode=66 OMP_NUM_THREADS=1 UCX_LOG_LEVEL=error
+
+# The copy is made what the sources are now; what has not changed keeps its time, and its object files.
+copy_sources() {
+  mkdir -p "$tree"
+  git ls-files -co --exclude-standard | while read -r file; do
+    [ -e "$file" ] || { rm -f "$tree/$file"; continue; }
+    cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")"; cp "$file" "$tree/$file"; }
+  done
+}
+
+# run "KIND RANKS" TEST: builds what a test needs and runs it. Status 0: passed, 1: failed, 2: does not compile, 3: failed, but
+# ThreadSanitizer, which was to report a race, said nothing.
+run() {
+  local kind ranks build targets filter=$2
+  read -r kind ranks <<< "$1"
+  build=build/cpu-fp64
+  case $kind in
+    tests) targets="$build/tests" ;;
+    programs) targets="$build/tests programs" ;;
+    ranks) targets=$build/mpi_tests ;;
+    threads) build=build/cpu-fp64-thread targets=$build/mpi_tests ;;
+    *) echo "unknown kind of test: $kind" >&2; exit 2 ;;
+  esac
+  local sanitize=; [ "$kind" = threads ] && sanitize=thread
+  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=fp64 SANITIZE=$sanitize $targets > "$log" 2>&1 || return 2
+  case $filter in \[*) ;; *) filter=${filter//,/\\,} ;; esac
+  local command=("$tree/$build/tests" "$filter")
+  if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "$tree/$build/mpi_tests" "$filter"); fi
+  timeout --kill-after=10 "$limit" "${command[@]}" > "$log" 2>&1 || {
+    [ "$kind" != threads ] || grep -q 'ThreadSanitizer: data race' "$log" || return 3
+    return 1
+  }
+  grep -q '^[1-9][0-9]* passed, 0 failed$' "$log"  # a filter that fits no test notices nothing
+}
+
+killed=0 survived=()
+declare -A trusted
+judge() {
+  local key="$test_kind|$test_name" status
+  if [ -z "${trusted[$key]:-}" ]; then
+    run "$test_kind" "$test_name"
+    trusted[$key]=$?
+    [ "${trusted[$key]}" -eq 0 ] || tail -n 20 "$log"
+  fi
+  if [ "${trusted[$key]}" -ne 0 ]; then
+    echo "useless   $name: its test fails without it ($test_kind, $test_name)"
+    survived+=("$name")
+    return
+  fi
+  local original broken
+  original=$(cat "$tree/$file" && echo x)
+  find=${find//\\n/$'\n'} replace=${replace//\\n/$'\n'}
+  broken=${original/"$find"/"$replace"}
+  local without=${original//"$find"/}
+  if [ $((${#original} - ${#without})) -ne ${#find} ]; then
+    echo "invalid   $name: the text to find is not exactly once in $file"
+    survived+=("$name")
+    return
+  fi
+  printf '%s' "${broken%x}" > "$tree/$file"
+  run "$test_kind" "$test_name"
+  status=$?
+  printf '%s' "${original%x}" > "$tree/$file"
+  case $status in
+    0) echo "SURVIVED  $name ($test_kind: $test_name)"; survived+=("$name") ;;
+    2) echo "invalid   $name: does not compile"; tail -n 10 "$log"; survived+=("$name") ;;
+    3) echo "SURVIVED  $name: its test fails, but not with a data race"; tail -n 10 "$log"; survived+=("$name") ;;
+    *) echo "killed    $name ($test_kind: $test_name)"; killed=$((killed + 1)) ;;
+  esac
+}
+
+wanted() {
+  local pattern
+  [ $# -eq 1 ] && return 0
+  for pattern in "${@:2}"; do
+    # shellcheck disable=SC2053
+    [[ $1 == $pattern ]] && return 0
+  done
+  return 1
+}
+
+copy_sources
+name='' tried=0
+while IFS= read -r line || [ -n "$line" ]; do
+  word=${line%% *} rest=${line#* }; rest=${rest#"${rest%%[! ]*}"}
+  case $word in
+    '#'* | '') ;;
+    mutant) name=$rest find='' replace='' ;;
+    why) ;;
+    file) file=$rest ;;
+    find) find=$rest ;;
+    replace) replace=$rest; [ "$line" = replace ] && replace='' ;;
+    test) test_kind=${rest%%:*} test_name=${rest#*: }
+      if wanted "$name" "$@"; then tried=$((tried + 1)); judge < /dev/null; fi ;;
+    *) echo "tests/mutants.txt: not understood: $line" >&2; exit 2 ;;
+  esac
+done < "$list"
+
+[ "$tried" -gt 0 ] || { echo "no such mutant: $*" >&2; exit 2; }
+echo "$killed killed, ${#survived[@]} survived${survived:+: ${survived[*]}}"
+[ ${#survived[@]} -eq 0 ]

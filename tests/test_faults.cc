@@ -1,0 +1,243 @@
+// What a user sees when a rank dies, hangs or is given nonsense: 03_zero itself is started on four ranks, and
+// must end within a time limit, with a message and a status. Nothing may be left running.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "files.h"
+
+using pentatron::tests::read_file;
+using pentatron::tests::TemporaryFolder;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRanks = 4;
+constexpr double kSoon = 60;  // s: to start on a busy machine
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+bool within(double seconds, const std::function<bool()>& condition) {
+  for (const auto begin = Clock::now(); seconds_since(begin) < seconds;) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return condition();
+}
+
+// mpirun and its ranks.
+class Job {
+ public:
+  Job(const TemporaryFolder& folder, const std::string& arguments, const std::string& name = "03_zero")
+      : out_(folder.path() + "/out"), err_(folder.path() + "/err"), program_(beside_the_tests(name)) {
+    REQUIRE(std::filesystem::exists(program_));
+    const std::string command = "exec mpirun -n " + std::to_string(kRanks) + " '" + program_ + "' " +
+                                arguments + " >'" + out_ + "' 2>'" + err_ + "' </dev/null";
+    child_ = fork();
+    if (child_ == 0) {
+      setpgid(0, 0);
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+  }
+  ~Job() {
+    for (const pid_t rank : ranks()) kill(rank, SIGKILL);
+    if (!ended_) {
+      kill(child_, SIGKILL);
+      waitpid(child_, nullptr, 0);
+    }
+  }
+  Job(const Job&) = delete;
+
+  // Whether it ended in time; then `status` is what mpirun returned, -1 after a signal.
+  bool ends_within(double seconds) {
+    return within(seconds, [&] {
+      int status = 0;
+      if (!ended_ && waitpid(child_, &status, WNOHANG) == child_) {
+        ended_ = true;
+        status_ = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+      }
+      return ended_;
+    });
+  }
+  int status() const { return status_; }
+  std::string out() const { return read_file(out_); }
+  std::string err() const { return read_file(err_); }
+
+  // Until the first step has been printed.
+  bool trains_soon() const {
+    return within(kSoon, [&] { return out().find("\n       1 ") != std::string::npos; });
+  }
+
+  // The processes of the ranks that are there; all of them descend from mpirun.
+  std::vector<pid_t> ranks() const {
+    std::vector<pid_t> found;
+    const std::set<pid_t> family = descendants();
+    std::copy_if(family.begin(), family.end(), std::back_inserter(found),
+                 [&](pid_t process) { return runs(process); });
+    return found;
+  }
+  // Whether none of these runs any more; the file of a process that waits to be buried cannot be read.
+  bool ended(const std::vector<pid_t>& processes) const {
+    return std::none_of(processes.begin(), processes.end(), [&](pid_t process) { return runs(process); });
+  }
+  // The process of one rank, as MPI numbers it.
+  pid_t rank(int number) const {
+    for (const pid_t process : ranks()) {
+      const std::string environment = read_file("/proc/" + std::to_string(process) + "/environ");
+      const std::string variable = "PMI_RANK=" + std::to_string(number);
+      const std::string all = std::string(1, '\0') + environment;
+      if (all.find(std::string(1, '\0') + variable + std::string(1, '\0')) != std::string::npos)
+        return process;
+    }
+    return -1;
+  }
+
+ private:
+  static std::string beside_the_tests(const std::string& program) {
+    return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / program).string();
+  }
+
+  bool runs(pid_t process) const {
+    std::error_code gone;
+    const auto file = std::filesystem::read_symlink("/proc/" + std::to_string(process) + "/exe", gone);
+    return !gone && file == program_;
+  }
+
+  std::set<pid_t> descendants() const {
+    std::vector<std::pair<pid_t, pid_t>> parents;  // process, its parent
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename();
+      if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
+      const std::string text = read_file(entry.path().string() + "/stat");
+      const size_t after_name = text.rfind(')');  // "pid (name) state parent ..."
+      if (after_name == std::string::npos) continue;
+      parents.push_back({std::stoi(name), std::stoi(text.substr(after_name + 4))});
+    }
+    std::set<pid_t> family = {child_};
+    for (size_t known = 0; known != family.size();) {
+      known = family.size();
+      for (const auto& [process, parent] : parents) {
+        if (family.contains(parent)) family.insert(process);
+      }
+    }
+    return family;
+  }
+
+  std::string out_, err_, program_;
+  pid_t child_ = -1;
+  bool ended_ = false;
+  int status_ = -1;
+};
+
+constexpr const char* kLongRun =
+    "--steps 100000 --log-every 1 --micro-batch-size 1 --global-batch-size 4 --layers 2";
+
+}  // namespace
+
+TEST_CASE("03: a killed rank ends the others", "[03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, std::string(kLongRun) + " --timeout 60");
+  REQUIRE(job.trains_soon());
+  const std::vector<pid_t> ranks = job.ranks();
+  REQUIRE(ranks.size() == kRanks);
+  REQUIRE(kill(job.rank(2), SIGKILL) == 0);
+  REQUIRE(job.ends_within(10));
+  INFO(job.out() << job.err());
+  CHECK(job.status() != 0);
+  CHECK((job.out() + job.err()).find("BAD TERMINATION") != std::string::npos);  // mpirun's words
+  CHECK(within(5, [&] { return job.ended(ranks); }));
+}
+
+TEST_CASE("03: a rank that is stopped is named by the watchdog", "[03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, std::string(kLongRun) + " --timeout 3");
+  REQUIRE(job.trains_soon());
+  const std::vector<pid_t> ranks = job.ranks();
+  REQUIRE(kill(job.rank(2), SIGSTOP) == 0);
+  const bool ended = job.ends_within(20);
+  const std::string err = job.err();
+  INFO(err);
+  REQUIRE(ended);
+  CHECK(job.status() != 0);
+  CHECK(err.find("has not moved for 3 s") != std::string::npos);
+  CHECK(err.find("rank 2: does not answer") != std::string::npos);
+  for (const int other : {0, 1, 3}) {
+    CHECK(err.find("rank " + std::to_string(other) + ": ") != std::string::npos);
+    CHECK(err.find("rank " + std::to_string(other) + ": does not answer") == std::string::npos);
+  }
+  CHECK(err.find("watchdog of rank") == err.rfind("watchdog of rank"));  // said once
+  CHECK(within(5, [&] { return job.ended(ranks); }));
+}
+
+TEST_CASE("the watchdog names a rank that stops calling", "[02][03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, "[.hang-host]", "mpi_tests");
+  REQUIRE(job.ends_within(kSoon));
+  INFO(job.err());
+  CHECK(job.status() != 0);
+  CHECK(job.err().find("rank 1 is behind: it has issued 1 operations, others 2") != std::string::npos);
+  CHECK(job.err().find("#1 all_reduce on data, 2 elements: waiting since") != std::string::npos);
+}
+
+TEST_CASE("the watchdog ends ranks whose stream waits for ever", "[02][03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, "[.hang-stream]", "mpi_tests");
+  REQUIRE(job.ends_within(kSoon));
+  INFO(job.err());
+  CHECK(job.status() != 0);
+  CHECK(job.err().find("#1 all_reduce on data, 2 elements: waiting since") != std::string::npos);
+}
+
+TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[02][03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, "[.hang-send]", "mpi_tests");
+  REQUIRE(job.ends_within(kSoon));
+  INFO(job.err());
+  CHECK(job.status() != 0);
+  CHECK(job.err().find("send on data, 1 elements, peer 1: waiting since") != std::string::npos);
+  CHECK(job.err().find("send on data, 1 elements, peer 0: waiting since") != std::string::npos);
+
+  Job grouped(folder, "[.hang-not]", "mpi_tests");
+  REQUIRE(grouped.ends_within(kSoon));
+  INFO(grouped.err());
+  CHECK(grouped.status() == 0);
+  CHECK(grouped.err().empty());
+}
+
+TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03][faults][bad-input]") {
+  const TemporaryFolder folder;
+  const auto refused = [&](const std::string& arguments, const std::string& begin) {
+    Job job(folder, arguments);
+    REQUIRE(job.ends_within(kSoon));
+    INFO(arguments << "\n" << job.out() << job.err());
+    CHECK(job.status() == 2);
+    CHECK(job.out().empty());
+    CHECK(job.err().starts_with(begin));
+    const std::string err = job.err();
+    CHECK(std::count(err.begin(), err.end(), '\n') == 1);
+  };
+  refused("--zero-stage 4", "--zero-stage: 4 is not valid; expected ");
+  refused("--global-batch-size 6 --micro-batch-size 1", "--global-batch-size: 6 is not valid; expected ");
+  refused("--data /nowhere/text", "--data: /nowhere/text is not valid; expected ");
+  refused("--no-such-option", "--no-such-option: unknown option; ");
+  for (const char* link :
+       {"5", "5us", "5us,", "5,50GB/s", "-5us,50GB/s", "5us,0GB/s", "5us,50Gb/s", "nanus,1GB/s"}) {
+    refused(std::string("--link ") + link, "--link: " + std::string(link) + " is not valid; expected ");
+  }
+  refused("--log-json /nowhere/log", "--log-json: /nowhere/log is not valid; expected ");
+}

@@ -1,0 +1,93 @@
+// The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
+// step of 02 and 03 are those of 01. The tests of parity look closer, but build their own training loop; this
+// one sees what is wrong in a main.cu.
+#include "precision.h"
+#if PRECISION == 64
+
+#include <nccl.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "cuda.h"
+#include "files.h"
+
+namespace {
+
+using pentatron::tests::read_file;
+using pentatron::tests::TemporaryFolder;
+
+constexpr int kSteps = 5;
+constexpr double kTolerance = 1e-11;  // relative
+
+struct Step {
+  double loss, norm;
+};
+
+// Three micro-batches for each of two ranks, or one for each of six; clipping active.
+const std::string settings =
+    " --layers 2 --d-model 24 --heads 3 --kv-heads 1 --d-ff 20 --seq-len 16 --micro-batch-size 2"
+    " --global-batch-size 12 --optimizer sgd --lr 0.5 --grad-clip 0.5 --steps " +
+    std::to_string(kSteps);
+
+// `program` with its own options, which lies beside the tests.
+std::vector<Step> run(const std::string& launcher, const std::string& program) {
+  const TemporaryFolder folder;
+  const std::string builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+  const std::string log = folder.path() + "/log", out = folder.path() + "/out";
+  const std::string command =
+      launcher + " '" + builds + "'/" + program + settings + " --log-json '" + log + "' >'" + out + "' 2>&1";
+  const int status = std::system(command.c_str());
+  INFO(command << "\n" << read_file(out));
+  REQUIRE(status == 0);
+  std::vector<Step> steps;
+  std::ifstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("step")) steps.push_back({json["loss"], json["grad_norm"]});
+  }
+  REQUIRE(steps.size() == kSteps);
+  return steps;
+}
+
+bool enough_gpus([[maybe_unused]] int ranks) {
+#ifdef NCCL_OVER_MPI
+  return true;
+#else
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices >= ranks;
+#endif
+}
+
+void check_like_01(const std::string& program) {
+  const std::vector<Step> expected = run("", "01_single_gpu");
+  for (const int ranks : {1, 2, 6}) {
+    if (!enough_gpus(ranks)) continue;
+    const std::vector<Step> steps = run("mpirun -n " + std::to_string(ranks), program);
+    for (int i = 0; i < kSteps; ++i) {
+      INFO(program << " on " << ranks << " ranks, step " << i + 1);
+      CHECK(steps[i].loss == Approx(expected[i].loss).epsilon(kTolerance));
+      CHECK(steps[i].norm == Approx(expected[i].norm).epsilon(kTolerance));
+      CHECK(steps[i].norm > 0.5);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
+  for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.02"}) {
+    check_like_01(std::string("02_data_parallel --dp-sync ") + sync);
+  }
+}
+
+TEST_CASE("03: the program's steps are those of 01", "[03][program]") {
+  for (const char* stage : {"0", "1", "2", "3"}) check_like_01(std::string("03_zero --zero-stage ") + stage);
+}
+
+#endif

@@ -1,0 +1,120 @@
+// summary LABEL=FILE...: what several runs logged with --log-json, as one table. The first run is what the
+// others are compared with: same settings, so their losses and gradient norms should be the same at every
+// step but for rounding.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "log.h"
+
+using namespace pentatron;
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Run {
+  std::string label;
+  std::vector<Json> steps;
+  Json summary;
+};
+
+Run read(const std::string& argument) {
+  const size_t equals = argument.find('=');
+  if (equals == std::string::npos) throw std::runtime_error(argument + ": expected LABEL=FILE");
+  const std::string path = argument.substr(equals + 1);
+  std::ifstream file(path);
+  Run run{argument.substr(0, equals), {}, {}};
+  for (std::string line; std::getline(file, line);) {
+    const Json object = Json::parse(line);
+    if (object.contains("summary")) run.summary = object["summary"];
+    if (object.contains("step")) run.steps.push_back(object);
+  }
+  if (run.summary.is_null()) throw std::runtime_error(path + ": expected a log that ends with a summary");
+  return run;
+}
+
+// The largest difference of a value over all steps, relative to that of `reference`.
+double largest_difference(const Run& run, const Run& reference, const char* value) {
+  if (run.steps.size() != reference.steps.size())
+    throw std::runtime_error(run.label + ": expected as many steps as " + reference.label);
+  double largest = 0;
+  for (size_t i = 0; i < run.steps.size(); ++i) {
+    // null stands for a number that is none
+    const Json &a = run.steps[i][value], &b = reference.steps[i][value];
+    if (!a.is_number() || !b.is_number()) return INFINITY;
+    largest = std::max(largest, std::abs(a.get<double>() - b.get<double>()) / std::abs(b.get<double>()));
+  }
+  return largest;
+}
+
+// Bytes of a purpose at the peak, the largest of all ranks.
+double memory(const Run& run, const std::string& purpose) {
+  double largest = 0;
+  for (const Json& rank : run.summary["memory"])
+    largest = std::max(largest, rank["measured"][purpose].get<double>());
+  return largest;
+}
+
+double sum(const Run& run, const char* value) {
+  double sum = 0;
+  for (const Json& step : run.steps) sum += step[value].get<double>();
+  return sum;
+}
+
+std::string formatted(const char* format, double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+void print_row(const std::vector<std::string>& cells) {
+  for (size_t i = 0; i < cells.size(); ++i)
+    std::printf(i == 0 ? "%-12s" : i == 1 ? "%6s" : "%11s", cells[i].c_str());
+  std::printf("\n");
+}
+
+void print_table(const std::vector<Run>& runs) {
+  const std::string reference = runs.front().label;
+  std::printf(
+      "\nDifferences from %s are relative, the largest of %zu steps; memory is that of a rank at the peak;\n",
+      reference.c_str(), runs.front().steps.size());
+  std::printf("sent: by a rank in a step.\n\n");
+  std::vector<std::string> header = {"", "ranks", "final loss", "loss diff", "norm diff"};
+  header.insert(header.end(), purpose_names.begin(), purpose_names.end());
+  header.insert(header.end(), {"sent", "tokens/s"});
+  header[header.size() - 3] = "buffers";  // of communication
+  print_row(header);
+  for (const Run& run : runs) {
+    const bool compared = &run != &runs.front();
+    const auto difference = [&](const char* value) {
+      return compared ? formatted("%.1e", largest_difference(run, runs.front(), value)) : "-";
+    };
+    std::vector<std::string> cells = {run.label, std::to_string(run.summary["ranks"].get<int>()),
+                                      formatted("%.4f", run.summary["final_loss"].get<double>()),
+                                      difference("loss"), difference("grad_norm")};
+    for (const std::string_view purpose : purpose_names)
+      cells.push_back(human_bytes(memory(run, std::string(purpose))));
+    cells.push_back(human_bytes(sum(run, "comm_bytes") / static_cast<double>(run.steps.size())));
+    cells.push_back(human_count(sum(run, "tokens") / sum(run, "seconds")));
+    print_row(cells);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  std::vector<Run> runs;
+  for (int i = 1; i < argc; ++i) runs.push_back(read(argv[i]));
+  if (runs.empty()) throw std::runtime_error("expected LABEL=FILE...");
+  print_table(runs);
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << '\n';
+  return 2;
+}
