@@ -150,7 +150,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 
 # Every stage trains the same model on the same batches, so that one table can compare them with 01. ARGS='...' changes
 # what all of them train, RANKS how many there are (one for each GPU).
-RANKS ?= 8
+RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
 RUN_STEPS ?= 80
 RUNS := $(BUILD)/runs
 TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(ARGS) --log-json $(RUNS)/$(2).json

@@ -75,7 +75,7 @@ std::string formatted(const char* format, double value) {
 
 void print_row(const std::vector<std::string>& cells) {
   for (size_t i = 0; i < cells.size(); ++i)
-    std::printf(i == 0 ? "%-12s" : i == 1 ? "%6s" : "%11s", cells[i].c_str());
+    std::printf(i == 0 ? "%-12s" : i == 1 ? "%6s" : "%12s", cells[i].c_str());
   std::printf("\n");
 }
 
