@@ -4,7 +4,7 @@
 #include "comm.h"
 #include "mpi_wait.h"
 #ifdef NCCL_OVER_MPI
-#include "link.h"
+#include "modelled_link.h"
 #endif
 
 namespace pentatron {
