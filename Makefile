@@ -203,6 +203,7 @@ bench: programs
 	$(BENCH) --steps 10
 	$(BENCH) --steps 3 --profile
 	$(BUILD)/01_single_gpu --steps 20 --log-every 5 --global-batch-size 4
+	mpirun -n $(RANKS) $(BUILD)/collectives
 
 clean:
 	rm -rf build
