@@ -156,7 +156,7 @@ RUNS := $(BUILD)/runs
 TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(ARGS) --log-json $(RUNS)/$(2).json
 run:
 	@common/setup.sh
-	@$(MAKE) --no-print-directory programs $(HOST)/summary
+	@$(MAKE) --no-print-directory $(PROGRAMS:%=$(BUILD)/%) $(HOST)/summary
 	@mkdir -p $(RUNS)
 	$(call TRAIN,01_single_gpu,01) --sample 400
 	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02)
