@@ -60,7 +60,7 @@ DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=
 BUILD_DEFINES := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES)
 
-# Debian keeps OpenBLAS's OpenMP variant, which shares its threads with the kernels, in a folder of its own. It is
+# Debian keeps OpenBLAS's OpenMP variant in a folder of its own. It is
 # opened by name when a program starts (common/cpu/cublas.cc); the sanitizers, too, look for it where -rpath says.
 MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
