@@ -11,7 +11,9 @@ has_header CLI/CLI.hpp || missing+=(libcli11-dev)
 has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev)
 has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || missing+=(catch2)
 multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null || true)
-has_header cblas.h "-I/usr/include/$multiarch/openblas-openmp" || missing+=(libopenblas-openmp-dev)
+# Any BLAS may have brought a cblas.h, so the library is asked for.
+links_with() { echo 'int main() {}' | ${CXX:-g++} -x c++ - -o /dev/null "$@" > /dev/null 2>&1; }
+links_with "-L/usr/lib/$multiarch/openblas-openmp" -lopenblas || missing+=(libopenblas-openmp-dev)
 command -v mpirun > /dev/null && has_header mpi.h "-I/usr/include/$multiarch/mpich" || missing+=(mpich libmpich-dev)
 
 [ ${#missing[@]} -eq 0 ] && exit 0
