@@ -25,7 +25,7 @@ void train(const Options& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
-                     {options.zero_stage, world.ranks()});
+                     {.zero_stage = options.zero_stage, .data_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
   Zero hooks(options.zero_stage, parameters, data_ranks, compute);
   parameters.initialise(options.seed, compute);

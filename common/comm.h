@@ -47,7 +47,7 @@ class World : public Peers {
 
   // Host values. All ranks call these, in the same order; waiting yields the core.
   std::vector<double> largest(const std::vector<double>& values) const override;
-  std::vector<double> sum(const std::vector<double>& values) const;
+  std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up
 

@@ -27,8 +27,8 @@ std::vector<double> gather_parameter(const World& world, const Parameters& param
   const Parameter& parameter = parameters[id];
   std::vector<double> mine(parameter.rows * parameter.columns);
   for (const Piece& piece : parameters.pieces()) {
-    if (piece.unit != parameter.unit || !parameters.counts(piece)) continue;
-    for (const Crossing& c : parameters.crossings(piece)) {
+    if (piece.unit != parameter.unit) continue;
+    for (const Crossing& c : parameters.counted_crossings(piece)) {
       if (c.parameter != &parameter) continue;
       if (content == Content::weights) place(piece.weights + c.begin_in_piece, c, stream, mine);
       if (content == Content::gradients) place(piece.gradients + c.begin_in_piece, c, stream, mine);

@@ -220,7 +220,7 @@ void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_
 __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
                                                 const int32_t* __restrict__ targets, int first_token,
                                                 int vocabulary, accum* __restrict__ statistics) {
-  const size_t row = blockIdx.x;
+  const size_t row = blockIdx.x, rows = gridDim.x;
   const real* row_logits = logits + row * vocabulary;
   const accum largest = block_max_of<accum>(row_logits, vocabulary);
   accum sum = 0;
@@ -229,9 +229,9 @@ __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
   for ([[maybe_unused]] int once : block_range(1)) {
     const int target = targets[row] - first_token;
     const bool here = targets[row] != ignored_target && 0 <= target && target < vocabulary;
-    statistics[row * 3 + 0] = largest;
-    statistics[row * 3 + 1] = sum;
-    statistics[row * 3 + 2] = here ? accum(row_logits[target]) : accum(0);
+    statistics[row] = largest;
+    statistics[rows + row] = sum;
+    statistics[2 * rows + row] = here ? accum(row_logits[target]) : accum(0);
   }
 }
 
@@ -241,13 +241,27 @@ void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_t
          logits.columns, statistics.data);
 }
 
+__global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, size_t rows,
+                                             accum* __restrict__ statistics) {
+  for (size_t row : grid_range(rows)) {
+    statistics[rows + row] *= exp(statistics[row] - largest[row]);
+    statistics[row] = largest[row];
+  }
+}
+
+void cross_entropy_rescale(const accum* largest, Statistics statistics, cudaStream_t stream) {
+  launch(cross_entropy_rescale_kernel, elementwise_grid(statistics.columns), stream, largest,
+         statistics.columns, statistics.data);
+}
+
 // One block in all.
 __global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
                                           const int32_t* __restrict__ targets, int rows, accum scale,
                                           accum* __restrict__ loss) {
   accum sum = 0;
   for (int row : block_range(rows)) {
-    const accum *of_row = statistics + row * 3, term = log(of_row[1]) + of_row[0] - of_row[2];
+    const accum largest = statistics[row], of_target = statistics[2 * rows + row];
+    const accum term = log(statistics[rows + row]) + largest - of_target;
     sum += targets[row] == ignored_target ? accum(0) : term;
   }
   sum = block_sum(sum);
@@ -256,16 +270,17 @@ __global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
 
 void cross_entropy_loss(Statistics statistics, const int32_t* targets, double scale, accum* loss,
                         cudaStream_t stream) {
-  launch(cross_entropy_loss_kernel, dim3(1), stream, statistics.data, targets, statistics.rows, scale, loss);
+  launch(cross_entropy_loss_kernel, dim3(1), stream, statistics.data, targets, statistics.columns, scale,
+         loss);
 }
 
 // One block a row.
 __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
                                               int first_token, int vocabulary, accum scale,
                                               const accum* __restrict__ statistics) {
-  const size_t row = blockIdx.x;
-  const accum largest = statistics[row * 3], row_scale = targets[row] == ignored_target ? accum(0) : scale;
-  const accum factor = row_scale / statistics[row * 3 + 1];
+  const size_t row = blockIdx.x, rows = gridDim.x;
+  const accum largest = statistics[row], row_scale = targets[row] == ignored_target ? accum(0) : scale;
+  const accum factor = row_scale / statistics[rows + row];
   const int target = targets[row] - first_token;
   real* row_logits = logits + row * vocabulary;
   for (int j : block_range(vocabulary)) {

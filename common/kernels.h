@@ -77,17 +77,23 @@ void swiglu_backward(Tensor d_out /*[rows, f]*/, Tensor gate_up, Tensor d_gate_u
 
 constexpr int ignored_target = -1;  // such a row has no loss and no gradient
 
-// statistics[r] = (max, sum of exp(logit - max), the target's logit or 0 where another rank holds it).
+// Of each row of logits, three rows of statistics: the largest logit; the sum of exp(logit - largest); the
+// target's logit, or 0 where another rank holds it.
 void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
-                              int first_token, Statistics statistics /*[rows, 3]*/, cudaStream_t stream);
+                              int first_token, Statistics statistics /*[3, rows]*/, cudaStream_t stream);
 
-// loss[0] = scale * sum over the rows of log(sum) + max - target logit.
-void cross_entropy_loss(Statistics statistics /*[rows, 3]*/, const int32_t* targets, double scale,
+// After the largest logits over all ranks are known, they replace those of this rank, to which its sums are
+// relative.
+void cross_entropy_rescale(const accum* largest /*[rows]*/, Statistics statistics /*[3, rows]*/,
+                           cudaStream_t stream);
+
+// loss[0] = scale * sum over the rows of log(sum) + largest - target's logit.
+void cross_entropy_loss(Statistics statistics /*[3, rows]*/, const int32_t* targets, double scale,
                         accum* loss /*[1]*/, cudaStream_t stream);
 
 // logits = their gradient: scale * (softmax - one-hot target).
 void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets, int first_token,
-                            double scale, Statistics statistics /*[rows, 3]*/, cudaStream_t stream);
+                            double scale, Statistics statistics /*[3, rows]*/, cudaStream_t stream);
 
 // ---- Elementwise ------------------------------------------------------------------------------------------
 

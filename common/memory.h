@@ -34,15 +34,17 @@ struct MemoryPrediction {
   MemoryBytes total() const;
 };
 
-// How ZeRO shares out the model's state (03_zero/zero.h).
-struct ZeroSplit {
-  int stage = 0, ranks = 1;
+// How the model and its state are shared out over ranks.
+struct Sharding {
+  int zero_stage = 0, data_ranks = 1;  // 03_zero/zero.h
+  int tensor_ranks = 1;                // 04_tensor_parallel/tensor_parallel.h
+  bool sequence_parallel = false;
 };
 
 // What a rank will hold at its peak, from the sizes of the model and of the batch alone
 // (01_single_gpu/README.md derives it). micro_batches: of a step, on this rank.
 MemoryPrediction predict_memory(const Options& options, ElementSizes element, int micro_batches,
-                                ZeroSplit zero = {});
+                                Sharding sharding = {});
 
 // Throws UsageError when that is more than `available` bytes.
 void require_memory(const MemoryPrediction& predicted, size_t available);

@@ -43,8 +43,13 @@ Optimizer::Optimizer(const Options& options, Parameters& parameters, cudaStream_
 
 void Optimizer::add_norm_squared(double* norm_squared) {
   for (const Piece& piece : parameters_.pieces()) {
-    if (!parameters_.counts(piece)) continue;
-    sum_of_squares(piece.gradients, piece.end - piece.begin, parts_.data(), norm_squared, stream_);
+    const std::vector<Crossing> crossings = parameters_.counted_crossings(piece);
+    for (auto first = crossings.begin(), next = first; first != crossings.end(); first = next) {
+      size_t end = first->begin_in_piece;  // of the parameters that follow each other without a gap
+      for (; next != crossings.end() && next->begin_in_piece == end; ++next) end += next->size;
+      sum_of_squares(piece.gradients + first->begin_in_piece, end - first->begin_in_piece, parts_.data(),
+                     norm_squared, stream_);
+    }
   }
 }
 

@@ -306,6 +306,11 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.whole("--zero-stage", options.zero_stage, 0, 3,
                  "1: optimizer states, 2: and gradients, 3: and weights are sharded");
       return;
+    case OptionGroup::tensor_parallel:
+      line.group("Tensor parallelism");
+      line.flag("--sequence-parallel", options.sequence_parallel,
+                "split the rows of tokens outside of attention and MLP, too");
+      return;
   }
 }
 

@@ -81,6 +81,7 @@ struct Options {
   DpSync dp_sync = DpSync::bucket;
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a slice
   int zero_stage = 1;
+  bool sequence_parallel = false;  // tensor ranks also split the rows outside their regions
 
   double timeout = 300;            // seconds after which a stream that has not moved ends the run
   std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
@@ -97,7 +98,7 @@ struct Options {
 };
 
 // What a program takes beside the options that all have.
-enum class OptionGroup { communication, data_parallel, zero };
+enum class OptionGroup { communication, data_parallel, zero, tensor_parallel };
 
 // Throws UsageError or HelpRequest.
 Options parse_options(int argc, const char* const* argv, std::string_view description,

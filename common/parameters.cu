@@ -100,6 +100,10 @@ void Parameters::zero_gradients(cudaStream_t stream) {
 
 bool Parameters::counts(const Piece& piece) const { return piece.sharded || shard(piece.span) == 0; }
 
+bool Parameters::counts(const Parameter& parameter) const {
+  return !held_by_all(parameter.tensor_split) || mesh_.tensor_rank == 0;
+}
+
 int Parameters::find(const std::string& name) const {
   for (size_t id = 0; id < parameters_.size(); ++id) {
     if (parameters_[id].name == name) return static_cast<int>(id);
@@ -137,6 +141,13 @@ std::vector<Crossing> Parameters::crossings(const Piece& piece) const {
                  end = std::min(piece.end, p.offset + p.local_size());
     if (begin < end) result.push_back({&p, begin - p.offset, begin - piece.begin, end - begin});
   }
+  return result;
+}
+
+std::vector<Crossing> Parameters::counted_crossings(const Piece& piece) const {
+  if (!counts(piece)) return {};
+  std::vector<Crossing> result = crossings(piece);
+  std::erase_if(result, [this](const Crossing& c) { return !counts(*c.parameter); });
   return result;
 }
 

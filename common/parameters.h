@@ -23,6 +23,9 @@ namespace pentatron {
 // tensor regions (norms: each rank's gradient is partial exactly when sequence parallelism splits the rows)
 // or inside (a router: always partial).
 enum class TensorSplit { by_output, by_input, by_vocabulary, held_outside, held_inside };
+constexpr bool held_by_all(TensorSplit split) {
+  return split == TensorSplit::held_outside || split == TensorSplit::held_inside;
+}
 
 constexpr int not_an_expert = -1;
 
@@ -128,15 +131,20 @@ class Parameters {
 
   UnitStorage& storage(int unit) { return storage_[unit]; }
   std::vector<Piece>& pieces() { return pieces_; }
-  // Whether this rank is the one that counts a piece when something is summed over all ranks: a piece that is
-  // not sharded is held by every rank of its group.
-  bool counts(const Piece& piece) const;
   const std::vector<Piece>& pieces() const { return pieces_; }
 
   // The walk that optimizer, clipping, norm and gathering share: which parameters a piece crosses, in order.
   std::vector<Crossing> crossings(const Piece& piece) const;
+  // Those that this rank counts when something is summed over all ranks, so that each element of the model
+  // counts once.
+  std::vector<Crossing> counted_crossings(const Piece& piece) const;
 
  private:
+  // A piece that is not sharded is held by every rank of its group, and one of them counts it; likewise the
+  // parameters that the tensor ranks do not split.
+  bool counts(const Piece& piece) const;
+  bool counts(const Parameter& parameter) const;
+
   ParameterMesh mesh_;
   std::vector<Parameter> parameters_;
   std::vector<UnitStorage> storage_;             // [units]

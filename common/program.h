@@ -25,8 +25,10 @@ class Peers {
   virtual ~Peers() = default;
   virtual int rank() const { return 0; }
   virtual int ranks() const { return 1; }
-  // Called by all, in the same order: the largest of each value; everybody's text (on rank 0 only).
+  // Called by all, in the same order: the largest and the sum of each value; everybody's text (on rank 0
+  // only).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
+  virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
 };
 

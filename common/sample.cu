@@ -19,7 +19,7 @@ int draw(const std::vector<double>& logits, double temperature, double uniform) 
 }  // namespace
 
 std::string write_sample(const Options& options, const TransformerParameters& ids, Parameters& parameters,
-                         Seams seams, cudaStream_t stream) {
+                         Seams seams, cudaStream_t stream, const Peers& tensor_ranks) {
   if (options.sample == 0) return "";
   constexpr double temperature = 0.8;  // below 1: likely tokens more often than the model says
   const int window = options.sequence_length, vocabulary = options.model.vocab_size;
@@ -27,7 +27,8 @@ std::string write_sample(const Options& options, const TransformerParameters& id
                     Recompute::full, seams, stream);
   const auto activations = model.make_activations();
   BatchBuffer buffer(window);
-  PinnedArray<real> row(vocabulary);
+  const Parameter& head = parameters[ids.head];
+  PinnedArray<real> row(head.local_rows);
 
   std::vector<int32_t> tokens = {'\n'};
   while (std::ssize(tokens) <= options.sample) {
@@ -42,7 +43,10 @@ std::string write_sample(const Options& options, const TransformerParameters& id
     CUDA_CHECK(cudaMemcpyAsync(row.data(), last.data, last.bytes(), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     std::vector<double> logits(vocabulary);
-    for (int i = 0; i < vocabulary; ++i) logits[i] = static_cast<double>(static_cast<accum>(row[i]));
+    for (int64_t i = 0; i < head.local_rows; ++i) {
+      logits[head.first_row + i] = static_cast<double>(static_cast<accum>(row[i]));
+    }
+    logits = tensor_ranks.sum(logits);
     const PhiloxBlock bits = philox4x32(0, tokens.size(), philox_key(options.seed, "sample"));
     tokens.push_back(draw(logits, temperature, bits.word[0] / 4294967296.0));
   }

@@ -81,8 +81,8 @@ class TensorRegion {
   // used after.
   virtual void announce_regather([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor regather(Tensor x /*[outside, d]*/) { return x; }
-  // (max, sum, target logit) a row over this rank's vocabulary -> over all of it, in place.
-  virtual void combine([[maybe_unused]] Statistics statistics /*[rows, 3]*/) {}
+  // A cross-entropy's statistics over this rank's vocabulary -> over all of it, in place (kernels.h).
+  virtual void combine([[maybe_unused]] Statistics statistics /*[3, rows]*/) {}
 };
 
 struct AttentionTensors {

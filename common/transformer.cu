@@ -114,7 +114,7 @@ std::unique_ptr<Activations> Transformer::make_activations() const {
     a->final_rstd = a->memory.matrix<accum>(outside(), 1);
     a->final_normed = a->memory.matrix<real>(outside(), d);
     a->logits = a->memory.matrix<real>(rows(), parameters_[ids_.head].local_rows);
-    a->loss_statistics = a->memory.matrix<accum>(rows(), 3);
+    a->loss_statistics = a->memory.matrix<accum>(3, rows());
     a->loss = a->memory.matrix<accum>(1, 1);
   }
   return a;

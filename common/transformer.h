@@ -37,7 +37,7 @@ struct Activations {
   Statistics final_rstd;       // [outside, 1]
   Tensor final_normed;         // [outside, d]
   Tensor logits;               // [rows, vocabulary of this rank]; after backward their gradient
-  Statistics loss_statistics;  // [rows, 3]: (max, sum, target logit)
+  Statistics loss_statistics;  // [3, rows]: of the cross-entropy
   Statistics loss;             // [1, 1]: this micro-batch's part of the loss; assigned, never added to
 
   Tensor input() const { return layers.empty() ? output : layers.front().input; }

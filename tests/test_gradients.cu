@@ -135,7 +135,7 @@ TEST_CASE("gradient: cross-entropy", "[01][kernels]") {
   const HostMatrix logits = random.normal<real>(rows, vocabulary, 2);
   const int32_t* targets = device.upload(std::vector<int32_t>{0, 10, ignored_target, 3, 3});
   const Tensor device_logits = device.upload<real>(logits);
-  const Statistics statistics = device.fresh<accum>(rows, 3), loss = device.fresh<accum>(1, 1);
+  const Statistics statistics = device.fresh<accum>(3, rows), loss = device.fresh<accum>(1, 1);
   const auto forward = [&] {
     cross_entropy_statistics(device_logits, targets, 0, statistics, device.stream);
     cross_entropy_loss(statistics, targets, scale, loss.data, device.stream);

@@ -340,16 +340,16 @@ struct CrossEntropy {
 
 // Of whole rows of logits.
 CrossEntropy cross_entropy(const HostMatrix& logits, const std::vector<int32_t>& targets, double scale) {
-  CrossEntropy result{{logits.rows, 3}, {1, 1}, {logits.rows, logits.columns}};
+  CrossEntropy result{{3, logits.rows}, {1, 1}, {logits.rows, logits.columns}};
   for (int64_t i = 0; i < logits.rows; ++i) {
     const double* row = &logits.values[i * logits.columns];
     const double largest = *std::max_element(row, row + logits.columns);
     double sum = 0;
     for (int64_t j = 0; j < logits.columns; ++j) sum += std::exp(row[j] - largest);
     const bool ignored = targets[i] == ignored_target;
-    result.statistics(i, 0) = largest;
-    result.statistics(i, 1) = sum;
-    result.statistics(i, 2) = ignored ? 0 : row[targets[i]];
+    result.statistics(0, i) = largest;
+    result.statistics(1, i) = sum;
+    result.statistics(2, i) = ignored ? 0 : row[targets[i]];
     if (ignored) continue;
     result.loss(0, 0) -= scale * (row[targets[i]] - largest - std::log(sum));
     for (int64_t j = 0; j < logits.columns; ++j) {
@@ -368,25 +368,29 @@ void check_cross_entropy(Device& device, const HostMatrix& logits, const std::ve
   const int64_t rows = logits.rows, columns = logits.columns;
 
   std::vector<Tensor> slices;
-  HostMatrix combined(rows, 3);
-  for (int64_t i = 0; i < rows; ++i) combined(i, 0) = -INFINITY;
+  std::vector<Statistics> of_slices;
+  HostMatrix combined(3, rows);  // largest, sum, target's logit
+  for (int64_t i = 0; i < rows; ++i) combined(0, i) = -INFINITY;
   for (size_t s = 0; s + 1 < cuts.size(); ++s) {
     slices.push_back(device.upload<real>(logits.slice(0, rows, cuts[s], cuts[s + 1] - cuts[s])));
-    const Statistics statistics = device.fresh<accum>(rows, 3);
-    cross_entropy_statistics(slices[s], device_targets, cuts[s], statistics, device.stream);
-    const HostMatrix of_slice = device.download(statistics);
-    for (int64_t i = 0; i < rows; ++i) {
-      const double largest = std::max(combined(i, 0), of_slice(i, 0));
-      combined(i, 1) = combined(i, 1) * std::exp(combined(i, 0) - largest) +
-                       of_slice(i, 1) * std::exp(of_slice(i, 0) - largest);
-      combined(i, 0) = largest;
-      combined(i, 2) += of_slice(i, 2);
+    of_slices.push_back(device.fresh<accum>(3, rows));
+    cross_entropy_statistics(slices[s], device_targets, cuts[s], of_slices[s], device.stream);
+    const HostMatrix of_slice = device.download(of_slices[s]);
+    for (int64_t i = 0; i < rows; ++i) combined(0, i) = std::max(combined(0, i), of_slice(0, i));
+  }
+  const Statistics largest = device.upload<accum>(rounded<accum>(combined.slice(0, 1, 0, rows)));
+  for (const Statistics& of_slice : of_slices) {
+    cross_entropy_rescale(largest.data, of_slice, device.stream);
+    const HostMatrix rescaled = device.download(of_slice);
+    REQUIRE(rescaled.slice(0, 1, 0, rows) == combined.slice(0, 1, 0, rows));
+    for (const int row : {1, 2}) {
+      for (int64_t i = 0; i < rows; ++i) combined(row, i) += rescaled(row, i);
     }
   }
   const Statistics statistics = device.upload<accum>(rounded<accum>(combined));
-  REQUIRE(combined.slice(0, rows, 0, 1) == want.statistics.slice(0, rows, 0, 1));
-  REQUIRE(combined.slice(0, rows, 2, 1) == want.statistics.slice(0, rows, 2, 1));
-  require_close(combined.slice(0, rows, 1, 1), want.statistics.slice(0, rows, 1, 1), sum_of<accum>(columns));
+  REQUIRE(combined.slice(0, 1, 0, rows) == want.statistics.slice(0, 1, 0, rows));
+  REQUIRE(combined.slice(2, 1, 0, rows) == want.statistics.slice(2, 1, 0, rows));
+  require_close(combined.slice(1, 1, 0, rows), want.statistics.slice(1, 1, 0, rows), sum_of<accum>(columns));
 
   const Statistics loss = device.fresh<accum>(1, 1);
   cross_entropy_loss(statistics, device_targets, scale, loss.data, device.stream);

@@ -179,7 +179,7 @@ void check_memory(const Technique& technique) {
   const int d = world.ranks(), stage = technique.kind == Technique::zero ? technique.stage : 0;
   const MemoryBytes measured = measured_bytes(options, technique, data);
 
-  const MemoryPrediction predicted = predict_memory(options, element_sizes, 2, {stage, d});
+  const MemoryPrediction predicted = predict_memory(options, element_sizes, 2, {.zero_stage = stage, .data_ranks = d});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     check_within_a_percent(measured[i], static_cast<double>(predicted.total()[i]));

@@ -1,0 +1,76 @@
+// 04: tensor parallelism. All ranks train on the same micro-batches; each holds a part of every matrix, and
+// tensor_parallel.h adds up what they make of them.
+#include "batch.h"
+#include "comm.h"
+#include "memory.h"
+#include "optimizer.h"
+#include "program.h"
+#include "sample.h"
+#include "tensor_parallel.h"
+#include "totals.h"
+#include "transformer.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options, World& world) {
+  check_tensor_parallel(options, world.ranks());
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+  Communicator tensor_ranks(world, 0, world.rank(), "tensor");
+  TensorParallel region(options.sequence_parallel,
+                        int64_t{options.micro_batch_size} * options.sequence_length, options.model.d_model,
+                        tensor_ranks, compute);
+  AttentionCore attention;
+  FeedForward feed_forward;
+
+  Parameters parameters({.tensor_rank = world.rank(), .tensor_ranks = world.ranks()});
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
+                     {.tensor_ranks = world.ranks(), .sequence_parallel = options.sequence_parallel});
+  require_memory(predicted, free_device_memory());
+  parameters.allocate();
+  parameters.initialise(options.seed, compute);
+  UnitHooks hooks;
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+
+  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
+                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations();
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options);
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    for (const Batch& batch : loader.load(step, compute)) {
+      model.forward(batch, *activations);
+      model.backward(batch, *activations);
+      if (world.rank() == 0) totals.add_loss(activations->loss);  // the same on all ranks
+    }
+    region.sum_partial_gradients(parameters);
+    optimizer.add_norm_squared(totals.norm_squared());
+    tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
+    optimizer.step(step, totals.norm_squared());
+    totals.wait();
+    run.end_step(step, totals, tensor_ranks.sent_bytes());
+  }
+  run.finish(predicted, tensor_ranks.operation_counts(), {{"tp", world.ranks()}});
+  run.show_sample(write_sample(options, ids, parameters, seams, compute, world));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    const Options options = parse_options(argc, argv, "Trains a transformer with tensor parallelism.",
+                                          {OptionGroup::communication, OptionGroup::tensor_parallel});
+    world.configure(options);
+    train(options, world);
+  });
+}
