@@ -1,4 +1,4 @@
-// The model as 02 and 03 train it, beside TestModel, which trains the same global batch on one rank.
+// The model as 02, 03 and 04 train it, beside TestModel, which trains the same global batch on one rank.
 #pragma once
 
 #include <memory>
@@ -7,72 +7,96 @@
 
 #include "../../02_data_parallel/data_parallel.h"
 #include "../../03_zero/zero.h"
+#include "../../04_tensor_parallel/tensor_parallel.h"
 #include "model.h"
 #include "mpi_tests.h"
 
 namespace pentatron {
-// How gradients are summed and who holds what.
+// What the ranks do together.
 struct Technique {
-  enum Kind { data_parallel, zero } kind;
-  DpSync sync = DpSync::naive;  // of data parallelism
-  double bucket_mb = 25;        // likewise
-  int stage = 0;                // of ZeRO
+  enum Kind { data_parallel, zero, tensor_parallel } kind;
+  DpSync sync = DpSync::naive;     // of data parallelism
+  double bucket_mb = 25;           // likewise
+  int stage = 0;                   // of ZeRO
+  bool sequence_parallel = false;  // of tensor parallelism
+
+  // Whether each rank has its own part of the batch.
+  bool splits_batch() const { return kind != tensor_parallel; }
+  ParameterMesh mesh(const Communicator& ranks) const {
+    if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
+    return {.shard_rank = ranks.rank(), .shard_ranks = ranks.ranks()};
+  }
 };
 
-// Everything that one rank of a data-parallel program has. `options` are those of the whole batch.
+// A rank's seams, where they are not the usual ones.
+struct OtherSeams {
+  AttentionCore* attention = nullptr;
+  FeedForward* feed_forward = nullptr;
+};
+
+// Everything that one rank of a program has. `options` are those of the whole batch.
 struct ParallelModel {
   Options options;
-  Communicator& data;
+  Technique technique;
+  Communicator& ranks;
   Stream stream{"compute"};
-  TensorRegion region;
+  TensorRegion usual_region;
   AttentionCore usual_attention;
-  FeedForward feed_forward;
+  FeedForward usual_feed_forward;
+  UnitHooks usual_hooks;
   Parameters parameters;
   TransformerParameters ids;
-  std::unique_ptr<DataParallel> data_parallel;  // one of the two
+  std::unique_ptr<DataParallel> data_parallel;  // one of the three
   std::unique_ptr<Zero> zero;
+  std::unique_ptr<TensorParallel> tensor_parallel;
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<Activations> activations;
   std::unique_ptr<Optimizer> optimizer;
   StepTotals totals{stream};
   std::vector<BatchBuffer> buffers;  // [micro-batches of this rank]
 
-  ParallelModel(const Options& o, Technique technique, Communicator& ranks)
-      : ParallelModel(o, technique, ranks, usual_attention) {}
-
-  ParallelModel(const Options& o, Technique technique, Communicator& ranks, AttentionCore& attention)
-      : options(o), data(ranks), parameters({.shard_rank = ranks.rank(), .shard_ranks = ranks.ranks()}) {
-    ids = declare_transformer(options.model, feed_forward, parameters);
+  ParallelModel(const Options& o, Technique t, Communicator& communicator, OtherSeams other = {})
+      : options(o), technique(t), ranks(communicator), parameters(technique.mesh(ranks)) {
+    Seams seams = {&usual_hooks, &usual_region, other.attention ? other.attention : &usual_attention,
+                   other.feed_forward ? other.feed_forward : &usual_feed_forward};
+    const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
+    ids = declare_transformer(options.model, *seams.feed_forward, parameters);
     if (technique.kind == Technique::zero) {
-      zero = std::make_unique<Zero>(technique.stage, parameters, data, stream);
+      zero = std::make_unique<Zero>(technique.stage, parameters, ranks, stream);
+      seams.hooks = zero.get();
     } else {
       parameters.allocate();
+    }
+    if (technique.kind == Technique::data_parallel) {
       data_parallel =
-          std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters, data, stream);
+          std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters, ranks, stream);
+      seams.hooks = data_parallel.get();
+    }
+    if (technique.kind == Technique::tensor_parallel) {
+      tensor_parallel = std::make_unique<TensorParallel>(technique.sequence_parallel, rows,
+                                                         options.model.d_model, ranks, stream);
+      seams.region = tensor_parallel.get();
     }
     parameters.initialise(options.seed, stream);
     if (zero) zero->weights_changed();
-    UnitHooks* hooks = zero ? static_cast<UnitHooks*>(zero.get()) : data_parallel.get();
     transformer = std::make_unique<Transformer>(options.model, ids, parameters, whole_model(options.model),
                                                 options.micro_batch_size, options.sequence_length,
-                                                options.sequence_length, options.recompute,
-                                                Seams{hooks, &region, &attention, &feed_forward}, stream);
+                                                options.sequence_length, options.recompute, seams, stream);
     activations = transformer->make_activations();
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
-    for (int i = 0; i < micro_batches_of_a_rank(options, data.ranks()); ++i) {
-      buffers.emplace_back(static_cast<int64_t>(options.micro_batch_size) * options.sequence_length);
-    }
-    data.reset_traffic();
+    const int parts = technique.splits_batch() ? ranks.ranks() : 1;
+    for (int i = 0; i < micro_batches_of_a_rank(options, parts); ++i) buffers.emplace_back(rows);
+    ranks.reset_traffic();
   }
   ~ParallelModel() {
     stream.synchronize();
-    CUDA_CHECK(cudaStreamSynchronize(data.stream()));
+    CUDA_CHECK(cudaStreamSynchronize(ranks.stream()));
   }
 
   // Forward and backward of this rank's part of the micro-batches of all ranks; then the global gradient,
   // loss and norm are on their way.
   void accumulate(const std::vector<HostBatch>& global) {
-    const int64_t mine = std::ssize(buffers), first = data.rank() * mine;
+    const int64_t mine = std::ssize(buffers), first = technique.splits_batch() ? ranks.rank() * mine : 0;
     totals.reset();
     parameters.zero_gradients(stream);
     for (int64_t i = 0; i < mine; ++i) {
@@ -85,12 +109,13 @@ struct ParallelModel {
       const Batch batch = buffers[i].upload(count_targets(global), std::ssize(global), i + 1 == mine, stream);
       transformer->forward(batch, *activations);
       transformer->backward(batch, *activations);
-      totals.add_loss(activations->loss);
+      if (technique.splits_batch() || ranks.rank() == 0) totals.add_loss(activations->loss);
     }
     if (zero) zero->finish();
     if (data_parallel) data_parallel->finish();
+    if (tensor_parallel) tensor_parallel->sum_partial_gradients(parameters);
     optimizer->add_norm_squared(totals.norm_squared());
-    data.sum_scalars(totals.data(), totals.size, stream);
+    ranks.sum_scalars(totals.data(), totals.size, stream);
   }
 
   void update(int64_t step) {

@@ -77,7 +77,7 @@ Measured measure(const Technique& technique) {
   World world(nullptr, nullptr);
   Communicator data(world, 0, world.rank(), "data");
   SlowAttention attention;
-  ParallelModel model(options, technique, data, attention);
+  ParallelModel model(options, technique, data, {.attention = &attention});
   model.train_step(0, random_batches(options, 0));
   mpi_tests::barrier();
   Measured measured;

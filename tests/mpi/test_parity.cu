@@ -4,8 +4,6 @@
 #include "precision.h"
 #if PRECISION == 64
 
-#include <map>
-
 #include "gather.h"
 #include "parallel_model.h"
 
@@ -18,11 +16,7 @@ constexpr double kScalarTolerance = 1e-12;  // relative error
 
 using Tensors = std::vector<std::vector<double>>;  // [parameters]
 
-// Sizes that no number of ranks divides: every shard ends within a parameter, or in the padding.
-Options odd_options(int micro_batches, Recompute recompute) {
-  Options o = test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
-                           /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
-                           /*global_batch=*/2 * micro_batches * mpi_tests::ranks());
+Options training(Options o, Recompute recompute) {
   o.optimizer = OptimizerKind::sgd;
   o.lr = 0.5;
   o.min_lr = 0.1;
@@ -32,6 +26,23 @@ Options odd_options(int micro_batches, Recompute recompute) {
   o.grad_clip = 0.2;  // less than the norm
   o.recompute = recompute;
   return o;
+}
+
+// Sizes that no number of ranks divides: every shard ends within a parameter, or in the padding.
+Options odd_options(int micro_batches, Recompute recompute) {
+  return training(test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
+                               /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
+                               /*global_batch=*/2 * micro_batches * mpi_tests::ranks()),
+                  recompute);
+}
+
+// Sizes that the ranks divide, and a sequence that they don't: rows are split across sequences.
+Options divisible_options(int kv_heads, int micro_batches, Recompute recompute) {
+  const int ranks = mpi_tests::ranks(), heads = ranks == 3 ? 6 : 8;
+  return training(test_options(/*layers=*/2, /*d_model=*/2 * heads, heads, kv_heads, /*d_ff=*/5 * ranks,
+                               /*vocab_size=*/9 * ranks, /*sequence=*/6, /*micro_batch=*/4,
+                               /*global_batch=*/4 * micro_batches),
+                  recompute);
 }
 
 // Ranks and micro-batches have different numbers of targets.
@@ -71,19 +82,22 @@ Reference train_alone(const Options& options) {
   return r;
 }
 
-const Reference& reference(int micro_batches, Recompute recompute) {
-  static std::map<std::pair<int, Recompute>, Reference> known;
-  const auto key = std::make_pair(micro_batches, recompute);
-  if (!known.contains(key)) known[key] = train_alone(odd_options(micro_batches, recompute));
-  return known[key];
+// Whether this rank's part of a parameter is that of `global`, bit for bit, counted or not.
+bool holds_part_of(ParallelModel& model, int id, const std::vector<double>& global) {
+  const Parameter& p = model.parameters[id];
+  const std::vector<double> mine = to_host(model.parameters.weights(id), model.stream);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const int64_t row = p.first_row + i / p.local_columns, column = p.first_column + i % p.local_columns;
+    if (mine[i] != global[row * p.columns + column]) return false;
+  }
+  return true;
 }
 
-void check_parity(const Technique& technique, int micro_batches, Recompute recompute) {
-  const Options options = odd_options(micro_batches, recompute);
-  const Reference& expected = reference(micro_batches, recompute);
+void check_parity(const Technique& technique, const Options& options) {
+  const Reference expected = train_alone(options);
   World world(nullptr, nullptr);
-  Communicator data(world, 0, world.rank(), "data");
-  ParallelModel model(options, technique, data);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  ParallelModel model(options, technique, ranks);
   const auto gather = [&](size_t id, Content content) {
     return gather_parameter(world, model.parameters, static_cast<int>(id), content, model.stream);
   };
@@ -91,6 +105,7 @@ void check_parity(const Technique& technique, int micro_batches, Recompute recom
   for (size_t id = 0; id < expected.initial.size(); ++id) {
     INFO(model.parameters[id].name << ": initial weights");
     CHECK(gather(id, Content::weights) == expected.initial[id]);
+    if (technique.kind == Technique::tensor_parallel) CHECK(holds_part_of(model, id, expected.initial[id]));
   }
   for (int step = 0; step < kSteps; ++step) {
     INFO("step " << step);
@@ -106,8 +121,11 @@ void check_parity(const Technique& technique, int micro_batches, Recompute recom
   }
   for (size_t id = 0; id < expected.initial.size(); ++id) {
     INFO(model.parameters[id].name << ": weights");
+    const std::vector<double> weights = gather(id, Content::weights);
     CHECK(relative_error(expected.initial[id], expected.final[id]) > 1e-4);
-    CHECK(relative_error(gather(id, Content::weights), expected.final[id]) < kTensorTolerance);
+    CHECK(relative_error(weights, expected.final[id]) < kTensorTolerance);
+    // The copies that ranks have of one weight never differ.
+    if (technique.kind == Technique::tensor_parallel) CHECK(holds_part_of(model, id, weights));
   }
 }
 
@@ -117,8 +135,19 @@ void check_parity(const Technique& technique) {
   for (const int micro_batches : {1, 3}) {
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
       INFO(micro_batches << " micro-batches a rank, recompute " << to_string(recompute));
-      check_parity(technique, micro_batches, recompute);
+      check_parity(technique, odd_options(micro_batches, recompute));
     }
+  }
+}
+
+// Query heads in groups of several sizes, as far as the ranks can share out the key heads.
+void check_tensor_parity(bool sequence_parallel, int micro_batches, Recompute recompute) {
+  mpi_tests::set_time_limit(300);
+  for (const int kv_heads : {2, 3, 4, 6, 8}) {
+    const Options options = divisible_options(kv_heads, micro_batches, recompute);
+    if (options.model.heads % kv_heads != 0 || kv_heads % mpi_tests::ranks() != 0) continue;
+    INFO(kv_heads << " kv heads, recompute " << to_string(recompute));
+    check_parity({.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel}, options);
   }
 }
 
@@ -145,6 +174,21 @@ TEST_CASE("03: parity, stage 0", "[03][parity]") { check_parity(zero(0)); }
 TEST_CASE("03: parity, stage 1", "[03][parity]") { check_parity(zero(1)); }
 TEST_CASE("03: parity, stage 2", "[03][parity]") { check_parity(zero(2)); }
 TEST_CASE("03: parity, stage 3", "[03][parity]") { check_parity(zero(3)); }
+
+TEST_CASE("04: parity, tensor parallel", "[04][parity]") { check_tensor_parity(false, 1, Recompute::none); }
+TEST_CASE("04: parity, tensor parallel, selective recomputation", "[04][parity]") {
+  check_tensor_parity(false, 1, Recompute::selective);
+}
+TEST_CASE("04: parity, tensor parallel, full recomputation", "[04][parity]") {
+  check_tensor_parity(false, 3, Recompute::full);
+}
+TEST_CASE("04: parity, sequence parallel", "[04][parity]") { check_tensor_parity(true, 1, Recompute::none); }
+TEST_CASE("04: parity, sequence parallel, selective recomputation", "[04][parity]") {
+  check_tensor_parity(true, 1, Recompute::selective);
+}
+TEST_CASE("04: parity, sequence parallel, full recomputation", "[04][parity]") {
+  check_tensor_parity(true, 3, Recompute::full);
+}
 
 }  // namespace pentatron
 

@@ -1,5 +1,5 @@
-// What a step of 02 and 03 sends and what each rank holds, against formulas. They are written out here from
-// the sizes of the model; nothing is asked of the code under test.
+// What a step of 02, 03 and 04 sends and what each rank holds, against formulas. They are written out here
+// from the sizes of the model; nothing is asked of the code under test.
 #include <algorithm>
 #include <numeric>
 
@@ -42,43 +42,52 @@ Options uneven_options(int layers, int micro_batches) {
   return o;
 }
 
+// Calls of one operation in a step, elements and bytes of the whole buffers.
 struct Expected {
-  int64_t calls, elements;
+  int64_t calls = 0, elements = 0, bytes = 0;
+  void add(int64_t more_calls, int64_t elements_of_all, size_t element_bytes) {
+    calls += more_calls;
+    elements += elements_of_all;
+    bytes += elements_of_all * static_cast<int64_t>(element_bytes);
+  }
 };
+using ExpectedTraffic = std::map<std::string, Expected>;
 
-// Collectives of a step with m micro-batches a rank: calls, and elements of the whole buffers.
-std::map<std::string, Expected> expected_traffic(const Technique& technique,
-                                                 const std::vector<int64_t>& units, int64_t m) {
+ExpectedTraffic loss_and_norm() { return {{"scalars", {1, 2, 2 * sizeof(double)}}}; }
+
+// Collectives of a step with m micro-batches a rank.
+ExpectedTraffic expected_traffic(const Technique& technique, const std::vector<int64_t>& units, int64_t m) {
   const int64_t all = sum(units), count = std::ssize(units), layers = count - 2;
-  std::map<std::string, Expected> e = {{"scalars", {1, 2}}};  // loss and norm
+  ExpectedTraffic e = loss_and_norm();
   if (technique.kind == Technique::data_parallel) {
     const int64_t bucket = static_cast<int64_t>(technique.bucket_mb * 1e6 / sizeof(accum));
-    e["all_reduce"] = {technique.sync == DpSync::naive     ? 1
-                       : technique.sync == DpSync::overlap ? count
-                                                           : (all + bucket - 1) / bucket,
-                       all};
+    e["all_reduce"].add(technique.sync == DpSync::naive     ? 1
+                        : technique.sync == DpSync::overlap ? count
+                                                            : (all + bucket - 1) / bucket,
+                        all, sizeof(accum));
     return e;
   }
   switch (technique.stage) {
     case 0:
-      e["all_reduce"] = {count, all};
+      e["all_reduce"].add(count, all, sizeof(accum));
       break;
     case 1:  // 2 all: reduced once, gathered once
-      e["reduce_scatter"] = {count, all};
-      e["all_gather"] = {count, all};
+      e["reduce_scatter"].add(count, all, sizeof(accum));
+      e["all_gather"].add(count, all, sizeof(real));
       break;
     case 2:  // (m + 1) all: reduced in every micro-batch
-      e["reduce_scatter"] = {m * count, m * all};
-      e["all_gather"] = {count, all};
+      e["reduce_scatter"].add(m * count, m * all, sizeof(accum));
+      e["all_gather"].add(count, all, sizeof(real));
       break;
     case 3:
       // 3 m all, but for what is still there: forward ends with the last layer and the head gathered, so that
       // backward begins with these two, and it never needs the embedding; backward ends with the first two
       // layers gathered, of which the next micro-batch's forward finds the first (the embedding replaces the
       // other).
-      e["reduce_scatter"] = {m * count, m * all};
+      e["reduce_scatter"].add(m * count, m * all, sizeof(accum));
       const int64_t backward = std::accumulate(units.begin() + 1, units.begin() + layers, int64_t{0});
-      e["all_gather"] = {m * (count + layers - 1) - (m - 1), m * (all + backward) - (m - 1) * units[1]};
+      e["all_gather"].add(m * (count + layers - 1) - (m - 1), m * (all + backward) - (m - 1) * units[1],
+                          sizeof(real));
       break;
   }
   return e;
@@ -89,39 +98,104 @@ double sent_share(const std::string& operation, double ranks) {
   return (operation == "all_reduce" || operation == "scalars" ? 2 : 1) * (ranks - 1) / ranks;
 }
 
+void check_step_traffic(const Technique& technique, const Options& options, const ExpectedTraffic& expected) {
+  World world(nullptr, nullptr);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  ParallelModel model(options, technique, ranks);
+  for (int step = 0; step < 2; ++step) {
+    ranks.reset_traffic();
+    model.train_step(step, random_batches(options, step));
+    double sent = 0;
+    for (const auto& [operation, traffic] : ranks.traffic()) {
+      INFO(operation);
+      CHECK(expected.contains(operation));
+    }
+    for (const auto& [operation, e] : expected) {
+      INFO(operation);
+      const auto seen = ranks.traffic().find(operation);
+      CHECK(seen != ranks.traffic().end());
+      if (seen == ranks.traffic().end()) continue;
+      CHECK(seen->second.calls == e.calls);
+      CHECK(seen->second.elements == e.elements);
+      sent += e.bytes * sent_share(operation, world.ranks());
+    }
+    CHECK(ranks.sent_bytes() == Approx(sent));
+  }
+}
+
 void check_traffic(const Technique& technique) {
   mpi_tests::set_time_limit(120);
-  World world(nullptr, nullptr);
   for (const int layers : {1, 4}) {
     for (const int micro_batches : {1, 3}) {
       INFO(layers << " layers, " << micro_batches << " micro-batches a rank");
       const Options options = uneven_options(layers, micro_batches);
-      const auto expected =
-          expected_traffic(technique, padded_units(options.model, world.ranks()), micro_batches);
-      Communicator data(world, 0, world.rank(), "data");
-      ParallelModel model(options, technique, data);
-      for (int step = 0; step < 2; ++step) {
-        data.reset_traffic();
-        model.train_step(step, random_batches(options, step));
-        double sent = 0;
-        for (const auto& [operation, traffic] : data.traffic()) {
-          INFO(operation);
-          CHECK(expected.contains(operation));
-        }
-        for (const auto& [operation, e] : expected) {
-          INFO(operation);
-          const auto seen = data.traffic().find(operation);
-          CHECK(seen != data.traffic().end());
-          if (seen == data.traffic().end()) continue;
-          CHECK(seen->second.calls == e.calls);
-          CHECK(seen->second.elements == e.elements);
-          const size_t bytes = operation == "scalars"      ? sizeof(double)
-                               : operation == "all_gather" ? sizeof(real)
-                                                           : sizeof(accum);
-          sent += e.elements * sent_share(operation, world.ranks()) * bytes;
-        }
-        CHECK(data.sent_bytes() == Approx(sent));
+      const std::vector<int64_t> units = padded_units(options.model, mpi_tests::ranks());
+      check_step_traffic(technique, options, expected_traffic(technique, units, micro_batches));
+    }
+  }
+}
+
+// ---- Tensor parallelism
+
+// Per layer and micro-batch of R rows: forward two borders in and two out, backward likewise; full
+// recomputation repeats forward's, but for the last way out. Without sequence parallelism half of the borders
+// are free; with it backward gathers the inputs of both regions again.
+ExpectedTraffic of_a_layer(bool sequence_parallel, bool full, int64_t elements /*R d*/) {
+  ExpectedTraffic e;
+  if (sequence_parallel) {
+    const int64_t gathers = 2 + 2 + 2 + (full ? 2 : 0), scatters = 2 + 2 + (full ? 1 : 0);
+    e["all_gather"].add(gathers, gathers * elements, sizeof(real));
+    e["reduce_scatter"].add(scatters, scatters * elements, sizeof(real));
+  } else {
+    const int64_t sums = 2 + 2 + (full ? 1 : 0);
+    e["all_reduce"].add(sums, sums * elements, sizeof(real));
+  }
+  return e;
+}
+
+double sent(const ExpectedTraffic& traffic, int ranks) {
+  double bytes = 0;
+  for (const auto& [operation, e] : traffic) bytes += e.bytes * sent_share(operation, ranks);
+  return bytes;
+}
+
+void check_tensor_traffic(bool sequence_parallel, Recompute recompute) {
+  mpi_tests::set_time_limit(120);
+  const int ranks = mpi_tests::ranks();
+  if (ranks == 1) return;
+  const bool full = recompute == Recompute::full;
+  for (const int layers : {1, 4}) {
+    for (const int m : {1, 3}) {
+      INFO(layers << " layers, " << m << " micro-batches");
+      Options options =
+          test_options(layers, /*d_model=*/8 * ranks, /*heads=*/2 * ranks, /*kv_heads=*/ranks,
+                       /*d_ff=*/5 * ranks, /*vocab_size=*/7 * ranks, /*sequence=*/6, /*micro_batch=*/4,
+                       /*global_batch=*/4 * m);
+      options.recompute = recompute;
+      const int64_t rows = 4 * 6, d = options.model.d_model, elements = rows * d;
+
+      ExpectedTraffic expected = loss_and_norm();
+      const ExpectedTraffic layer = of_a_layer(sequence_parallel, full, elements);
+      const double formula = sequence_parallel ? (full ? 13 : 10) : (full ? 10 : 8);
+      CHECK(sent(layer, ranks) == Approx(formula * elements * (ranks - 1) / ranks * sizeof(real)));
+      for (const auto& [operation, e] : layer) {
+        expected[operation].add(m * layers * e.calls, m * layers * e.elements, sizeof(real));
       }
+      if (sequence_parallel) {
+        expected["reduce_scatter"].add(m, m * elements, sizeof(real));      // embedding, forward
+        expected["all_gather"].add(m, m * elements, sizeof(real));          // embedding, backward
+        expected["all_gather"].add(2 * m, 2 * m * elements, sizeof(real));  // head's input, twice
+        expected["reduce_scatter"].add(m, m * elements, sizeof(real));      // its gradient
+        const int64_t norms = 2 * layers + 1;                               // partial gradients, once a step
+        expected["all_reduce"].add(norms, norms * d, sizeof(accum));
+      } else {
+        expected["all_reduce"].add(m, m * elements, sizeof(real));  // embedding, forward
+        expected["all_reduce"].add(m, m * elements, sizeof(real));  // gradient of the head's input
+      }
+      expected["all_reduce"].add(2 * m, 3 * m * rows,
+                                 sizeof(accum));  // cross-entropy: largest; sum and target
+      check_step_traffic({.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel},
+                         options, expected);
     }
   }
 }
@@ -145,6 +219,17 @@ TEST_CASE("03: traffic of stage 1 is 2 all", "[03][traffic]") { check_traffic(ze
 TEST_CASE("03: traffic of stage 2 is (m + 1) all", "[03][traffic]") { check_traffic(zero(2)); }
 TEST_CASE("03: traffic of stage 3 is 3 m all, less what is still there", "[03][traffic]") {
   check_traffic(zero(3));
+}
+
+TEST_CASE("04: traffic of a layer is 8 s b h (t-1)/t with tensor parallelism", "[04][traffic]") {
+  check_tensor_traffic(false, Recompute::none);
+}
+TEST_CASE("04: traffic of a layer is 10 s b h (t-1)/t with sequence parallelism", "[04][traffic]") {
+  check_tensor_traffic(true, Recompute::none);
+}
+TEST_CASE("04: traffic with full recomputation", "[04][traffic]") {
+  check_tensor_traffic(false, Recompute::full);
+  check_tensor_traffic(true, Recompute::full);
 }
 
 // ---- Memory -----------------------------------------------------------------------------------------------
@@ -179,7 +264,8 @@ void check_memory(const Technique& technique) {
   const int d = world.ranks(), stage = technique.kind == Technique::zero ? technique.stage : 0;
   const MemoryBytes measured = measured_bytes(options, technique, data);
 
-  const MemoryPrediction predicted = predict_memory(options, element_sizes, 2, {.zero_stage = stage, .data_ranks = d});
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, 2, {.zero_stage = stage, .data_ranks = d});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     check_within_a_percent(measured[i], static_cast<double>(predicted.total()[i]));
@@ -199,6 +285,64 @@ void check_memory(const Technique& technique) {
 
 }  // namespace
 
+namespace {
+
+// The activations that tensor ranks hold, after the formulas for a GPT layer of Korthikanti et al. (2022),
+// derived for this one. Elements that a token of a layer keeps, with q = d columns of queries and r = kv
+// heads / heads:
+//   outside   4 d: input, normed twice, the stream between attention and MLP; 2 statistics
+//   inside    (2 + 2 r) d: queries, keys, values, output; 3 f: gate, up, their product; lse and s scores a
+//   head
+// Inside is divided by t always, outside with sequence parallelism.
+double kept_bytes_of_layers(const Options& o, int t, bool sequence_parallel) {
+  const ModelConfig& m = o.model;
+  const double d = m.d_model, r = static_cast<double>(m.kv_heads) / m.heads,
+               rows = o.micro_batch_size * o.sequence_length;
+  const double scores = o.recompute == Recompute::none ? m.heads * o.sequence_length : 0;
+  const double outside = 4 * d * sizeof(real) + 2 * sizeof(accum);
+  const double inside = ((2 + 2 * r) * d + 3 * m.d_ff + scores) * sizeof(real) + m.heads * sizeof(accum);
+  return m.layers * rows * (outside / (sequence_parallel ? t : 1) + inside / t);
+}
+
+void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
+  const int t = mpi_tests::ranks();
+  if (t == 3) return;  // no divisor of the heads
+  World world(nullptr, nullptr);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  const Technique technique = {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel};
+  Options shallow = tiny_options(), deep = shallow;
+  for (Options* o : {&shallow, &deep}) {
+    o->recompute = recompute;
+    o->global_batch_size = 2;
+  }
+  shallow.model.layers = 2;
+  const MemoryBytes of_shallow = measured_bytes(shallow, technique, ranks);
+  const MemoryBytes of_deep = measured_bytes(deep, technique, ranks);
+
+  const MemoryPrediction predicted =
+      predict_memory(deep, element_sizes, 2, {.tensor_ranks = t, .sequence_parallel = sequence_parallel});
+  for (size_t i = 0; i < purposes; ++i) {
+    INFO(purpose_names[i]);
+    check_within_a_percent(of_deep[i], static_cast<double>(predicted.total()[i]));
+  }
+  // What six layers more keep; the rest is work space that all share, but for two norm gradients a layer.
+  const double kept =
+      kept_bytes_of_layers(deep, t, sequence_parallel) - kept_bytes_of_layers(shallow, t, sequence_parallel);
+  const double norms = 6 * 2 * deep.model.d_model * sizeof(accum);
+  CHECK(of_deep[3] - of_shallow[3] == Approx(kept + norms).epsilon(0.001));
+}
+
+}  // namespace
+
+TEST_CASE("04: memory, tensor parallel", "[04][memory]") {
+  check_tensor_memory(false, Recompute::none);
+  check_tensor_memory(false, Recompute::selective);
+}
+TEST_CASE("04: memory, sequence parallel", "[04][memory]") {
+  check_tensor_memory(true, Recompute::none);
+  check_tensor_memory(true, Recompute::selective);
+}
+
 TEST_CASE("02: memory", "[02][memory]") { check_memory(data_parallel(DpSync::bucket)); }
 TEST_CASE("03: memory of stage 0", "[03][memory]") { check_memory(zero(0)); }
 TEST_CASE("03: memory of stage 1", "[03][memory]") { check_memory(zero(1)); }
@@ -207,14 +351,17 @@ TEST_CASE("03: memory of stage 3", "[03][memory]") { check_memory(zero(3)); }
 
 #if __has_include(<cuda_cpu.h>)
 
-TEST_CASE("03: after the first step nothing is allocated and nothing waits for the device",
-          "[02][03][memory]") {
+TEST_CASE("after the first step nothing is allocated and nothing waits for the device",
+          "[02][03][04][memory]") {
   World world(nullptr, nullptr);
   for (const Technique& technique :
        {data_parallel(DpSync::naive), data_parallel(DpSync::overlap), data_parallel(DpSync::bucket, 0.01),
-        zero(0), zero(1), zero(2), zero(3)}) {
+        zero(0), zero(1), zero(2), zero(3), Technique{.kind = Technique::tensor_parallel},
+        Technique{.kind = Technique::tensor_parallel, .sequence_parallel = true}}) {
     INFO("kind " << technique.kind << ", stage " << technique.stage);
-    const Options options = uneven_options(4, 3);
+    const bool splits_model = technique.kind == Technique::tensor_parallel;
+    if (splits_model && mpi_tests::ranks() == 3) continue;  // no divisor of the heads
+    const Options options = splits_model ? tiny_options() : uneven_options(4, 3);
     Communicator data(world, 0, world.rank(), "data");
     ParallelModel model(options, technique, data);
     model.train_step(0, random_batches(options, 0));
