@@ -28,10 +28,17 @@ struct Technique {
   }
 };
 
+template <class Region = TensorParallel>
+std::unique_ptr<TensorParallel> make_region(const Options& options, bool sequence_parallel,
+                                            Communicator& ranks, cudaStream_t stream) {
+  const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
+  return std::make_unique<Region>(sequence_parallel, rows, options.model.d_model, ranks, stream);
+}
+
 // A rank's seams, where they are not the usual ones.
 struct OtherSeams {
   AttentionCore* attention = nullptr;
-  FeedForward* feed_forward = nullptr;
+  decltype(&make_region<>) make_region = pentatron::make_region<>;
 };
 
 // Everything that one rank of a program has. `options` are those of the whole batch.
@@ -42,7 +49,7 @@ struct ParallelModel {
   Stream stream{"compute"};
   TensorRegion usual_region;
   AttentionCore usual_attention;
-  FeedForward usual_feed_forward;
+  FeedForward feed_forward;
   UnitHooks usual_hooks;
   Parameters parameters;
   TransformerParameters ids;
@@ -58,9 +65,9 @@ struct ParallelModel {
   ParallelModel(const Options& o, Technique t, Communicator& communicator, OtherSeams other = {})
       : options(o), technique(t), ranks(communicator), parameters(technique.mesh(ranks)) {
     Seams seams = {&usual_hooks, &usual_region, other.attention ? other.attention : &usual_attention,
-                   other.feed_forward ? other.feed_forward : &usual_feed_forward};
+                   &feed_forward};
     const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
-    ids = declare_transformer(options.model, *seams.feed_forward, parameters);
+    ids = declare_transformer(options.model, feed_forward, parameters);
     if (technique.kind == Technique::zero) {
       zero = std::make_unique<Zero>(technique.stage, parameters, ranks, stream);
       seams.hooks = zero.get();
@@ -73,8 +80,7 @@ struct ParallelModel {
       seams.hooks = data_parallel.get();
     }
     if (technique.kind == Technique::tensor_parallel) {
-      tensor_parallel = std::make_unique<TensorParallel>(technique.sequence_parallel, rows,
-                                                         options.model.d_model, ranks, stream);
+      tensor_parallel = other.make_region(options, technique.sequence_parallel, ranks, stream);
       seams.region = tensor_parallel.get();
     }
     parameters.initialise(options.seed, stream);

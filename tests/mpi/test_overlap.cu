@@ -17,8 +17,18 @@ namespace {
 constexpr int kLayers = 8, kSteps = 4;
 constexpr double kForward = 8e-3, kBackward = 16e-3;  // s, of a layer
 constexpr double kAllReduce = 8e-3;                   // s, of a layer's gradients; a gather takes half
+constexpr double kBorder = 6e-3;                      // s, of an all-reduce at the border of a tensor region
+constexpr double kGradient = 8e-3;  // s, of a region's input gradient, and of its weight gradients
 
-// Attention that takes a while.
+// Compute that takes a while, asleep.
+void pause(cudaStream_t stream, const double* seconds) {
+  const trace::Range range(stream, "pause");
+  const auto sleep = [](void* s) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(*static_cast<const double*>(s)));
+  };
+  CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, const_cast<double*>(seconds)));
+}
+
 class SlowAttention : public AttentionCore {
  public:
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
@@ -30,23 +40,34 @@ class SlowAttention : public AttentionCore {
     AttentionCore::backward(blas, shape, t, g);
     pause(blas.stream(), &kBackward);
   }
-
- private:
-  static void pause(cudaStream_t stream, const double* seconds) {
-    const trace::Range range(stream, "pause");
-    const auto sleep = [](void* s) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(*static_cast<const double*>(s)));
-    };
-    CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, const_cast<double*>(seconds)));
-  }
 };
 
-// Links on which an all-reduce among all ranks of a layer's gradients takes kAllReduce.
+// Weight gradients, and the input gradients that go before them, take a while.
+class SlowGradients : public TensorParallel {
+ public:
+  SlowGradients(bool sequence_parallel, int64_t rows, int64_t d, Communicator& tensor, cudaStream_t compute)
+      : TensorParallel(sequence_parallel, rows, d, tensor, compute), compute_(compute) {}
+  void announce_regather(Tensor x) override {
+    TensorParallel::announce_regather(x);
+    pause(compute_, &kGradient);
+  }
+  Tensor enter_backward(Tensor d, const std::function<void()>& meanwhile) override {
+    return TensorParallel::enter_backward(d, [&] {
+      meanwhile();
+      pause(compute_, &kGradient);
+    });
+  }
+
+ private:
+  cudaStream_t compute_;
+};
+
+// Links on which an all-reduce of `elements` among all ranks takes so many seconds.
 class SlowLink {
  public:
-  SlowLink(double elements, int ranks) {
+  SlowLink(double elements, double seconds, int ranks) {
     const double sent = 2.0 * (ranks - 1) / ranks * elements * sizeof(accum);
-    setenv("NCCL_CPU_LINK", ("1us," + std::to_string(sent / kAllReduce) + "B/s").c_str(), true);
+    setenv("NCCL_CPU_LINK", ("1us," + std::to_string(sent / seconds) + "B/s").c_str(), true);
   }
   ~SlowLink() { unsetenv("NCCL_CPU_LINK"); }
   SlowLink(const SlowLink&) = delete;
@@ -69,31 +90,36 @@ struct Measured {
   std::vector<trace::Interval> intervals;
 };
 
-// Over a few steps, because what ZeRO-1 and -2 gather after a step hides behind the next one's forward.
-Measured measure(const Technique& technique) {
+// A few steps, after a first one that nobody looks at.
+Measured measure(ParallelModel& model, World& world) {
   mpi_tests::set_time_limit(120);
-  const Options options = layered_options();
-  const SlowLink link(layer_elements(options.model), mpi_tests::ranks());
-  World world(nullptr, nullptr);
-  Communicator data(world, 0, world.rank(), "data");
-  SlowAttention attention;
-  ParallelModel model(options, technique, data, {.attention = &attention});
-  model.train_step(0, random_batches(options, 0));
+  model.train_step(0, random_batches(model.options, 0));
   mpi_tests::barrier();
   Measured measured;
   trace::start();
   for (int step = 1; step <= kSteps; ++step) {
     const auto begin = std::chrono::steady_clock::now();
-    model.train_step(step, random_batches(options, step));
+    model.train_step(step, random_batches(model.options, step));
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
     measured.seconds = std::min(measured.seconds, world.largest({elapsed.count()})[0]);
   }
   trace::stop();
   measured.intervals = trace::intervals();
-  measured.share = trace::hidden_share(measured.intervals, "data", "compute");
+  measured.share = trace::hidden_share(measured.intervals, "ranks", "compute");
   if (std::getenv("VERBOSE"))
     std::printf("hidden %.3f, step %.1f ms\n", measured.share, measured.seconds * 1e3);
   return measured;
+}
+
+// What ZeRO-1 and -2 gather after a step hides behind the next one's forward.
+Measured measure(const Technique& technique) {
+  const Options options = layered_options();
+  const SlowLink link(layer_elements(options.model), kAllReduce, mpi_tests::ranks());
+  World world(nullptr, nullptr);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  SlowAttention attention;
+  ParallelModel model(options, technique, ranks, {.attention = &attention});
+  return measure(model, world);
 }
 
 Technique data_parallel(DpSync sync, double bucket_mb = 25) {
@@ -160,6 +186,81 @@ TEST_CASE("03: stages 0 to 2 hide their collectives", "[03][overlap]") {
   // Nothing follows the last of the steps, behind which its gathers could hide.
   CHECK(measure({.kind = Technique::zero, .stage = 1}).share > 0.5);
   CHECK(measure({.kind = Technique::zero, .stage = 2}).share > 0.5);
+}
+
+namespace {
+
+// Intervals of the communication stream, in order, of those names; of each step [first, first + count).
+std::vector<trace::Interval> of_each_step(const std::vector<trace::Interval>& all,
+                                          const std::vector<std::string>& names, size_t first, size_t count) {
+  std::vector<trace::Interval> named, chosen;
+  for (const trace::Interval& i : all) {
+    if (i.stream == "ranks" && std::find(names.begin(), names.end(), i.name) != names.end())
+      named.push_back(i);
+  }
+  const size_t in_step = named.size() / kSteps;
+  for (size_t i = 0; i < named.size(); ++i) {
+    if (i % in_step >= first && i % in_step < first + count) chosen.push_back(named[i]);
+  }
+  return chosen;
+}
+
+double hidden_share_of(std::vector<trace::Interval> communication, const std::vector<trace::Interval>& all) {
+  for (const trace::Interval& i : all) {
+    if (i.stream == "compute") communication.push_back(i);
+  }
+  return trace::hidden_share(communication, "ranks", "compute");
+}
+
+std::vector<trace::Interval> measure_tensor_parallel(bool sequence_parallel) {
+  Options options = layered_options();
+  options.global_batch_size = options.micro_batch_size;
+  const double elements = options.micro_batch_size * options.sequence_length * options.model.d_model;
+  const SlowLink link(elements, kBorder, mpi_tests::ranks());
+  World world(nullptr, nullptr);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  ParallelModel model(options, {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel},
+                      ranks, {.make_region = make_region<SlowGradients>});
+  return measure(model, world).intervals;
+}
+
+}  // namespace
+
+TEST_CASE("04: all-reduces of input gradients hide behind weight gradients", "[04][overlap]") {
+  if (mpi_tests::ranks() != 2) return;
+  const std::vector<trace::Interval> all = measure_tensor_parallel(false);
+  // All-reduces of a step: embedding, two a layer, two of the cross-entropy; backward of the head, two a
+  // layer.
+  constexpr size_t forward = 1 + 2 * kLayers + 2, backward = 1 + 2 * kLayers;
+  const std::vector<trace::Interval> of_backward = of_each_step(all, {"all_reduce"}, forward, backward);
+  CHECK(of_backward.size() == kSteps * backward);
+  const double in_forward = hidden_share_of(of_each_step(all, {"all_reduce"}, 0, forward), all);
+  const double in_backward = hidden_share_of(of_backward, all);
+  if (std::getenv("VERBOSE")) std::printf("hidden: forward %.3f, backward %.3f\n", in_forward, in_backward);
+  CHECK(in_forward < 0.15);
+  CHECK(in_backward > 0.7);
+}
+
+TEST_CASE("04: gathers and scatters of sequence parallelism hide behind input and weight gradients",
+          "[04][overlap]") {
+  if (mpi_tests::ranks() != 2) return;
+  const std::vector<trace::Interval> all = measure_tensor_parallel(true);
+  // Gathers of a step: into two regions a layer, and into the head; in backward again into the head, then for
+  // each region the gradient of its output, and its input again; the gradient of the embedding's output.
+  constexpr size_t forward = 2 * kLayers + 1, backward = 1 + 2 * 2 * kLayers + 1;
+  const std::vector<trace::Interval> gathers = of_each_step(all, {"all_gather"}, forward, backward);
+  CHECK(gathers.size() == kSteps * backward);
+  std::vector<trace::Interval> inputs;
+  for (size_t i = 0; i < gathers.size(); ++i) {
+    if (i % backward % 2 == 0) inputs.push_back(gathers[i]);
+  }
+  const double of_inputs = hidden_share_of(inputs, all);
+  const double of_gradients =
+      hidden_share_of(of_each_step(all, {"reduce_scatter"}, 1 + 2 * kLayers, 1 + 2 * kLayers), all);
+  if (std::getenv("VERBOSE"))
+    std::printf("hidden: gathers of inputs %.3f, scatters of gradients %.3f\n", of_inputs, of_gradients);
+  CHECK(of_inputs > 0.7);
+  CHECK(of_gradients > 0.7);
 }
 
 }  // namespace pentatron
