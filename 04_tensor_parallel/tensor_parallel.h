@@ -151,20 +151,20 @@ class TensorParallel : public TensorRegion {
 // Throws UsageError where the sizes can't be shared out over so many tensor ranks.
 inline void check_tensor_parallel(const Options& options, int ranks) {
   const ModelConfig& m = options.model;
-  const auto check = [&](const char* option, int64_t size, const std::string& what) {
+  const auto check = [&](const char* option, int64_t size, const std::string& with = "") {
     if (size % ranks == 0) return;
     throw UsageError(option, std::to_string(size),
-                     what + "a multiple of the tensor ranks (" + std::to_string(ranks) + ")");
+                     "a multiple of the tensor ranks (" + std::to_string(ranks) + ")" + with);
   };
-  check("--heads", m.heads, "");
-  check("--kv-heads", m.kv_heads, "");
-  check("--d-ff", m.d_ff, "");
-  check("--vocab-size", m.vocab_size, "");
+  check("--heads", m.heads);
+  check("--kv-heads", m.kv_heads);
+  check("--d-ff", m.d_ff);
+  check("--vocab-size", m.vocab_size);
   if (!options.sequence_parallel) return;
   check("--micro-batch-size times --seq-len", int64_t{options.micro_batch_size} * options.sequence_length,
-        "with --sequence-parallel ");
+        " with --sequence-parallel");
   if (options.sample > 0)
-    check("--seq-len", options.sequence_length, "with --sequence-parallel and --sample ");
+    check("--seq-len", options.sequence_length, " with --sequence-parallel and --sample");
 }
 
 }  // namespace pentatron

@@ -219,17 +219,22 @@ TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[0
   CHECK(grouped.err().empty());
 }
 
-TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03][faults][bad-input]") {
+static void check_refused(const std::string& program, const std::string& arguments,
+                          const std::string& begin) {
   const TemporaryFolder folder;
-  const auto refused = [&](const std::string& arguments, const std::string& begin) {
-    Job job(folder, arguments);
-    REQUIRE(job.ends_within(kSoon));
-    INFO(arguments << "\n" << job.out() << job.err());
-    CHECK(job.status() == 2);
-    CHECK(job.out().empty());
-    CHECK(job.err().starts_with(begin));
-    const std::string err = job.err();
-    CHECK(std::count(err.begin(), err.end(), '\n') == 1);
+  Job job(folder, arguments, program);
+  REQUIRE(job.ends_within(kSoon));
+  INFO(arguments << "\n" << job.out() << job.err());
+  CHECK(job.status() == 2);
+  CHECK(job.out().empty());
+  CHECK(job.err().starts_with(begin));
+  const std::string err = job.err();
+  CHECK(std::count(err.begin(), err.end(), '\n') == 1);
+}
+
+TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03][faults][bad-input]") {
+  const auto refused = [](const std::string& arguments, const std::string& begin) {
+    check_refused("03_zero", arguments, begin);
   };
   refused("--zero-stage 4", "--zero-stage: 4 is not valid; expected ");
   refused("--global-batch-size 6 --micro-batch-size 1", "--global-batch-size: 6 is not valid; expected ");
@@ -240,4 +245,17 @@ TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03
     refused(std::string("--link ") + link, "--link: " + std::string(link) + " is not valid; expected ");
   }
   refused("--log-json /nowhere/log", "--log-json: /nowhere/log is not valid; expected ");
+}
+
+TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2", "[04][faults][bad-input]") {
+  const auto refused = [](const std::string& arguments, const std::string& begin) {
+    check_refused("04_tensor_parallel", arguments,
+                  begin + " is not valid; expected a multiple of the tensor ranks (4)");
+  };
+  refused("--heads 2 --kv-heads 2", "--heads: 2");
+  refused("--kv-heads 2", "--kv-heads: 2");
+  refused("--d-ff 190", "--d-ff: 190");
+  refused("--vocab-size 257", "--vocab-size: 257");
+  refused("--sequence-parallel --micro-batch-size 2 --seq-len 9", "--micro-batch-size times --seq-len: 18");
+  refused("--sequence-parallel --seq-len 9 --sample 5", "--seq-len: 9");
 }

@@ -225,6 +225,8 @@ TEST_CASE("options: a program takes the options of its techniques only", "[02][o
   CHECK(with_groups({"--zero-stage", "2"}, {OptionGroup::zero}).zero_stage == 2);
   CHECK_THROWS_WITH(with_groups({"--zero-stage", "4"}, {OptionGroup::zero}),
                     "--zero-stage: 4 is not valid; expected a whole number from 0 to 3");
+  CHECK(!with_groups({}, {OptionGroup::tensor_parallel}).sequence_parallel);
+  CHECK(with_groups({"--sequence-parallel"}, {OptionGroup::tensor_parallel}).sequence_parallel);
   const Options options = with_groups({"--dp-sync", "overlap", "--bucket-mb", "0.5", "--timeout", "9",
                                        "--link", "5us,50GB/s", "--ranks-per-node", "4"},
                                       {OptionGroup::communication, OptionGroup::data_parallel});

@@ -1,6 +1,6 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02 and 03 are those of 01. The tests of parity look closer, but build their own training loop; this
-// one sees what is wrong in a main.cu.
+// step of 02, 03 and 04 are those of 01. The tests of parity look closer, but build their own training loop;
+// this one sees what is wrong in a main.cu.
 #include "precision.h"
 #if PRECISION == 64
 
@@ -29,19 +29,26 @@ struct Step {
   double loss, norm;
 };
 
-// Three micro-batches for each of two ranks, or one for each of six; clipping active.
+// Three micro-batches for each of two ranks, or one for each of six; clipping active. A tensor rank takes
+// all.
 const std::string settings =
     " --layers 2 --d-model 24 --heads 3 --kv-heads 1 --d-ff 20 --seq-len 16 --micro-batch-size 2"
     " --global-batch-size 12 --optimizer sgd --lr 0.5 --grad-clip 0.5 --steps " +
     std::to_string(kSteps);
+
+// A program's name, the settings of all, then its own options, which may change them.
+std::string with_settings(const std::string& program) {
+  const size_t end = std::min(program.find(' '), program.size());
+  return program.substr(0, end) + settings + program.substr(end);
+}
 
 // `program` with its own options, which lies beside the tests.
 std::vector<Step> run(const std::string& launcher, const std::string& program) {
   const TemporaryFolder folder;
   const std::string builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   const std::string log = folder.path() + "/log", out = folder.path() + "/out";
-  const std::string command =
-      launcher + " '" + builds + "'/" + program + settings + " --log-json '" + log + "' >'" + out + "' 2>&1";
+  const std::string command = launcher + " '" + builds + "'/" + with_settings(program) + " --log-json '" +
+                              log + "' >'" + out + "' 2>&1";
   const int status = std::system(command.c_str());
   INFO(command << "\n" << read_file(out));
   REQUIRE(status == 0);
@@ -64,11 +71,11 @@ bool enough_gpus([[maybe_unused]] int ranks) {
 #endif
 }
 
-void check_like_01(const std::string& program) {
-  const std::vector<Step> expected = run("", "01_single_gpu");
+void check_like_01(const std::string& program, const std::string& sizes = "") {
+  const std::vector<Step> expected = run("", "01_single_gpu" + sizes);
   for (const int ranks : {1, 2, 6}) {
     if (!enough_gpus(ranks)) continue;
-    const std::vector<Step> steps = run("mpirun -n " + std::to_string(ranks), program);
+    const std::vector<Step> steps = run("mpirun -n " + std::to_string(ranks), program + sizes);
     for (int i = 0; i < kSteps; ++i) {
       INFO(program << " on " << ranks << " ranks, step " << i + 1);
       CHECK(steps[i].loss == Approx(expected[i].loss).epsilon(kTolerance));
@@ -88,6 +95,12 @@ TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
 
 TEST_CASE("03: the program's steps are those of 01", "[03][program]") {
   for (const char* stage : {"0", "1", "2", "3"}) check_like_01(std::string("03_zero --zero-stage ") + stage);
+}
+
+TEST_CASE("04: the program's steps are those of 01", "[04][program]") {
+  const std::string divisible = " --heads 12 --kv-heads 6 --d-ff 24 --vocab-size 258 --seq-len 18";
+  check_like_01("04_tensor_parallel", divisible);
+  check_like_01("04_tensor_parallel --sequence-parallel", divisible);
 }
 
 #endif
