@@ -153,7 +153,9 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
 RUN_STEPS ?= 80
 RUNS := $(BUILD)/runs
-TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(ARGS) --log-json $(RUNS)/$(2).json
+TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(3) $(ARGS) --log-json $(RUNS)/$(2).json
+# Ranks that share a micro-batch take the whole batch at once.
+TENSOR = $(call TRAIN,04_tensor_parallel,$(1),--micro-batch-size 32)
 run:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory $(PROGRAMS:%=$(BUILD)/%) $(HOST)/summary
@@ -163,7 +165,10 @@ run:
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-1) --zero-stage 1
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-2) --zero-stage 2
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-3) --zero-stage 3
-	@$(HOST)/summary 01=$(RUNS)/01.json 02=$(RUNS)/02.json $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json')
+	mpirun -n $(RANKS) $(call TENSOR,04-tp)
+	mpirun -n $(RANKS) $(call TENSOR,04-sp) --sequence-parallel
+	@$(HOST)/summary 01=$(RUNS)/01.json 02=$(RUNS)/02.json $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json') \
+	  '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json'
 
 # What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=03.
 main-of = $(or $(wildcard $(1)_*/main.cu),$(error $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p))))))

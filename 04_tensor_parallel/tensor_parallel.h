@@ -61,10 +61,10 @@ class TensorParallel : public TensorRegion {
     return sum;
   }
 
-  // Gathered while the compute stream makes the input gradient.
+  // Gathered while the compute stream makes the input gradient. The communication stream need not wait: between the
+  // last use of this memory and now it has waited for the gradient of an output, or the cross-entropy's statistics.
   void announce_regather(Tensor x) override {
     if (!sequence_parallel_) return;
-    tensor_.wait_for(compute_);  // it has read what the memory held
     tensor_.all_gather(x.data, regathered_.data, x.size());
     regather_done_.record(tensor_.stream());
   }
