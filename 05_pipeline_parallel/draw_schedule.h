@@ -123,6 +123,7 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
     text(x + 32, 55, to_string(action), "");
     x += 150;
   }
+  if (s.v > 1) text(x, 55, "paler: a later chunk", "");
   for (int rank = 0; rank < s.p; ++rank) {
     const double y = top + rank * row, baseline = y + 17;
     text(10, baseline, "rank " + std::to_string(rank), "");

@@ -48,9 +48,9 @@ struct Schedule {
   int stage(int rank, int chunk) const { return chunk * p + rank; }
 };
 
-constexpr int actions = 8;
+constexpr int action_count = 8;
 inline std::string to_string(Action action) {
-  constexpr std::array<const char*, actions> names = {
+  constexpr std::array<const char*, action_count> names = {
       "forward",         "backward",         "input_gradient", "weight_gradient", "receive_activation",
       "send_activation", "receive_gradient", "send_gradient"};
   return names[static_cast<int>(action)];

@@ -106,7 +106,7 @@ class Simulator {
   }
 
   size_t& place(int rank, const Instruction& i) {
-    return ranks_[rank].places[(i.chunk * s_.m + i.micro_batch) * actions + static_cast<int>(i.action)];
+    return ranks_[rank].places[(i.chunk * s_.m + i.micro_batch) * action_count + static_cast<int>(i.action)];
   }
   Interval& time(int rank, const Instruction& i) { return ranks_[rank].times[place(rank, i)]; }
 
@@ -127,7 +127,7 @@ class Simulator {
     const Instructions& list = s_.ranks[rank];
     Rank& r = ranks_[rank];
     r.times.assign(list.size(), {never, never});
-    r.places.assign(s_.v * s_.m * actions, list.size());
+    r.places.assign(s_.v * s_.m * action_count, list.size());
     std::vector<std::vector<Action>> lives;                                    // [chunks]
     std::vector<std::vector<size_t>> age(s_.v, std::vector<size_t>(s_.m, 0));  // [chunks][micro-batches]
     for (int chunk = 0; chunk < s_.v; ++chunk) lives.push_back(life(rank, chunk));
