@@ -47,6 +47,12 @@ const std::vector<std::pair<std::string, OptimizerKind>> optimizer_names = {{"ad
 const std::vector<std::pair<std::string, DpSync>> dp_sync_names = {
     {"naive", DpSync::naive}, {"overlap", DpSync::overlap}, {"bucket", DpSync::bucket}};
 
+const std::vector<std::pair<std::string, PpSchedule>> pp_schedule_names = {
+    {"afab", PpSchedule::afab},
+    {"1f1b", PpSchedule::one_f_one_b},
+    {"interleaved", PpSchedule::interleaved},
+    {"zb-h1", PpSchedule::zb_h1}};
+
 template <typename Value>
 std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
   for (const auto& [name, named] : names) {
@@ -83,12 +89,13 @@ class CommandLine {
 
   template <typename Integer>
   void whole(const std::string& option, Integer& value, Integer lowest, Integer highest,
-             const std::string& help) {
-    add(option, "N", std::to_string(value), help, [=, &value](const std::string& given) {
-      const std::string expected =
-          "a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest);
-      value = convert<Integer>(option, given, lowest, highest, expected);
-    });
+             const std::string& help, const std::string& preset = "") {
+    add(option, "N", preset.empty() ? std::to_string(value) : preset, help,
+        [=, &value](const std::string& given) {
+          const std::string expected =
+              "a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest);
+          value = convert<Integer>(option, given, lowest, highest, expected);
+        });
   }
 
   void number(const std::string& option, double& value, double lowest, double highest,
@@ -311,6 +318,15 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.flag("--sequence-parallel", options.sequence_parallel,
                 "split the rows of tokens outside of attention and MLP, too");
       return;
+    case OptionGroup::pipeline:
+      line.group("Pipeline parallelism");
+      line.choice("--pp-schedule", options.pp_schedule, pp_schedule_names,
+                  "in which order ranks take their micro-batches");
+      line.whole("--vpp", options.vpp, 1, 1000, "chunks of layers on a rank", "2 if interleaved, else 1");
+      line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are");
+      line.flag("--show-schedule", options.show_schedule, "draw the schedule, train nothing");
+      line.file("--show-schedule-svg", options.show_schedule_svg, "and write it as an SVG picture");
+      return;
   }
 }
 
@@ -340,6 +356,11 @@ void check_sizes(const Options& options) {
   }
   if (options.min_lr > options.lr) {
     throw UsageError("--min-lr", text(options.min_lr), "at most --lr (" + text(options.lr) + ")");
+  }
+  if (options.vpp > 1 && options.pp_schedule != PpSchedule::interleaved) {
+    throw UsageError("--vpp", std::to_string(options.vpp),
+                     "1 with --pp-schedule " + std::string(to_string(options.pp_schedule)) +
+                         "; only interleaved has more chunks");
   }
 }
 
@@ -372,15 +393,18 @@ bool same_file(const std::string& a, const std::string& b) {
 }
 
 void check_files(const Options& options) {
-  const std::vector<std::pair<std::string, std::string>> outputs = {{"--log-json", options.log_json},
-                                                                    {"--trace", options.trace}};
+  const std::vector<std::pair<std::string, std::string>> outputs = {
+      {"--log-json", options.log_json},
+      {"--trace", options.trace},
+      {"--show-schedule-svg", options.show_schedule_svg}};
   for (const auto& [option, path] : outputs) {
     if (path.empty()) continue;
     if (same_file(path, options.data)) throw UsageError(option, path, "another file than that of --data");
     check_writable(option, path);
-  }
-  if (same_file(options.trace, options.log_json)) {
-    throw UsageError("--trace", options.trace, "another file than that of --log-json");
+    for (const auto& [other, its_path] : outputs) {
+      if (other == option) break;
+      if (same_file(path, its_path)) throw UsageError(option, path, "another file than that of " + other);
+    }
   }
 }
 
@@ -399,6 +423,7 @@ int64_t parameter_count(const ModelConfig& m) {
 
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
+std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
 
 Options parse_options(int argc, const char* const* argv, std::string_view description,
                       std::initializer_list<OptionGroup> groups) {
@@ -417,6 +442,8 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   line.parse(argc, argv);
 
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
+  if (options.vpp == 0) options.vpp = options.pp_schedule == PpSchedule::interleaved ? 2 : 1;
+  if (!options.show_schedule_svg.empty()) options.show_schedule = true;
   check_sizes(options);
   check_files(options);
   return options;

@@ -52,10 +52,17 @@ enum class OptimizerKind { adamw, sgd };
 // size.
 enum class DpSync { naive, overlap, bucket };
 
+// The order in which pipeline ranks take their micro-batches: all forward, all backward; one forward, one
+// backward; the same with several chunks of layers on a rank; with weight gradients put off to fill the
+// bubble.
+enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
+
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(OptimizerKind optimizer);
+std::string_view to_string(PpSchedule schedule);
 
-// Defaults that depend on the model (its sizes, sequence_length, lr) are set by parse_options.
+// Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
+// parse_options.
 struct Options {
   ModelConfig model;
 
@@ -82,6 +89,11 @@ struct Options {
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a slice
   int zero_stage = 1;
   bool sequence_parallel = false;  // tensor ranks also split the rows outside their regions
+  PpSchedule pp_schedule = PpSchedule::one_f_one_b;
+  int vpp = 0;                    // chunks of layers on a pipeline rank
+  int pp = 0;                     // pipeline ranks; 0: all that there are
+  bool show_schedule = false;     // draw the schedule, and train nothing
+  std::string show_schedule_svg;  // path; empty: no picture of it
 
   double timeout = 300;            // seconds after which a stream that has not moved ends the run
   std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
@@ -98,7 +110,7 @@ struct Options {
 };
 
 // What a program takes beside the options that all have.
-enum class OptionGroup { communication, data_parallel, zero, tensor_parallel };
+enum class OptionGroup { communication, data_parallel, zero, tensor_parallel, pipeline };
 
 // Throws UsageError or HelpRequest.
 Options parse_options(int argc, const char* const* argv, std::string_view description,

@@ -239,6 +239,43 @@ TEST_CASE("options: a program takes the options of its techniques only", "[02][o
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }
 
+TEST_CASE("options: schedules of a pipeline", "[05][options]") {
+  using pentatron::PpSchedule;
+  const auto pipeline = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "program");
+    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
+                                    {pentatron::OptionGroup::pipeline});
+  };
+  CHECK(pipeline({}).pp_schedule == PpSchedule::one_f_one_b);
+  CHECK(pipeline({}).vpp == 1);
+  CHECK(pipeline({}).pp == 0);
+  CHECK(!pipeline({}).show_schedule);
+  CHECK(pipeline({"--pp-schedule", "interleaved"}).vpp == 2);
+  CHECK(pipeline({"--pp-schedule", "interleaved", "--vpp", "1"}).vpp == 1);
+  for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1"}) {
+    CHECK(to_string(pipeline({"--pp-schedule", name}).pp_schedule) == name);
+  }
+  const Options options = pipeline({"--vpp", "3", "--pp-schedule", "interleaved", "--pp", "4", "--show-schedule"});
+  CHECK(options.vpp == 3);
+  CHECK(options.pp == 4);
+  CHECK(options.show_schedule);
+  CHECK_THROWS_WITH(pipeline({"--pp-schedule", "gpipe"}),
+                    "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1");
+  CHECK_THROWS_WITH(pipeline({"--vpp", "0"}), "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
+  CHECK_THROWS_WITH(
+      pipeline({"--vpp", "2"}),
+      "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved has more chunks");
+
+  const TemporaryFolder folder;
+  const std::string picture = folder.path() + "/picture.svg";
+  CHECK(pipeline({"--show-schedule-svg", picture.c_str()}).show_schedule);
+  CHECK_THROWS_WITH(pipeline({"--show-schedule-svg", folder.path().c_str()}),
+                    "--show-schedule-svg: " + folder.path() + " is not valid; expected a file that can be written");
+  CHECK_THROWS_WITH(
+      pipeline({"--trace", picture.c_str(), "--show-schedule-svg", picture.c_str()}),
+      "--show-schedule-svg: " + picture + " is not valid; expected another file than that of --trace");
+}
+
 TEST_CASE("options: help lists groups, defaults and presets", "[01][options]") {
   const std::string text = help();
   for (const char* part : {"A description.", "Model:", "--kv-heads N", "[adamw]",

@@ -1,0 +1,160 @@
+// --show-schedule: a schedule as a picture, a row a rank and time to the right, as the papers draw it. As
+// text, F3 is forward of micro-batch 3, B backward (or its input gradient), W weight gradient, in small
+// letters where the chunk is odd; dots are the bubble. Messages are not drawn.
+#pragma once
+
+#include <unistd.h>
+
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "simulate.h"
+
+namespace pentatron {
+
+struct Paint {
+  char letter;
+  std::array<int, 2> terminal;  // of ANSI's 256 colours, for even and odd chunks
+  const char* svg;
+};
+inline Paint paint_of(Action compute) {
+  switch (compute) {
+    case Action::forward:
+      return {'F', {117, 75}, "#7fb2ea"};
+    case Action::backward:
+      return {'B', {120, 71}, "#8fce7e"};
+    case Action::input_gradient:
+      return {'B', {120, 71}, "#8fce7e"};
+    default:
+      return {'W', {222, 214}, "#f5c26b"};
+  }
+}
+
+inline std::string title_of(const Schedule& s, const Simulation& played) {
+  std::ostringstream title;
+  title << to_string(s.kind) << ": " << s.p << " ranks, ";
+  if (s.v > 1) title << s.v << " chunks a rank, ";
+  title << s.m << " micro-batches. Time " << played.total << " = work " << played.work << " + bubble "
+        << played.bubble() << " (" << std::lround(1000 * played.bubble_ratio()) / 10.0 << " % of the work)";
+  return title.str();
+}
+
+inline std::string in_flight_of(const InFlight& peak) {
+  const int b = peak.until_input_gradient, w = peak.until_weight_gradient;
+  return std::to_string(w) + " in flight" + (b == w ? "" : ", " + std::to_string(b) + " until B");
+}
+
+// A row is cut where it would be longer than `columns`, and goes on below.
+inline std::string draw_text(const Schedule& s, const Costs& costs, const Simulation& played, int columns,
+                             bool coloured) {
+  struct Cell {
+    char letter = '.';
+    int colour = 0;
+  };
+  const double scale =
+      (1 + std::to_string(s.m - 1).size()) / costs.forward;  // columns: room for F and its number
+  const size_t length = std::lround(played.total * scale);
+  const size_t around = std::string("rank 15   4 in flight, 4 until B").size();
+  const size_t cut = std::max<size_t>(columns, around + 10) - around;
+  std::vector<std::vector<Cell>> rows(s.p, std::vector<Cell>(length));
+  for (int rank = 0; rank < s.p; ++rank) {
+    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
+      const Instruction& i = s.ranks[rank][n];
+      if (is_message(i.action)) continue;
+      const Paint paint = paint_of(i.action);
+      const bool odd = i.chunk % 2 == 1;
+      const std::string label =
+          static_cast<char>(odd ? std::tolower(paint.letter) : paint.letter) + std::to_string(i.micro_batch);
+      const size_t begin = std::lround(played.times[rank][n].begin * scale);
+      const size_t end = std::lround(played.times[rank][n].end * scale);
+      for (size_t c = begin; c < end; ++c)
+        rows[rank][c] = {c - begin < label.size() ? label[c - begin] : '-', paint.terminal[odd]};
+    }
+  }
+  std::ostringstream text;
+  text << title_of(s, played) << '\n';
+  for (size_t begin = 0; begin < length; begin += cut) {
+    text << '\n';
+    for (int rank = 0; rank < s.p; ++rank) {
+      const std::string name = "rank " + std::to_string(rank);
+      text << name << std::string(8 - name.size(), ' ');
+      int colour = 0;
+      for (size_t c = begin; c < std::min(begin + cut, length); ++c) {
+        const Cell& cell = rows[rank][c];
+        if (coloured && cell.colour != colour) {
+          text << (cell.colour == 0 ? "\033[0m" : "\033[30;48;5;" + std::to_string(cell.colour) + "m");
+          colour = cell.colour;
+        }
+        text << cell.letter;
+      }
+      if (colour != 0) text << "\033[0m";
+      if (begin == 0) text << "  " << in_flight_of(played.in_flight[rank]);
+      text << '\n';
+    }
+  }
+  return text.str();
+}
+
+// Later chunks are paler. A browser shows what a rectangle is where the mouse rests.
+inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulation& played) {
+  const double scale = 26 / costs.forward;  // pixels
+  const int left = 70, top = 74, row = 30, right = 180;
+  const double width = std::max(left + played.total * scale + right, 760.0), height = top + s.p * row + 20;
+  std::ostringstream svg;
+  const auto box = [&](double x, double y, double w, const Instruction& i) {
+    svg << "<rect x='" << x << "' y='" << y << "' width='" << w << "' height='" << row - 4 << "' fill='"
+        << paint_of(i.action).svg << "' fill-opacity='" << 1 - 0.7 * i.chunk / s.v << "' stroke='#fff'>";
+  };
+  const auto text = [&](double x, double y, const std::string& words, const char* style) {
+    svg << "<text x='" << x << "' y='" << y << "' " << style << ">" << words << "</text>\n";
+  };
+  svg << "<svg xmlns='http://www.w3.org/2000/svg' width='" << width << "' height='" << height
+      << "' font-family='sans-serif' font-size='13'>\n<title>" << title_of(s, played) << "</title>\n"
+      << "<rect width='100%' height='100%' fill='#fff'/>\n";
+  text(left, 24, title_of(s, played), "font-weight='bold'");
+  double x = left;
+  for (const Action action : compute_actions(s.kind)) {
+    box(x, 38, 26, {action, 0, 0});
+    svg << "</rect>\n";
+    text(x + 32, 55, to_string(action), "");
+    x += 150;
+  }
+  if (s.v > 1) text(x, 55, "paler: a later chunk", "");
+  for (int rank = 0; rank < s.p; ++rank) {
+    const double y = top + rank * row, baseline = y + 17;
+    text(10, baseline, "rank " + std::to_string(rank), "");
+    svg << "<rect x='" << left << "' y='" << y << "' width='" << played.total * scale << "' height='"
+        << row - 4 << "' fill='#eee'/>\n";
+    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
+      const Instruction& i = s.ranks[rank][n];
+      if (is_message(i.action)) continue;
+      const Interval& time = played.times[rank][n];
+      box(left + time.begin * scale, y, (time.end - time.begin) * scale, i);
+      svg << "<title>" << to_string(i) << ": " << time.begin << " to " << time.end << "</title></rect>\n";
+      text(left + (time.begin + time.end) / 2 * scale, baseline, std::to_string(i.micro_batch),
+           "text-anchor='middle' pointer-events='none'");
+    }
+    text(left + played.total * scale + 10, baseline, in_flight_of(played.in_flight[rank]), "");
+  }
+  svg << "</svg>\n";
+  return svg.str();
+}
+
+// What --show-schedule prints, and --show-schedule-svg writes, of p ranks and m micro-batches; a unit of time
+// is the forward of a chunk.
+inline void show_schedule(const Options& options, int p, int m) {
+  check_schedule(options, p, m);
+  const Costs costs;
+  const Schedule schedule = make_schedule(options.pp_schedule, p, m, options.vpp);
+  const Simulation played = simulate(schedule, costs);
+  std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1);
+  const std::string& path = options.show_schedule_svg;
+  if (!path.empty() && !(std::ofstream(path) << draw_svg(schedule, costs, played) << std::flush))
+    throw UsageError("--show-schedule-svg", path, "a file that can be written");
+}
+
+}  // namespace pentatron

@@ -1,0 +1,269 @@
+// Pipeline schedules as data: what each rank does, in which order. A pure function makes a list of
+// instructions for every rank; an executor (pipeline.h) runs such a list on a GPU, a simulator (simulate.h)
+// proves it and takes its time, and draw_schedule.h draws it. None of them knows one schedule from another.
+//
+//   afab          all forward, all backward: GPipe (Huang et al., 2018)
+//   1f1b          one forward, one backward: PipeDream-Flush (Narayanan et al., 2020)
+//   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
+//   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
+//
+// p ranks, m micro-batches, v chunks a rank; rank k holds the stages k, p + k, 2p + k, ... of p * v.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "options.h"
+
+namespace pentatron {
+
+enum class Action {
+  forward,
+  backward,         // both gradients in one
+  input_gradient,   // what the stage before waits for
+  weight_gradient,  // what nobody waits for
+  receive_activation,
+  send_activation,
+  receive_gradient,
+  send_gradient
+};
+
+struct Instruction {
+  Action action;
+  int micro_batch;
+  int chunk;
+  bool operator==(const Instruction&) const = default;
+};
+using Instructions = std::vector<Instruction>;
+
+struct Schedule {
+  PpSchedule kind;
+  int p, m, v;  // ranks, micro-batches, chunks a rank
+  std::vector<Instructions> ranks;
+
+  int stages() const { return p * v; }
+  int stage(int rank, int chunk) const { return chunk * p + rank; }
+};
+
+constexpr int action_count = 8;
+inline std::string to_string(Action action) {
+  constexpr std::array<const char*, action_count> names = {
+      "forward",         "backward",         "input_gradient", "weight_gradient", "receive_activation",
+      "send_activation", "receive_gradient", "send_gradient"};
+  return names[static_cast<int>(action)];
+}
+inline std::string to_string(const Instruction& i) {
+  return to_string(i.action) + " of micro-batch " + std::to_string(i.micro_batch) + ", chunk " +
+         std::to_string(i.chunk);
+}
+
+inline bool is_message(Action action) { return action >= Action::receive_activation; }
+inline bool is_send(Action action) {
+  return action == Action::send_activation || action == Action::send_gradient;
+}
+
+// How a schedule computes a micro-batch, in this order.
+inline std::vector<Action> compute_actions(PpSchedule kind) {
+  if (kind == PpSchedule::zb_h1) return {Action::forward, Action::input_gradient, Action::weight_gradient};
+  return {Action::forward, Action::backward};
+}
+
+// A rank has four streams for messages, {activations, gradients} x {in, out}, each with a communicator for
+// the two ranks of an edge, so that no message waits for one of another kind.
+constexpr int message_streams = 4;
+inline int stream_of(Action message) {
+  return static_cast<int>(message) - static_cast<int>(Action::receive_activation);
+}
+
+// The rank at the other end. Stage p is on rank 0 again, so the edges make a ring; with two ranks 0 -> 1 and
+// 1 -> 0 are two edges.
+inline bool towards_next(Action message) {
+  return message == Action::send_activation || message == Action::receive_gradient;
+}
+inline int peer_of(const Schedule& s, int rank, Action message) {
+  return (rank + (towards_next(message) ? 1 : s.p - 1)) % s.p;
+}
+
+// The messages that `compute` on this rank waits for, and makes. There are none beyond the first and the last
+// stage, and none with one rank, where a chunk finds at hand what another one made.
+inline std::optional<Action> receive_before(const Schedule& s, int rank, const Instruction& compute) {
+  const int stage = s.stage(rank, compute.chunk);
+  if (s.p == 1 || compute.action == Action::weight_gradient) return {};
+  if (compute.action == Action::forward && stage > 0) return Action::receive_activation;
+  if (compute.action != Action::forward && stage < s.stages() - 1) return Action::receive_gradient;
+  return {};
+}
+inline std::optional<Action> send_after(const Schedule& s, int rank, const Instruction& compute) {
+  const int stage = s.stage(rank, compute.chunk);
+  if (s.p == 1 || compute.action == Action::weight_gradient) return {};
+  if (compute.action == Action::forward && stage < s.stages() - 1) return Action::send_activation;
+  if (compute.action != Action::forward && stage > 0) return Action::send_gradient;
+  return {};
+}
+
+// ---- The schedules: what rank k computes, in which order -----------------------------------------------
+
+// Rank k's n-th forward, or backward. p micro-batches go through its first chunk, the same p through the
+// next,
+// ..., then the next p; backward takes the chunks the other way round. With one chunk it is micro-batch n.
+inline Instruction nth(Action action, int n, int p, int v) {
+  const int turn = n / p % v;
+  return {action, n / (p * v) * p + n % p, action == Action::forward ? turn : v - 1 - turn};
+}
+
+// First `warm_up` forwards, then one forward and one backward in turn, then the backwards that are left.
+inline Instructions in_turn(int p, int m, int v, int warm_up, Action backward) {
+  const int count = m * v;
+  warm_up = std::min(warm_up, count);
+  Instructions list;
+  for (int n = 0; n < count + warm_up; ++n) {
+    if (n < count) list.push_back(nth(Action::forward, n, p, v));
+    if (n >= warm_up) list.push_back(nth(backward, n - warm_up, p, v));
+  }
+  return list;
+}
+
+// Every rank keeps all m micro-batches. The bubble is (p - 1)(T_F + T_B + T_W): input gradient T_B, weight
+// gradient T_W.
+inline Instructions afab(int p, int m) { return in_turn(p, m, 1, m, Action::backward); }
+
+// Rank k warms up until the last rank can begin, and keeps p - k micro-batches. The same bubble.
+inline Instructions one_f_one_b(int p, int m, int k) { return in_turn(p, m, 1, p - k - 1, Action::backward); }
+
+// Filling the pipeline takes p - 1 chunks, each 1/v of a rank's layers, so the bubble is 1/v of that; but
+// there are v times as many messages. Needs m to be a multiple of p.
+inline Instructions interleaved(int p, int m, int v, int k) {
+  const int warm_up = v == 1 ? p - k - 1 : 2 * (p - k - 1) + (v - 1) * p;
+  return in_turn(p, m, v, warm_up, Action::backward);
+}
+
+// The order of 1f1b, but the weight gradients of rank k come k micro-batches late: the stage before has its
+// input gradient sooner, and what is late fills the bubble at the end. Every rank now keeps p micro-batches.
+// The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
+inline Instructions zb_h1(int p, int m, int k) {
+  Instructions list;
+  for (const Instruction& i : in_turn(p, m, 1, p - k - 1, Action::input_gradient)) {
+    list.push_back(i);
+    if (i.action == Action::input_gradient && i.micro_batch >= k)
+      list.push_back({Action::weight_gradient, i.micro_batch - k, 0});
+  }
+  for (int i = std::max(m - k, 0); i < m; ++i) list.push_back({Action::weight_gradient, i, 0});
+  return list;
+}
+
+inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
+  switch (kind) {
+    case PpSchedule::afab:
+      return afab(p, m);
+    case PpSchedule::one_f_one_b:
+      return one_f_one_b(p, m, k);
+    case PpSchedule::interleaved:
+      return interleaved(p, m, v, k);
+    case PpSchedule::zb_h1:
+      break;
+  }
+  return zb_h1(p, m, k);
+}
+
+// Sends stand right behind the compute instruction that makes them. A receive is posted one compute
+// instruction ahead of the one that needs it: so it is there when the sender is, and the transfer is hidden.
+// It never holds up the sends that start after it, because the receive before it on its stream belongs to an
+// earlier instruction than theirs. (A gradient goes into the memory of its micro-batch, so its receive is not
+// posted ahead of the forward.)
+inline Instructions with_messages(const Schedule& s, int rank, const Instructions& compute) {
+  Instructions list;
+  const auto add = [&](std::optional<Action> message, size_t n) {
+    if (message) list.push_back({*message, compute[n].micro_batch, compute[n].chunk});
+  };
+  add(receive_before(s, rank, compute[0]), 0);
+  for (size_t n = 0; n < compute.size(); ++n) {
+    const size_t next = std::min(n + 1, compute.size() - 1);
+    const std::optional<Action> receive = next > n ? receive_before(s, rank, compute[next]) : std::nullopt;
+    const bool same =
+        compute[next].micro_batch == compute[n].micro_batch && compute[next].chunk == compute[n].chunk;
+    if (!same) add(receive, next);
+    list.push_back(compute[n]);
+    add(send_after(s, rank, compute[n]), n);
+    if (same) add(receive, next);
+  }
+  return list;
+}
+
+// m >= 1; v is 1 unless interleaved.
+inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
+  Schedule s = {kind, p, m, v, {}};
+  for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));
+  return s;
+}
+
+// Refuses what no schedule can be made for, or not with these layers. (options.cc has seen to it that only
+// interleaved has --vpp above 1.)
+inline void check_schedule(const Options& options, int p, int m) {
+  const int v = options.vpp;
+  if (options.pp_schedule == PpSchedule::interleaved && m % p != 0) {
+    throw UsageError("--pp-schedule", "interleaved",
+                     "1f1b, or micro-batches in multiples of the " + std::to_string(p) +
+                         " ranks; there are " + std::to_string(m));
+  }
+  if (options.model.layers < p * v) {
+    throw UsageError("--layers", std::to_string(options.model.layers),
+                     "at least " + std::to_string(p * v) + ", one a stage: " + std::to_string(p) +
+                         " ranks x " + std::to_string(v) + " chunks (--vpp)");
+  }
+}
+
+// ---- What an executor needs to know --------------------------------------------------------------------
+
+// The most micro-batches that are kept at once for backward, of one chunk or (counted for each) of all
+// chunks.
+struct InFlight {
+  int until_input_gradient = 0, until_weight_gradient = 0;  // the same where backward is not split
+};
+inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chunk = {}) {
+  InFlight now, peak;
+  for (const Instruction& i : list) {
+    if (chunk && i.chunk != *chunk) continue;
+    if (i.action == Action::forward) ++now.until_input_gradient, ++now.until_weight_gradient;
+    if (i.action == Action::backward || i.action == Action::input_gradient) --now.until_input_gradient;
+    if (i.action == Action::backward || i.action == Action::weight_gradient) --now.until_weight_gradient;
+    peak.until_input_gradient = std::max(peak.until_input_gradient, now.until_input_gradient);
+    peak.until_weight_gradient = std::max(peak.until_weight_gradient, now.until_weight_gradient);
+  }
+  return peak;
+}
+
+// Buffers of a chunk for what it receives from the stage before: one more than there are micro-batches in
+// flight, so that one can be received ahead. Micro-batches leave in the order in which they came, so i uses
+// buffer i % buffers.
+inline int input_buffers(const Instructions& list, int chunk) {
+  return peak_in_flight(list, chunk).until_weight_gradient + 1;
+}
+
+// Messages that a rank sends in a step, each of micro-batch size x sequence x d_model elements.
+inline int messages_sent(const Instructions& list) {
+  return static_cast<int>(
+      std::count_if(list.begin(), list.end(), [](const Instruction& i) { return is_send(i.action); }));
+}
+
+// Stage s gets the layers [first[s], first[s + 1]) so that the most expensive stage is as cheap as possible;
+// costs are in units of a layer. One layer each, then each further layer to the stage that is cheapest so
+// far: were there a split with a smaller maximum, it would have no room for the layer that made the maximum
+// here. Among equals the later stage, which keeps fewer micro-batches. Needs layers >= stages.
+inline std::vector<int> split_layers(int layers, int stages, double embedding_cost, double head_cost) {
+  std::vector<double> cost(stages, 1);
+  cost.front() += embedding_cost;
+  cost.back() += head_cost;
+  std::vector<int> count(stages, 1), first(stages + 1, 0);
+  for (int layer = stages; layer < layers; ++layer) {
+    const auto cheapest = std::min_element(cost.rbegin(), cost.rend());
+    *cheapest += 1;
+    ++count[cost.rend() - cheapest - 1];
+  }
+  for (int s = 0; s < stages; ++s) first[s + 1] = first[s] + count[s];
+  return first;
+}
+
+}  // namespace pentatron

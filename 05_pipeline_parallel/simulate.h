@@ -1,0 +1,292 @@
+// Plays a schedule without a GPU, under the rules by which NCCL would: proves that every message meets its
+// partner and that nothing waits for ever, and tells when each instruction begins and ends.
+//
+//   compute    in the order of the list; each instruction waits for the receive that it needs
+//   messages   start in the order of the list, over all streams of a rank: each when the one before it on its
+//              stream is complete, a send also when its tensor is computed, a receive when its buffer is
+//              free; complete `transfer` after both sides have started (rendezvous)
+#pragma once
+
+#include <array>
+#include <limits>
+#include <stdexcept>
+
+#include "schedule.h"
+
+namespace pentatron {
+
+// Of one chunk, in any unit of time.
+struct Costs {
+  double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
+
+  double of(Action action) const {
+    switch (action) {
+      case Action::forward:
+        return forward;
+      case Action::backward:
+        return input_gradient + weight_gradient;
+      case Action::input_gradient:
+        return input_gradient;
+      case Action::weight_gradient:
+        return weight_gradient;
+      default:
+        return transfer;
+    }
+  }
+};
+
+// A message begins when this rank starts it, and ends when it is complete.
+struct Interval {
+  double begin, end;
+};
+
+struct Simulation {
+  double total;  // until the last rank is done
+  double work;   // what each rank computes in this time: they all compute the same
+  std::vector<std::vector<Interval>> times;  // [ranks][instructions]
+  std::vector<InFlight> in_flight;           // [ranks], over all chunks
+
+  double bubble() const { return total - work; }           // how long each rank is idle
+  double bubble_ratio() const { return bubble() / work; }  // over ideal; r of it is r / (1 + r) of the whole
+};
+
+// The first violation, with its rank and instruction. A deadlock is a line for each rank that waits.
+struct ScheduleError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Simulator {
+ public:
+  // `streams` a rank for messages: 4; or 2, one for each direction of travel; or 1 for all.
+  Simulator(const Schedule& schedule, const Costs& costs, int streams = message_streams)
+      : s_(schedule), costs_(costs), streams_(streams), ranks_(schedule.p) {}
+
+  // Throws ScheduleError.
+  Simulation run() {
+    for (int rank = 0; rank < s_.p; ++rank) check_lives(rank);
+    for (int rank = 0; rank < s_.p; ++rank) check_buffers(rank);
+    for (int rank = 0; rank < s_.p; ++rank) check_order_of_messages(rank);
+    play();
+    Simulation result = {0, s_.m * s_.v * (costs_.forward + costs_.of(Action::backward)), {}, {}};
+    for (int rank = 0; rank < s_.p; ++rank) {
+      result.total = std::max(result.total, ranks_[rank].computed);
+      result.times.push_back(ranks_[rank].times);
+      result.in_flight.push_back(peak_in_flight(s_.ranks[rank]));
+    }
+    return result;
+  }
+
+ private:
+  static constexpr double never = std::numeric_limits<double>::infinity();  // or not known yet
+
+  struct Rank {
+    std::vector<Interval> times;                // [instructions]
+    std::vector<size_t> places;                 // in the list, of [chunks, micro-batches, actions]
+    std::vector<int> buffers;                   // [chunks], for inputs
+    size_t next_compute = 0, next_message = 0;  // instructions
+    double computed = 0, started = 0;           // end of the last compute, begin of the last message
+    std::array<const Interval*, message_streams> last = {};  // message on each stream
+  };
+
+  // When something can begin, and what keeps it for ever if that is never.
+  struct Wait {
+    double until = 0;
+    const char* reason = "";
+  };
+
+  // ---- What the lists must be ---------------------------------------------------------------------------
+
+  [[noreturn]] void fail(int rank, size_t index, const std::string& reason) const {
+    throw ScheduleError(located(rank, index, reason));
+  }
+  std::string located(int rank, size_t index, const std::string& reason) const {
+    const Instructions& list = s_.ranks[rank];
+    return "rank " + std::to_string(rank) + ", instruction " + std::to_string(index) + " (" +
+           (index < list.size() ? to_string(list[index]) : "end of the list") + "): " + reason;
+  }
+
+  size_t& place(int rank, const Instruction& i) {
+    return ranks_[rank].places[(i.chunk * s_.m + i.micro_batch) * action_count + static_cast<int>(i.action)];
+  }
+  Interval& time(int rank, const Instruction& i) { return ranks_[rank].times[place(rank, i)]; }
+
+  // What a rank does for one micro-batch and chunk, in this order.
+  std::vector<Action> life(int rank, int chunk) const {
+    std::vector<Action> life;
+    for (const Action compute : compute_actions(s_.kind)) {
+      const Instruction i = {compute, 0, chunk};
+      if (const auto receive = receive_before(s_, rank, i)) life.push_back(*receive);
+      life.push_back(compute);
+      if (const auto send = send_after(s_, rank, i)) life.push_back(*send);
+    }
+    return life;
+  }
+
+  // Every micro-batch lives its life to the end, once.
+  void check_lives(int rank) {
+    const Instructions& list = s_.ranks[rank];
+    Rank& r = ranks_[rank];
+    r.times.assign(list.size(), {never, never});
+    r.places.assign(s_.v * s_.m * action_count, list.size());
+    std::vector<std::vector<Action>> lives;                                    // [chunks]
+    std::vector<std::vector<size_t>> age(s_.v, std::vector<size_t>(s_.m, 0));  // [chunks][micro-batches]
+    for (int chunk = 0; chunk < s_.v; ++chunk) lives.push_back(life(rank, chunk));
+    for (size_t index = 0; index < list.size(); ++index) {
+      const Instruction& i = list[index];
+      if (i.micro_batch < 0 || i.micro_batch >= s_.m || i.chunk < 0 || i.chunk >= s_.v)
+        fail(rank, index, "there is no such micro-batch or chunk");
+      const std::vector<Action>& life = lives[i.chunk];
+      size_t& now = age[i.chunk][i.micro_batch];
+      if (now == life.size()) fail(rank, index, "nothing is left to do for it");
+      if (i.action != life[now]) fail(rank, index, "its " + to_string(life[now]) + " has to come first");
+      place(rank, i) = index;
+      ++now;
+    }
+    for (int chunk = 0; chunk < s_.v; ++chunk) {
+      for (int i = 0; i < s_.m; ++i) {
+        const size_t now = age[chunk][i];
+        if (now < lives[chunk].size())
+          fail(rank, list.size(), to_string({lives[chunk][now], i, chunk}) + " is missing");
+      }
+    }
+  }
+
+  // The last work on the micro-batch that had the buffer before the one that is received.
+  std::optional<Instruction> last_use(int rank, const Instruction& receive) const {
+    const int before = receive.micro_batch - ranks_[rank].buffers[receive.chunk];
+    if (receive.action != Action::receive_activation || before < 0) return {};
+    return Instruction{compute_actions(s_.kind).back(), before, receive.chunk};
+  }
+
+  // An executor that posts a receive knows when its buffer will be free: the last use has been issued.
+  void check_buffers(int rank) {
+    const Instructions& list = s_.ranks[rank];
+    for (int chunk = 0; chunk < s_.v; ++chunk) ranks_[rank].buffers.push_back(input_buffers(list, chunk));
+    for (size_t index = 0; index < list.size(); ++index) {
+      const auto use = last_use(rank, list[index]);
+      if (use && place(rank, *use) > index)
+        fail(rank, index, "its buffer is still in use; the " + to_string(*use) + " has to come first");
+    }
+  }
+
+  // The same message at its other end.
+  Instruction partner(int rank, const Instruction& message) const {
+    const int stage = s_.stage(rank, message.chunk) + (towards_next(message.action) ? 1 : -1);
+    const int action = static_cast<int>(message.action) + (is_send(message.action) ? -1 : 1);
+    return {static_cast<Action>(action), message.micro_batch, stage / s_.p};
+  }
+
+  // NCCL has no tags: the n-th receive gets what was sent n-th. (There are as many of both: each life is
+  // complete.)
+  void check_order_of_messages(int rank) const {
+    for (const Action receive : {Action::receive_activation, Action::receive_gradient}) {
+      const int peer = peer_of(s_, rank, receive);
+      auto sent = s_.ranks[peer].begin();
+      for (size_t index = 0; index < s_.ranks[rank].size(); ++index) {
+        const Instruction& i = s_.ranks[rank][index];
+        if (i.action != receive) continue;
+        const Instruction expected = partner(rank, i);
+        while (sent->action != expected.action) ++sent;
+        if (*sent != expected)
+          fail(rank, index, "what comes is rank " + std::to_string(peer) + "'s " + to_string(*sent));
+        ++sent;
+      }
+    }
+  }
+
+  // ---- What takes place when ----------------------------------------------------------------------------
+
+  // A rank issues all it has to do at once; its compute instructions go one by one, and so do the starts of
+  // its messages. Times are settled as soon as what they depend on is.
+  void play() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int rank = 0; rank < s_.p; ++rank) {
+        while (compute_next(rank) || start_next(rank)) moved = true;
+      }
+    }
+    std::string waiting;
+    for (int rank = 0; rank < s_.p; ++rank) {
+      const Rank& r = ranks_[rank];
+      const size_t size = r.times.size(), index = std::min(r.next_compute, r.next_message);
+      if (index == size) continue;
+      const Instruction& i = s_.ranks[rank][index];
+      const Wait wait = is_message(i.action) ? message_wait(rank, i) : compute_wait(rank, i);
+      waiting += "\n  " + located(rank, index, wait.reason);
+    }
+    if (!waiting.empty()) throw ScheduleError("deadlock:" + waiting);
+  }
+
+  bool compute_next(int rank) {
+    Rank& r = ranks_[rank];
+    if (!find(rank, false, r.next_compute)) return false;
+    const Instruction& i = s_.ranks[rank][r.next_compute];
+    const double begin = std::max(r.computed, compute_wait(rank, i).until);
+    if (begin == never) return false;
+    r.computed = begin + costs_.of(i.action);
+    r.times[r.next_compute++] = {begin, r.computed};
+    return true;
+  }
+
+  bool start_next(int rank) {
+    Rank& r = ranks_[rank];
+    if (!find(rank, true, r.next_message)) return false;
+    const Instruction& i = s_.ranks[rank][r.next_message];
+    const double begin = std::max(r.started, message_wait(rank, i).until);
+    if (begin == never) return false;
+    Interval &mine = r.times[r.next_message++], &other = time(peer_of(s_, rank, i.action), partner(rank, i));
+    mine.begin = r.started = begin;
+    mine.end = other.end =
+        std::max(mine.begin, other.begin) + costs_.transfer;  // never, until both have begun
+    last_on_stream(rank, i.action) = &mine;
+    return true;
+  }
+
+  const Interval*& last_on_stream(int rank, Action message) {
+    return ranks_[rank].last[stream_of(message) * streams_ / message_streams];
+  }
+
+  // Moves `next` to the next instruction that is a message, or is none; false: there is no other.
+  bool find(int rank, bool message, size_t& next) const {
+    const Instructions& list = s_.ranks[rank];
+    while (next < list.size() && is_message(list[next].action) != message) ++next;
+    return next < list.size();
+  }
+
+  Wait compute_wait(int rank, const Instruction& i) {
+    if (const auto receive = receive_before(s_, rank, i))
+      return {time(rank, {*receive, i.micro_batch, i.chunk}).end, "what it needs is never received"};
+    if (s_.p > 1 || i.action == Action::weight_gradient) return {};
+    const int source = i.action == Action::forward ? i.chunk - 1 : i.chunk + 1;  // hands its tensor over
+    if (source < 0 || source == s_.v) return {};
+    return {time(rank, {i.action, i.micro_batch, source}).end, "what it needs is computed later"};
+  }
+
+  Wait message_wait(int rank, const Instruction& i) {
+    const Interval* const last = last_on_stream(rank, i.action);
+    const std::vector<Action> compute = compute_actions(s_.kind);
+    Wait wait;
+    const auto add = [&](double until, const char* reason) {
+      if (until > wait.until) wait = {until, reason};
+    };
+    if (last != nullptr) add(last->end, "the message before it on its stream is never complete");
+    if (is_send(i.action)) {
+      const Action producer = i.action == Action::send_activation ? compute[0] : compute[1];
+      add(time(rank, {producer, i.micro_batch, i.chunk}).end, "its tensor is never computed");
+    }
+    if (const auto use = last_use(rank, i)) add(time(rank, *use).end, "its buffer is never free");
+    return wait;
+  }
+
+  const Schedule& s_;
+  const Costs costs_;
+  const int streams_;
+  std::vector<Rank> ranks_;
+};
+
+// Throws ScheduleError.
+inline Simulation simulate(const Schedule& schedule, const Costs& costs = {}, int streams = message_streams) {
+  return Simulator(schedule, costs, streams).run();
+}
+
+}  // namespace pentatron

@@ -1,0 +1,483 @@
+// Pipeline schedules: their orders against the papers', their bubbles against the formulas, exactly; what the
+// simulator accepts and what it refuses; pictures.
+#include <algorithm>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../05_pipeline_parallel/draw_schedule.h"
+#include "catch.h"
+#include "files.h"
+
+using namespace pentatron;
+
+namespace {
+
+// "F0 RA1 B0": without messages unless wanted; with the chunk ("F0.1") where there are several.
+std::string words(const Schedule& s, int rank, bool messages = false) {
+  const char* names[] = {"F", "B", "B", "W", "RA", "SA", "RG", "SG"};
+  std::string text;
+  for (const Instruction& i : s.ranks[rank]) {
+    if (is_message(i.action) && !messages) continue;
+    text += (text.empty() ? "" : " ") + (names[static_cast<int>(i.action)] + std::to_string(i.micro_batch));
+    if (s.v > 1) text += "." + std::to_string(i.chunk);
+  }
+  return text;
+}
+
+// Of words without chunks; `backward` is what B stands for.
+Instructions instructions(const std::string& text, Action backward = Action::backward) {
+  Instructions list;
+  std::istringstream in(text);
+  for (std::string word; in >> word;) {
+    const size_t digits = word.find_first_of("0123456789");
+    const std::string name = word.substr(0, digits);
+    const Action action = name == "F"    ? Action::forward
+                          : name == "B"  ? backward
+                          : name == "W"  ? Action::weight_gradient
+                          : name == "RA" ? Action::receive_activation
+                          : name == "SA" ? Action::send_activation
+                          : name == "RG" ? Action::receive_gradient
+                                         : Action::send_gradient;
+    list.push_back({action, std::stoi(word.substr(digits)), 0});
+  }
+  return list;
+}
+
+// What the simulator says against a schedule; "" if nothing.
+std::string complaint(const Schedule& s, int streams = message_streams) {
+  try {
+    simulate(s, {}, streams);
+  } catch (const ScheduleError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Random {
+  std::mt19937 engine{1};
+
+  int number(int lowest, int highest) { return lowest + static_cast<int>(engine() % (highest - lowest + 1)); }
+  Schedule schedule() {
+    const auto kind = static_cast<PpSchedule>(number(0, 3));
+    const int p = number(1, 9), v = kind == PpSchedule::interleaved ? number(1, 4) : 1;
+    return make_schedule(kind, p, kind == PpSchedule::interleaved ? p * number(1, 4) : number(1, 24), v);
+  }
+  Costs costs() {
+    return {number(1, 16) / 4.0, number(1, 16) / 4.0, number(1, 16) / 4.0, number(0, 8) / 4.0};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("05: the orders of the papers", "[05][schedule]") {
+  const Schedule zero_bubble = make_schedule(PpSchedule::zb_h1, 4, 8, 1);
+  CHECK(words(zero_bubble, 0) == "F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 F6 B3 W3 F7 B4 W4 B5 W5 B6 W6 B7 W7");
+  CHECK(words(zero_bubble, 1) == "F0 F1 F2 B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7");
+  CHECK(words(zero_bubble, 2) == "F0 F1 B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 F6 B5 W3 F7 B6 W4 B7 W5 W6 W7");
+  CHECK(words(zero_bubble, 3) == "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7");
+
+  const Schedule in_turn = make_schedule(PpSchedule::one_f_one_b, 4, 6, 1);
+  CHECK(words(in_turn, 0) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5");
+  CHECK(words(in_turn, 2) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5");
+  CHECK(words(in_turn, 3) == "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5");
+  CHECK(words(make_schedule(PpSchedule::afab, 4, 3, 1), 2) == "F0 F1 F2 B0 B1 B2");
+
+  const Schedule chunks = make_schedule(PpSchedule::interleaved, 2, 4, 2);
+  CHECK(words(chunks, 0) ==
+        "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0");
+  CHECK(words(chunks, 1) ==
+        "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 B3.1 B2.0 B3.0");
+}
+
+TEST_CASE("05: fewer micro-batches than ranks", "[05][schedule]") {
+  const Schedule in_turn = make_schedule(PpSchedule::one_f_one_b, 4, 2, 1);
+  CHECK(words(in_turn, 0) == "F0 F1 B0 B1");
+  CHECK(words(in_turn, 3) == "F0 B0 F1 B1");
+  CHECK(words(make_schedule(PpSchedule::zb_h1, 4, 2, 1), 3) == "F0 B0 F1 B1 W0 W1");
+  CHECK(words(make_schedule(PpSchedule::zb_h1, 4, 2, 1), 1) == "F0 F1 B0 B1 W0 W1");
+}
+
+TEST_CASE("05: warm-ups, and interleaving one chunk", "[05][schedule]") {
+  for (int p = 1; p <= 8; ++p) {
+    for (int v = 1; v <= 4; ++v) {
+      const int m = 4 * p;
+      const Schedule s = make_schedule(PpSchedule::interleaved, p, m, v);
+      if (v == 1) CHECK(s.ranks == make_schedule(PpSchedule::one_f_one_b, p, m, 1).ranks);
+      for (int k = 0; k < p; ++k) {
+        const std::string order = words(s, k);
+        const auto forwards = std::count(order.begin(), order.begin() + order.find('B'), 'F');
+        CHECK(forwards == 1 + (v == 1 ? p - k - 1 : 2 * (p - k - 1) + (v - 1) * p));
+      }
+    }
+  }
+}
+
+TEST_CASE("05: messages: sent at once, received one compute instruction ahead", "[05][schedule]") {
+  const Schedule s = make_schedule(PpSchedule::one_f_one_b, 3, 3, 1);
+  CHECK(words(s, 0, true) == "F0 SA0 F1 SA1 RG0 F2 SA2 RG1 B0 RG2 B1 B2");
+  CHECK(words(s, 1, true) == "RA0 RA1 F0 SA0 RG0 F1 SA1 RA2 B0 SG0 RG1 F2 SA2 RG2 B1 SG1 B2 SG2");
+  CHECK(words(s, 2, true) == "RA0 F0 RA1 B0 SG0 F1 RA2 B1 SG1 F2 B2 SG2");
+  CHECK(messages_sent(s.ranks[1]) == 6);
+
+  const Schedule one =
+      make_schedule(PpSchedule::zb_h1, 2, 1, 1);  // the gradient not ahead of its own forward
+  CHECK(words(one, 0, true) == "F0 SA0 RG0 B0 W0");
+  CHECK(words(one, 1, true) == "RA0 F0 B0 SG0 W0");
+
+  // Two ranks, two chunks: stages 0, 2 and 1, 3, so three messages each way, over two edges.
+  CHECK(words(make_schedule(PpSchedule::interleaved, 2, 2, 2), 0, true) ==
+        "F0.0 SA0.0 RA0.1 F1.0 SA1.0 RA1.1 F0.1 SA0.1 RG0.1 F1.1 SA1.1 RG1.1 B0.1 SG0.1 RG0.0 B1.1 SG1.1 "
+        "RG1.0 B0.0 B1.0");
+  for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::interleaved, PpSchedule::zb_h1}) {
+    CHECK(messages_sent(make_schedule(kind, 1, 4, kind == PpSchedule::interleaved ? 3 : 1).ranks[0]) == 0);
+  }
+}
+
+TEST_CASE("05: bubbles are what the formulas say", "[05][schedule]") {
+  // The last two have T_W > T_F, T_W > T_B: there the wait of the first, the last rank for its first work is
+  // all.
+  for (const Costs& costs : {Costs{1, 1, 1}, Costs{4, 3, 2}, Costs{1, 8, 4}, Costs{6, 2, 4}}) {
+    const double f = costs.forward, b = costs.input_gradient, w = costs.weight_gradient;
+    for (int p = 2; p <= 16; ++p) {
+      for (int m = p; m <= 64; ++m) {
+        INFO("p " << p << ", m " << m << ", costs " << f << " " << b << " " << w);
+        const double r = static_cast<double>(p - 1) / m;
+        REQUIRE(simulate(make_schedule(PpSchedule::afab, p, m, 1), costs).bubble_ratio() == r);
+        const Simulation in_turn = simulate(make_schedule(PpSchedule::one_f_one_b, p, m, 1), costs);
+        REQUIRE(in_turn.bubble_ratio() == r);
+        REQUIRE(in_turn.bubble() == (p - 1) * (f + b + w));
+        const Simulation zero_bubble = simulate(make_schedule(PpSchedule::zb_h1, p, m, 1), costs);
+        REQUIRE(zero_bubble.work == in_turn.work);
+        REQUIRE(zero_bubble.bubble() == (p - 1) * std::max({f + b - w, f, b}));
+        for (int v = 1; v <= 4 && m % p == 0; ++v) {
+          const Simulation chunks = simulate(make_schedule(PpSchedule::interleaved, p, m, v), costs);
+          REQUIRE(chunks.work == v * in_turn.work);
+          REQUIRE(chunks.bubble_ratio() == static_cast<double>(p - 1) / (v * m));
+        }
+      }
+    }
+  }
+  const auto bubble = [](PpSchedule kind, int p) {
+    return simulate(make_schedule(kind, p, 2 * p, 1)).bubble();
+  };
+  CHECK(bubble(PpSchedule::one_f_one_b, 4) == 9);
+  CHECK(bubble(PpSchedule::zb_h1, 4) == 3);
+  CHECK(bubble(PpSchedule::one_f_one_b, 8) == 21);
+  CHECK(bubble(PpSchedule::zb_h1, 8) == 7);
+}
+
+TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
+  for (int p = 1; p <= 8; ++p) {
+    for (int m = 1; m <= 12; ++m) {
+      const Simulation all = simulate(make_schedule(PpSchedule::afab, p, m, 1));
+      const Simulation in_turn = simulate(make_schedule(PpSchedule::one_f_one_b, p, m, 1));
+      const Simulation zero_bubble = simulate(make_schedule(PpSchedule::zb_h1, p, m, 1));
+      for (int k = 0; k < p; ++k) {
+        CHECK(all.in_flight[k].until_input_gradient == m);
+        CHECK(all.in_flight[k].until_weight_gradient == m);
+        CHECK(in_turn.in_flight[k].until_input_gradient == std::min(p - k, m));
+        CHECK(in_turn.in_flight[k].until_weight_gradient == std::min(p - k, m));
+        CHECK(zero_bubble.in_flight[k].until_input_gradient == std::min(p - k, m));
+        CHECK(zero_bubble.in_flight[k].until_weight_gradient == std::min(p, m));
+      }
+    }
+  }
+  // p 2, v 2, from the order above: chunk 0 of rank 0 has F0 F1 F2 F3 before its first backward.
+  const Schedule chunks = make_schedule(PpSchedule::interleaved, 2, 4, 2);
+  CHECK(peak_in_flight(chunks.ranks[0], 0).until_weight_gradient == 4);
+  CHECK(peak_in_flight(chunks.ranks[0], 1).until_weight_gradient == 2);
+  CHECK(peak_in_flight(chunks.ranks[0]).until_weight_gradient == 5);
+  CHECK(input_buffers(chunks.ranks[0], 1) == 3);
+}
+
+TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][schedule]") {
+  Random random;
+  for (int round = 0; round < 400; ++round) {
+    const Schedule s = random.schedule();
+    const Costs costs = random.costs();
+    INFO(to_string(s.kind) << ", p " << s.p << ", m " << s.m << ", v " << s.v);
+    const Simulation played = simulate(s, costs);
+    const auto time = [&](int rank, const Instruction& i) {
+      const Instructions& list = s.ranks[rank];
+      return played.times[rank][std::find(list.begin(), list.end(), i) - list.begin()];
+    };
+    const bool split = s.kind == PpSchedule::zb_h1;
+    for (int rank = 0; rank < s.p; ++rank) {
+      // Each begins as soon as the rules allow, and no sooner.
+      double computed = 0, started = 0, complete[message_streams] = {};
+      for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
+        const auto [action, i, chunk] = s.ranks[rank][n];
+        const auto [begin, end] = played.times[rank][n];
+        if (is_message(action)) {
+          double& stream = complete[stream_of(action)];
+          started = std::max(started, stream);
+          if (action == Action::send_activation)
+            started = std::max(started, time(rank, {Action::forward, i, chunk}).end);
+          if (action == Action::send_gradient)
+            started = std::max(started,
+                               time(rank, {split ? Action::input_gradient : Action::backward, i, chunk}).end);
+          const int last = i - input_buffers(s.ranks[rank], chunk);
+          if (action == Action::receive_activation && last >= 0)
+            started = std::max(
+                started, time(rank, {split ? Action::weight_gradient : Action::backward, last, chunk}).end);
+          REQUIRE(begin == started);
+          const bool from_first = rank == 0, from_last = rank == s.p - 1;
+          const Interval other =
+              action == Action::send_activation
+                  ? time((rank + 1) % s.p, {Action::receive_activation, i, chunk + from_last})
+              : action == Action::receive_activation
+                  ? time((rank + s.p - 1) % s.p, {Action::send_activation, i, chunk - from_first})
+              : action == Action::send_gradient
+                  ? time((rank + s.p - 1) % s.p, {Action::receive_gradient, i, chunk - from_first})
+                  : time((rank + 1) % s.p, {Action::send_gradient, i, chunk + from_last});
+          REQUIRE(end == std::max(begin, other.begin) + costs.transfer);
+          stream = end;
+        } else {
+          const int stage = chunk * s.p + rank;
+          if (s.p > 1 && action == Action::forward && stage > 0)
+            computed = std::max(computed, time(rank, {Action::receive_activation, i, chunk}).end);
+          if (s.p > 1 && (action == Action::backward || action == Action::input_gradient) &&
+              stage < s.p * s.v - 1)
+            computed = std::max(computed, time(rank, {Action::receive_gradient, i, chunk}).end);
+          REQUIRE(begin == computed);
+          computed += action == Action::forward           ? costs.forward
+                      : action == Action::input_gradient  ? costs.input_gradient
+                      : action == Action::weight_gradient ? costs.weight_gradient
+                                                          : costs.input_gradient + costs.weight_gradient;
+          REQUIRE(end == computed);
+        }
+      }
+      REQUIRE(played.total >= computed);
+    }
+  }
+}
+
+TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedule]") {
+  Random random;
+  for (int round = 0; round < 400; ++round) {
+    const Schedule s = random.schedule();
+    const int rank = random.number(0, s.p - 1), size = static_cast<int>(s.ranks[rank].size());
+    const int n = random.number(0, size - 1);
+    const auto begins_with = [&](const Schedule& damaged, int instruction) {
+      const std::string said = complaint(damaged);
+      INFO(to_string(s.kind) << ", p " << s.p << ", m " << s.m << ", v " << s.v << ": " << said);
+      CHECK(said.starts_with("rank " + std::to_string(rank) + ", instruction " + std::to_string(instruction) +
+                             " ("));
+    };
+    Schedule cut = s, twice = s, exchanged = s;
+    cut.ranks[rank].resize(n);
+    begins_with(cut, n);
+    twice.ranks[rank].push_back(s.ranks[rank][n]);
+    begins_with(twice, size);
+    for (int other = n + 1; other < size; ++other) {
+      Instruction &a = exchanged.ranks[rank][n], &b = exchanged.ranks[rank][other];
+      if (a.micro_batch != b.micro_batch || a.chunk != b.chunk) continue;
+      std::swap(a.action, b.action);
+      begins_with(exchanged, n);
+      break;
+    }
+  }
+}
+
+TEST_CASE("05: what is wrong with a schedule", "[05][schedule]") {
+  const auto with = [](int m, const std::string& rank0, const std::string& rank1) {
+    return Schedule{PpSchedule::one_f_one_b, 2, m, 1, {instructions(rank0), instructions(rank1)}};
+  };
+  const std::string first = "F0 SA0 F1 SA1 RG0 B0 RG1 B1", last = "RA0 F0 RA1 B0 SG0 F1 B1 SG1";
+  CHECK(complaint(with(2, first, last)) == "");
+  CHECK(
+      complaint(with(2, first, "F0 RA0 RA1 B0 SG0 F1 B1 SG1")) ==
+      "rank 1, instruction 0 (forward of micro-batch 0, chunk 0): its receive_activation has to come first");
+  CHECK(complaint(with(2, first, "RA0 F0 RA1 B0 SG0 F1 B1")) ==
+        "rank 1, instruction 7 (end of the list): send_gradient of micro-batch 1, chunk 0 is missing");
+  CHECK(complaint(with(2, first, last + " F1")) ==
+        "rank 1, instruction 8 (forward of micro-batch 1, chunk 0): nothing is left to do for it");
+  CHECK(
+      complaint(with(2, first, "RA0 F0 RA2")) ==
+      "rank 1, instruction 2 (receive_activation of micro-batch 2, chunk 0): there is no such micro-batch or "
+      "chunk");
+  CHECK(complaint(with(2, first, "RA1 RA0 F0 B0 SG0 F1 B1 SG1")) ==
+        "rank 1, instruction 0 (receive_activation of micro-batch 1, chunk 0): what comes is rank 0's "
+        "send_activation of micro-batch 0, chunk 0");
+  CHECK(complaint(with(2, "F0 SA0 F1 SA1 RG1 B1 RG0 B0", last)) ==
+        "rank 0, instruction 4 (receive_gradient of micro-batch 1, chunk 0): what comes is rank 1's "
+        "send_gradient of micro-batch 0, chunk 0");
+  CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 SA2 RG0 B0 RG1 B1 RG2 B2",
+                       "RA0 RA1 RA2 F0 B0 SG0 F1 B1 SG1 F2 B2 SG2")) ==
+        "rank 1, instruction 2 (receive_activation of micro-batch 2, chunk 0): its buffer is still in use; "
+        "the backward of micro-batch 0, chunk 0 has to come first");
+}
+
+TEST_CASE("05: deadlocks", "[05][schedule]") {
+  const auto with = [](int m, const std::string& rank0, const std::string& rank1) {
+    return Schedule{PpSchedule::afab, 2, m, 1, {instructions(rank0), instructions(rank1)}};
+  };
+  // One rank wants a gradient that the other makes only after an activation of the first.
+  CHECK(complaint(with(2, "F0 SA0 RG0 B0 F1 SA1 RG1 B1", "RA0 F0 RA1 F1 B0 SG0 B1 SG1")) ==
+        "deadlock:\n"
+        "  rank 0, instruction 3 (backward of micro-batch 0, chunk 0): what it needs is never received\n"
+        "  rank 1, instruction 3 (forward of micro-batch 1, chunk 0): what it needs is never received");
+  // Activation 2 is ready, but its send was issued behind a receive that waits for the one before it.
+  const std::string last = "RA0 F0 RA1 F1 RA2 F2 B0 SG0 B1 SG1 B2 SG2";
+  CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 RG0 SA2 RG1 B0 RG2 B1 B2", last)) == "");
+  CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 RG0 RG1 SA2 B0 RG2 B1 B2", last)) ==
+        "deadlock:\n"
+        "  rank 0, instruction 6 (receive_gradient of micro-batch 1, chunk 0): the message before it on its "
+        "stream is never complete\n"
+        "  rank 1, instruction 5 (forward of micro-batch 2, chunk 0): what it needs is never received");
+  // A chunk before the one whose output it needs.
+  const Schedule chunks = {PpSchedule::interleaved,
+                           1,
+                           1,
+                           2,
+                           {{{Action::forward, 0, 1},
+                             {Action::forward, 0, 0},
+                             {Action::backward, 0, 1},
+                             {Action::backward, 0, 0}}}};
+  CHECK(complaint(chunks) ==
+        "deadlock:\n"
+        "  rank 0, instruction 0 (forward of micro-batch 0, chunk 1): what it needs is computed later");
+
+  // Why four streams: one for all stops 1f1b, one a direction closes the ring of an interleaved schedule.
+  const Schedule in_turn = make_schedule(PpSchedule::one_f_one_b, 4, 8, 1);
+  const Schedule interleaved = make_schedule(PpSchedule::interleaved, 4, 8, 2);
+  CHECK(complaint(in_turn, 1).starts_with("deadlock:"));
+  CHECK(complaint(in_turn, 2) == "");
+  CHECK(complaint(interleaved, 2).starts_with("deadlock:"));
+  CHECK(complaint(interleaved, 4) == "");
+}
+
+TEST_CASE("05: layers are split so that the slowest stage is fastest", "[05][schedule]") {
+  CHECK(split_layers(8, 4, 0, 0) == std::vector{0, 2, 4, 6, 8});
+  CHECK(split_layers(10, 4, 0, 0) == std::vector{0, 2, 4, 7, 10});
+  CHECK(split_layers(8, 4, 1, 2) == std::vector{0, 1, 4, 7, 8});
+  CHECK(split_layers(4, 4, 5, 5) == std::vector{0, 1, 2, 3, 4});
+  CHECK(split_layers(6, 1, 1, 1) == std::vector{0, 6});
+
+  // Against all splits: the stages before `stage` cost `so_far` at most.
+  Random random;
+  for (int round = 0; round < 300; ++round) {
+    const int stages = random.number(1, 5), layers = random.number(stages, 11);
+    const double embedding = random.number(0, 12) / 4.0, head = random.number(0, 12) / 4.0;
+    const auto cost = [&](int stage, int count) {
+      return count + (stage == 0 ? embedding : 0) + (stage == stages - 1 ? head : 0);
+    };
+    const auto best = [&](const auto& self, int stage, int left) -> double {
+      if (stage == stages - 1) return cost(stage, left);
+      double least = 1e9;
+      for (int count = 1; count <= left - (stages - 1 - stage); ++count)
+        least = std::min(least, std::max(cost(stage, count), self(self, stage + 1, left - count)));
+      return least;
+    };
+    const std::vector<int> boundaries = split_layers(layers, stages, embedding, head);
+    double most = 0;
+    for (int s = 0; s < stages; ++s) {
+      REQUIRE(boundaries[s + 1] > boundaries[s]);
+      most = std::max(most, cost(s, boundaries[s + 1] - boundaries[s]));
+    }
+    CHECK(boundaries.front() == 0);
+    CHECK(boundaries.back() == layers);
+    CHECK(most == best(best, 0, layers));
+  }
+}
+
+TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
+  Options options;
+  options.model.layers = 8;
+  options.pp_schedule = PpSchedule::interleaved;
+  options.vpp = 2;
+  CHECK_NOTHROW(check_schedule(options, 4, 8));
+  CHECK_THROWS_WITH(
+      check_schedule(options, 4, 6),
+      "--pp-schedule: interleaved is not valid; expected 1f1b, or micro-batches in multiples of "
+      "the 4 ranks; there are 6");
+  CHECK_THROWS_WITH(
+      check_schedule(options, 8, 8),
+      "--layers: 8 is not valid; expected at least 16, one a stage: 8 ranks x 2 chunks (--vpp)");
+  options.pp_schedule = PpSchedule::zb_h1;
+  options.vpp = 1;
+  CHECK_NOTHROW(check_schedule(options, 8, 3));
+  CHECK_THROWS_WITH(check_schedule(options, 9, 9),
+                    "--layers: 8 is not valid; expected at least 9, one a stage: 9 ranks x 1 chunks (--vpp)");
+}
+
+TEST_CASE("05: a schedule as text", "[05][schedule]") {
+  const auto text = [](PpSchedule kind, int p, int m, int v, int columns, bool coloured = false) {
+    const Schedule s = make_schedule(kind, p, m, v);
+    return draw_text(s, {}, simulate(s), columns, coloured);
+  };
+  CHECK(text(PpSchedule::one_f_one_b, 2, 2, 1, 100) ==
+        "1f1b: 2 ranks, 2 micro-batches. Time 9 = work 6 + bubble 3 (50 % of the work)\n"
+        "\n"
+        "rank 0  F0F1....B0--..B1--  2 in flight\n"
+        "rank 1  ..F0B0--F1B1--....  1 in flight\n");
+  CHECK(text(PpSchedule::zb_h1, 2, 2, 1, 100) ==
+        "zb-h1: 2 ranks, 2 micro-batches. Time 7 = work 6 + bubble 1 (16.7 % of the work)\n"
+        "\n"
+        "rank 0  F0F1..B0W0B1W1  2 in flight\n"
+        "rank 1  ..F0B0F1B1W0W1  2 in flight, 1 until B\n");
+  CHECK(text(PpSchedule::interleaved, 2, 2, 2, 1) ==  // too narrow: ten columns a row
+        "interleaved: 2 ranks, 2 chunks a rank, 2 micro-batches. Time 15 = work 12 + bubble 3 (25 % of the "
+        "work)\n"
+        "\n"
+        "rank 0  F0F1f0f1..  4 in flight\n"
+        "rank 1  ..F0F1f0b0  3 in flight\n"
+        "\n"
+        "rank 0  ..b0--..b1\n"
+        "rank 1  --f1b1--B0\n"
+        "\n"
+        "rank 0  --B0--B1--\n"
+        "rank 1  --B1--....\n");
+
+  std::string coloured = text(PpSchedule::zb_h1, 4, 8, 1, 100, true);
+  for (size_t escape; (escape = coloured.find('\033')) != std::string::npos;)
+    coloured.erase(escape, coloured.find('m', escape) + 1 - escape);
+  CHECK(coloured == text(PpSchedule::zb_h1, 4, 8, 1, 100));
+  for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+    std::istringstream lines(text(kind, 4, 8, 1, 100));
+    int count = 0;
+    for (std::string line; std::getline(lines, line); ++count) CHECK(line.size() <= 100);
+    CHECK(count == 6);  // each rank in one line
+  }
+}
+
+TEST_CASE("05: a schedule as SVG", "[05][schedule]") {
+  const pentatron::tests::TemporaryFolder folder;
+  Options options;
+  options.model.layers = 8;
+  options.pp_schedule = PpSchedule::interleaved;
+  options.vpp = 2;
+  options.show_schedule_svg = folder.path() + "/schedule.svg";
+  std::ostringstream printed;
+  std::streambuf* const terminal = std::cout.rdbuf(printed.rdbuf());
+  show_schedule(options, 4, 8);
+  std::cout.rdbuf(terminal);
+  CHECK(printed.str().starts_with("interleaved: 4 ranks, 2 chunks a rank, 8 micro-batches."));
+  const std::string svg = pentatron::tests::read_file(options.show_schedule_svg);
+
+  // Well-formed: what is opened is closed, in order, and attributes are quoted.
+  std::vector<std::string> open;
+  int titles = 0;
+  for (size_t begin = svg.find('<'); begin != std::string::npos; begin = svg.find('<', begin + 1)) {
+    const size_t end = svg.find('>', begin);
+    REQUIRE(end != std::string::npos);
+    const std::string tag = svg.substr(begin + 1, end - begin - 1), name = tag.substr(0, tag.find(' '));
+    REQUIRE(tag.find('<') == std::string::npos);
+    REQUIRE(std::count(tag.begin(), tag.end(), '\'') == 2 * std::count(tag.begin(), tag.end(), '='));
+    titles += name == "title";
+    if (tag[0] == '/') {
+      REQUIRE(!open.empty());
+      REQUIRE(open.back() == tag.substr(1));
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(name);
+    }
+  }
+  CHECK(open.empty());
+  CHECK(svg.find('&') == std::string::npos);
+  CHECK(titles == 1 + 4 * 8 * 2 * 2);  // the picture's, and one for each forward and backward
+  CHECK(svg.find("<title>interleaved: 4 ranks") != std::string::npos);
+  CHECK(svg.find("backward of micro-batch 7, chunk 1: ") != std::string::npos);
+}
