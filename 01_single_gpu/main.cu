@@ -32,9 +32,9 @@ void train(const Options& options) {
   UnitHooks hooks;
   const Seams seams = {&hooks, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
-                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
-  const auto activations = model.make_activations();
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
+                    options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
@@ -55,7 +55,11 @@ void train(const Options& options) {
     run.end_step(step, totals);
   }
   run.finish(predicted);
-  run.show_sample(write_sample(options, ids, parameters, seams, compute));
+  const auto logits = [&](const Batch& batch) {
+    model.forward(batch, *activations);
+    return activations->logits;
+  };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute));
 }
 
 }  // namespace

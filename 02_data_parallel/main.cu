@@ -31,9 +31,9 @@ void train(const Options& options, World& world) {
   DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, data_ranks, compute);
   const Seams seams = {&hooks, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
-                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
-  const auto activations = model.make_activations();
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
+                    options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
@@ -53,10 +53,14 @@ void train(const Options& options, World& world) {
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     totals.wait();
-    run.end_step(step, totals, data_ranks.sent_bytes());
+    run.end_step(step, totals);
   }
-  run.finish(predicted, data_ranks.operation_counts(), {{"dp", world.ranks()}});
-  run.show_sample(write_sample(options, ids, parameters, seams, compute));
+  run.finish(predicted, {{"dp", world.ranks()}});
+  const auto logits = [&](const Batch& batch) {
+    model.forward(batch, *activations);
+    return activations->logits;
+  };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute));
 }
 
 }  // namespace

@@ -30,12 +30,11 @@ void train(const Options& options, World& world) {
   Zero hooks(options.zero_stage, parameters, data_ranks, compute);
   parameters.initialise(options.seed, compute);
   hooks.weights_changed();
-  data_ranks.reset_traffic();  // counts begin with the first step
   const Seams seams = {&hooks, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
-                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
-  const auto activations = model.make_activations();
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
+                    options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
@@ -56,10 +55,14 @@ void train(const Options& options, World& world) {
     optimizer.step(step, totals.norm_squared());
     hooks.weights_changed();
     totals.wait();
-    run.end_step(step, totals, data_ranks.sent_bytes());
+    run.end_step(step, totals);
   }
-  run.finish(predicted, data_ranks.operation_counts(), {{"dp", world.ranks()}});
-  run.show_sample(write_sample(options, ids, parameters, seams, compute));
+  run.finish(predicted, {{"dp", world.ranks()}});
+  const auto logits = [&](const Batch& batch) {
+    model.forward(batch, *activations);
+    return activations->logits;
+  };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute));
 }
 
 }  // namespace

@@ -36,9 +36,9 @@ void train(const Options& options, World& world) {
   UnitHooks hooks;
   const Seams seams = {&hooks, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, whole_model(options.model), options.micro_batch_size,
-                    options.sequence_length, options.sequence_length, options.recompute, seams, compute);
-  const auto activations = model.make_activations();
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
+                    options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
@@ -58,10 +58,14 @@ void train(const Options& options, World& world) {
     tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     totals.wait();
-    run.end_step(step, totals, tensor_ranks.sent_bytes());
+    run.end_step(step, totals);
   }
-  run.finish(predicted, tensor_ranks.operation_counts(), {{"tp", world.ranks()}});
-  run.show_sample(write_sample(options, ids, parameters, seams, compute, world));
+  run.finish(predicted, {{"tp", world.ranks()}});
+  const auto logits = [&](const Batch& batch) {
+    model.forward(batch, *activations);
+    return activations->logits;
+  };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world));
 }
 
 }  // namespace

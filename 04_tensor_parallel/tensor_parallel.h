@@ -61,16 +61,23 @@ class TensorParallel : public TensorRegion {
     return sum;
   }
 
-  // Gathered while the compute stream makes the input gradient. The communication stream need not wait: between the
-  // last use of this memory and now it has waited for the gradient of an output, or the cross-entropy's statistics.
+  // Gathered while the compute stream makes the input gradient. The communication stream need not wait:
+  // between the last use of this memory and now it has waited for the gradient of an output, or the
+  // cross-entropy's statistics.
   void announce_regather(Tensor x) override {
     if (!sequence_parallel_) return;
     tensor_.all_gather(x.data, regathered_.data, x.size());
     regather_done_.record(tensor_.stream());
+    announced_ = x.data;
   }
 
   Tensor regather(Tensor x) override {
     if (!sequence_parallel_) return x;
+    if (announced_ != x.data) {
+      tensor_.wait_for(compute_);
+      announce_regather(x);
+    }
+    announced_ = nullptr;
     regather_done_.make_wait(compute_);
     return regathered_.row_range(0, x.rows * tensor_.ranks());
   }
@@ -145,6 +152,7 @@ class TensorParallel : public TensorRegion {
   Statistics largest_;  // [1, rows]
   Tensor gathered_;     // [rows, d]: a region's input in forward, the gradient of its output in backward
   Tensor regathered_;   // [rows, d]: a region's input in backward
+  const real* announced_ = nullptr;  // whose gathering is under way
   Event regather_done_;
 };
 
@@ -163,8 +171,6 @@ inline void check_tensor_parallel(const Options& options, int ranks) {
   if (!options.sequence_parallel) return;
   check("--micro-batch-size times --seq-len", int64_t{options.micro_batch_size} * options.sequence_length,
         " with --sequence-parallel");
-  if (options.sample > 0)
-    check("--seq-len", options.sequence_length, " with --sequence-parallel and --sample");
 }
 
 }  // namespace pentatron

@@ -150,6 +150,35 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   return exit_bad_usage;
 }
 
+TrafficByOperation World::traffic() const {
+  TrafficByOperation sum;
+  for (const Communicator* communicator : communicators_) {
+    for (const auto& [operation, traffic] : communicator->traffic()) {
+      sum[operation].calls += traffic.calls;
+      sum[operation].elements += traffic.elements;
+      sum[operation].sent_bytes += traffic.sent_bytes;
+    }
+  }
+  return sum;
+}
+
+void World::begin_counting() {
+  for (Communicator* communicator : communicators_) communicator->reset_traffic();
+}
+
+double World::sent_bytes() const {
+  double sum = 0;
+  for (const auto& [operation, traffic] : traffic()) sum += traffic.sent_bytes;
+  return sum;
+}
+
+std::vector<OperationCount> World::operation_counts() const {
+  std::vector<OperationCount> counts;
+  for (const auto& [operation, traffic] : traffic())
+    counts.push_back({operation, traffic.calls, traffic.elements});
+  return counts;
+}
+
 // ---- Communicator -----------------------------------------------------------------------------------------
 
 Communicator::Communicator(World& world, int color, int key, const std::string& name)
@@ -166,10 +195,12 @@ Communicator::Communicator(World& world, int color, int key, const std::string& 
   MPI_CHECK(MPI_Comm_free(&group));
   NCCL_CHECK(ncclCommInitRank(&comm_, ranks_, id, rank_));
   world_.watchdog().add(comm_);
+  world_.communicators_.insert(this);
 }
 
 Communicator::~Communicator() {
   cudaStreamSynchronize(stream_);
+  world_.communicators_.erase(this);
   world_.watchdog().remove(comm_);
   ncclCommDestroy(comm_);
 }
@@ -271,19 +302,6 @@ void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute
     NCCL_CHECK(ncclAllReduce(values, values, size, ncclDouble, ncclSum, comm_, stream_));
   });
   release(compute);
-}
-
-double Communicator::sent_bytes() const {
-  double sum = 0;
-  for (const auto& [operation, traffic] : traffic_) sum += traffic.sent_bytes;
-  return sum;
-}
-
-std::vector<OperationCount> Communicator::operation_counts() const {
-  std::vector<OperationCount> counts;
-  for (const auto& [operation, traffic] : traffic_)
-    counts.push_back({operation, traffic.calls, traffic.elements});
-  return counts;
 }
 
 #define PENTATRON_INSTANTIATE(T)                                                    \

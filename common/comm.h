@@ -26,6 +26,16 @@ namespace pentatron {
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line);
 
+// Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
+// that this rank sent under the ring algorithm.
+struct Traffic {
+  int64_t calls = 0, elements = 0;
+  double sent_bytes = 0;
+};
+using TrafficByOperation = std::map<std::string, Traffic>;
+
+class Communicator;
+
 class World : public Peers {
  public:
   // Starts MPI, unless somebody has (tests have), picks this rank's GPU (its number on the host, modulo the
@@ -51,23 +61,24 @@ class World : public Peers {
   std::vector<std::string> gather(const std::string& text) const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up
 
+  // Of all communicators that there are, together.
+  void begin_counting() override;
+  double sent_bytes() const override;
+  std::vector<OperationCount> operation_counts() const override;
+  TrafficByOperation traffic() const;
+
  private:
+  friend class Communicator;
+
   int rank_ = 0, ranks_ = 1;
   bool started_mpi_ = false;
   std::set<std::string> names_;
+  std::set<Communicator*> communicators_;
   std::unique_ptr<Watchdog> watchdog_;
 };
 
 // As run_program, on all ranks: after bad input rank 0 prints its line, once, and every rank returns 2.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
-
-// Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
-// that this rank sent under the ring algorithm.
-struct Traffic {
-  int64_t calls = 0, elements = 0;
-  double sent_bytes = 0;
-};
-using TrafficByOperation = std::map<std::string, Traffic>;
 
 class Communicator {
  public:
@@ -119,9 +130,7 @@ class Communicator {
   };
 
   const TrafficByOperation& traffic() const { return traffic_; }
-  double sent_bytes() const;
   void reset_traffic() { traffic_.clear(); }
-  std::vector<OperationCount> operation_counts() const;
 
   // Sums `size` doubles, a few, over the ranks, in stream order of `compute`. Counted apart.
   void sum_scalars(double* values, size_t size, cudaStream_t compute);

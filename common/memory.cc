@@ -13,6 +13,9 @@ namespace {
 // Numbers of elements, of the two types that there are.
 struct Elements {
   int64_t real = 0, accum = 0;
+  Elements operator+(Elements b) const { return {real + b.real, accum + b.accum}; }
+  Elements operator*(int64_t times) const { return {real * times, accum * times}; }
+  Elements& operator+=(Elements b) { return *this = *this + b; }
   size_t bytes(ElementSizes element) const { return real * element.real + accum * element.accum; }
 };
 
@@ -36,39 +39,66 @@ Columns columns(const ModelConfig& m, const Sharding& sharding) {
   return {m.d_model, m.heads * size / t, m.kv_heads * size / t, m.d_ff / t, m.vocab_size / t, m.heads / t};
 }
 
+std::vector<ModelPart> parts(const ModelConfig& m, const Sharding& sharding) {
+  if (sharding.parts.empty()) return {ModelPart{.layers = m.layers}};
+  return sharding.parts;
+}
+
 // This rank's parameters of each unit: embedding, layers, head with its norm.
 std::vector<int64_t> unit_sizes(const ModelConfig& m, const Sharding& sharding) {
   const Columns c = columns(m, sharding);
   const int64_t table = c.vocabulary * c.d, layer = c.d * (2 * c.q + 2 * c.kv + 3 * c.f + 2);
-  std::vector<int64_t> sizes(m.layers + 2, layer);
-  sizes.front() = table;
-  sizes.back() = table + c.d;
+  std::vector<int64_t> sizes;
+  for (const ModelPart& part : parts(m, sharding)) {
+    if (part.embedding) sizes.push_back(table);
+    sizes.insert(sizes.end(), part.layers, layer);
+    if (part.head) sizes.push_back(table + c.d);
+  }
   return sizes;
 }
 
-// Elements of the activations of one micro-batch and of the work space.
+// What a layer keeps beside its input: normed twice and the stream between them; q, k, v, out; gate, up,
+// product; statistics; and perhaps the scores.
+Elements kept_in_layer(const Options& options, Columns c, Rows r) {
+  Elements sum = {r.outside * 3 * c.d + r.inside * (2 * c.q + 2 * c.kv + 3 * c.f),
+                  r.outside * 2 + r.inside * c.heads};
+  if (options.recompute == Recompute::none) sum.real += r.inside * c.heads * options.sequence_length;
+  return sum;
+}
+
+// What the weight gradients of a layer are made of: the gradients of q | k | v and of gate, up, product; of
+// both norms' weights.
+Elements gradients_of_layer(Columns c, Rows r) { return {r.inside * (c.q + 2 * c.kv + 3 * c.f), 2 * c.d}; }
+
+// One micro-batch in one part of the model.
+Elements in_flight(const Options& options, const Sharding& sharding, const ModelPart& part) {
+  const Columns c = columns(options.model, sharding);
+  const Rows r = rows(options, sharding);
+  const int64_t inputs = part.layers - (part.embedding ? 0 : 1);
+  Elements sum = {(inputs + 2) * r.outside * c.d, 0};  // and the output, and its gradient
+  if (options.recompute != Recompute::full) sum += kept_in_layer(options, c, r) * part.layers;
+  if (part.head) sum += {r.outside * c.d + r.inside * c.vocabulary, r.outside + r.inside * 3 + 1 + c.d};
+  if (!sharding.deferred_weight_gradients) return sum;
+  sum += (gradients_of_layer(c, r) + Elements{2 * r.inside * c.d, 0}) * part.layers;
+  if (part.embedding) sum.real += r.inside * c.d;
+  return sum;
+}
+
+// Elements of the activations of all micro-batches, and of the work space that they share.
 Elements activations(const Options& options, const Sharding& sharding) {
   const Columns c = columns(options.model, sharding);
   const Rows r = rows(options, sharding);
-  const int64_t layers = options.model.layers, s = options.sequence_length;
-  const int64_t scores_of_one_sequence = c.heads * s * s;
-
-  // Every micro-batch: what the layers keep (their inputs; normed twice and the stream between them; q, k, v,
-  // out; gate, up, product), the output, its gradient, and the head's part.
-  const bool keeps_scores = options.recompute == Recompute::none;
-  const int64_t layers_kept = options.recompute == Recompute::full ? 1 : layers;
+  const int64_t s = options.sequence_length, scores_of_one_sequence = c.heads * s * s;
   Elements sum;
-  sum.real = layers * r.outside * c.d +
-             layers_kept * (r.outside * 3 * c.d + r.inside * (2 * c.q + 2 * c.kv + 3 * c.f)) +
-             r.outside * 3 * c.d + r.inside * c.vocabulary;
-  if (keeps_scores) sum.real += layers * options.micro_batch_size * scores_of_one_sequence;
-  sum.accum = layers_kept * (r.outside * 2 + r.inside * c.heads) + r.outside + r.inside * 3 + 1;
-
-  // Once: gradients of what a layer keeps, and other work space.
-  sum.real += r.inside * (c.q + 2 * c.kv + c.d + 2 * c.q + 2 * c.kv + 3 * c.f) + scores_of_one_sequence;
-  if (!keeps_scores) sum.real += scores_of_one_sequence;
-  sum.accum += r.inside * c.heads + (std::min<int64_t>(r.outside, 256) + 2 * layers + 1) * c.d +
-               s * options.model.head_size();
+  for (const ModelPart& part : parts(options.model, sharding)) {
+    sum += in_flight(options, sharding, part) * part.in_flight;
+    sum.real += part.inputs * r.outside * c.d;
+  }
+  sum += gradients_of_layer(c, r);
+  sum.real += r.inside * (c.d + 2 * c.q + 2 * c.kv) + scores_of_one_sequence;  // of attention
+  if (options.recompute != Recompute::none) sum.real += scores_of_one_sequence;
+  if (options.recompute == Recompute::full) sum += kept_in_layer(options, c, r);
+  sum.accum += r.inside * c.heads + std::min<int64_t>(r.outside, 256) * c.d + s * options.model.head_size();
   return sum;
 }
 

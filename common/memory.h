@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "options.h"
 
@@ -34,11 +35,21 @@ struct MemoryPrediction {
   MemoryBytes total() const;
 };
 
+// Layers that a rank holds, and for how many micro-batches at once it keeps what they need for backward.
+struct ModelPart {
+  int layers;
+  bool embedding = true, head = true;
+  int in_flight = 1;
+  int inputs = 0;  // buffers for what comes from the stage before
+};
+
 // How the model and its state are shared out over ranks.
 struct Sharding {
   int zero_stage = 0, data_ranks = 1;  // 03_zero/zero.h
   int tensor_ranks = 1;                // 04_tensor_parallel/tensor_parallel.h
   bool sequence_parallel = false;
+  std::vector<ModelPart> parts = {};  // 05_pipeline_parallel/pipeline.h; none: the whole model is one
+  bool deferred_weight_gradients = false;
 };
 
 // What a rank will hold at its peak, from the sizes of the model and of the batch alone

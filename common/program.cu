@@ -65,23 +65,25 @@ double flops_per_token(const ModelConfig& model, int sequence_length) {
   return 6 * in_products + 12.0 * model.layers * model.d_model * sequence_length;
 }
 
-Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, const Peers& peers)
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, Peers& peers)
     : options_(options), peers_(peers), parameters_(parameters.global_size()) {
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every,
                  flops_per_token(options.model, options.sequence_length), peers.ranks() * peak_flops());
     print_banner(options, data, parameters_, peers.ranks());
   }
+  peers.begin_counting();
   peers.largest({});  // all begin at about the same time, and so do their traces
   if (!options.trace.empty() || options.profile) trace::start();
 }
 
 void Run::begin_step() { begin_ = std::chrono::steady_clock::now(); }
 
-void Run::end_step(int64_t step, const StepTotals& totals, double sent_bytes) {
+void Run::end_step(int64_t step, const StepTotals& totals) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   const MemoryBytes& peak = memory_peak();
   const double memory = static_cast<double>(std::accumulate(peak.begin(), peak.end(), size_t{0}));
+  const double sent_bytes = peers_.sent_bytes();
   const std::vector<double> largest = peers_.largest({seconds, memory, sent_bytes - sent_bytes_});
   sent_bytes_ = sent_bytes;
   seconds_ += largest[0];
@@ -92,11 +94,10 @@ void Run::end_step(int64_t step, const StepTotals& totals, double sent_bytes) {
               static_cast<size_t>(largest[1]), static_cast<size_t>(largest[2] + 0.5)});
 }
 
-void Run::finish(const MemoryPrediction& predicted, const std::vector<OperationCount>& communication,
-                 const std::vector<std::pair<std::string, int>>& layout) {
+void Run::finish(const MemoryPrediction& predicted, const std::vector<std::pair<std::string, int>>& layout) {
   trace::stop();
   const std::vector<std::string> reports =
-      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, communication}));
+      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.operation_counts()}));
   if (log_) {
     Summary summary{layout, parameters_, final_loss_, seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));

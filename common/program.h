@@ -30,9 +30,14 @@ class Peers {
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+
+  // What this rank has communicated since counting began.
+  virtual void begin_counting() {}
+  virtual double sent_bytes() const { return 0; }
+  virtual std::vector<OperationCount> operation_counts() const { return {}; }
 };
 
-inline const Peers single_process;
+inline Peers single_process;
 
 // Calls `train` and returns the program's exit status: 0; 2 after bad input, with one line on stderr.
 int run_program(const std::function<void()>& train);
@@ -50,14 +55,12 @@ double flops_per_token(const ModelConfig& model, int sequence_length);
 class Run {
  public:
   Run(const Options& options, const TokenData& data, const Parameters& parameters,
-      const Peers& peers = single_process);
+      Peers& peers = single_process);
 
   void begin_step();
-  // After totals.wait(). sent_bytes: what this rank has sent since the run began.
-  void end_step(int64_t step, const StepTotals& totals, double sent_bytes = 0);
+  void end_step(int64_t step, const StepTotals& totals);  // after totals.wait()
   // Prints and logs the summary. `layout`: the degree of each dimension.
-  void finish(const MemoryPrediction& predicted, const std::vector<OperationCount>& communication = {},
-              const std::vector<std::pair<std::string, int>>& layout = {});
+  void finish(const MemoryPrediction& predicted, const std::vector<std::pair<std::string, int>>& layout = {});
   void show_sample(const std::string& text) const;
 
  private:

@@ -18,37 +18,36 @@ int draw(const std::vector<double>& logits, double temperature, double uniform) 
 
 }  // namespace
 
-std::string write_sample(const Options& options, const TransformerParameters& ids, Parameters& parameters,
-                         Seams seams, cudaStream_t stream, const Peers& tensor_ranks) {
+std::string write_sample(const Options& options, const Parameter& head,
+                         const std::function<Tensor(const Batch&)>& forward, cudaStream_t stream,
+                         const Peers& peers) {
   if (options.sample == 0) return "";
   constexpr double temperature = 0.8;  // below 1: likely tokens more often than the model says
   const int window = options.sequence_length, vocabulary = options.model.vocab_size;
-  Transformer model(options.model, ids, parameters, whole_model(options.model), 1, window, window,
-                    Recompute::full, seams, stream);
-  const auto activations = model.make_activations();
-  BatchBuffer buffer(window);
-  const Parameter& head = parameters[ids.head];
+  BatchBuffer buffer(int64_t{options.micro_batch_size} * window);  // of which the first sequence is used
+  std::fill(buffer.tokens().begin(), buffer.tokens().end(), 0);
+  std::fill(buffer.targets().begin(), buffer.targets().end(), ignored_target);
+  for (size_t row = 0; row < buffer.positions().size(); ++row) {
+    buffer.positions()[row] = static_cast<int32_t>(row % window);
+  }
   PinnedArray<real> row(head.local_rows);
 
   std::vector<int32_t> tokens = {'\n'};
   while (std::ssize(tokens) <= options.sample) {
-    const int64_t seen = std::min<int64_t>(std::ssize(tokens), window), first = std::ssize(tokens) - seen;
-    for (int64_t i = 0; i < window; ++i) {  // what follows the last token is masked by causality
-      buffer.tokens()[i] = i < seen ? tokens[first + i] : 0;
-      buffer.targets()[i] = ignored_target;
-      buffer.positions()[i] = static_cast<int32_t>(i);
-    }
-    model.forward(buffer.upload(1, 1, false, stream), *activations);
-    const Tensor last = activations->logits.row_range(seen - 1, 1);
-    CUDA_CHECK(cudaMemcpyAsync(row.data(), last.data, last.bytes(), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+    const int64_t seen = std::min<int64_t>(std::ssize(tokens), window);
+    std::copy(tokens.end() - seen, tokens.end(), buffer.tokens().begin());  // causality masks what follows
     std::vector<double> logits(vocabulary);
-    for (int64_t i = 0; i < head.local_rows; ++i) {
+    const Tensor mine = forward(buffer.upload(1, 1, false, stream));
+    if (mine.data != nullptr) {
+      const Tensor last = mine.row_range(seen - 1, 1);
+      CUDA_CHECK(cudaMemcpyAsync(row.data(), last.data, last.bytes(), cudaMemcpyDeviceToHost, stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (int64_t i = 0; mine.data != nullptr && i < mine.columns; ++i) {
       logits[head.first_row + i] = static_cast<double>(static_cast<accum>(row[i]));
     }
-    logits = tensor_ranks.sum(logits);
     const PhiloxBlock bits = philox4x32(0, tokens.size(), philox_key(options.seed, "sample"));
-    tokens.push_back(draw(logits, temperature, bits.word[0] / 4294967296.0));
+    tokens.push_back(draw(peers.sum(logits), temperature, bits.word[0] / 4294967296.0));
   }
 
   std::string text;

@@ -1,19 +1,22 @@
 // Text that a trained model writes: one token at a time, each from a forward pass over the last tokens.
 #pragma once
 
-#include <cstdint>
+#include <functional>
 #include <string>
 
+#include "batch.h"
 #include "options.h"
+#include "parameters.h"
 #include "program.h"
-#include "transformer.h"
 
 namespace pentatron {
 
 // options.sample tokens after a line break, drawn by (options.seed, position). For byte models the text
-// itself, otherwise the token numbers. All ranks that share the weights call it; `tensor_ranks` are those
-// that share out the vocabulary.
-std::string write_sample(const Options& options, const TransformerParameters& ids, Parameters& parameters,
-                         Seams seams, cudaStream_t stream, const Peers& tensor_ranks = single_process);
+// itself, otherwise the token numbers. `forward` returns this rank's part of the logits, [rows, its
+// vocabulary]: that of `head`, the head's matrix; or nothing where this rank has none. The parts of `peers`,
+// who all call this, make the whole.
+std::string write_sample(const Options& options, const Parameter& head,
+                         const std::function<Tensor(const Batch&)>& forward, cudaStream_t stream,
+                         const Peers& peers = single_process);
 
 }  // namespace pentatron

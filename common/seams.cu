@@ -72,7 +72,7 @@ void FeedForward::backward(const Blas& blas, const Parameters& parameters, int l
   queue.push(unit,
              [=, &blas, &parameters] { linear_wgrad(blas, d_partial, product, parameters.gradients(down)); });
   swiglu_backward(d_product, gate_up, d_gate_up, blas.stream());
-  region.announce_regather(normed);
+  if (!queue.deferred()) region.announce_regather(normed);
   linear_dgrad(blas, d_gate_up, parameters.weights(gate, 2), d_h);
   queue.push(unit, [=, &blas, &parameters, &region] {
     linear_wgrad(blas, d_gate_up, region.regather(normed), parameters.gradients(gate, 2));

@@ -35,18 +35,25 @@ class UnitHooks {
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
 };
 
-// Weight gradients wait here until they are wanted: while a collective on an input gradient flies, or, in a
-// zero-bubble schedule, until a bubble has to be filled.
+// Whether weight gradients are made during backward, or when somebody asks for them.
+enum class WeightGradients { at_once, deferred };
+
+// A micro-batch's weight gradients wait here until they are wanted: while a collective on an input gradient
+// flies, or, in a zero-bubble schedule, until a bubble has to be filled.
 class WgradQueue {
  public:
-  explicit WgradQueue(UnitHooks& hooks) : hooks_(hooks) {}
+  WgradQueue(UnitHooks& hooks, WeightGradients when) : hooks_(hooks), when_(when) {}
+  bool deferred() const { return when_ == WeightGradients::deferred; }
 
   // `work` adds to weight gradients of `unit`.
   void push(int unit, std::function<void()> work) { entries_.push_back({unit, std::move(work)}); }
   // Nothing more comes for this unit in this micro-batch.
   void close(int unit, bool last) { entries_.push_back({unit, nullptr, last}); }
-  // Issues everything that waits.
+  // Issues everything that waits; unless it is deferred.
   void drain();
+  void drain_unless_deferred() {
+    if (!deferred()) drain();
+  }
 
  private:
   struct Entry {
@@ -55,6 +62,7 @@ class WgradQueue {
     bool last = false;
   };
   UnitHooks& hooks_;
+  WeightGradients when_;
   std::vector<Entry> entries_;
   int open_unit_ = -1;  // whose before_gradients has been called, and after_gradients not yet
 };
@@ -78,7 +86,7 @@ class TensorRegion {
     return d;
   }
   // A region's input once more, for the weight gradients: announced before the input gradient is computed,
-  // used after.
+  // used after; or, when weight gradients are deferred, used without having been announced.
   virtual void announce_regather([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor regather(Tensor x /*[outside, d]*/) { return x; }
   // A cross-entropy's statistics over this rank's vocabulary -> over all of it, in place (kernels.h).

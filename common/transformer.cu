@@ -40,29 +40,23 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
 }
 
 Transformer::Transformer(const ModelConfig& model, const TransformerParameters& ids, Parameters& parameters,
-                         LayerRange range, int batch, int sequence, int positions, Recompute recompute,
-                         Seams seams, cudaStream_t stream)
+                         int batch, int sequence, int positions, Recompute recompute, Seams seams,
+                         cudaStream_t stream)
     : model_(model),
       ids_(ids),
       parameters_(parameters),
-      range_(range),
       recompute_(recompute),
       seams_(seams),
       stream_(stream),
-      blas_(stream),
-      queue_(*seams.hooks) {
+      blas_(stream) {
   const int size = model.head_size(), tensor_ranks = parameters.mesh().tensor_ranks, d = model.d_model;
   const HeadShape heads = {model.heads / tensor_ranks, model.kv_heads / tensor_ranks, size};
   shape_ = {batch, sequence, heads};
 
   rotary_table_ = memory_.matrix<accum>(positions, size);
   fill_rotary_table(model.rope_theta, rotary_table_, stream);
-  if (range.embedding || range.head || range.first < range.last) branch_ = memory_.matrix<real>(rows(), d);
+  branch_ = memory_.matrix<real>(rows(), d);
   norm_partials_ = memory_.matrix<accum>(rmsnorm_bands(outside()), d);
-  norm_gradients_ = memory_.matrix<accum>(2 * (range.last - range.first) + 1, d);
-  if (range.first == range.last) return;
-
-  qkv_ = memory_.matrix<real>(rows(), heads.qkv_columns());
   const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);
   if (recompute != Recompute::none) shared_scores_ = {memory_.matrix<real>(score_rows, score_columns), false};
   attention_gradients_ = {memory_.matrix<real>(rows(), heads.heads * size),
@@ -71,10 +65,19 @@ Transformer::Transformer(const ModelConfig& model, const TransformerParameters& 
                           memory_.matrix<real>(rows(), heads.kv_heads * size),
                           memory_.matrix<real>(score_rows, score_columns),
                           memory_.matrix<accum>(rows(), heads.heads)};
-  feed_forward_gradients_ = seams_.feed_forward->allocate_gradients(parameters, memory_, range.first, rows());
+  constexpr int any_layer = 0;
+  shared_gradients_ = allocate_gradients(memory_, any_layer);
   if (recompute == Recompute::full) {
-    recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_, range.first));
+    recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_, any_layer));
   }
+}
+
+LayerGradients Transformer::allocate_gradients(DeviceArena& arena, int layer) const {
+  LayerGradients g;
+  g.qkv = arena.matrix<real>(rows(), shape_.head.qkv_columns());
+  g.feed_forward = seams_.feed_forward->allocate_gradients(parameters_, arena, layer, rows());
+  g.norms = arena.matrix<accum>(2, model_.d_model);
+  return g;
 }
 
 // Everything but the input, which is the output of the layer before.
@@ -101,50 +104,58 @@ LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) cons
   return a;
 }
 
-std::unique_ptr<Activations> Transformer::make_activations() const {
-  auto a = std::make_unique<Activations>();
+std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, WeightGradients when) const {
+  auto a = std::make_unique<Activations>(range, *seams_.hooks, when);
   const int d = model_.d_model;
-  for (int layer = range_.first; layer < range_.last; ++layer) {
+  for (int layer = range.first; layer < range.last; ++layer) {
     a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory, layer));
-    a->layers.back().input = a->memory.matrix<real>(outside(), d);
+    if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
+    if (a->queue.deferred()) {
+      a->gradients.push_back(allocate_gradients(a->memory, layer));
+      a->gradients.back().attention_out = a->memory.matrix<real>(rows(), d);
+      a->gradients.back().feed_forward_out = a->memory.matrix<real>(rows(), d);
+    }
   }
   a->output = a->memory.matrix<real>(outside(), d);
   a->gradient = a->memory.matrix<real>(outside(), d);
-  if (range_.head) {
+  if (range.embedding && a->queue.deferred()) a->embedding_out = a->memory.matrix<real>(rows(), d);
+  if (range.head) {
     a->final_rstd = a->memory.matrix<accum>(outside(), 1);
     a->final_normed = a->memory.matrix<real>(outside(), d);
     a->logits = a->memory.matrix<real>(rows(), parameters_[ids_.head].local_rows);
     a->loss_statistics = a->memory.matrix<accum>(3, rows());
     a->loss = a->memory.matrix<accum>(1, 1);
+    a->final_norm_gradient = a->memory.matrix<accum>(1, d);
   }
   return a;
 }
 
 void Transformer::forward(const Batch& batch, Activations& a) {
-  if (range_.embedding) embedding_forward(batch, a.input());
-  for (int layer = range_.first; layer < range_.last; ++layer) {
-    const int i = layer - range_.first, unit = unit_of_layer(layer);
+  const LayerRange range = a.range;
+  if (range.embedding) embedding_forward(batch, a.input());
+  for (int layer = range.first; layer < range.last; ++layer) {
+    const int i = layer - range.first, unit = unit_of_layer(layer);
     seams_.hooks->before_weights(unit, Pass::forward);
     layer_forward(layer, batch, a.layers[i], false,
-                  layer + 1 < range_.last ? a.layers[i + 1].input : a.output);
+                  layer + 1 < range.last ? a.layers[i + 1].input : a.output);
     seams_.hooks->after_weights(unit, Pass::forward);
   }
-  if (range_.head) head_forward(batch, a);
+  if (range.head) head_forward(batch, a);
 }
 
 void Transformer::backward(const Batch& batch, Activations& a) {
-  if (range_.head) head_backward(batch, a);
-  for (int layer = range_.last - 1; layer >= range_.first; --layer) {
+  const LayerRange range = a.range;
+  if (range.head) head_backward(batch, a);
+  for (int layer = range.last - 1; layer >= range.first; --layer) {
     const int unit = unit_of_layer(layer);
-    const LayerActivations& of_layer = a.layers[layer - range_.first];
     seams_.hooks->before_weights(unit, Pass::backward);
-    if (recomputed_) layer_forward(layer, batch, of_layer, true, {});
-    layer_backward(layer, batch, of_layer, a.gradient);
+    if (recomputed_) layer_forward(layer, batch, a.layers[layer - range.first], true, {});
+    layer_backward(layer, batch, a);
     seams_.hooks->after_weights(unit, Pass::backward);
-    queue_.close(unit, batch.last);
+    a.queue.close(unit, batch.last);
   }
-  if (range_.embedding) embedding_backward(batch, a.gradient);
-  queue_.drain();
+  if (range.embedding) embedding_backward(batch, a);
+  a.queue.drain_unless_deferred();
 }
 
 void Transformer::embedding_forward(const Batch& batch, Tensor x) {
@@ -156,13 +167,13 @@ void Transformer::embedding_forward(const Batch& batch, Tensor x) {
   CUDA_CHECK(cudaMemcpyAsync(x.data, sum.data, x.bytes(), cudaMemcpyDeviceToDevice, stream_));
 }
 
-void Transformer::embedding_backward(const Batch& batch, Tensor d) {
-  const Tensor d_rows = seams_.region->leave_backward(d);
-  queue_.push(embedding_unit, [this, d_rows, batch] {
+void Transformer::embedding_backward(const Batch& batch, Activations& a) {
+  const Tensor d_rows = copied(seams_.region->leave_backward(a.gradient), a.embedding_out);
+  a.queue.push(embedding_unit, [this, d_rows, batch] {
     pentatron::embedding_backward(d_rows, batch.tokens, batch.by_token, first_token(ids_.embedding),
                                   parameters_.gradients(ids_.embedding), stream_);
   });
-  queue_.close(embedding_unit, batch.last);
+  a.queue.close(embedding_unit, batch.last);
 }
 
 void Transformer::layer_forward(int layer, const Batch& batch, const LayerActivations& a, bool recomputing,
@@ -173,8 +184,9 @@ void Transformer::layer_forward(int layer, const Batch& batch, const LayerActiva
 
   rmsnorm_forward(a.input, parameters_.weights(id.norm1).data, model_.norm_epsilon, a.normed1, a.rstd1.data,
                   stream_);
-  linear_forward(blas_, region.enter(a.normed1), parameters_.weights(id.q, 3), qkv_);
-  rotary_forward(qkv_, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
+  const Tensor qkv = shared_gradients_.qkv;
+  linear_forward(blas_, region.enter(a.normed1), parameters_.weights(id.q, 3), qkv);
+  rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
   seams_.attention->forward(blas_, shape_, t);
   linear_forward(blas_, t.out, parameters_.weights(id.o), branch_);
   residual_add(a.input, region.leave(branch_), a.middle, stream_);
@@ -186,34 +198,45 @@ void Transformer::layer_forward(int layer, const Batch& batch, const LayerActiva
   if (!recomputing) residual_add(a.middle, region.leave(branch_), x_out, stream_);
 }
 
-void Transformer::layer_backward(int layer, const Batch& batch, const LayerActivations& a, Tensor d) {
+void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {
   const TransformerParameters::Layer& id = ids_.layers[layer];
   TensorRegion& region = *seams_.region;
-  const int unit = unit_of_layer(layer), i = layer - range_.first;
-  const auto drain = [this] { queue_.drain(); };
+  const int unit = unit_of_layer(layer), i = layer - activations.range.first;
+  const LayerActivations& a = activations.layers[i];
+  WgradQueue& queue = activations.queue;
+  const LayerGradients& of_layer = queue.deferred() ? activations.gradients[i] : shared_gradients_;
+  const Tensor d = activations.gradient;
+  const auto drain = [&queue] { queue.drain_unless_deferred(); };
 
   // MLP. `d` is the gradient of the residual stream: it passes by the MLP, and what comes through it is
   // added.
-  seams_.feed_forward->backward(blas_, parameters_, layer, batch, region.leave_backward(d), a.normed2,
-                                a.feed_forward, feed_forward_gradients_, region, queue_, branch_);
+  const Tensor d_mlp_out = copied(region.leave_backward(d), of_layer.feed_forward_out);
+  seams_.feed_forward->backward(blas_, parameters_, layer, batch, d_mlp_out, a.normed2, a.feed_forward,
+                                of_layer.feed_forward, region, queue, branch_);
   norm_backward(unit, id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d,
-                norm_gradients_.row_range(2 * i + 1, 1));
+                of_layer.norms.row_range(1, 1), queue);
 
   // Attention, likewise.
   const AttentionTensors& t = a.attention;
   const AttentionGradients& g = attention_gradients_;
-  const Tensor d_partial = region.leave_backward(d), d_qkv = qkv_;
+  const Tensor d_partial = copied(region.leave_backward(d), of_layer.attention_out), d_qkv = of_layer.qkv;
   linear_dgrad(blas_, d_partial, parameters_.weights(id.o), g.d_out);
-  queue_.push(unit, [=, this] { linear_wgrad(blas_, d_partial, t.out, parameters_.gradients(id.o)); });
+  queue.push(unit, [=, this] { linear_wgrad(blas_, d_partial, t.out, parameters_.gradients(id.o)); });
   seams_.attention->backward(blas_, shape_, t, g);
   rotary_backward(g.d_q, g.d_k, g.d_v, batch.positions, rotary_table_, shape_.head, d_qkv, stream_);
-  region.announce_regather(a.normed1);
+  if (!queue.deferred()) region.announce_regather(a.normed1);
   linear_dgrad(blas_, d_qkv, parameters_.weights(id.q, 3), branch_);
-  queue_.push(unit, [=, this, &region, normed = a.normed1] {
+  queue.push(unit, [=, this, &region, normed = a.normed1] {
     linear_wgrad(blas_, d_qkv, region.regather(normed), parameters_.gradients(id.q, 3));
   });
   norm_backward(unit, id.norm1, region.enter_backward(branch_, drain), a.input, a.rstd1, true, d,
-                norm_gradients_.row_range(2 * i, 1));
+                of_layer.norms.row_range(0, 1), queue);
+}
+
+Tensor Transformer::copied(Tensor d, Tensor copy) const {
+  if (copy.data == nullptr) return d;
+  CUDA_CHECK(cudaMemcpyAsync(copy.data, d.data, d.bytes(), cudaMemcpyDeviceToDevice, stream_));
+  return copy;
 }
 
 void Transformer::head_forward(const Batch& batch, Activations& a) {
@@ -234,23 +257,23 @@ void Transformer::head_backward(const Batch& batch, Activations& a) {
   seams_.hooks->before_weights(unit, Pass::backward);
   cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
                          a.loss_statistics, stream_);
-  region.announce_regather(a.final_normed);
+  if (!a.queue.deferred()) region.announce_regather(a.final_normed);
   linear_dgrad(blas_, a.logits, parameters_.weights(ids_.head), branch_);
-  queue_.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
+  a.queue.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
     linear_wgrad(blas_, d_logits, region.regather(normed), parameters_.gradients(ids_.head));
   });
-  const Tensor d_normed = region.enter_backward(branch_, [this] { queue_.drain(); });
+  const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue.drain_unless_deferred(); });
   norm_backward(unit, ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient,
-                norm_gradients_.row_range(norm_gradients_.rows - 1, 1));
+                a.final_norm_gradient, a.queue);
   seams_.hooks->after_weights(unit, Pass::backward);
-  queue_.close(unit, batch.last);
+  a.queue.close(unit, batch.last);
 }
 
 void Transformer::norm_backward(int unit, int norm, Tensor d_normed, Tensor x, Statistics rstd,
-                                bool accumulate, Tensor d, Statistics weight_gradient) {
+                                bool accumulate, Tensor d, Statistics weight_gradient, WgradQueue& queue) {
   rmsnorm_backward(d_normed, x, parameters_.weights(norm).data, rstd.data, accumulate, d, norm_partials_,
                    weight_gradient.data, stream_);
-  queue_.push(unit, [=, this] {
+  queue.push(unit, [=, this] {
     pentatron::accumulate(weight_gradient.data, parameters_.gradients(norm).data, weight_gradient.size(),
                           stream_);
   });

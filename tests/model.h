@@ -85,10 +85,10 @@ struct TestModel {
     ids = declare_transformer(options.model, feed_forward, parameters);
     parameters.allocate();
     parameters.initialise(options.seed, stream);
-    transformer = std::make_unique<Transformer>(options.model, ids, parameters, whole_model(options.model),
-                                                options.micro_batch_size, options.sequence_length,
-                                                options.sequence_length, options.recompute, seams(), stream);
-    activations = transformer->make_activations();
+    transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
+                                                options.sequence_length, options.sequence_length,
+                                                options.recompute, seams(), stream);
+    activations = transformer->make_activations(whole_model(options.model));
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
     for (int i = 0; i < options.global_batch_size / options.micro_batch_size; ++i) {
       buffers.emplace_back(static_cast<int64_t>(options.micro_batch_size) * options.sequence_length);

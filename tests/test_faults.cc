@@ -257,5 +257,4 @@ TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2"
   refused("--d-ff 190", "--d-ff: 190");
   refused("--vocab-size 257", "--vocab-size: 257");
   refused("--sequence-parallel --micro-batch-size 2 --seq-len 9", "--micro-batch-size times --seq-len: 18");
-  refused("--sequence-parallel --seq-len 9 --sample 5", "--seq-len: 9");
 }

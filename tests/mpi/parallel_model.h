@@ -85,10 +85,10 @@ struct ParallelModel {
     }
     parameters.initialise(options.seed, stream);
     if (zero) zero->weights_changed();
-    transformer = std::make_unique<Transformer>(options.model, ids, parameters, whole_model(options.model),
-                                                options.micro_batch_size, options.sequence_length,
-                                                options.sequence_length, options.recompute, seams, stream);
-    activations = transformer->make_activations();
+    transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
+                                                options.sequence_length, options.sequence_length,
+                                                options.recompute, seams, stream);
+    activations = transformer->make_activations(whole_model(options.model));
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
     const int parts = technique.splits_batch() ? ranks.ranks() : 1;
     for (int i = 0; i < micro_batches_of_a_rank(options, parts); ++i) buffers.emplace_back(rows);
