@@ -254,6 +254,21 @@ TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][sche
   }
 }
 
+TEST_CASE("05: a receive waits until its buffer is free", "[05][schedule]") {
+  // Rank 1 has two buffers: activation 2, sent at time 3, goes into that of micro-batch 0, whose backward
+  // ends at 4.
+  const Schedule s = {PpSchedule::one_f_one_b,
+                      2,
+                      3,
+                      1,
+                      {instructions("F0 SA0 F1 SA1 F2 SA2 RG0 B0 RG1 B1 RG2 B2"),
+                       instructions("RA0 F0 RA1 B0 RA2 SG0 F1 B1 SG1 F2 B2 SG2")}};
+  const Simulation played = simulate(s);
+  CHECK(played.times[0][5].begin == 3);
+  CHECK(played.times[1][4].begin == 4);
+  CHECK(played.times[0][5].end == 4);
+}
+
 TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedule]") {
   Random random;
   for (int round = 0; round < 400; ++round) {
