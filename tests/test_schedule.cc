@@ -55,6 +55,16 @@ std::string complaint(const Schedule& s, int streams = message_streams) {
   return "";
 }
 
+// What show_schedule prints.
+std::string print_schedule(const Options& options, int p, int m) {
+  struct Captured : std::ostringstream {
+    std::streambuf* const terminal = std::cout.rdbuf(rdbuf());
+    ~Captured() override { std::cout.rdbuf(terminal); }
+  } printed;
+  show_schedule(options, p, m);
+  return printed.str();
+}
+
 struct Random {
   std::mt19937 engine{1};
 
@@ -465,11 +475,8 @@ TEST_CASE("05: a schedule as SVG", "[05][schedule]") {
   options.pp_schedule = PpSchedule::interleaved;
   options.vpp = 2;
   options.show_schedule_svg = folder.path() + "/schedule.svg";
-  std::ostringstream printed;
-  std::streambuf* const terminal = std::cout.rdbuf(printed.rdbuf());
-  show_schedule(options, 4, 8);
-  std::cout.rdbuf(terminal);
-  CHECK(printed.str().starts_with("interleaved: 4 ranks, 2 chunks a rank, 8 micro-batches."));
+  const std::string printed = print_schedule(options, 4, 8);
+  CHECK(printed.starts_with("interleaved: 4 ranks, 2 chunks a rank, 8 micro-batches."));
   const std::string svg = pentatron::tests::read_file(options.show_schedule_svg);
 
   // Well-formed: what is opened is closed, in order, and attributes are quoted.
