@@ -106,9 +106,9 @@ inline std::optional<Action> send_after(const Schedule& s, int rank, const Instr
 
 // ---- The schedules: what rank k computes, in which order -----------------------------------------------
 
-// Rank k's n-th forward, or backward. p micro-batches go through its first chunk, the same p through the
-// next,
-// ..., then the next p; backward takes the chunks the other way round. With one chunk it is micro-batch n.
+// Rank k's n-th forward, or backward. p micro-batches go through its first chunk, then the same p through
+// each of the others, then the next p; backward takes the chunks the other way round. With one chunk it is
+// micro-batch n.
 inline Instruction nth(Action action, int n, int p, int v) {
   const int turn = n / p % v;
   return {action, n / (p * v) * p + n % p, action == Action::forward ? turn : v - 1 - turn};
@@ -178,16 +178,17 @@ inline Instructions with_messages(const Schedule& s, int rank, const Instruction
   const auto add = [&](std::optional<Action> message, size_t n) {
     if (message) list.push_back({*message, compute[n].micro_batch, compute[n].chunk});
   };
-  add(receive_before(s, rank, compute[0]), 0);
+  const auto add_receive = [&](size_t n) {
+    if (n < compute.size()) add(receive_before(s, rank, compute[n]), n);
+  };
+  add_receive(0);
   for (size_t n = 0; n < compute.size(); ++n) {
-    const size_t next = std::min(n + 1, compute.size() - 1);
-    const std::optional<Action> receive = next > n ? receive_before(s, rank, compute[next]) : std::nullopt;
-    const bool same =
-        compute[next].micro_batch == compute[n].micro_batch && compute[next].chunk == compute[n].chunk;
-    if (!same) add(receive, next);
+    const bool same = n + 1 < compute.size() && compute[n + 1].micro_batch == compute[n].micro_batch &&
+                      compute[n + 1].chunk == compute[n].chunk;
+    if (!same) add_receive(n + 1);
     list.push_back(compute[n]);
     add(send_after(s, rank, compute[n]), n);
-    if (same) add(receive, next);
+    if (same) add_receive(n + 1);
   }
   return list;
 }

@@ -255,13 +255,15 @@ TEST_CASE("options: schedules of a pipeline", "[05][options]") {
   for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1"}) {
     CHECK(to_string(pipeline({"--pp-schedule", name}).pp_schedule) == name);
   }
-  const Options options = pipeline({"--vpp", "3", "--pp-schedule", "interleaved", "--pp", "4", "--show-schedule"});
+  const Options options =
+      pipeline({"--vpp", "3", "--pp-schedule", "interleaved", "--pp", "4", "--show-schedule"});
   CHECK(options.vpp == 3);
   CHECK(options.pp == 4);
   CHECK(options.show_schedule);
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", "gpipe"}),
                     "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1");
-  CHECK_THROWS_WITH(pipeline({"--vpp", "0"}), "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
+  CHECK_THROWS_WITH(pipeline({"--vpp", "0"}),
+                    "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
   CHECK_THROWS_WITH(
       pipeline({"--vpp", "2"}),
       "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved has more chunks");
@@ -269,8 +271,9 @@ TEST_CASE("options: schedules of a pipeline", "[05][options]") {
   const TemporaryFolder folder;
   const std::string picture = folder.path() + "/picture.svg";
   CHECK(pipeline({"--show-schedule-svg", picture.c_str()}).show_schedule);
-  CHECK_THROWS_WITH(pipeline({"--show-schedule-svg", folder.path().c_str()}),
-                    "--show-schedule-svg: " + folder.path() + " is not valid; expected a file that can be written");
+  CHECK_THROWS_WITH(
+      pipeline({"--show-schedule-svg", folder.path().c_str()}),
+      "--show-schedule-svg: " + folder.path() + " is not valid; expected a file that can be written");
   CHECK_THROWS_WITH(
       pipeline({"--trace", picture.c_str(), "--show-schedule-svg", picture.c_str()}),
       "--show-schedule-svg: " + picture + " is not valid; expected another file than that of --trace");

@@ -55,6 +55,16 @@ std::string complaint(const Schedule& s, int streams = message_streams) {
   return "";
 }
 
+// What show_schedule prints.
+std::string print_schedule(const Options& options, int p, int m) {
+  struct Captured : std::ostringstream {
+    std::streambuf* const terminal = std::cout.rdbuf(rdbuf());
+    ~Captured() override { std::cout.rdbuf(terminal); }
+  } printed;
+  show_schedule(options, p, m);
+  return printed.str();
+}
+
 struct Random {
   std::mt19937 engine{1};
 
@@ -254,6 +264,21 @@ TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][sche
   }
 }
 
+TEST_CASE("05: a receive waits until its buffer is free", "[05][schedule]") {
+  // Rank 1 has two buffers: activation 2, sent at time 3, goes into that of micro-batch 0, whose backward
+  // ends at 4.
+  const Schedule s = {PpSchedule::one_f_one_b,
+                      2,
+                      3,
+                      1,
+                      {instructions("F0 SA0 F1 SA1 F2 SA2 RG0 B0 RG1 B1 RG2 B2"),
+                       instructions("RA0 F0 RA1 B0 RA2 SG0 F1 B1 SG1 F2 B2 SG2")}};
+  const Simulation played = simulate(s);
+  CHECK(played.times[0][5].begin == 3);
+  CHECK(played.times[1][4].begin == 4);
+  CHECK(played.times[0][5].end == 4);
+}
+
 TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedule]") {
   Random random;
   for (int round = 0; round < 400; ++round) {
@@ -450,11 +475,8 @@ TEST_CASE("05: a schedule as SVG", "[05][schedule]") {
   options.pp_schedule = PpSchedule::interleaved;
   options.vpp = 2;
   options.show_schedule_svg = folder.path() + "/schedule.svg";
-  std::ostringstream printed;
-  std::streambuf* const terminal = std::cout.rdbuf(printed.rdbuf());
-  show_schedule(options, 4, 8);
-  std::cout.rdbuf(terminal);
-  CHECK(printed.str().starts_with("interleaved: 4 ranks, 2 chunks a rank, 8 micro-batches."));
+  const std::string printed = print_schedule(options, 4, 8);
+  CHECK(printed.starts_with("interleaved: 4 ranks, 2 chunks a rank, 8 micro-batches."));
   const std::string svg = pentatron::tests::read_file(options.show_schedule_svg);
 
   // Well-formed: what is opened is closed, in order, and attributes are quoted.
