@@ -144,12 +144,11 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
   return svg.str();
 }
 
-// What --show-schedule prints, and --show-schedule-svg writes, of p ranks and m micro-batches; a unit of time
-// is the forward of a chunk.
-inline void show_schedule(const Options& options, int p, int m) {
-  check_schedule(options, p, m);
+// What --show-schedule prints, and --show-schedule-svg writes, of m micro-batches; a unit of time is the
+// forward of a chunk.
+inline void show_schedule(const Options& options, int m) {
   const Costs costs;
-  const Schedule schedule = make_schedule(options.pp_schedule, p, m, options.vpp);
+  const Schedule schedule = make_schedule(options.pp_schedule, options.pp, m, options.vpp);
   const Simulation played = simulate(schedule, costs);
   std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1);
   const std::string& path = options.show_schedule_svg;

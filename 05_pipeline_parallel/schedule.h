@@ -200,10 +200,16 @@ inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
   return s;
 }
 
-// Refuses what no schedule can be made for, or not with these layers. (options.cc has seen to it that only
-// interleaved has --vpp above 1.)
-inline void check_schedule(const Options& options, int p, int m) {
-  const int v = options.vpp;
+// Sets what the options leave to the number of ranks, and refuses what no schedule can be made for, or not
+// with these layers; m micro-batches. (options.cc has seen to it that only interleaved has --vpp above 1.)
+inline void complete_pipeline_options(Options& options, int ranks, int m) {
+  if (options.pp == 0) options.pp = ranks;
+  if (options.pp == 1) options.vpp = 1;  // nothing to interleave
+  if (options.pp != ranks && !options.show_schedule) {
+    throw UsageError("--pp", std::to_string(options.pp),
+                     "the number of ranks, " + std::to_string(ranks) + ", unless with --show-schedule");
+  }
+  const int p = options.pp, v = options.vpp;
   if (options.pp_schedule == PpSchedule::interleaved && m % p != 0) {
     throw UsageError("--pp-schedule", "interleaved",
                      "1f1b, or micro-batches in multiples of the " + std::to_string(p) +
@@ -213,6 +219,12 @@ inline void check_schedule(const Options& options, int p, int m) {
     throw UsageError("--layers", std::to_string(options.model.layers),
                      "at least " + std::to_string(p * v) + ", one a stage: " + std::to_string(p) +
                          " ranks x " + std::to_string(v) + " chunks (--vpp)");
+  }
+  if (options.pp_schedule == PpSchedule::zb_h1 && options.recompute == Recompute::full) {
+    throw UsageError(
+        "--recompute", "full",
+        "none or selective with zb-h1, whose weight gradients need what full recomputation throws "
+        "away");
   }
 }
 

@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 
 #include "comm.h"
 #include "mpi_wait.h"
@@ -150,6 +151,12 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   return exit_bad_usage;
 }
 
+std::vector<int> World::all() const {
+  std::vector<int> ranks(ranks_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 TrafficByOperation World::traffic() const {
   TrafficByOperation sum;
   for (const Communicator* communicator : communicators_) {
@@ -181,10 +188,32 @@ std::vector<OperationCount> World::operation_counts() const {
 
 // ---- Communicator -----------------------------------------------------------------------------------------
 
-Communicator::Communicator(World& world, int color, int key, const std::string& name)
-    : world_(world), name_(world.keep(name)), stream_(name_) {
+static MPI_Comm split_world(int color, int key) {
   MPI_Comm group;
   MPI_CHECK(MPI_Comm_split(MPI_COMM_WORLD, color, key, &group));
+  return group;
+}
+
+static MPI_Comm group_of(const std::vector<int>& members) {
+  MPI_Group all, some;
+  MPI_Comm group;
+  constexpr int tag = 0;
+  MPI_CHECK(MPI_Comm_group(MPI_COMM_WORLD, &all));
+  MPI_CHECK(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some));
+  MPI_CHECK(MPI_Comm_create_group(MPI_COMM_WORLD, some, tag, &group));
+  MPI_CHECK(MPI_Group_free(&some));
+  MPI_CHECK(MPI_Group_free(&all));
+  return group;
+}
+
+Communicator::Communicator(World& world, int color, int key, const std::string& name)
+    : Communicator(world, split_world(color, key), name) {}
+
+Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name)
+    : Communicator(world, group_of(members), name) {}
+
+Communicator::Communicator(World& world, MPI_Comm group, const std::string& name)
+    : world_(world), name_(world.keep(name)), stream_(name_) {
   MPI_CHECK(MPI_Comm_rank(group, &rank_));
   MPI_CHECK(MPI_Comm_size(group, &ranks_));
   ncclUniqueId id;
@@ -285,6 +314,16 @@ void Communicator::receive(T* data, size_t size, int peer) {
 }
 
 template <class T>
+void Communicator::connect(int peer, T* scratch) {
+  {
+    const Group exchange(*this);
+    send(scratch, 1, peer);
+    receive(scratch + 1, 1, peer);
+  }
+  stream_.synchronize();
+}
+
+template <class T>
 void Communicator::all_to_all(const T* in, T* out, size_t size) {
   issue<T>("all_to_all", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer, [&] {
     NCCL_CHECK(ncclGroupStart());
@@ -311,6 +350,7 @@ void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute
   template void Communicator::broadcast<T>(T*, size_t, int);                        \
   template void Communicator::send<T>(const T*, size_t, int);                       \
   template void Communicator::receive<T>(T*, size_t, int);                          \
+  template void Communicator::connect<T>(int, T*);                                  \
   template void Communicator::all_to_all<T>(const T*, T*, size_t);
 PENTATRON_INSTANTIATE(float)
 PENTATRON_INSTANTIATE(double)

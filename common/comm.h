@@ -3,6 +3,7 @@
 // stream of its own: collectives are issued to that stream, and only events order it against others.
 #pragma once
 
+#include <mpi.h>
 #include <nccl.h>
 
 #include <map>
@@ -60,6 +61,7 @@ class World : public Peers {
   std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up
+  std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
   // Of all communicators that there are, together.
   void begin_counting() override;
@@ -84,6 +86,8 @@ class Communicator {
  public:
   // All ranks of the world call this. Those with the same color form a communicator, in the order of `key`.
   Communicator(World& world, int color, int key, const std::string& name);
+  // Only the ranks of the world that are listed call this; they form a communicator in this order.
+  Communicator(World& world, const std::vector<int>& members, const std::string& name);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -96,6 +100,11 @@ class Communicator {
   void wait_for(cudaStream_t producer);
   // What `consumer` is given from now on starts after what has been issued here so far.
   void release(cudaStream_t consumer);
+
+  // Exchanges an element with `peer`, who does the same, and waits for it. NCCL connects two ranks when they
+  // first exchange something, which may block the host: better now than between other operations.
+  template <class T>
+  void connect(int peer, T* scratch /*[2]*/);
 
   // Collectives over `count` elements a rank. `in` may be `out` (all_reduce), the rank's own part of `out`
   // (all_gather), or contain `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16,
@@ -136,6 +145,8 @@ class Communicator {
   void sum_scalars(double* values, size_t size, cudaStream_t compute);
 
  private:
+  Communicator(World& world, MPI_Comm group, const std::string& name);  // frees `group`
+
   // Runs the NCCL call that issues an operation, and keeps the books.
   template <class T, class Issue>
   void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);

@@ -31,6 +31,9 @@ struct LayerActivations {
 struct LayerRange {
   int first, last;
   bool embedding, head;
+
+  int first_unit() const { return embedding ? embedding_unit : unit_of_layer(first); }
+  int end_unit() const { return head ? head_unit(last) + 1 : unit_of_layer(last); }
 };
 inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
 

@@ -61,7 +61,9 @@ std::string print_schedule(const Options& options, int p, int m) {
     std::streambuf* const terminal = std::cout.rdbuf(rdbuf());
     ~Captured() override { std::cout.rdbuf(terminal); }
   } printed;
-  show_schedule(options, p, m);
+  Options complete = options;
+  complete.pp = p;
+  show_schedule(complete, m);
   return printed.str();
 }
 
@@ -411,21 +413,39 @@ TEST_CASE("05: layers are split so that the slowest stage is fastest", "[05][sch
 TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
   Options options;
   options.model.layers = 8;
+  const auto complete = [&](int ranks, int m) {
+    Options copy = options;
+    complete_pipeline_options(copy, ranks, m);
+    return copy;
+  };
   options.pp_schedule = PpSchedule::interleaved;
   options.vpp = 2;
-  CHECK_NOTHROW(check_schedule(options, 4, 8));
+  CHECK(complete(4, 8).pp == 4);
+  CHECK(complete(4, 8).vpp == 2);
+  CHECK(complete(1, 3).vpp == 1);
   CHECK_THROWS_WITH(
-      check_schedule(options, 4, 6),
+      complete(4, 6),
       "--pp-schedule: interleaved is not valid; expected 1f1b, or micro-batches in multiples of "
       "the 4 ranks; there are 6");
   CHECK_THROWS_WITH(
-      check_schedule(options, 8, 8),
+      complete(8, 8),
       "--layers: 8 is not valid; expected at least 16, one a stage: 8 ranks x 2 chunks (--vpp)");
+  options.pp = 4;
+  CHECK_THROWS_WITH(complete(2, 8),
+                    "--pp: 4 is not valid; expected the number of ranks, 2, unless with --show-schedule");
+  options.show_schedule = true;
+  CHECK(complete(1, 8).pp == 4);
+  options = Options();
+  options.model.layers = 8;
   options.pp_schedule = PpSchedule::zb_h1;
   options.vpp = 1;
-  CHECK_NOTHROW(check_schedule(options, 8, 3));
-  CHECK_THROWS_WITH(check_schedule(options, 9, 9),
+  CHECK_NOTHROW(complete(8, 3));
+  CHECK_THROWS_WITH(complete(9, 9),
                     "--layers: 8 is not valid; expected at least 9, one a stage: 9 ranks x 1 chunks (--vpp)");
+  options.recompute = Recompute::full;
+  CHECK_THROWS_WITH(complete(2, 2),
+                    "--recompute: full is not valid; expected none or selective with zb-h1, whose weight "
+                    "gradients need what full recomputation throws away");
 }
 
 TEST_CASE("05: a schedule as text", "[05][schedule]") {

@@ -1,4 +1,4 @@
-// The model as 02, 03 and 04 train it, beside TestModel, which trains the same global batch on one rank.
+// The model as 02 to 05 train it, beside TestModel, which trains the same global batch on one rank.
 #pragma once
 
 #include <memory>
@@ -8,22 +8,26 @@
 #include "../../02_data_parallel/data_parallel.h"
 #include "../../03_zero/zero.h"
 #include "../../04_tensor_parallel/tensor_parallel.h"
+#include "../../05_pipeline_parallel/pipeline.h"
 #include "model.h"
 #include "mpi_tests.h"
 
 namespace pentatron {
 // What the ranks do together.
 struct Technique {
-  enum Kind { data_parallel, zero, tensor_parallel } kind;
+  enum Kind { data_parallel, zero, tensor_parallel, pipeline } kind;
   DpSync sync = DpSync::naive;     // of data parallelism
   double bucket_mb = 25;           // likewise
   int stage = 0;                   // of ZeRO
   bool sequence_parallel = false;  // of tensor parallelism
+  PpSchedule schedule = PpSchedule::one_f_one_b;
+  int chunks = 1;  // of layers on a pipeline rank
 
   // Whether each rank has its own part of the batch.
-  bool splits_batch() const { return kind != tensor_parallel; }
+  bool splits_batch() const { return kind == data_parallel || kind == zero; }
   ParameterMesh mesh(const Communicator& ranks) const {
     if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
+    if (kind == pipeline) return {};
     return {.shard_rank = ranks.rank(), .shard_ranks = ranks.ranks()};
   }
 };
@@ -53,26 +57,29 @@ struct ParallelModel {
   UnitHooks usual_hooks;
   Parameters parameters;
   TransformerParameters ids;
-  std::unique_ptr<DataParallel> data_parallel;  // one of the three
+  std::unique_ptr<DataParallel> data_parallel;  // one of the four
   std::unique_ptr<Zero> zero;
   std::unique_ptr<TensorParallel> tensor_parallel;
+  std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<Activations> activations;
   std::unique_ptr<Optimizer> optimizer;
   StepTotals totals{stream};
   std::vector<BatchBuffer> buffers;  // [micro-batches of this rank]
 
-  ParallelModel(const Options& o, Technique t, Communicator& communicator, OtherSeams other = {})
+  ParallelModel(const Options& o, Technique t, World& world, Communicator& communicator,
+                OtherSeams other = {})
       : options(o), technique(t), ranks(communicator), parameters(technique.mesh(ranks)) {
     Seams seams = {&usual_hooks, &usual_region, other.attention ? other.attention : &usual_attention,
                    &feed_forward};
     const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
     ids = declare_transformer(options.model, feed_forward, parameters);
+    const std::vector<LayerRange> parts = parts_of_model();
     if (technique.kind == Technique::zero) {
       zero = std::make_unique<Zero>(technique.stage, parameters, ranks, stream);
       seams.hooks = zero.get();
     } else {
-      parameters.allocate();
+      for (const LayerRange& part : parts) parameters.allocate(part.first_unit(), part.end_unit());
     }
     if (technique.kind == Technique::data_parallel) {
       data_parallel =
@@ -88,11 +95,16 @@ struct ParallelModel {
     transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
                                                 options.sequence_length, options.sequence_length,
                                                 options.recompute, seams, stream);
-    activations = transformer->make_activations(whole_model(options.model));
+    const int micro_batches = micro_batches_of_a_rank(options, technique.splits_batch() ? ranks.ranks() : 1);
+    if (technique.kind == Technique::pipeline) {
+      pipeline = std::make_unique<Pipeline>(schedule(), world, world.all(), ranks.rank(), parts, *transformer,
+                                            stream);
+    } else {
+      activations = transformer->make_activations(whole_model(options.model));
+    }
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
-    const int parts = technique.splits_batch() ? ranks.ranks() : 1;
-    for (int i = 0; i < micro_batches_of_a_rank(options, parts); ++i) buffers.emplace_back(rows);
-    ranks.reset_traffic();
+    for (int i = 0; i < micro_batches; ++i) buffers.emplace_back(rows);
+    world.begin_counting();
   }
   ~ParallelModel() {
     stream.synchronize();
@@ -105,6 +117,7 @@ struct ParallelModel {
     const int64_t mine = std::ssize(buffers), first = technique.splits_batch() ? ranks.rank() * mine : 0;
     totals.reset();
     parameters.zero_gradients(stream);
+    std::vector<Batch> batches;
     for (int64_t i = 0; i < mine; ++i) {
       const HostBatch& host = global[first + i];
       std::copy(host.tokens.begin(), host.tokens.end(), buffers[i].tokens().begin());
@@ -112,9 +125,12 @@ struct ParallelModel {
       for (size_t row = 0; row < host.tokens.size(); ++row) {
         buffers[i].positions()[row] = static_cast<int32_t>(row % options.sequence_length);
       }
-      const Batch batch = buffers[i].upload(count_targets(global), std::ssize(global), i + 1 == mine, stream);
-      transformer->forward(batch, *activations);
-      transformer->backward(batch, *activations);
+      batches.push_back(buffers[i].upload(count_targets(global), std::ssize(global), i + 1 == mine, stream));
+    }
+    if (pipeline) pipeline->run(batches, totals);
+    for (size_t i = 0; !pipeline && i < batches.size(); ++i) {
+      transformer->forward(batches[i], *activations);
+      transformer->backward(batches[i], *activations);
       if (technique.splits_batch() || ranks.rank() == 0) totals.add_loss(activations->loss);
     }
     if (zero) zero->finish();
@@ -133,6 +149,15 @@ struct ParallelModel {
   void train_step(int64_t step, const std::vector<HostBatch>& global) {
     accumulate(global);
     update(step);
+  }
+
+  Schedule schedule() const {
+    return make_schedule(technique.schedule, ranks.ranks(), micro_batches_of_a_rank(options, 1),
+                         technique.chunks);
+  }
+  std::vector<LayerRange> parts_of_model() const {
+    if (technique.kind != Technique::pipeline) return {whole_model(options.model)};
+    return layers_of_rank(options, ranks.rank(), ranks.ranks(), technique.chunks);
   }
 
   static double count_targets(const std::vector<HostBatch>& batches) {

@@ -118,7 +118,7 @@ Measured measure(const Technique& technique) {
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
   SlowAttention attention;
-  ParallelModel model(options, technique, ranks, {.attention = &attention});
+  ParallelModel model(options, technique, world, ranks, {.attention = &attention});
   return measure(model, world);
 }
 
@@ -220,7 +220,7 @@ std::vector<trace::Interval> measure_tensor_parallel(bool sequence_parallel) {
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
   ParallelModel model(options, {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel},
-                      ranks, {.make_region = make_region<SlowGradients>});
+                      world, ranks, {.make_region = make_region<SlowGradients>});
   return measure(model, world).intervals;
 }
 

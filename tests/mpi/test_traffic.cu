@@ -101,7 +101,7 @@ double sent_share(const std::string& operation, double ranks) {
 void check_step_traffic(const Technique& technique, const Options& options, const ExpectedTraffic& expected) {
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
-  ParallelModel model(options, technique, ranks);
+  ParallelModel model(options, technique, world, ranks);
   for (int step = 0; step < 2; ++step) {
     ranks.reset_traffic();
     model.train_step(step, random_batches(options, step));
@@ -248,9 +248,10 @@ void check_within_a_percent(size_t measured, double expected) {
 }
 
 // Bytes of each purpose that a model of this technique added, after a step.
-MemoryBytes measured_bytes(const Options& options, const Technique& technique, Communicator& data) {
+MemoryBytes measured_bytes(const Options& options, const Technique& technique, World& world,
+                           Communicator& ranks) {
   const MemoryBytes before = memory_in_use();
-  ParallelModel model(options, technique, data);
+  ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
   MemoryBytes bytes = memory_in_use();
   for (size_t i = 0; i < purposes; ++i) bytes[i] -= before[i];
@@ -262,7 +263,7 @@ void check_memory(const Technique& technique) {
   World world(nullptr, nullptr);
   Communicator data(world, 0, world.rank(), "data");
   const int d = world.ranks(), stage = technique.kind == Technique::zero ? technique.stage : 0;
-  const MemoryBytes measured = measured_bytes(options, technique, data);
+  const MemoryBytes measured = measured_bytes(options, technique, world, data);
 
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, 2, {.zero_stage = stage, .data_ranks = d});
@@ -316,8 +317,8 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
     o->global_batch_size = 2;
   }
   shallow.model.layers = 2;
-  const MemoryBytes of_shallow = measured_bytes(shallow, technique, ranks);
-  const MemoryBytes of_deep = measured_bytes(deep, technique, ranks);
+  const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
+  const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
 
   const MemoryPrediction predicted =
       predict_memory(deep, element_sizes, 2, {.tensor_ranks = t, .sequence_parallel = sequence_parallel});
@@ -362,7 +363,7 @@ TEST_CASE("after the first step nothing is allocated and nothing waits for the d
     if (splits_model && mpi_tests::ranks() == 3) continue;  // no divisor of the heads
     const Options options = splits_model ? tiny_options() : uneven_options(4, 3);
     Communicator data(world, 0, world.rank(), "data");
-    ParallelModel model(options, technique, data);
+    ParallelModel model(options, technique, world, data);
     model.train_step(0, random_batches(options, 0));
     const cuda_cpu::Counters before = cuda_cpu::counters();
     for (int step = 1; step < 3; ++step) model.train_step(step, random_batches(options, step));

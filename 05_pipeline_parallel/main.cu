@@ -1,0 +1,79 @@
+// 05: pipeline parallelism. Each rank holds some layers, and micro-batches go through the ranks in the order
+// of a schedule (schedule.h), which pipeline.h executes.
+#include "batch.h"
+#include "comm.h"
+#include "draw_schedule.h"
+#include "memory.h"
+#include "optimizer.h"
+#include "pipeline.h"
+#include "program.h"
+#include "sample.h"
+#include "totals.h"
+#include "transformer.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options, int micro_batches, World& world) {
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+  TensorRegion region;
+  AttentionCore attention;
+  FeedForward feed_forward;
+  Communicator pipeline_ranks(world, 0, world.rank(), "pipeline");
+  const Schedule schedule = make_schedule(options.pp_schedule, world.ranks(), micro_batches, options.vpp);
+  const std::vector<LayerRange> chunks = layers_of_rank(options, world.rank(), world.ranks(), options.vpp);
+
+  Parameters parameters;
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches,
+                     {.parts = parts_of_rank(schedule, world.rank(), chunks),
+                      .deferred_weight_gradients = options.pp_schedule == PpSchedule::zb_h1});
+  require_memory(predicted, free_device_memory());
+  for (const LayerRange& chunk : chunks) parameters.allocate(chunk.first_unit(), chunk.end_unit());
+  parameters.initialise(options.seed, compute);
+  UnitHooks hooks;
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
+                    options.sequence_length, options.recompute, seams, compute);
+  Pipeline pipeline(schedule, world, world.all(), world.rank(), chunks, model, compute);
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options);
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    pipeline.run(loader.load(step, compute), totals);
+    optimizer.add_norm_squared(totals.norm_squared());
+    pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
+    optimizer.step(step, totals.norm_squared());
+    totals.wait();
+    run.end_step(step, totals);
+  }
+  run.finish(predicted, {{"pp", world.ranks()}});
+  const auto logits = [&](const Batch& batch) { return pipeline.forward(batch); };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    Options options = parse_options(argc, argv, "Trains a transformer with pipeline parallelism.",
+                                    {OptionGroup::communication, OptionGroup::pipeline});
+    const int micro_batches = micro_batches_of_a_rank(options, 1);
+    complete_pipeline_options(options, world.ranks(), micro_batches);
+    if (options.show_schedule) {
+      if (world.rank() == 0) show_schedule(options, micro_batches);
+      return;
+    }
+    world.configure(options);
+    train(options, micro_batches, world);
+  });
+}

@@ -1,0 +1,233 @@
+// The executor of a pipeline schedule (schedule.h): one small interpreter that runs this rank's list of
+// instructions on the GPU, whatever the schedule.
+//
+// What travels between stages has four streams, {activations, gradients} x {in, out}, each with a
+// communicator of the two ranks of an edge. The host issues the whole list without waiting; events alone
+// order the compute stream and the four, and say when a buffer may be used again.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm.h"
+#include "memory.h"
+#include "schedule.h"
+#include "totals.h"
+#include "transformer.h"
+
+namespace pentatron {
+
+// The layers of this rank's chunks: those of stages rank, p + rank, 2p + rank, ... A stage costs what its
+// products cost, so the head counts, in units of a layer; the embedding, a lookup, does not.
+inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, int p, int v) {
+  const ModelConfig& m = options.model;
+  const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
+  const double in_layer = static_cast<double>(parameter_count(m) - 2 * in_head) / m.layers;
+  const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
+  const std::vector<int> first = split_layers(m.layers, p * v, 0, in_head / (in_layer + in_attention));
+  std::vector<LayerRange> chunks;
+  for (int stage = rank; stage < p * v; stage += p)
+    chunks.push_back({first[stage], first[stage + 1], stage == 0, stage == p * v - 1});
+  return chunks;
+}
+
+// The communicators of the edges from the rank before, in a ring of pipeline ranks, and to the rank after.
+// There is none before the first stage and after the last, unless chunks go round.
+struct Edges {
+  std::unique_ptr<Communicator> activations_in, activations_out, gradients_in, gradients_out;
+
+  // `line`: the world's ranks of this pipeline, in its order. All of them call this.
+  Edges(World& world, const std::vector<int>& line, bool round, real* scratch /*[2], on the device*/) {
+    const int p = static_cast<int>(line.size());
+    for (int edge = 0; edge < (round ? p : p - 1); ++edge) {  // in the same order on all ranks
+      const std::vector<int> ends = {line[edge], line[(edge + 1) % p]};
+      const auto connected = [&](const char* name, int peer) {
+        auto communicator = std::make_unique<Communicator>(world, ends, name);
+        communicator->connect(peer, scratch);
+        return communicator;
+      };
+      if (world.rank() == ends[before]) {
+        activations_out = connected("activations out", after);
+        gradients_in = connected("gradients in", after);
+      }
+      if (world.rank() == ends[after]) {
+        activations_in = connected("activations in", before);
+        gradients_out = connected("gradients out", before);
+      }
+    }
+  }
+
+  static constexpr int before = 0, after = 1;  // the ends of an edge
+};
+
+class Pipeline {
+ public:
+  // `line`: the world's ranks of this pipeline, in its order; they all make one. Allocates the activations of
+  // as many micro-batches as are in flight at a time.
+  Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line, int rank,
+           const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
+      : list_(schedule.ranks[rank]),
+        model_(model),
+        compute_(compute),
+        chunks_(make_chunks(schedule.kind, ranges)),
+        edges_(world, line, schedule.v > 1, chunks_[0].flights[0].activations->gradient.data) {}
+
+  // Forward and backward of a step's micro-batches. Adds their losses, on the rank of the last stage.
+  void run(const std::vector<Batch>& batches, StepTotals& totals) {
+    for (const Instruction& i : list_) execute(i, batches[i.micro_batch], totals);
+  }
+
+  // Forward alone, of one micro-batch; the logits, where the last stage is.
+  Tensor forward(const Batch& batch) {
+    Tensor logits;
+    for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
+      const Activations& a = *chunks_[c].flights[0].activations;
+      if (!a.range.embedding) receive_activation({Action::receive_activation, 0, c});
+      compute_forward({Action::forward, 0, c}, batch);
+      if (!a.range.head) send_activation({Action::send_activation, 0, c});
+      if (a.range.head) logits = a.logits;
+    }
+    return logits;
+  }
+
+ private:
+  // A place for a micro-batch on its way through one chunk.
+  struct Flight {
+    std::unique_ptr<Activations> activations;
+    Event output_sent, gradient_came, gradient_sent;
+    Event landed;  // compute has nothing more to do with the micro-batch
+  };
+  // What came from the stage before.
+  struct Input {
+    Tensor x;  // [1, rows * d]
+    Event came, used;
+  };
+  struct Chunk {
+    std::vector<Flight> flights;
+    std::vector<Input> inputs;  // one more than flights, so that one can come ahead
+  };
+
+  std::vector<Chunk> make_chunks(PpSchedule kind, const std::vector<LayerRange>& ranges) {
+    const auto when = kind == PpSchedule::zb_h1 ? WeightGradients::deferred : WeightGradients::at_once;
+    std::vector<Chunk> chunks(ranges.size());
+    for (int c = 0; c < static_cast<int>(ranges.size()); ++c) {
+      chunks[c].flights = std::vector<Flight>(peak_in_flight(list_, c).until_weight_gradient);
+      for (Flight& flight : chunks[c].flights) flight.activations = model_.make_activations(ranges[c], when);
+      if (ranges[c].embedding) continue;
+      chunks[c].inputs = std::vector<Input>(input_buffers(list_, c));
+      for (Input& input : chunks[c].inputs) input.x = memory_.matrix<real>(1, model_.boundary_size());
+    }
+    return chunks;
+  }
+
+  // Micro-batches leave a chunk in the order in which they came.
+  Flight& flight(const Instruction& i) {
+    std::vector<Flight>& all = chunks_[i.chunk].flights;
+    return all[i.micro_batch % all.size()];
+  }
+  Input& input(const Instruction& i) {
+    std::vector<Input>& all = chunks_[i.chunk].inputs;
+    return all[i.micro_batch % all.size()];
+  }
+
+  void execute(const Instruction& i, const Batch& batch, StepTotals& totals) {
+    switch (i.action) {
+      case Action::forward:
+        compute_forward(i, batch);
+        if (flight(i).activations->range.head) totals.add_loss(flight(i).activations->loss);
+        return;
+      case Action::backward:
+      case Action::input_gradient:
+        compute_backward(i, batch);
+        return;
+      case Action::weight_gradient:
+        model_.backward_weights(*flight(i).activations);
+        flight(i).landed.record(compute_);
+        return;
+      case Action::receive_activation:
+        return receive_activation(i);
+      case Action::send_activation:
+        return send_activation(i);
+      case Action::receive_gradient:
+        return receive_gradient(i);
+      case Action::send_gradient:
+        return send_gradient(i);
+    }
+  }
+
+  void compute_forward(const Instruction& i, const Batch& batch) {
+    Flight& f = flight(i);
+    Activations& a = *f.activations;
+    if (!a.range.embedding) {
+      input(i).came.make_wait(compute_);
+      a.input() = {input(i).x.data, a.output.rows, a.output.columns};
+    }
+    f.output_sent.make_wait(compute_);  // of the micro-batch that was here before
+    model_.forward(batch, a);
+  }
+
+  void compute_backward(const Instruction& i, const Batch& batch) {
+    Flight& f = flight(i);
+    f.gradient_came.make_wait(compute_);
+    f.gradient_sent.make_wait(compute_);  // that of the micro-batch that was here before
+    model_.backward(batch, *f.activations);
+    if (!f.activations->range.embedding) input(i).used.record(compute_);
+    if (!f.activations->queue.deferred()) f.landed.record(compute_);
+  }
+
+  void receive_activation(const Instruction& i) {
+    Communicator& in = *edges_.activations_in;
+    input(i).used.make_wait(in.stream());
+    in.receive(input(i).x.data, input(i).x.size(), Edges::before);
+    input(i).came.record(in.stream());
+  }
+
+  void send_activation(const Instruction& i) {
+    Communicator& out = *edges_.activations_out;
+    const Tensor output = flight(i).activations->output;
+    out.wait_for(compute_);
+    out.send(output.data, output.size(), Edges::after);
+    flight(i).output_sent.record(out.stream());
+  }
+
+  void receive_gradient(const Instruction& i) {
+    Communicator& in = *edges_.gradients_in;
+    Flight& f = flight(i);
+    const Tensor gradient = f.activations->gradient;
+    f.landed.make_wait(in.stream());  // the micro-batch that was here before
+    f.gradient_sent.make_wait(in.stream());
+    in.receive(gradient.data, gradient.size(), Edges::after);
+    f.gradient_came.record(in.stream());
+  }
+
+  void send_gradient(const Instruction& i) {
+    Communicator& out = *edges_.gradients_out;
+    const Tensor gradient = flight(i).activations->gradient;
+    out.wait_for(compute_);
+    out.send(gradient.data, gradient.size(), Edges::before);
+    flight(i).gradient_sent.record(out.stream());
+  }
+
+  const Instructions list_;
+  Transformer& model_;
+  cudaStream_t compute_;
+  DeviceArena memory_{Purpose::activations};
+  std::vector<Chunk> chunks_;
+  Edges edges_;
+};
+
+// What this rank keeps, for the memory prediction.
+inline std::vector<ModelPart> parts_of_rank(const Schedule& schedule, int rank,
+                                            const std::vector<LayerRange>& chunks) {
+  const Instructions& list = schedule.ranks[rank];
+  std::vector<ModelPart> parts;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const LayerRange& range = chunks[c];
+    parts.push_back({range.last - range.first, range.embedding, range.head,
+                     peak_in_flight(list, c).until_weight_gradient,
+                     range.embedding ? 0 : input_buffers(list, c)});
+  }
+  return parts;
+}
+
+}  // namespace pentatron
