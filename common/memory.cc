@@ -40,10 +40,11 @@ Elements activations(const Options& options) {
   const int64_t batch = options.micro_batch_size, s = options.sequence_length, rows = batch * s,
                 layers = m.layers;
   const int64_t d = m.d_model, f = m.d_ff, q = m.heads * m.head_size(), kv = m.kv_heads * m.head_size();
-  const int64_t scores_of_one_sequence = m.heads * s * s;
+  const bool naive = options.attention == Attention::naive;
+  const int64_t scores_of_one_sequence = naive ? m.heads * s * s : 0;
 
   // Every micro-batch: each layer's input and what it keeps, the output, its gradient, and the head's part.
-  const bool keeps_scores = options.recompute == Recompute::none;
+  const bool keeps_scores = naive && options.recompute == Recompute::none;
   const Elements layer = kept_in_layer(m, batch, s, keeps_scores);
   const int64_t layers_kept = options.recompute == Recompute::full ? 1 : layers;
   Elements sum;

@@ -25,7 +25,7 @@ struct ParallelModel {
   Communicator& data;
   Stream stream{"compute"};
   TensorRegion region;
-  AttentionCore usual_attention;
+  AttentionCore usual_attention{options.attention};
   FeedForward feed_forward;
   Parameters parameters;
   TransformerParameters ids;

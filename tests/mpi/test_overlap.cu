@@ -21,6 +21,7 @@ constexpr double kAllReduce = 8e-3;                   // s, of a layer's gradien
 // Attention that takes a while.
 class SlowAttention : public AttentionCore {
  public:
+  using AttentionCore::AttentionCore;
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     AttentionCore::forward(blas, shape, t);
     pause(blas.stream(), &kForward);
@@ -76,7 +77,7 @@ Measured measure(const Technique& technique) {
   const SlowLink link(layer_elements(options.model), mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator data(world, 0, world.rank(), "data");
-  SlowAttention attention;
+  SlowAttention attention(options.attention);
   ParallelModel model(options, technique, data, attention);
   model.train_step(0, random_batches(options, 0));
   mpi_tests::barrier();
