@@ -35,8 +35,8 @@ const std::string settings =
     " --global-batch-size 12 --optimizer sgd --lr 0.5 --grad-clip 0.5 --steps " +
     std::to_string(kSteps);
 
-// `program` with its own options, which lies beside the tests.
-std::vector<Step> run(const std::string& launcher, const std::string& program) {
+// What `program` with its own options, which lies beside the tests, logs: an object a line.
+std::vector<nlohmann::json> log_of(const std::string& launcher, const std::string& program) {
   const TemporaryFolder folder;
   const std::string builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   const std::string log = folder.path() + "/log", out = folder.path() + "/out";
@@ -45,10 +45,15 @@ std::vector<Step> run(const std::string& launcher, const std::string& program) {
   const int status = std::system(command.c_str());
   INFO(command << "\n" << read_file(out));
   REQUIRE(status == 0);
-  std::vector<Step> steps;
+  std::vector<nlohmann::json> objects;
   std::ifstream lines(log);
-  for (std::string line; std::getline(lines, line);) {
-    const auto json = nlohmann::json::parse(line);
+  for (std::string line; std::getline(lines, line);) objects.push_back(nlohmann::json::parse(line));
+  return objects;
+}
+
+std::vector<Step> run(const std::string& launcher, const std::string& program) {
+  std::vector<Step> steps;
+  for (const nlohmann::json& json : log_of(launcher, program)) {
     if (json.contains("step")) steps.push_back({json["loss"], json["grad_norm"]});
   }
   REQUIRE(steps.size() == kSteps);
@@ -79,6 +84,19 @@ void check_like_01(const std::string& program) {
 }
 
 }  // namespace
+
+TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][program]") {
+  const auto activations = [](const std::string& program, const char* which) -> int64_t {
+    const std::string launcher = program[1] == '1' ? "" : "mpirun -n 1";
+    return log_of(launcher, program).back()["summary"]["memory"][0][which]["activations"];
+  };
+  for (const std::string program : {"01_single_gpu", "02_data_parallel", "03_zero"}) {
+    CAPTURE(program);
+    const int64_t tiled = activations(program + " --attention tiled", "measured");
+    CHECK(tiled < activations(program, "measured"));
+    CHECK(tiled == activations(program + " --attention tiled", "predicted"));
+  }
+}
 
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
   for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.02"}) {
