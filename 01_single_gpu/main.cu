@@ -19,7 +19,7 @@ void train(const Options& options) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
-  AttentionCore attention;
+  AttentionCore attention(options.attention);
   FeedForward feed_forward;
 
   Parameters parameters;

@@ -17,7 +17,7 @@ void train(const Options& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
-  AttentionCore attention;
+  AttentionCore attention(options.attention);
   FeedForward feed_forward;
   Communicator data_ranks(world, 0, world.rank(), "data");
 

@@ -22,7 +22,7 @@ void train(const Options& options, World& world) {
   TensorParallel region(options.sequence_parallel,
                         int64_t{options.micro_batch_size} * options.sequence_length, options.model.d_model,
                         tensor_ranks, compute);
-  AttentionCore attention;
+  AttentionCore attention(options.attention);
   FeedForward feed_forward;
 
   Parameters parameters({.tensor_rank = world.rank(), .tensor_ranks = world.ranks()});

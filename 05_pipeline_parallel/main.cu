@@ -19,7 +19,7 @@ void train(const Options& options, int micro_batches, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
-  AttentionCore attention;
+  AttentionCore attention(options.attention);
   FeedForward feed_forward;
   Communicator pipeline_ranks(world, 0, world.rank(), "pipeline");
   const Schedule schedule = make_schedule(options.pp_schedule, world.ranks(), micro_batches, options.vpp);

@@ -28,7 +28,8 @@ namespace pentatron {
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// The rank that error messages name, and what ends the other ranks after one; set once, after MPI has started.
+// The rank that error messages name, and what ends the other ranks after one; set once, after MPI has
+// started.
 void set_rank_for_messages(int rank);
 void at_failure(void (*end_other_ranks)());
 
@@ -45,16 +46,27 @@ inline dim3 elementwise_grid(size_t n) {
 }
 
 // kernel<<<grid, threads_per_block, 0, stream>>>(arguments...), spelled so that g++ can parse it, and visible
-// in a trace.
+// in a trace. launch_with_memory gives each block `bytes` of memory that its threads share.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream, Arguments... arguments) {
+void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, cudaStream_t stream,
+                        Arguments... arguments) {
   trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)));
+  if (bytes > 0) {  // more than 48 KiB has to be asked for
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads_per_block);
+  config.dynamicSmemBytes = bytes;
   config.stream = stream;
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), range.name(),
              __FILE__, __LINE__);
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream, Arguments... arguments) {
+  launch_with_memory(kernel, grid, 0, stream, arguments...);
 }
 
 // ---- Inside a kernel --------------------------------------------------------------------------------------
@@ -86,6 +98,20 @@ inline __device__ StridedRange<size_t> grid_range(size_t n) {
           gridDim.x * static_cast<size_t>(blockDim.x)};
 }
 
+// A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
+// warps of this block and columns to the lanes of a warp.
+inline __device__ StridedRange<int> warp_range(int n) {
+  return {static_cast<int>(threadIdx.x / 32), n, static_cast<int>(blockDim.x / 32)};
+}
+inline __device__ StridedRange<int> lane_range(int n) { return {static_cast<int>(threadIdx.x % 32), n, 32}; }
+
+// The memory that launch_with_memory gave to this block.
+template <class T>
+__device__ T* block_memory() {
+  extern __shared__ __align__(16) unsigned char memory_of_block[];
+  return reinterpret_cast<T*>(memory_of_block);
+}
+
 // Combines one value a thread; every thread of the block gets the result. A warp combines in registers by
 // exchanging with the lane whose number differs in one bit, then the first lanes' results meet in shared
 // memory.
@@ -108,6 +134,15 @@ __device__ T block_reduce(T value, T identity, Combine combine) {
 inline StridedRange<int> block_range(int n) {
   constexpr int stride = cuda_cpu::threads_per_block;
   return {stride == 1 ? 0 : static_cast<int>(threadIdx.x), n, stride};
+}
+
+// A warp is one thread.
+inline StridedRange<int> warp_range(int n) { return block_range(n); }
+inline StridedRange<int> lane_range(int n) { return {0, n, 1}; }
+
+template <class T>
+T* block_memory() {
+  return static_cast<T*>(cuda_cpu::shared_memory());
 }
 
 // A block takes a contiguous part, so that its loop has stride one too.

@@ -40,15 +40,17 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
                   Statistics d_weight /*[out, in]*/);
 
-// One matrix of a batch in which matrix i begins at data + i * stride; its rows are `leading` elements apart.
+// One matrix of a batch in which matrix i begins `stride` elements after matrix i - 1; its rows are `leading`
+// elements apart.
 struct BatchedMatrix {
-  real* data;
+  void* data;
+  cudaDataType_t type;
   int64_t leading, stride;
 };
 enum class Transpose { no, yes };
 
 // c_i = alpha op(a_i) op(b_i) + beta c_i for i < count, with op(a_i) [m, k], op(b_i) [k, n], c_i [m, n], all
-// row-major.
+// row-major; a and b are `real`, c is `real` or `accum`.
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
                      const char* name);

@@ -62,7 +62,8 @@ std::vector<int64_t> unit_sizes(const ModelConfig& m, const Sharding& sharding) 
 Elements kept_in_layer(const Options& options, Columns c, Rows r) {
   Elements sum = {r.outside * 3 * c.d + r.inside * (2 * c.q + 2 * c.kv + 3 * c.f),
                   r.outside * 2 + r.inside * c.heads};
-  if (options.recompute == Recompute::none) sum.real += r.inside * c.heads * options.sequence_length;
+  if (options.recompute == Recompute::none && options.attention == Attention::naive)
+    sum.real += r.inside * c.heads * options.sequence_length;
   return sum;
 }
 
@@ -88,7 +89,8 @@ Elements in_flight(const Options& options, const Sharding& sharding, const Model
 Elements activations(const Options& options, const Sharding& sharding) {
   const Columns c = columns(options.model, sharding);
   const Rows r = rows(options, sharding);
-  const int64_t s = options.sequence_length, scores_of_one_sequence = c.heads * s * s;
+  const int64_t s = options.sequence_length;
+  const int64_t scores_of_one_sequence = options.attention == Attention::naive ? c.heads * s * s : 0;
   Elements sum;
   for (const ModelPart& part : parts(options.model, sharding)) {
     sum += in_flight(options, sharding, part) * part.in_flight;

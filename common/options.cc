@@ -41,6 +41,9 @@ const std::vector<Preset>& presets() {
 const std::vector<std::pair<std::string, Recompute>> recompute_names = {
     {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
 
+const std::vector<std::pair<std::string, Attention>> attention_names = {{"naive", Attention::naive},
+                                                                        {"tiled", Attention::tiled}};
+
 const std::vector<std::pair<std::string, OptimizerKind>> optimizer_names = {{"adamw", OptimizerKind::adamw},
                                                                             {"sgd", OptimizerKind::sgd}};
 
@@ -282,6 +285,7 @@ void declare_optimizer(CommandLine& line, Options& options) {
 void declare_run(CommandLine& line, Options& options) {
   line.group("Memory");
   line.choice("--recompute", options.recompute, recompute_names, "activations that backward computes again");
+  line.choice("--attention", options.attention, attention_names, "with its scores in memory, or in tiles");
   line.group("Output");
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
   line.file("--trace", options.trace, "write a Chrome trace of every stream");
@@ -339,6 +343,11 @@ void check_sizes(const Options& options) {
   if (model.head_size() % 2 != 0) {  // rotary positions turn pairs of features
     throw UsageError("--heads", std::to_string(model.heads),
                      "an even head size; --d-model / --heads is " + std::to_string(model.head_size()));
+  }
+  if (options.attention == Attention::tiled && model.head_size() > largest_tiled_head) {
+    throw UsageError("--attention", "tiled",
+                     "naive where --d-model / --heads (" + std::to_string(model.head_size()) +
+                         ") is more than " + std::to_string(largest_tiled_head));
   }
   if (model.heads % model.kv_heads != 0) {
     throw UsageError("--kv-heads", std::to_string(model.kv_heads),
@@ -422,12 +431,14 @@ int64_t parameter_count(const ModelConfig& m) {
 }
 
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
+std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
 
 Options parse_options(int argc, const char* const* argv, std::string_view description,
-                      std::initializer_list<OptionGroup> groups) {
+                      std::initializer_list<OptionGroup> groups, Attention attention) {
   Options options;
+  options.attention = attention;
   use_preset(options, presets().front().model.name);
   options.data = PENTATRON_CORPUS;
   options.min_lr = -1;  // not given

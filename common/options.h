@@ -46,6 +46,11 @@ int64_t parameter_count(const ModelConfig& model);
 // What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
 enum class Recompute { none, selective, full };
 
+// How attention is computed: with its scores in memory, or in tiles (attention.h); and the largest head whose
+// tiles fit into a block's memory.
+enum class Attention { naive, tiled };
+inline constexpr int largest_tiled_head = 256;
+
 enum class OptimizerKind { adamw, sgd };
 
 // When data-parallel ranks sum their gradients: after backward, unit by unit during it, or in slices of equal
@@ -58,6 +63,7 @@ enum class DpSync { naive, overlap, bucket };
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
 
 std::string_view to_string(Recompute recompute);
+std::string_view to_string(Attention attention);
 std::string_view to_string(OptimizerKind optimizer);
 std::string_view to_string(PpSchedule schedule);
 
@@ -84,6 +90,7 @@ struct Options {
   double grad_clip = 1.0;  // highest norm of the gradient; 0: not clipped
 
   Recompute recompute = Recompute::none;
+  Attention attention = Attention::naive;
 
   DpSync dp_sync = DpSync::bucket;
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a slice
@@ -112,9 +119,9 @@ struct Options {
 // What a program takes beside the options that all have.
 enum class OptionGroup { communication, data_parallel, zero, tensor_parallel, pipeline };
 
-// Throws UsageError or HelpRequest.
+// Throws UsageError or HelpRequest. `attention`: what the program uses unless --attention says otherwise.
 Options parse_options(int argc, const char* const* argv, std::string_view description,
-                      std::initializer_list<OptionGroup> groups = {});
+                      std::initializer_list<OptionGroup> groups = {}, Attention attention = Attention::naive);
 
 // Of a program that trains nothing: those of communication, and --max-bytes.
 Options parse_primer_options(int argc, const char* const* argv, std::string_view description);

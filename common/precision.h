@@ -6,6 +6,8 @@
 #include <cuda_bf16.h>
 #include <library_types.h>
 
+#include <type_traits>
+
 namespace pentatron {
 
 #if PRECISION == 64
@@ -26,6 +28,10 @@ constexpr const char* precision_name = "bf16";
 #else
 #error "PRECISION must be 64, 32 or 16"
 #endif
+
+// CUDA's name of either type.
+template <class T>
+constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : accum_type;
 
 // With bf16 the optimizer keeps its own copy of the weights in `accum` (mixed precision; Micikevicius et al.,
 // 2017).

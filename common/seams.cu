@@ -20,14 +20,20 @@ void WgradQueue::drain() {
   entries_.clear();
 }
 
+std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) const {
+  if (kind_ == Attention::tiled) return {0, 0};
+  return {shape.score_rows(), shape.sequence};
+}
+
 void AttentionCore::forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) {
-  attention_forward(blas, shape, t.q, t.k, t.v, t.scores, t.out, t.lse);
+  attention_forward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.out, t.lse);
 }
 
 void AttentionCore::backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                              const AttentionGradients& g) {
-  attention_backward(blas, shape, t.q, t.k, t.v, t.scores, t.out, t.lse, g.d_out, g.d_scores, g.d_out_dot_out,
-                     g.d_q, g.d_k, g.d_v);
+  attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
+  attention_backward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.lse, g.d_out,
+                     g.d_out_dot_out, g.d_scores, false, g.d_q, g.d_k, g.d_v);
 }
 
 double initial_deviation(int64_t fan_in) { return std::sqrt(1.0 / (3.0 * fan_in)); }

@@ -111,14 +111,16 @@ struct AttentionGradients {
 
 class AttentionCore {
  public:
+  explicit AttentionCore(Attention kind) : kind_(kind) {}
   virtual ~AttentionCore() = default;
   // Rows and columns of scores memory for one sequence.
-  virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const {
-    return {shape.score_rows(), shape.sequence};
-  }
+  virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const;
   virtual void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t);
   virtual void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                         const AttentionGradients& g);
+
+ protected:
+  const Attention kind_;
 };
 
 class FeedForward {

@@ -71,7 +71,7 @@ struct TestModel {
   Stream stream{"compute"};
   UnitHooks hooks;
   TensorRegion region;
-  AttentionCore attention;
+  AttentionCore attention{options.attention};
   FeedForward feed_forward;
   Parameters parameters;
   TransformerParameters ids;

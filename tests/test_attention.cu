@@ -1,5 +1,7 @@
 // The products of matmul.h, and attention, against plain loops in double.
 #include <algorithm>
+#include <random>
+#include <tuple>
 #include <utility>
 
 #include "attention.h"
@@ -81,7 +83,7 @@ TEST_CASE("batched_product: transposes, factors and strides", "[01][kernels]") {
         }
         const auto op = [](bool transpose) { return transpose ? Transpose::yes : Transpose::no; };
         const auto batch_of = [&](Tensor matrix, int width) {
-          return BatchedMatrix{matrix.data, matrix.columns, width + gap};
+          return BatchedMatrix{matrix.data, real_type, matrix.columns, width + gap};
         };
         batched_product(device.blas, op(transpose_a), op(transpose_b), m, n, k, alpha,
                         batch_of(device.upload<real>(a), a_width), batch_of(device.upload<real>(b), b_width),
@@ -97,34 +99,47 @@ TEST_CASE("batched_product: transposes, factors and strides", "[01][kernels]") {
   }
 }
 
-// Attention's inputs and all its results.
-struct Attention {
+// The inputs of a block of attention, and its results, which begin as something else: rows that lie between
+// two sequences of the block are to stay as they are.
+struct BlockData {
   HostMatrix q, k, v, d_out, out, lse, d_q, d_k, d_v;
 
-  Attention(AttentionShape shape, Random& random)
-      : q(random.normal<real>(rows(shape), shape.head.heads * shape.head.head_size)),
-        k(random.normal<real>(rows(shape), shape.head.kv_heads * shape.head.head_size)),
-        v(random.normal<real>(rows(shape), k.columns)),
-        d_out(random.normal<real>(rows(shape), q.columns)),
-        out(q.rows, q.columns),
-        lse(q.rows, shape.head.heads),
-        d_q(out),
-        d_k(k.rows, k.columns),
-        d_v(d_k) {}
-  static int64_t rows(AttentionShape shape) { return int64_t{shape.batch} * shape.sequence; }
+  BlockData(const AttentionBlock& block, Random& random)
+      : q(random.normal<real>(block.batch * block.query_stride, block.head.heads * block.head.head_size)),
+        k(random.normal<real>(block.batch * block.key_stride, block.head.kv_heads * block.head.head_size)),
+        v(random.normal<real>(k.rows, k.columns)),
+        d_out(random.normal<real>(q.rows, q.columns)),
+        out(random.normal<real>(q.rows, q.columns)),
+        lse(random.normal<accum>(q.rows, block.head.heads)),
+        d_q(random.normal<real>(q.rows, q.columns)),
+        d_k(random.normal<real>(k.rows, k.columns)),
+        d_v(random.normal<real>(k.rows, k.columns)) {}
 };
 
-// A row of attention at a time: query i of one head, which sees the keys 0..i of its sequence.
-void reference_attention(AttentionShape shape, Attention& a) {
-  const auto [heads, kv_heads, size] = shape.head;
-  for (int sequence = 0; sequence < shape.batch; ++sequence) {
+// A row of attention at a time: query i of one head, which sees the keys 0..i of its sequence, or all.
+// Gradients are added to what is there, or assigned.
+void reference_attention(const AttentionBlock& block, BlockData& a, bool add = false) {
+  const auto [heads, kv_heads, size] = block.head;
+  const auto clear = [](HostMatrix& x, int batch, int rows, int stride) {
+    for (int b = 0; b < batch; ++b) {
+      for (int64_t i = b * stride * x.columns; i < (b * stride + rows) * x.columns; ++i) x.values[i] = 0;
+    }
+  };
+  clear(a.out, block.batch, block.queries, block.query_stride);
+  if (!add) {
+    clear(a.d_q, block.batch, block.queries, block.query_stride);
+    clear(a.d_k, block.batch, block.keys, block.key_stride);
+    clear(a.d_v, block.batch, block.keys, block.key_stride);
+  }
+  for (int b = 0; b < block.batch; ++b) {
     for (int head = 0; head < heads; ++head) {
-      const int64_t first = int64_t{sequence} * shape.sequence;
+      const int64_t first_key = int64_t{b} * block.key_stride;
       const int column = head * size, kv_column = head / (heads / kv_heads) * size;
-      for (int query = 0; query < shape.sequence; ++query) {
-        const int64_t i = first + query;
+      for (int query = 0; query < block.queries; ++query) {
+        const int64_t i = int64_t{b} * block.query_stride + query;
+        const int visible = block.diagonal ? std::min(query + 1, block.keys) : block.keys;
         std::vector<double> scores, p, d_p;
-        for (int64_t j = first; j <= i; ++j) {
+        for (int64_t j = first_key; j < first_key + visible; ++j) {
           double score = 0, d = 0;
           for (int e = 0; e < size; ++e) {
             score += a.q(i, column + e) * a.k(j, kv_column + e) / std::sqrt(size);
@@ -139,16 +154,14 @@ void reference_attention(AttentionShape shape, Attention& a) {
         for (const double score : scores) p.push_back(std::exp(score - largest) / sum);
         a.lse(i, head) = largest + std::log(sum);
 
-        for (int64_t j = first; j <= i; ++j) {
+        for (int j = 0; j < visible; ++j) {
           double d_score = 0;  // the softmax' Jacobian: dp_m / dscore_j = p_m ((m == j) - p_j)
-          for (int64_t m = first; m <= i; ++m) {
-            d_score += d_p[m - first] * p[m - first] * ((m == j) - p[j - first]);
-          }
+          for (int m = 0; m < visible; ++m) d_score += d_p[m] * p[m] * ((m == j) - p[j]);
           for (int e = 0; e < size; ++e) {
-            a.out(i, column + e) += p[j - first] * a.v(j, kv_column + e);
-            a.d_v(j, kv_column + e) += p[j - first] * a.d_out(i, column + e);
-            a.d_q(i, column + e) += d_score * a.k(j, kv_column + e) / std::sqrt(size);
-            a.d_k(j, kv_column + e) += d_score * a.q(i, column + e) / std::sqrt(size);
+            a.out(i, column + e) += p[j] * a.v(first_key + j, kv_column + e);
+            a.d_v(first_key + j, kv_column + e) += p[j] * a.d_out(i, column + e);
+            a.d_q(i, column + e) += d_score * a.k(first_key + j, kv_column + e) / std::sqrt(size);
+            a.d_k(first_key + j, kv_column + e) += d_score * a.q(i, column + e) / std::sqrt(size);
           }
         }
       }
@@ -156,43 +169,85 @@ void reference_attention(AttentionShape shape, Attention& a) {
   }
 }
 
-// The same on the device, with the scores kept for backward or computed again.
-void device_attention(Device& device, AttentionShape shape, Attention& a, bool kept) {
+// A block on the device: its scores memory, where there is any, is as large as it has to be.
+class DeviceBlock {
+ public:
+  DeviceBlock(Device& device, Attention kind, const AttentionBlock& block)
+      : device_(device), kind_(kind), block_(block) {}
+
+  // `kept`: the scores of every sequence.
+  Scores scores(bool kept) { return {fresh_scores(kept ? block_.batch : 1), kept}; }
+  template <class Result>
+  void forward(Tensor q, Tensor k, Tensor v, Scores scores, Matrix<Result> out, Statistics lse) {
+    attention_forward(kind_, device_.blas, block_, q, k, v, scores, out, lse);
+  }
+  template <class Result>
+  void backward(Tensor q, Tensor k, Tensor v, Scores scores, Statistics lse, Tensor d_out, Statistics dots,
+                bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
+    const Tensor d_scores = fresh_scores(1);
+    attention_backward(kind_, device_.blas, block_, q, k, v, scores, lse, d_out, dots, d_scores, add, d_q,
+                       d_k, d_v);
+  }
+  // Looks whether something was written beside the scores.
+  void check_scores() {
+    for (const Tensor memory : memories_) device_.download(memory);
+  }
+
+ private:
+  Tensor fresh_scores(int sequences) {
+    if (kind_ == Attention::tiled) return {};
+    memories_.push_back(
+        device_.fresh<real>(int64_t{sequences} * block_.head.heads * block_.queries, block_.keys));
+    return memories_.back();
+  }
+
+  Device& device_;
+  Attention kind_;
+  AttentionBlock block_;
+  std::vector<Tensor> memories_;
+};
+
+// What reference_attention does, on the device, with the scores kept for backward or computed again.
+template <class Result>
+void device_attention(Device& device, Attention kind, const AttentionBlock& block, BlockData& a, bool kept,
+                      bool add = false) {
   const Tensor q = device.upload<real>(a.q), k = device.upload<real>(a.k), v = device.upload<real>(a.v),
                d_out = device.upload<real>(a.d_out);
-  const Tensor out = device.fresh<real>(q.rows, q.columns);
-  const Statistics lse = device.fresh<accum>(q.rows, shape.head.heads);
-  const auto scores_for = [&](int sequences) {
-    return Scores{device.fresh<real>(sequences * shape.score_rows(), shape.sequence), kept};
-  };
-  const Scores scores = scores_for(kept ? shape.batch : 1);
-  attention_forward(device.blas, shape, q, k, v, scores, out, lse);
+  const Matrix<Result> out = device.upload<Result>(a.out);
+  const Statistics lse = device.upload<accum>(a.lse);
+  DeviceBlock on_device(device, kind, block);
+  const Scores scores = on_device.scores(kept);
+  on_device.forward(q, k, v, scores, out, lse);
   a.out = device.download(out), a.lse = device.download(lse);
 
-  const Tensor d_q = device.fresh<real>(q.rows, q.columns), d_k = device.fresh<real>(k.rows, k.columns),
-               d_v = device.fresh<real>(k.rows, k.columns);
-  const Tensor d_scores = device.fresh<real>(shape.score_rows(), shape.sequence);
-  const Statistics dots = device.fresh<accum>(q.rows, shape.head.heads);
-  const Scores in_backward = kept ? scores : scores_for(1);  // in between, other layers used the memory
-  attention_backward(device.blas, shape, q, k, v, in_backward, out, lse, d_out, d_scores, dots, d_q, d_k,
-                     d_v);
+  const Statistics dots = device.fresh<accum>(q.rows, block.head.heads);
+  attention_dots(device.upload<real>(rounded<real>(a.out)), d_out, dots, device.stream);
+  const Matrix<Result> d_q = device.upload<Result>(a.d_q), d_k = device.upload<Result>(a.d_k),
+                       d_v = device.upload<Result>(a.d_v);
+  const Scores in_backward = kept ? scores : on_device.scores(false);  // in between, other layers used them
+  on_device.backward(q, k, v, in_backward, lse, d_out, dots, add, d_q, d_k, d_v);
   a.d_q = device.download(d_q), a.d_k = device.download(d_k), a.d_v = device.download(d_v);
-  for (const Tensor workspace : {scores.memory, in_backward.memory, d_scores}) device.download(workspace);
+  on_device.check_scores();
 }
 
-void require_close(const Attention& got, const Attention& want, AttentionShape shape) {
+// `blocks`: how many were summed to a result.
+template <class Result>
+void require_close(const BlockData& got, const BlockData& want, Attention kind, const AttentionBlock& block,
+                   int blocks = 1) {
   // Stored on the way: scores and probabilities; out, the gradients of both and, of a group's heads but the
-  // first, the sum so far.
-  const int group = shape.head.heads / shape.head.kv_heads, size = shape.head.head_size;
-  const double terms = shape.sequence + size;
-  require_close(got.out, want.out, sum_of<real>(terms, 2));
-  require_close(got.lse, want.lse, sum_of<accum>(terms, 1));
-  require_close(got.d_v, want.d_v, sum_of<real>(terms, 2 + group - 1));
-  require_close(got.d_q, want.d_q, sum_of<real>(terms, 5));
-  require_close(got.d_k, want.d_k, sum_of<real>(terms, 5 + group - 1));
+  // first, the sum so far. Tiles store none of these but out.
+  const int group = block.head.heads / block.head.kv_heads, size = block.head.head_size;
+  const double terms = block.queries + block.keys + size;
+  const bool naive = kind == Attention::naive;
+  const int sums = naive && sizeof(Result) == sizeof(real) ? group - 1 : 0;
+  require_close(got.out, want.out, sum_of<Result>(terms * blocks, naive ? 2 : 0));
+  require_close(got.lse, want.lse, sum_of<accum>(terms * blocks, naive ? 1 : 0));
+  require_close(got.d_v, want.d_v, sum_of<Result>(terms * blocks, naive ? 2 + sums : 0));
+  require_close(got.d_q, want.d_q, sum_of<Result>(terms * blocks, naive ? 5 : 1));
+  require_close(got.d_k, want.d_k, sum_of<Result>(terms * blocks, naive ? 5 + sums : 1));
 }
 
-bool same_bits(const Attention& a, const Attention& b) {
+bool same_bits(const BlockData& a, const BlockData& b) {
   return a.out == b.out && a.lse == b.lse && a.d_q == b.d_q && a.d_k == b.d_k && a.d_v == b.d_v;
 }
 
@@ -206,13 +261,48 @@ TEST_CASE("attention: forward and backward, heads in groups, several sequences",
                                      {1, 97, {6, 2, 14}},
                                      {1, 301, {2, 1, 6}}}) {
     CAPTURE(shape.batch, shape.sequence, shape.head.heads, shape.head.kv_heads, shape.head.head_size);
-    Attention want(shape, random);
-    Attention kept = want, again = want;
-    reference_attention(shape, want);
-    device_attention(device, shape, kept, true);
-    require_close(kept, want, shape);
-    device_attention(device, shape, again, false);
+    const AttentionBlock block = whole_sequences(shape);
+    BlockData want(block, random);
+    BlockData kept = want, again = want, tiled = want;
+    reference_attention(block, want);
+    device_attention<real>(device, Attention::naive, block, kept, true);
+    require_close<real>(kept, want, Attention::naive, block);
+    device_attention<real>(device, Attention::naive, block, again, false);
     REQUIRE(same_bits(kept, again));
+    device_attention<real>(device, Attention::tiled, block, tiled, false);
+    require_close<real>(tiled, want, Attention::tiled, block);
+  }
+}
+
+// A tile has 64 rows, or fewer where the head is large.
+TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added", "[06][kernels]") {
+  Device device;
+  Random random;
+  for (const AttentionBlock block : {AttentionBlock{1, 37, 37, 37, 37, {1, 1, 10}, true},
+                                     {2, 65, 65, 70, 67, {4, 2, 6}, true},
+                                     {2, 65, 37, 70, 40, {4, 2, 6}, false},
+                                     {2, 37, 130, 40, 131, {4, 1, 16}, false},
+                                     {3, 1, 5, 2, 7, {6, 3, 2}, false},
+                                     {1, 64, 128, 64, 128, {2, 2, 8}, false},
+                                     {1, 130, 70, 131, 70, {2, 2, 14}, true},
+                                     {2, 20, 70, 21, 70, {2, 1, 34}, true},
+                                     {1, 69, 69, 69, 69, {2, 2, 128}, true},
+                                     {1, 33, 21, 33, 21, {2, 1, 256}, false}}) {
+    CAPTURE(block.batch, block.queries, block.keys, block.head.heads, block.head.kv_heads,
+            block.head.head_size, block.diagonal);
+    const BlockData before(block, random);
+    for (const Attention kind : {Attention::naive, Attention::tiled}) {
+      CAPTURE(to_string(kind));
+      BlockData want = before, got = before;
+      reference_attention(block, want);
+      device_attention<real>(device, kind, block, got, false);
+      require_close<real>(got, want, kind, block);
+
+      want = got = before;
+      reference_attention(block, want, true);
+      device_attention<accum>(device, kind, block, got, false, true);
+      require_close<accum>(got, want, kind, block);
+    }
   }
 }
 
@@ -224,18 +314,24 @@ double largest_of(const HostMatrix& matrix) {  // NaN if there is one
 
 // Where every probability is 0 or 1, a score has no gradient: d_p - rowsum(d_out * out) is a difference of
 // two sums that are equal but for rounding, and that is all that may reach q and k.
-void check_certain_attention(Device& device, AttentionShape shape, Attention& want) {
-  Attention got = want;
-  reference_attention(shape, want);
-  device_attention(device, shape, got, true);
-  require_close(got.out, want.out, sum_of<real>(1));
-  require_close(got.lse, want.lse, sum_of<accum>(shape.head.head_size, 1));
-  require_close(got.d_v, want.d_v, sum_of<real>(shape.sequence, shape.head.heads / shape.head.kv_heads - 1));
+void check_certain_attention(Device& device, AttentionShape shape, const BlockData& inputs) {
+  const AttentionBlock block = whole_sequences(shape);
+  BlockData want = inputs;
+  reference_attention(block, want);
+  for (const Attention kind : {Attention::naive, Attention::tiled}) {
+    CAPTURE(to_string(kind));
+    BlockData got = inputs;
+    device_attention<real>(device, kind, block, got, true);
+    require_close(got.out, want.out, sum_of<real>(1));
+    require_close(got.lse, want.lse, sum_of<accum>(shape.head.head_size, 1));
+    require_close(got.d_v, want.d_v,
+                  sum_of<real>(shape.sequence, shape.head.heads / shape.head.kv_heads - 1));
 
-  const double d_p = shape.head.head_size * largest_of(want.d_out) * largest_of(want.v);
-  const double d_score = epsilon<real>() * d_p / std::sqrt(shape.head.head_size);
-  REQUIRE(largest_of(got.d_q) <= d_score * largest_of(want.k));
-  REQUIRE(largest_of(got.d_k) <= d_score * largest_of(want.q) * shape.sequence * shape.head.heads);
+    const double d_p = shape.head.head_size * largest_of(want.d_out) * largest_of(want.v);
+    const double d_score = epsilon<real>() * d_p / std::sqrt(shape.head.head_size);
+    REQUIRE(largest_of(got.d_q) <= d_score * largest_of(want.k));
+    REQUIRE(largest_of(got.d_k) <= d_score * largest_of(want.q) * shape.sequence * shape.head.heads);
+  }
 }
 
 TEST_CASE("attention: sequences of one token", "[01][kernels]") {
@@ -243,23 +339,139 @@ TEST_CASE("attention: sequences of one token", "[01][kernels]") {
   Random random;
   for (const AttentionShape shape : {AttentionShape{1, 1, {1, 1, 2}}, {3, 1, {4, 2, 6}}}) {
     CAPTURE(shape.batch, shape.head.heads);
-    Attention inputs(shape, random);
-    check_certain_attention(device, shape, inputs);
+    check_certain_attention(device, shape, BlockData(whole_sequences(shape), random));
   }
 }
 
 TEST_CASE("attention: scores of 10000 stay finite", "[01][kernels]") {
   Device device;
   Random random;
-  const AttentionShape shape{1, 37, {1, 1, 4}};
-  Attention inputs(shape, random);
-  // Scores 640 m with |m| <= 18, exact even in bfloat16: each row's softmax is 1 at one key, 0 at the others.
-  inputs.q = inputs.k = HostMatrix(shape.sequence, 4);
-  for (int i = 0; i < shape.sequence; ++i) {
-    inputs.q(i, 0) = i % 2 ? 160 : -160;
-    inputs.k(i, 0) = 8 * (16 * i % 37 - 18);
+  for (const int sequence : {37, 151}) {  // primes
+    const AttentionShape shape{1, sequence, {1, 1, 4}};
+    BlockData inputs(whole_sequences(shape), random);
+    // Scores 640 m, m different for every key and at most 75: each row's softmax is 1 at one key, 0 at the
+    // others. q and k are exact even in bfloat16.
+    inputs.q = inputs.k = HostMatrix(sequence, 4);
+    for (int i = 0; i < sequence; ++i) {
+      inputs.q(i, 0) = i % 2 ? 160 : -160;
+      inputs.k(i, 0) = 8 * (16 * i % sequence - sequence / 2);
+    }
+    check_certain_attention(device, shape, inputs);
   }
-  check_certain_attention(device, shape, inputs);
+}
+
+// A row of each combination of lse so far and lse of a further block: none, near, far away.
+TEST_CASE("attention: merging, rows without a key, and far apart", "[06][kernels]") {
+  Device device;
+  Random random;
+  const double none = -INFINITY;
+  const std::vector<std::pair<double, double>> cases = {{none, 0.5}, {0.5, none}, {none, none}, {1, 1},
+                                                        {-0.5, 1.5}, {1e4, -1e4}, {-1e4, 1e4},  {3e4, 3e4}};
+  const int rows = std::ssize(cases), heads = 2, size = 6;
+  const AttentionBlock block = {2, rows / 2, 1, rows / 2, 1, {heads, heads, size}, false};
+  HostMatrix out = random.normal<accum>(rows, heads * size), lse(rows, heads);
+  HostMatrix added = random.normal<accum>(rows, heads * size), added_lse(rows, heads);
+  for (int row = 0; row < rows; ++row) {
+    for (int head = 0; head < heads; ++head) {
+      std::tie(lse(row, head), added_lse(row, head)) = cases[(row + head) % rows];
+      for (int j = head * size; j < (head + 1) * size; ++j) {  // what stands for no key is not looked at
+        if (lse(row, head) == none) out(row, j) = NAN;
+        if (added_lse(row, head) == none) added(row, j) = NAN;
+      }
+    }
+  }
+  const Statistics device_out = device.upload<accum>(out), device_added = device.upload<accum>(added);
+  const Statistics device_lse = device.upload<accum>(lse);
+  attention_merge(block, device_added, device.upload<accum>(added_lse), device_out, device_lse,
+                  device.stream);
+  const HostMatrix got = device.download(device_out), got_lse = device.download(device_lse);
+
+  for (int row = 0; row < rows; ++row) {
+    for (int head = 0; head < heads; ++head) {
+      const double a = lse(row, head), b = added_lse(row, head);
+      CAPTURE(a, b);
+      if (a == none && b == none) {
+        CHECK(got_lse(row, head) == none);
+        continue;
+      }
+      const double largest = std::max(a, b), of_a = std::exp(a - largest), of_b = std::exp(b - largest);
+      CHECK(std::abs(got_lse(row, head) - (largest + std::log(of_a + of_b))) <=
+            4 * epsilon<accum>() * std::abs(largest));
+      for (int j = head * size; j < (head + 1) * size; ++j) {
+        const double want =
+            ((of_a > 0 ? of_a * out(row, j) : 0) + (of_b > 0 ? of_b * added(row, j) : 0)) / (of_a + of_b);
+        CHECK(std::abs(got(row, j) - want) <= 16 * epsilon<accum>());
+      }
+    }
+  }
+}
+
+// As ring attention does: the queries of each part of a sequence meet the keys of one part after the other,
+// in any order, and forward's results merge, while backward's add up.
+TEST_CASE("attention: a sequence in parts has the results of the whole", "[06][kernels]") {
+  Device device;
+  Random random;
+  std::mt19937 shuffle(1);
+  const AttentionShape shape{2, 150, {4, 2, 10}};
+  const AttentionBlock whole = whole_sequences(shape);
+  BlockData want(whole, random);
+  for (HostMatrix* x : {&want.out, &want.d_q, &want.d_k, &want.d_v}) *x = HostMatrix(x->rows, x->columns);
+  BlockData got = want;
+  reference_attention(whole, want);
+  const Tensor q = device.upload<real>(want.q), k = device.upload<real>(want.k),
+               v = device.upload<real>(want.v), d_out = device.upload<real>(want.d_out);
+
+  const std::vector<std::vector<int>> cuts = {
+      {0, 66, 150}, {0, 1, 65, 150}, {0, 70, 71, 100, 150}, {0, 10, 30, 60, 149, 150}};
+  for (const std::vector<int>& cut : cuts) {
+    for (const Attention kind : {Attention::naive, Attention::tiled}) {
+      const int parts = std::ssize(cut) - 1;
+      CAPTURE(parts, to_string(kind));
+      std::vector<std::pair<int, int>> pairs;  // part of the queries, part of the keys
+      for (int i = 0; i < parts; ++i) {
+        for (int j = 0; j <= i; ++j) pairs.emplace_back(i, j);
+      }
+      std::shuffle(pairs.begin(), pairs.end(), shuffle);
+      const auto block_of = [&](int i, int j) {
+        return AttentionBlock{shape.batch,    cut[i + 1] - cut[i], cut[j + 1] - cut[j],
+                              shape.sequence, shape.sequence,      shape.head,
+                              i == j};
+      };
+      const auto from = [](auto x, int first) { return x.row_range(first, x.rows - first); };
+
+      const Statistics out = device.fresh<accum>(q.rows, q.columns),
+                       lse = device.upload<accum>(HostMatrix(q.rows, shape.head.heads, -INFINITY));
+      const Statistics block_out = device.fresh<accum>(q.rows, q.columns),
+                       block_lse = device.fresh<accum>(q.rows, shape.head.heads);
+      for (const auto& [i, j] : pairs) {
+        const AttentionBlock block = block_of(i, j);
+        DeviceBlock on_device(device, kind, block);
+        on_device.forward(from(q, cut[i]), from(k, cut[j]), from(v, cut[j]), on_device.scores(false),
+                          from(block_out, cut[i]), from(block_lse, cut[i]));
+        on_device.check_scores();
+        attention_merge(block, from(block_out, cut[i]), from(block_lse, cut[i]), from(out, cut[i]),
+                        from(lse, cut[i]), device.stream);
+      }
+      got.out = device.download(out), got.lse = device.download(lse);
+
+      const Statistics dots = device.fresh<accum>(q.rows, shape.head.heads);
+      attention_dots(device.upload<real>(rounded<real>(got.out)), d_out, dots, device.stream);
+      const auto zeros = [&](Tensor like) {
+        return device.upload<accum>(HostMatrix(like.rows, like.columns));
+      };
+      const Statistics d_q = zeros(q), d_k = zeros(k), d_v = zeros(v);
+      std::shuffle(pairs.begin(), pairs.end(), shuffle);
+      for (const auto& [i, j] : pairs) {
+        DeviceBlock on_device(device, kind, block_of(i, j));
+        on_device.backward(from(q, cut[i]), from(k, cut[j]), from(v, cut[j]), on_device.scores(false),
+                           from(lse, cut[i]), from(d_out, cut[i]), from(dots, cut[i]), true,
+                           from(d_q, cut[i]), from(d_k, cut[j]), from(d_v, cut[j]));
+        on_device.check_scores();
+      }
+      got.d_q = device.download(d_q), got.d_k = device.download(d_k), got.d_v = device.download(d_v);
+      require_close<accum>(got, want, kind, whole, parts);
+    }
+  }
 }
 
 }  // namespace

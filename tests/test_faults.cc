@@ -258,3 +258,18 @@ TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2"
   refused("--vocab-size 257", "--vocab-size: 257");
   refused("--sequence-parallel --micro-batch-size 2 --seq-len 9", "--micro-batch-size times --seq-len: 18");
 }
+
+TEST_CASE("05: schedules that don't fit the ranks end with one line and status 2",
+          "[05][faults][bad-input]") {
+  const auto refused = [](const std::string& arguments, const std::string& begin) {
+    check_refused("05_pipeline_parallel", arguments, begin);
+  };
+  refused("--layers 3", "--layers: 3 is not valid; expected at least 4, one a stage");
+  refused("--pp 8", "--pp: 8 is not valid; expected the number of ranks, 4");
+  refused(
+      "--pp-schedule interleaved --global-batch-size 12 --micro-batch-size 2",
+      "--pp-schedule: interleaved is not valid; expected 1f1b, or micro-batches in multiples of the 4 ranks");
+  refused("--vpp 2", "--vpp: 2 is not valid; expected 1 with");
+  refused("--pp-schedule zb-h1 --recompute full",
+          "--recompute: full is not valid; expected none or selective");
+}

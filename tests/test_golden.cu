@@ -64,10 +64,12 @@ void load_weights(TestModel& model, const Golden& golden) {
 TEST_CASE("logits, loss and gradients are PyTorch's", "[01][golden]") {
   const std::string file = GENERATE("mha", "gqa");
   const Recompute recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
-  CAPTURE(file, to_string(recompute));
+  const Attention attention = GENERATE(Attention::naive, Attention::tiled);
+  CAPTURE(file, to_string(recompute), to_string(attention));
   const Golden golden(std::string(PENTATRON_TESTS) + "/golden/" + file + ".safetensors");
   Options options = golden_options(golden);
   options.recompute = recompute;
+  options.attention = attention;
   TestModel model(options);
   load_weights(model, golden);
   const std::vector<HostBatch> batches = golden_batches(golden, options);

@@ -150,9 +150,11 @@ TEST_CASE("gradient: cross-entropy", "[01][kernels]") {
 }
 
 TEST_CASE("gradient: attention", "[01][kernels]") {
+  const Attention kind = GENERATE(Attention::naive, Attention::tiled);
   Device device;
   Random random;
   const AttentionShape shape{2, 5, {4, 2, 6}};
+  const AttentionBlock block = whole_sequences(shape);
   const int rows = 10, q_columns = 24, k_columns = 12;
   const HostMatrix w = random.normal<real>(rows, q_columns);
   const HostMatrix inputs[] = {random.normal<real>(rows, q_columns), random.normal<real>(rows, k_columns),
@@ -166,13 +168,15 @@ TEST_CASE("gradient: attention", "[01][kernels]") {
   const Statistics lse = device.fresh<accum>(rows, shape.head.heads);
   const Scores scores{device.fresh<real>(shape.batch * shape.score_rows(), shape.sequence), true};
   const auto forward = [&] {
-    attention_forward(device.blas, shape, x[0], x[1], x[2], scores, out, lse);
+    attention_forward(kind, device.blas, block, x[0], x[1], x[2], scores, out, lse);
     return dot(w, device.download(out));
   };
   forward();
-  attention_backward(device.blas, shape, x[0], x[1], x[2], scores, out, lse, device.upload<real>(w),
-                     device.fresh<real>(shape.score_rows(), shape.sequence),
-                     device.fresh<accum>(rows, shape.head.heads), d_x[0], d_x[1], d_x[2]);
+  const Tensor d_out = device.upload<real>(w);
+  const Statistics dots = device.fresh<accum>(rows, shape.head.heads);
+  attention_dots(out, d_out, dots, device.stream);
+  attention_backward(kind, device.blas, block, x[0], x[1], x[2], scores, lse, d_out, dots,
+                     device.fresh<real>(shape.score_rows(), shape.sequence), false, d_x[0], d_x[1], d_x[2]);
   for (int i = 0; i < 3; ++i) {
     CAPTURE(i);
     check_gradient(device.download(d_x[i]), inputs[i], [&](const HostMatrix& changed) {

@@ -55,6 +55,7 @@ TEST_CASE("options: the defaults are the tiny model", "[01][options]") {
   CHECK(std::filesystem::path(options.data).filename() == "corpus.txt");
   CHECK(options.min_lr == options.lr / 10);
   CHECK(options.recompute == pentatron::Recompute::none);
+  CHECK(options.attention == pentatron::Attention::naive);
   CHECK(options.optimizer == pentatron::OptimizerKind::adamw);
 }
 
@@ -114,6 +115,8 @@ TEST_CASE("options: every value arrives", "[01][options]") {
                                  "0",
                                  "--recompute",
                                  "selective",
+                                 "--attention",
+                                 "tiled",
                                  "--log-json",
                                  "/tmp/l",
                                  "--trace",
@@ -138,6 +141,7 @@ TEST_CASE("options: every value arrives", "[01][options]") {
   CHECK(options.weight_decay == 0.3);
   CHECK(options.grad_clip == 0);
   CHECK(options.recompute == pentatron::Recompute::selective);
+  CHECK(options.attention == pentatron::Attention::tiled);
   CHECK(options.log_json == "/tmp/l");
   CHECK(options.trace == "/tmp/t");
   CHECK(options.log_every == 5);
@@ -168,6 +172,7 @@ TEST_CASE("options: values that make no sense", "[01][options]") {
         "llama-3.1-8b");
   CHECK(complaint({"--recompute", "some"}) ==
         "--recompute: some is not valid; expected one of none, selective, full");
+  CHECK(complaint({"--attention", "some"}) == "--attention: some is not valid; expected one of naive, tiled");
   CHECK(complaint({"--optimizer", ""}) == "--optimizer: \"\" is not valid; expected one of adamw, sgd");
 }
 
@@ -186,6 +191,12 @@ TEST_CASE("options: values that do not go together", "[01][options]") {
         "--heads: 64 is not valid; expected an even head size; --d-model / --heads is 1");
   CHECK(complaint({"--kv-heads", "3"}) == "--kv-heads: 3 is not valid; expected a divisor of --heads (8)");
   CHECK(complaint({"--heads", "4"}) == "--kv-heads: 8 is not valid; expected a divisor of --heads (4)");
+  const std::vector<const char*> large_head = {"--d-model", "516", "--heads", "2", "--kv-heads", "1"};
+  std::vector<const char*> tiled = large_head;
+  tiled.insert(tiled.end(), {"--attention", "tiled"});
+  CHECK(complaint(large_head) == "");
+  CHECK(complaint(tiled) ==
+        "--attention: tiled is not valid; expected naive where --d-model / --heads (258) is more than 256");
   CHECK(complaint({"--global-batch-size", "10"}) ==
         "--global-batch-size: 10 is not valid; expected a multiple of --micro-batch-size (4)");
   CHECK(complaint({"--micro-batch-size", "17", "--global-batch-size", "17", "--seq-len", "1048576"}) ==
@@ -277,6 +288,18 @@ TEST_CASE("options: schedules of a pipeline", "[05][options]") {
   CHECK_THROWS_WITH(
       pipeline({"--trace", picture.c_str(), "--show-schedule-svg", picture.c_str()}),
       "--show-schedule-svg: " + picture + " is not valid; expected another file than that of --trace");
+}
+
+TEST_CASE("options: a program's own default of --attention", "[06][options]") {
+  using pentatron::Attention;
+  const auto attention = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "program");
+    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "", {},
+                                    Attention::tiled)
+        .attention;
+  };
+  CHECK(attention({}) == Attention::tiled);
+  CHECK(attention({"--attention", "naive"}) == Attention::naive);
 }
 
 TEST_CASE("options: help lists groups, defaults and presets", "[01][options]") {

@@ -1,5 +1,5 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02, 03 and 04 are those of 01. The tests of parity look closer, but build their own training loop;
+// step of 02 to 05 are those of 01. The tests of parity look closer, but build their own training loop;
 // this one sees what is wrong in a main.cu.
 #include "precision.h"
 #if PRECISION == 64
@@ -42,8 +42,8 @@ std::string with_settings(const std::string& program) {
   return program.substr(0, end) + settings + program.substr(end);
 }
 
-// `program` with its own options, which lies beside the tests.
-std::vector<Step> run(const std::string& launcher, const std::string& program) {
+// What `program` with its own options, which lies beside the tests, logs: an object a line.
+std::vector<nlohmann::json> log_of(const std::string& launcher, const std::string& program) {
   const TemporaryFolder folder;
   const std::string builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   const std::string log = folder.path() + "/log", out = folder.path() + "/out";
@@ -52,10 +52,15 @@ std::vector<Step> run(const std::string& launcher, const std::string& program) {
   const int status = std::system(command.c_str());
   INFO(command << "\n" << read_file(out));
   REQUIRE(status == 0);
-  std::vector<Step> steps;
+  std::vector<nlohmann::json> objects;
   std::ifstream lines(log);
-  for (std::string line; std::getline(lines, line);) {
-    const auto json = nlohmann::json::parse(line);
+  for (std::string line; std::getline(lines, line);) objects.push_back(nlohmann::json::parse(line));
+  return objects;
+}
+
+std::vector<Step> run(const std::string& launcher, const std::string& program) {
+  std::vector<Step> steps;
+  for (const nlohmann::json& json : log_of(launcher, program)) {
     if (json.contains("step")) steps.push_back({json["loss"], json["grad_norm"]});
   }
   REQUIRE(steps.size() == kSteps);
@@ -87,6 +92,20 @@ void check_like_01(const std::string& program, const std::string& sizes = "") {
 
 }  // namespace
 
+TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][04][05][program]") {
+  const auto activations = [](const std::string& program, const char* which) -> int64_t {
+    const std::string launcher = program[1] == '1' ? "" : "mpirun -n 1";
+    return log_of(launcher, program).back()["summary"]["memory"][0][which]["activations"];
+  };
+  for (const std::string program :
+       {"01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_pipeline_parallel"}) {
+    CAPTURE(program);
+    const int64_t tiled = activations(program + " --attention tiled", "measured");
+    CHECK(tiled < activations(program, "measured"));
+    CHECK(tiled == activations(program + " --attention tiled", "predicted"));
+  }
+}
+
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
   for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.02"}) {
     check_like_01(std::string("02_data_parallel --dp-sync ") + sync);
@@ -101,6 +120,12 @@ TEST_CASE("04: the program's steps are those of 01", "[04][program]") {
   const std::string divisible = " --heads 12 --kv-heads 6 --d-ff 24 --vocab-size 258 --seq-len 18";
   check_like_01("04_tensor_parallel", divisible);
   check_like_01("04_tensor_parallel --sequence-parallel", divisible);
+}
+
+TEST_CASE("05: the program's steps are those of 01", "[05][program]") {
+  for (const char* schedule : {"afab", "1f1b", "zb-h1", "interleaved"}) {
+    check_like_01(std::string("05_pipeline_parallel --pp-schedule ") + schedule, " --layers 13");
+  }
 }
 
 #endif

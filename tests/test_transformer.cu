@@ -77,6 +77,7 @@ TEST_CASE("gradients are the slopes of the loss", "[01][transformer]") {
 
 TEST_CASE("recomputation leaves every bit as it is", "[01][transformer]") {
   Options options = odd_options();
+  options.attention = GENERATE(Attention::naive, Attention::tiled);
   const std::vector<double> kept = fingerprint(options);
   options.recompute = GENERATE(Recompute::selective, Recompute::full);
   CHECK(fingerprint(options) == kept);
@@ -113,16 +114,62 @@ TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
                test_options(1, 128, 8, 4, 200, 300, 100, 1, 4));
   options.recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
   options.optimizer = GENERATE(OptimizerKind::adamw, OptimizerKind::sgd);
-  CAPTURE(options.model.d_model, to_string(options.recompute), to_string(options.optimizer));
+  options.attention = GENERATE(Attention::naive, Attention::tiled);
+  CAPTURE(options.model.d_model, to_string(options.recompute), to_string(options.optimizer),
+          to_string(options.attention));
   const MemoryBytes before = memory_in_use();
   TestModel model(options);
   const MemoryBytes measured = minus(memory_in_use(), before),
-                    predicted = predict_memory(options, element_sizes, options.global_batch_size / options.micro_batch_size).total();
+                    predicted = predict_memory(options, element_sizes,
+                                               options.global_batch_size / options.micro_batch_size)
+                                    .total();
   for (size_t i = 0; i < purposes; ++i) {
     CAPTURE(purpose_names[i], predicted[i], measured[i]);
     const double allowed =
         0.01 * predicted[i] + (i == 2 ? 2048 : 0);  // partial sums of the norm, whatever the model
     CHECK(std::abs(double(predicted[i]) - double(measured[i])) <= allowed);
+  }
+}
+
+TEST_CASE("tiled attention: a step has the naive one's loss and gradients", "[06][transformer]") {
+  // 70 tokens are more than a tile; two query heads for each key and value head.
+  Options options = test_options(3, 20, 2, 1, 13, 11, 70, 2, 4);
+  options.recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  CAPTURE(to_string(options.recompute));
+  TestModel naive(options);
+  options.attention = Attention::tiled;
+  TestModel tiled(options);
+  for (TestModel* model : {&naive, &tiled}) {
+    model->accumulate(random_batches(options, 1));
+    model->totals.wait();
+  }
+  const double tolerance = PRECISION == 64 ? 1e-11 : PRECISION == 32 ? 1e-5 : 4e-2;
+  CHECK(relative_error({tiled.totals.host_loss()}, {naive.totals.host_loss()}) < tolerance);
+  for (size_t id = 0; id < naive.parameters.all().size(); ++id) {
+    CAPTURE(naive.parameters[id].name);
+    CHECK(relative_error(tiled.gradients(id), naive.gradients(id)) < tolerance);
+  }
+}
+
+TEST_CASE("tiled attention: memory is linear in the sequence", "[06][transformer][memory]") {
+  // Above 256 rows, where rmsnorm_bands no longer grows, so that every term is linear but the scores.
+  const auto bytes = [](Attention attention, Recompute recompute, int sequence) {
+    Options options = test_options(2, 16, 4, 2, 8, 11, sequence, 1, 1);
+    options.attention = attention;
+    options.recompute = recompute;
+    const size_t before = memory_in_use()[3];
+    const TestModel model(options);
+    const size_t measured = memory_in_use()[3] - before;
+    CHECK(measured == predict_memory(options, element_sizes, 1).total()[3]);
+    return static_cast<int64_t>(measured);
+  };
+  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+    CAPTURE(to_string(recompute));
+    const auto growth = [&](Attention attention, int sequence) {
+      return bytes(attention, recompute, sequence + 300) - bytes(attention, recompute, sequence);
+    };
+    CHECK(growth(Attention::tiled, 300) == growth(Attention::tiled, 600));
+    CHECK(growth(Attention::naive, 300) < growth(Attention::naive, 600));
   }
 }
 

@@ -52,7 +52,7 @@ struct ParallelModel {
   Communicator& ranks;
   Stream stream{"compute"};
   TensorRegion usual_region;
-  AttentionCore usual_attention;
+  AttentionCore usual_attention{options.attention};
   FeedForward feed_forward;
   UnitHooks usual_hooks;
   Parameters parameters;

@@ -31,6 +31,7 @@ void pause(cudaStream_t stream, const double* seconds) {
 
 class SlowAttention : public AttentionCore {
  public:
+  using AttentionCore::AttentionCore;
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     AttentionCore::forward(blas, shape, t);
     pause(blas.stream(), &kForward);
@@ -117,7 +118,7 @@ Measured measure(const Technique& technique) {
   const SlowLink link(layer_elements(options.model), kAllReduce, mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
-  SlowAttention attention;
+  SlowAttention attention(options.attention);
   ParallelModel model(options, technique, world, ranks, {.attention = &attention});
   return measure(model, world);
 }
