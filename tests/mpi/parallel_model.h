@@ -42,6 +42,7 @@ std::unique_ptr<TensorParallel> make_region(const Options& options, bool sequenc
 // A rank's seams, where they are not the usual ones.
 struct OtherSeams {
   AttentionCore* attention = nullptr;
+  FeedForward* feed_forward = nullptr;
   decltype(&make_region<>) make_region = pentatron::make_region<>;
 };
 
@@ -53,7 +54,7 @@ struct ParallelModel {
   Stream stream{"compute"};
   TensorRegion usual_region;
   AttentionCore usual_attention{options.attention};
-  FeedForward feed_forward;
+  FeedForward usual_feed_forward;
   UnitHooks usual_hooks;
   Parameters parameters;
   TransformerParameters ids;
@@ -71,9 +72,9 @@ struct ParallelModel {
                 OtherSeams other = {})
       : options(o), technique(t), ranks(communicator), parameters(technique.mesh(ranks)) {
     Seams seams = {&usual_hooks, &usual_region, other.attention ? other.attention : &usual_attention,
-                   &feed_forward};
+                   other.feed_forward ? other.feed_forward : &usual_feed_forward};
     const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
-    ids = declare_transformer(options.model, feed_forward, parameters);
+    ids = declare_transformer(options.model, *seams.feed_forward, parameters);
     const std::vector<LayerRange> parts = parts_of_model();
     if (technique.kind == Technique::zero) {
       zero = std::make_unique<Zero>(technique.stage, parameters, ranks, stream);

@@ -6,9 +6,9 @@
 #if PRECISION == 32 && defined(NCCL_OVER_MPI)
 
 #include <cstdlib>
-#include <thread>
 
 #include "parallel_model.h"
+#include "slow.h"
 #include "trace.h"
 
 namespace pentatron {
@@ -19,15 +19,6 @@ constexpr double kForward = 8e-3, kBackward = 16e-3;  // s, of a layer
 constexpr double kAllReduce = 8e-3;                   // s, of a layer's gradients; a gather takes half
 constexpr double kBorder = 6e-3;                      // s, of an all-reduce at the border of a tensor region
 constexpr double kGradient = 8e-3;  // s, of a region's input gradient, and of its weight gradients
-
-// Compute that takes a while, asleep.
-void pause(cudaStream_t stream, const double* seconds) {
-  const trace::Range range(stream, "pause");
-  const auto sleep = [](void* s) {
-    std::this_thread::sleep_for(std::chrono::duration<double>(*static_cast<const double*>(s)));
-  };
-  CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, const_cast<double*>(seconds)));
-}
 
 class SlowAttention : public AttentionCore {
  public:
@@ -61,17 +52,6 @@ class SlowGradients : public TensorParallel {
 
  private:
   cudaStream_t compute_;
-};
-
-// Links on which an all-reduce of `elements` among all ranks takes so many seconds.
-class SlowLink {
- public:
-  SlowLink(double elements, double seconds, int ranks) {
-    const double sent = 2.0 * (ranks - 1) / ranks * elements * sizeof(accum);
-    setenv("NCCL_CPU_LINK", ("1us," + std::to_string(sent / seconds) + "B/s").c_str(), true);
-  }
-  ~SlowLink() { unsetenv("NCCL_CPU_LINK"); }
-  SlowLink(const SlowLink&) = delete;
 };
 
 // Layers far larger than the vocabulary.
@@ -115,7 +95,8 @@ Measured measure(ParallelModel& model, World& world) {
 // What ZeRO-1 and -2 gather after a step hides behind the next one's forward.
 Measured measure(const Technique& technique) {
   const Options options = layered_options();
-  const SlowLink link(layer_elements(options.model), kAllReduce, mpi_tests::ranks());
+  const SlowLink link =
+      SlowLink::of_all_reduce(layer_elements(options.model), kAllReduce, mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
   SlowAttention attention(options.attention);
@@ -217,7 +198,7 @@ std::vector<trace::Interval> measure_tensor_parallel(bool sequence_parallel) {
   Options options = layered_options();
   options.global_batch_size = options.micro_batch_size;
   const double elements = options.micro_batch_size * options.sequence_length * options.model.d_model;
-  const SlowLink link(elements, kBorder, mpi_tests::ranks());
+  const SlowLink link = SlowLink::of_all_reduce(elements, kBorder, mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
   ParallelModel model(options, {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel},
