@@ -34,23 +34,42 @@ int micro_batches_of_a_rank(const Options& options, int ranks) {
   return options.global_batch_size / (options.micro_batch_size * ranks);
 }
 
-BatchLoader::BatchLoader(const TokenData& data, const Options& options, int rank, int ranks)
-    : data_(data), options_(options), rank_(rank), ranks_(ranks) {
+std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
+  const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
+  const int chunk = options.sequence_length / (zigzag ? 2 * ranks : ranks);
+  std::vector<int32_t> positions;
+  for (int i = 0; i < chunk; ++i) positions.push_back(rank * chunk + i);
+  for (int i = 0; zigzag && i < chunk; ++i) positions.push_back((2 * ranks - 1 - rank) * chunk + i);
+  return positions;
+}
+
+BatchLoader::BatchLoader(const TokenData& data, const Options& options, int rank, int ranks,
+                         const std::vector<int32_t>& positions)
+    : data_(data),
+      options_(options),
+      rank_(rank),
+      ranks_(ranks),
+      positions_(positions.empty() ? context_positions(options) : positions) {
   for (int i = 0; i < micro_batches_of_a_rank(options, ranks); ++i) {
-    buffers_.emplace_back(static_cast<int64_t>(options.micro_batch_size) * options.sequence_length);
+    buffers_.emplace_back(options.micro_batch_size * std::ssize(positions_));
   }
 }
 
 std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   const double target_tokens = static_cast<double>(options_.global_batch_size) * options_.sequence_length;
   const int64_t first_micro_batch = int64_t{rank_} * micro_batches();
+  std::vector<int32_t> tokens(size_t(options_.micro_batch_size) * options_.sequence_length), targets(tokens);
   std::vector<Batch> batches;
   for (int i = 0; i < micro_batches(); ++i) {
     BatchBuffer& buffer = buffers_[i];
     fill_sequences(data_, options_.seed, step, (first_micro_batch + i) * options_.micro_batch_size,
-                   options_.sequence_length, buffer.tokens(), buffer.targets());
+                   options_.sequence_length, tokens, targets);
     for (size_t row = 0; row < buffer.positions().size(); ++row) {
-      buffer.positions()[row] = static_cast<int32_t>(row % options_.sequence_length);
+      const int32_t position = positions_[row % positions_.size()];
+      const size_t in_batch = row / positions_.size() * options_.sequence_length + position;
+      buffer.tokens()[row] = tokens[in_batch];
+      buffer.targets()[row] = targets[in_batch];
+      buffer.positions()[row] = position;
     }
     const bool last = i + 1 == micro_batches();
     batches.push_back(buffer.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream));

@@ -47,11 +47,17 @@ class BatchBuffer {
 // can't be shared out evenly.
 int micro_batches_of_a_rank(const Options& options, int ranks);
 
+// The positions of a sequence that a context-parallel rank holds, ascending: those of chunk `rank` of `ranks`
+// or, in a zigzag, of chunks `rank` and 2 ranks - 1 - rank of 2 ranks; the chunks are equally long.
+std::vector<int32_t> context_positions(const Options& options, int rank = 0, int ranks = 1);
+
 // The micro-batches of each step's global batch that this data-parallel rank takes: part `rank` of `ranks`
-// equal parts. The micro-batches of all ranks together are the same in every layout.
+// equal parts, and of every sequence some positions; all of them, unless they are given. The micro-batches of
+// all ranks together are the same in every layout.
 class BatchLoader {
  public:
-  BatchLoader(const TokenData& data, const Options& options, int rank = 0, int ranks = 1);
+  BatchLoader(const TokenData& data, const Options& options, int rank = 0, int ranks = 1,
+              const std::vector<int32_t>& positions = {});
 
   int micro_batches() const { return static_cast<int>(buffers_.size()); }
 
@@ -63,6 +69,7 @@ class BatchLoader {
   const TokenData& data_;
   const Options& options_;
   int rank_, ranks_;
+  std::vector<int32_t> positions_;
   std::vector<BatchBuffer> buffers_;  // [micro-batches]
 };
 

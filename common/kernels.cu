@@ -313,6 +313,14 @@ void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream)
   launch(accumulate_kernel, elementwise_grid(size), stream, term, sum, size);
 }
 
+__global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restrict__ out, size_t size) {
+  for (size_t i : grid_range(size)) out[i] = real(x[i]);
+}
+
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
+  launch(round_to_real_kernel, elementwise_grid(size), stream, x, out, size);
+}
+
 // ---- Initialisation ---------------------------------------------------------------------------------------
 
 // Number `index` of a sequence of normal numbers: each Philox block gives four, by two Box-Muller transforms.

@@ -100,6 +100,7 @@ void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t*
 void residual_add(Tensor x, Tensor branch, Tensor out /*all [rows, d]*/,
                   cudaStream_t stream);                                            // out = x + branch
 void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream);  // sum += term
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);   // out = x
 
 // ---- Initialisation ---------------------------------------------------------------------------------------
 

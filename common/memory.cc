@@ -25,7 +25,7 @@ struct Rows {
 };
 
 Rows rows(const Options& options, const Sharding& sharding) {
-  const int64_t all = int64_t{options.micro_batch_size} * options.sequence_length;
+  const int64_t all = int64_t{options.micro_batch_size} * options.sequence_length / sharding.context_ranks;
   return {all, sharding.sequence_parallel ? all / sharding.tensor_ranks : all};
 }
 
@@ -57,13 +57,18 @@ std::vector<int64_t> unit_sizes(const ModelConfig& m, const Sharding& sharding) 
   return sizes;
 }
 
+// Columns of the scores that attention has for the model: none in tiles or blocks.
+int64_t score_columns(const Options& options, const Sharding& sharding) {
+  const bool whole = options.attention == Attention::naive && sharding.context_ranks == 1;
+  return whole ? options.sequence_length : 0;
+}
+
 // What a layer keeps beside its input: normed twice and the stream between them; q, k, v, out; gate, up,
 // product; statistics; and perhaps the scores.
-Elements kept_in_layer(const Options& options, Columns c, Rows r) {
+Elements kept_in_layer(const Options& options, const Sharding& sharding, Columns c, Rows r) {
   Elements sum = {r.outside * 3 * c.d + r.inside * (2 * c.q + 2 * c.kv + 3 * c.f),
                   r.outside * 2 + r.inside * c.heads};
-  if (options.recompute == Recompute::none && options.attention == Attention::naive)
-    sum.real += r.inside * c.heads * options.sequence_length;
+  if (options.recompute == Recompute::none) sum.real += r.inside * c.heads * score_columns(options, sharding);
   return sum;
 }
 
@@ -77,7 +82,7 @@ Elements in_flight(const Options& options, const Sharding& sharding, const Model
   const Rows r = rows(options, sharding);
   const int64_t inputs = part.layers - (part.embedding ? 0 : 1);
   Elements sum = {(inputs + 2) * r.outside * c.d, 0};  // and the output, and its gradient
-  if (options.recompute != Recompute::full) sum += kept_in_layer(options, c, r) * part.layers;
+  if (options.recompute != Recompute::full) sum += kept_in_layer(options, sharding, c, r) * part.layers;
   if (part.head) sum += {r.outside * c.d + r.inside * c.vocabulary, r.outside + r.inside * 3 + 1 + c.d};
   if (!sharding.deferred_weight_gradients) return sum;
   sum += (gradients_of_layer(c, r) + Elements{2 * r.inside * c.d, 0}) * part.layers;
@@ -90,7 +95,7 @@ Elements activations(const Options& options, const Sharding& sharding) {
   const Columns c = columns(options.model, sharding);
   const Rows r = rows(options, sharding);
   const int64_t s = options.sequence_length;
-  const int64_t scores_of_one_sequence = options.attention == Attention::naive ? c.heads * s * s : 0;
+  const int64_t scores_of_one_sequence = c.heads * s * score_columns(options, sharding);
   Elements sum;
   for (const ModelPart& part : parts(options.model, sharding)) {
     sum += in_flight(options, sharding, part) * part.in_flight;
@@ -99,16 +104,26 @@ Elements activations(const Options& options, const Sharding& sharding) {
   sum += gradients_of_layer(c, r);
   sum.real += r.inside * (c.d + 2 * c.q + 2 * c.kv) + scores_of_one_sequence;  // of attention
   if (options.recompute != Recompute::none) sum.real += scores_of_one_sequence;
-  if (options.recompute == Recompute::full) sum += kept_in_layer(options, c, r);
+  if (options.recompute == Recompute::full) sum += kept_in_layer(options, sharding, c, r);
   sum.accum += r.inside * c.heads + std::min<int64_t>(r.outside, 256) * c.d + s * options.model.head_size();
   return sum;
 }
 
-// What tensor parallelism gathers into.
-Elements communication(const Options& options, const Sharding& sharding) {
-  if (sharding.tensor_ranks == 1) return {};
+// What tensor parallelism gathers into, and what ring attention needs: keys, values and their gradients on
+// their way, and one block's results.
+Elements communication(const Options& options, const Sharding& sharding, bool wide_sums) {
   const Rows r = rows(options, sharding);
-  return {sharding.sequence_parallel ? 2 * r.inside * options.model.d_model : 0, r.inside};
+  const Columns c = columns(options.model, sharding);
+  Elements sum;
+  if (sharding.tensor_ranks > 1) sum += {sharding.sequence_parallel ? 2 * r.inside * c.d : 0, r.inside};
+  if (sharding.context_ranks > 1) {
+    const bool ring = options.cp_exchange == CpExchange::ring;
+    const int64_t kv = 2 * r.inside * c.kv, block = options.sequence_length / sharding.context_ranks;
+    sum += {kv * (ring ? 2 : sharding.context_ranks), kv * (ring ? 3 : sharding.context_ranks)};
+    sum.accum += r.inside * (c.q * (wide_sums ? 2 : 1) + c.heads);
+    if (options.attention == Attention::naive) sum.real += 2 * c.heads * block * block;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -136,14 +151,13 @@ MemoryPrediction predict_memory(const Options& options, ElementSizes element, in
   const size_t states =
       (options.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
   const size_t norm_and_totals = (norm_parts + 2) * sizeof(double) + element.accum;
-  const size_t tokens =
-      4 * sizeof(int32_t) * options.micro_batch_size * options.sequence_length * micro_batches;
+  const size_t tokens = 4 * sizeof(int32_t) * rows(options, sharding).inside * micro_batches;
 
   MemoryPrediction prediction;
   prediction.resident = {shared_from(3) * element.real, shared_from(2) * element.accum,
                          shared_from(1) * states * element.accum + norm_and_totals,
                          activations(options, sharding).bytes(element) + tokens,
-                         communication(options, sharding).bytes(element)};
+                         communication(options, sharding, element.accum > element.real).bytes(element)};
   if (sharding.zero_stage >= 3)
     prediction.transient[0] = 2 * largest_unit * element.real;  // two gathered units
   if (sharding.zero_stage >= 2)

@@ -50,6 +50,7 @@ struct Sharding {
   bool sequence_parallel = false;
   std::vector<ModelPart> parts = {};  // 05_pipeline_parallel/pipeline.h; none: the whole model is one
   bool deferred_weight_gradients = false;
+  int context_ranks = 1;  // 06_context_parallel/ring_attention.h
 };
 
 // What a rank will hold at its peak, from the sizes of the model and of the batch alone

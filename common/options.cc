@@ -56,6 +56,12 @@ const std::vector<std::pair<std::string, PpSchedule>> pp_schedule_names = {
     {"interleaved", PpSchedule::interleaved},
     {"zb-h1", PpSchedule::zb_h1}};
 
+const std::vector<std::pair<std::string, CpLayout>> cp_layout_names = {{"contiguous", CpLayout::contiguous},
+                                                                       {"zigzag", CpLayout::zigzag}};
+
+const std::vector<std::pair<std::string, CpExchange>> cp_exchange_names = {
+    {"ring", CpExchange::ring}, {"all-gather", CpExchange::all_gather}};
+
 template <typename Value>
 std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
   for (const auto& [name, named] : names) {
@@ -330,6 +336,13 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are");
       line.flag("--show-schedule", options.show_schedule, "draw the schedule, train nothing");
       line.file("--show-schedule-svg", options.show_schedule_svg, "and write it as an SVG picture");
+      return;
+    case OptionGroup::context_parallel:
+      line.group("Context parallelism");
+      line.choice("--cp-layout", options.cp_layout, cp_layout_names,
+                  "which tokens of a sequence a rank holds: a chunk, or an early and a late one");
+      line.choice("--cp-exchange", options.cp_exchange, cp_exchange_names,
+                  "how keys and values reach the other ranks");
       return;
   }
 }

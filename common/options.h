@@ -62,6 +62,11 @@ enum class DpSync { naive, overlap, bucket };
 // bubble.
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
 
+// Which tokens of a sequence a context rank holds: one chunk of it, or two, an early and a late one; and how
+// keys and values reach the other ranks.
+enum class CpLayout { contiguous, zigzag };
+enum class CpExchange { ring, all_gather };
+
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(Attention attention);
 std::string_view to_string(OptimizerKind optimizer);
@@ -101,6 +106,8 @@ struct Options {
   int pp = 0;                     // pipeline ranks; 0: all that there are
   bool show_schedule = false;     // draw the schedule, and train nothing
   std::string show_schedule_svg;  // path; empty: no picture of it
+  CpLayout cp_layout = CpLayout::zigzag;
+  CpExchange cp_exchange = CpExchange::ring;
 
   double timeout = 300;            // seconds after which a stream that has not moved ends the run
   std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
@@ -117,7 +124,7 @@ struct Options {
 };
 
 // What a program takes beside the options that all have.
-enum class OptionGroup { communication, data_parallel, zero, tensor_parallel, pipeline };
+enum class OptionGroup { communication, data_parallel, zero, tensor_parallel, pipeline, context_parallel };
 
 // Throws UsageError or HelpRequest. `attention`: what the program uses unless --attention says otherwise.
 Options parse_options(int argc, const char* const* argv, std::string_view description,

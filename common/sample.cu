@@ -20,26 +20,31 @@ int draw(const std::vector<double>& logits, double temperature, double uniform) 
 
 std::string write_sample(const Options& options, const Parameter& head,
                          const std::function<Tensor(const Batch&)>& forward, cudaStream_t stream,
-                         const Peers& peers) {
+                         const Peers& peers, std::vector<int32_t> positions) {
   if (options.sample == 0) return "";
   constexpr double temperature = 0.8;  // below 1: likely tokens more often than the model says
   const int window = options.sequence_length, vocabulary = options.model.vocab_size;
-  BatchBuffer buffer(int64_t{options.micro_batch_size} * window);  // of which the first sequence is used
+  if (positions.empty()) positions = context_positions(options);
+  BatchBuffer buffer(options.micro_batch_size * std::ssize(positions));  // the first sequence is used
   std::fill(buffer.tokens().begin(), buffer.tokens().end(), 0);
   std::fill(buffer.targets().begin(), buffer.targets().end(), ignored_target);
   for (size_t row = 0; row < buffer.positions().size(); ++row) {
-    buffer.positions()[row] = static_cast<int32_t>(row % window);
+    buffer.positions()[row] = positions[row % positions.size()];
   }
   PinnedArray<real> row(head.local_rows);
 
   std::vector<int32_t> tokens = {'\n'};
   while (std::ssize(tokens) <= options.sample) {
     const int64_t seen = std::min<int64_t>(std::ssize(tokens), window);
-    std::copy(tokens.end() - seen, tokens.end(), buffer.tokens().begin());  // causality masks what follows
+    for (size_t i = 0; i < positions.size(); ++i) {  // causality masks what follows
+      if (positions[i] < seen) buffer.tokens()[i] = tokens[tokens.size() - seen + positions[i]];
+    }
+    const auto newest = std::find(positions.begin(), positions.end(), seen - 1);
     std::vector<double> logits(vocabulary);
-    const Tensor mine = forward(buffer.upload(1, 1, false, stream));
+    Tensor mine = forward(buffer.upload(1, 1, false, stream));
+    if (newest == positions.end()) mine = {};  // another rank has its row
     if (mine.data != nullptr) {
-      const Tensor last = mine.row_range(seen - 1, 1);
+      const Tensor last = mine.row_range(newest - positions.begin(), 1);
       CUDA_CHECK(cudaMemcpyAsync(row.data(), last.data, last.bytes(), cudaMemcpyDeviceToHost, stream));
     }
     CUDA_CHECK(cudaStreamSynchronize(stream));

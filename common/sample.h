@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "batch.h"
 #include "options.h"
@@ -13,10 +14,10 @@ namespace pentatron {
 
 // options.sample tokens after a line break, drawn by (options.seed, position). For byte models the text
 // itself, otherwise the token numbers. `forward` returns this rank's part of the logits, [rows, its
-// vocabulary]: that of `head`, the head's matrix; or nothing where this rank has none. The parts of `peers`,
-// who all call this, make the whole.
+// vocabulary]: that of `head`, the head's matrix; or nothing where this rank has none. The rows are those of
+// `positions`, or of all. The parts of `peers`, who all call this, make the whole.
 std::string write_sample(const Options& options, const Parameter& head,
                          const std::function<Tensor(const Batch&)>& forward, cudaStream_t stream,
-                         const Peers& peers = single_process);
+                         const Peers& peers = single_process, std::vector<int32_t> positions = {});
 
 }  // namespace pentatron

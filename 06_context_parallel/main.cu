@@ -1,0 +1,81 @@
+// 06: context parallelism. Each rank has a part of every sequence; ring_attention.h lets its queries see the
+// keys of the other parts, and the gradients of all parts are summed as in 02.
+#include "../02_data_parallel/data_parallel.h"
+#include "batch.h"
+#include "comm.h"
+#include "memory.h"
+#include "optimizer.h"
+#include "program.h"
+#include "ring_attention.h"
+#include "sample.h"
+#include "totals.h"
+#include "transformer.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options, World& world) {
+  check_context_parallel(options, world.ranks());
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+  TensorRegion region;
+  Communicator context_ranks(world, 0, world.rank(), "context");
+  RingAttention attention(options, context_ranks);
+  FeedForward feed_forward;
+  Communicator gradient_ranks(world, 0, world.rank(), "gradients");
+
+  Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted = predict_memory(
+      options, element_sizes, micro_batches_of_a_rank(options, 1), {.context_ranks = world.ranks()});
+  require_memory(predicted, free_device_memory());
+  parameters.allocate();
+  parameters.initialise(options.seed, compute);
+  DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, gradient_ranks, compute);
+  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+
+  const std::vector<int32_t> positions = context_positions(options, world.rank(), world.ranks());
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, std::ssize(positions),
+                    options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations(whole_model(options.model));
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options, 0, 1, positions);
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    for (const Batch& batch : loader.load(step, compute)) {
+      model.forward(batch, *activations);
+      model.backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    hooks.finish();
+    optimizer.add_norm_squared(totals.norm_squared());
+    gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
+    optimizer.step(step, totals.norm_squared());
+    totals.wait();
+    run.end_step(step, totals);
+  }
+  run.finish(predicted, {{"cp", world.ranks()}});
+  const auto logits = [&](const Batch& batch) {
+    model.forward(batch, *activations);
+    return activations->logits;
+  };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    const Options options =
+        parse_options(argc, argv, "Trains a transformer with context parallelism.",
+                      {OptionGroup::communication, OptionGroup::context_parallel}, Attention::tiled);
+    world.configure(options);
+    train(options, world);
+  });
+}

@@ -1,0 +1,299 @@
+// Context parallelism: c ranks share out the tokens of every sequence. All of the model works on a token at a
+// time, but for attention, whose queries want the keys and values of all tokens before them. In ring
+// attention (Liu et al., 2023) these travel: each rank computes with those that it has, while it passes them
+// on to the next rank and the following ones come in.
+//
+//                  rank 0   rank 1   rank 2          forward   out, lse of each block are merged into those
+//                  so
+//   step 0         kv 0     kv 1     kv 2                      far, by log-sum-exp
+//   step 1         kv 2     kv 0     kv 1            backward  d_q adds up at home; the sums of d_k and d_v
+//   step 2         kv 1     kv 2     kv 0                      travel one step behind their k and v
+//   backward's end sums 0   sums 1   sums 2                    and one hop more, which brings them home
+//
+// Under causality, the queries of the first chunk of a sequence have little to do, and those of the last one
+// much. In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late
+// chunk, and all ranks have equally much. The alternative to the ring is to gather all keys and values, as
+// Llama 3 was trained (Grattafiori et al., 2024): simpler, but memory for them no longer falls with c.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "batch.h"
+#include "comm.h"
+#include "kernels.h"
+#include "seams.h"
+
+namespace pentatron {
+
+// The queries of a rank that see keys of another one, beginning with row `first_query` of each sequence; the
+// keys are the first ones.
+struct VisibleBlock {
+  int first_query;
+  AttentionBlock block;
+};
+
+// What queries of `rank` see of the keys of `origin`; `shape` is what one rank has.
+inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape shape, int rank,
+                                                 int origin) {
+  const int all = shape.sequence, half = all / 2;
+  const auto block = [&](int first_query, int keys, bool diagonal) {
+    return VisibleBlock{first_query, {shape.batch, all - first_query, keys, all, all, shape.head, diagonal}};
+  };
+  if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
+  if (layout == CpLayout::contiguous)
+    return origin < rank ? std::optional(block(0, all, false)) : std::nullopt;
+  // chunks:            rank < origin < 2c-1 - origin < 2c-1 - rank   or   origin < rank < ... < 2c-1 - origin
+  return origin < rank ? block(0, half, false) : block(half, all, false);
+}
+
+class RingAttention : public AttentionCore {
+ public:
+  // `options` are those of all ranks. The heads are split over `tensor_ranks`.
+  RingAttention(const Options& options, Communicator& context, int tensor_ranks = 1)
+      : AttentionCore(options.attention),
+        layout_(options.cp_layout),
+        exchange_(options.cp_exchange),
+        context_(context),
+        ranks_(context.ranks()) {
+    if (alone()) return;
+    const ModelConfig& m = options.model;
+    const int64_t sequence = options.sequence_length / ranks_, rows = options.micro_batch_size * sequence;
+    const int64_t heads = m.heads / tensor_ranks, q = heads * m.head_size();
+    const int64_t kv = m.kv_heads / tensor_ranks * m.head_size();
+    block_out_ = memory_.matrix<accum>(rows, q);
+    block_lse_ = memory_.matrix<accum>(rows, heads);
+    if (!std::is_same_v<real, accum>) wide_ = memory_.matrix<accum>(rows, q);
+    if (kind_ == Attention::naive) {
+      scores_ = memory_.matrix<real>(heads * sequence, sequence);
+      d_scores_ = memory_.matrix<real>(heads * sequence, sequence);
+    }
+    if (exchange_ == CpExchange::all_gather) {
+      gathered_ = allocate<real>(ranks_ * rows, kv);
+      d_gathered_ = allocate<accum>(ranks_ * rows, kv);
+    } else {
+      for (auto& buffer : travelling_) buffer = allocate<real>(rows, kv);
+      for (auto& sums : sums_) sums = allocate<accum>(rows, kv);
+      d_block_ = allocate<accum>(rows, kv);
+      connect();
+    }
+  }
+
+  // None for the model to keep: a block's probabilities are shares of that block alone until all have been
+  // merged, so backward computes them again, whatever the recomputation.
+  std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const override {
+    return alone() ? AttentionCore::score_shape(shape) : std::pair<int64_t, int64_t>{0, 0};
+  }
+
+  void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
+    if (alone()) return AttentionCore::forward(blas, shape, t);
+    const cudaStream_t compute = blas.stream();
+    const Statistics out = wide(t.out, wide_);
+    KeysValues<real> present = {t.k, t.v};
+    for (int step = 0; step < ranks_; ++step) {
+      context_.wait_for(compute);  // the memory of what comes has been used
+      const KeysValues<real> next = begin_exchange(step, present);
+      if (const auto visible = visible_block(layout_, shape, context_.rank(), origin(step))) {
+        forward_block(blas, *visible, step, t, present, out);
+      }
+      context_.release(compute);
+      present = next;
+    }
+    round_to(t.out, out, compute);
+  }
+
+  void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
+                const AttentionGradients& g) override {
+    if (alone()) return AttentionCore::backward(blas, shape, t, g);
+    const cudaStream_t compute = blas.stream();
+    attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
+    const Statistics d_q = wide(g.d_q, wide_);
+    zero(d_q, compute);
+    KeysValues<real> present = {t.k, t.v};
+    for (int step = 0; step < ranks_; ++step) {
+      context_.wait_for(compute);
+      const KeysValues<real> next = begin_exchange(step, present);
+      begin_sums_hop(step);
+      const KeysValues<accum> d_block = gradients_of_block(step);
+      zero(d_block.k, compute);
+      zero(d_block.v, compute);
+      const auto visible = visible_block(layout_, shape, context_.rank(), origin(step));
+      if (visible) backward_block(blas, *visible, t, g, present, d_q, d_block);
+      context_.release(compute);
+      if (visible) add_to_sums(step, compute);
+      present = next;
+    }
+    context_.wait_for(compute);
+    const KeysValues<accum> home = {wide(g.d_k, own_sums().k), wide(g.d_v, own_sums().v)};
+    bring_home(home);
+    context_.release(compute);
+    round_to(g.d_q, d_q, compute);
+    round_to(g.d_k, home.k, compute);
+    round_to(g.d_v, home.v, compute);
+  }
+
+ private:
+  template <class T>
+  struct KeysValues {  // or their gradients
+    Matrix<T> k, v;    // [rows, kv_heads*head_size]
+  };
+
+  bool alone() const { return ranks_ == 1; }
+  // The rank whose keys and values are computed with.
+  int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
+
+  // ---- A block
+
+  void forward_block(const Blas& blas, const VisibleBlock& visible, int step, const AttentionTensors& t,
+                     KeysValues<real> kv, Statistics out) {
+    const auto& [first, block] = visible;
+    const bool merges = step > 0;  // the first block, on the diagonal, has a key for every query
+    const Statistics block_out = from(merges ? block_out_ : out, first);
+    const Statistics block_lse = from(merges ? block_lse_ : t.lse, first);
+    attention_forward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, block_out,
+                      block_lse);
+    if (merges)
+      attention_merge(block, block_out, block_lse, from(out, first), from(t.lse, first), blas.stream());
+  }
+
+  void backward_block(const Blas& blas, const VisibleBlock& visible, const AttentionTensors& t,
+                      const AttentionGradients& g, KeysValues<real> kv, Statistics d_q,
+                      KeysValues<accum> d_kv) {
+    const auto& [first, block] = visible;
+    attention_backward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, from(t.lse, first),
+                       from(g.d_out, first), from(g.d_out_dot_out, first), d_scores_, true, from(d_q, first),
+                       d_kv.k, d_kv.v);
+  }
+
+  template <class T>
+  static Matrix<T> from(Matrix<T> x, int64_t first) {
+    return x.row_range(first, x.rows - first);
+  }
+
+  // ---- What travels
+
+  // Returns what step + 1 computes with; it is on its way.
+  KeysValues<real> begin_exchange(int step, KeysValues<real> present) {
+    if (exchange_ == CpExchange::all_gather) {
+      if (step == 0) {
+        const Communicator::Group together(context_);
+        context_.all_gather(present.k.data, gathered_.k.data, present.k.size());
+        context_.all_gather(present.v.data, gathered_.v.data, present.v.size());
+      }
+      return part_of(gathered_, origin(step + 1));
+    }
+    if (step + 1 == ranks_) return present;  // they would arrive where they began
+    const KeysValues<real> next = travelling_[step % 2];
+    hop(present, next);
+    return next;
+  }
+
+  // The sums with what this rank added in the step before go on; those for this step's keys come.
+  void begin_sums_hop(int step) {
+    if (exchange_ == CpExchange::ring && step > 0) hop(sums_[(step - 1) % 2], sums_[step % 2]);
+  }
+
+  // Where this step's block has its d_k and d_v: apart while the sums are still coming.
+  KeysValues<accum> gradients_of_block(int step) const {
+    if (exchange_ == CpExchange::all_gather) return part_of(d_gathered_, origin(step));
+    return step == 0 ? sums_[0] : d_block_;
+  }
+
+  void add_to_sums(int step, cudaStream_t compute) {
+    if (exchange_ == CpExchange::all_gather || step == 0) return;
+    const KeysValues<accum> sums = sums_[step % 2];
+    accumulate(d_block_.k.data, sums.k.data, sums.k.size(), compute);
+    accumulate(d_block_.v.data, sums.v.data, sums.v.size(), compute);
+  }
+
+  // Where the sums of this rank's own d_k and d_v end, if not where they are wanted.
+  KeysValues<accum> own_sums() const {
+    return exchange_ == CpExchange::ring ? sums_[ranks_ % 2] : part_of(d_gathered_, context_.rank());
+  }
+
+  void bring_home(KeysValues<accum> home) {
+    if (exchange_ == CpExchange::ring) return hop(sums_[(ranks_ - 1) % 2], home);
+    const Communicator::Group together(context_);
+    context_.reduce_scatter(d_gathered_.k.data, home.k.data, home.k.size());
+    context_.reduce_scatter(d_gathered_.v.data, home.v.data, home.v.size());
+  }
+
+  // Grouped: each rank sends and receives at the same time.
+  template <class T>
+  void hop(KeysValues<T> present, KeysValues<T> next) {
+    const int to = (context_.rank() + 1) % ranks_, by = (context_.rank() + ranks_ - 1) % ranks_;
+    const Communicator::Group together(context_);
+    context_.send(present.k.data, present.k.size(), to);
+    context_.send(present.v.data, present.v.size(), to);
+    context_.receive(next.k.data, next.k.size(), by);
+    context_.receive(next.v.data, next.v.size(), by);
+  }
+
+  // NCCL connects two ranks when they first exchange something, which may block the host.
+  void connect() {
+    const auto element = [](KeysValues<real> x) {
+      return KeysValues<real>{{x.k.data, 1, 1}, {x.v.data, 1, 1}};
+    };
+    hop(element(travelling_[0]), element(travelling_[1]));
+    CUDA_CHECK(cudaStreamSynchronize(context_.stream()));
+  }
+
+  template <class T>
+  KeysValues<T> part_of(KeysValues<T> all /*[ranks * rows]*/, int rank) const {
+    const int64_t rows = all.k.rows / ranks_;
+    return {all.k.row_range(rank % ranks_ * rows, rows), all.v.row_range(rank % ranks_ * rows, rows)};
+  }
+
+  // ---- Sums in `accum`, rounded once, at the end; otherwise their error would grow with the ranks
+
+  // Where sums are made that become `result`: there, if it is wide enough, otherwise in `memory`.
+  template <class T>
+  static Statistics wide(Matrix<T> result, Statistics memory) {
+    if constexpr (std::is_same_v<T, accum>)
+      return result;
+    else
+      return memory;
+  }
+  template <class T>
+  static void round_to(Matrix<T> result, Statistics sums, cudaStream_t stream) {
+    if constexpr (!std::is_same_v<T, accum>) round_to_real(sums.data, result.data, sums.size(), stream);
+  }
+
+  static void zero(Statistics x, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), stream));
+  }
+
+  template <class T>
+  KeysValues<T> allocate(int64_t rows, int64_t columns) {
+    return {memory_.matrix<T>(rows, columns), memory_.matrix<T>(rows, columns)};
+  }
+
+  CpLayout layout_;
+  CpExchange exchange_;
+  Communicator& context_;
+  int ranks_;
+  DeviceArena memory_{Purpose::communication};
+  Statistics block_out_, block_lse_;  // [rows, heads*head_size], [rows, heads]: of one block
+  Statistics wide_;                   // [rows, heads*head_size]: out in forward, d_q in backward
+  Tensor scores_, d_scores_;          // [heads*sequence, sequence]: of one block of one sequence
+  // The ring:
+  KeysValues<real> travelling_[2];  // [rows, kv_heads*head_size]: one is computed with, one comes
+  KeysValues<accum> sums_[2];       // likewise: one leaves, one comes
+  KeysValues<accum> d_block_;       // likewise: what is added to the one that comes
+  // All-gather:
+  KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size]
+  KeysValues<accum> d_gathered_;  // likewise
+};
+
+// Throws UsageError where sequences can't be shared out over so many context ranks.
+inline void check_context_parallel(const Options& options, int ranks) {
+  const bool zigzag = options.cp_layout == CpLayout::zigzag;
+  if (ranks == 1 || options.sequence_length % (zigzag ? 2 * ranks : ranks) == 0) return;
+  throw UsageError("--seq-len", std::to_string(options.sequence_length),
+                   zigzag ? "a multiple of twice the context ranks (2 x " + std::to_string(ranks) +
+                                ") with --cp-layout zigzag"
+                          : "a multiple of the context ranks (" + std::to_string(ranks) + ")");
+}
+
+}  // namespace pentatron
