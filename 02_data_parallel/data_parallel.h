@@ -18,12 +18,14 @@ namespace pentatron {
 
 class DataParallel : public UnitHooks {
  public:
+  // Sums one span over the ranks of `data`. (Experts are the other span, and have ranks of their own.)
   DataParallel(DpSync sync, double bucket_mb, Parameters& parameters, Communicator& data,
-               cudaStream_t compute)
+               cudaStream_t compute, Span span = Span::dense)
       : sync_(sync),
         bucket_(std::max<size_t>(1, static_cast<size_t>(bucket_mb * 1e6) / sizeof(accum))),
         parameters_(parameters),
-        all_(parameters.flat_gradients()),
+        span_(span),
+        all_(parameters.flat_gradients(span)),
         unsent_(all_.size()),
         data_(data),
         compute_(compute) {}
@@ -31,7 +33,8 @@ class DataParallel : public UnitHooks {
   // Backward has issued everything that writes this unit's gradients.
   void after_gradients(int unit, bool last) override {
     if (!last) return;
-    const Statistics of_unit = parameters_.unit_gradients(unit);
+    const Statistics of_unit = parameters_.unit_gradients(unit, span_);
+    if (of_unit.size() == 0) return;
     if (sync_ == DpSync::overlap) sum(of_unit.data, of_unit.size());
     if (sync_ == DpSync::bucket) {
       // Backward fills the flat gradients from their end: a slice is complete when all units above its
@@ -63,6 +66,7 @@ class DataParallel : public UnitHooks {
   DpSync sync_;
   size_t bucket_;  // elements
   Parameters& parameters_;
+  Span span_;
   Statistics all_;  // [1, gradients of all units, one unit after the other]
   size_t unsent_;   // elements at the beginning of `all_` that have not been summed
   Communicator& data_;

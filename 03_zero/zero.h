@@ -23,12 +23,17 @@ namespace pentatron {
 
 class Zero : public UnitHooks {
  public:
-  // Allocates weights and gradients as the stage says, and makes this rank's parts the pieces of the
-  // optimizer.
-  Zero(int stage, Parameters& parameters, Communicator& data, cudaStream_t compute)
-      : stage_(stage), parameters_(parameters), data_(data), compute_(compute), units_(parameters.units()) {
+  // Allocates weights and gradients of one span as the stage says, and makes this rank's parts the pieces of
+  // the optimizer. (Experts are the other span, and have ranks of their own.)
+  Zero(int stage, Parameters& parameters, Communicator& data, cudaStream_t compute, Span span = Span::dense)
+      : stage_(stage),
+        parameters_(parameters),
+        span_(span),
+        data_(data),
+        compute_(compute),
+        units_(parameters.units()) {
     if (stage_ == 0) {
-      parameters_.allocate();
+      parameters_.allocate(span_, 0, parameters_.units());
       return;
     }
     for (int unit = 0; unit < parameters_.units(); ++unit) allocate(unit);
@@ -53,51 +58,54 @@ class Zero : public UnitHooks {
     for (Slot& slot : slots_) slot.unit = none;
     if (stage_ == 3) return;
     for (int unit = 0; unit < parameters_.units(); ++unit) {
-      gather(unit, storage(unit).weights[0]);
+      if (size(unit) == 0) continue;
+      gather(unit, weights(unit));
       units_[unit].gathered.record(data_.stream());
     }
   }
 
   void before_weights(int unit, Pass pass) override {
-    if (stage_ == 0) return;
+    if (stage_ == 0 || size(unit) == 0) return;
     if (stage_ == 3) {
-      const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-      storage(unit).weights[0] = slot_with(unit, next).weights;
-      if (next > embedding_unit && next < parameters_.units())
-        slot_with(next, unit);  // backward skips the embedding
+      const int step = pass == Pass::forward ? 1 : -1;
+      int next = unit + step;
+      while (is_unit(next) && size(next) == 0) next += step;
+      weights(unit) = slot_with(unit, next).weights;
+      if (is_unit(next)) slot_with(next, unit);
     }
     units_[unit].gathered.make_wait(compute_);
   }
 
   void after_weights(int unit, Pass) override {
-    if (stage_ != 3) return;
+    if (stage_ != 3 || size(unit) == 0) return;
     slot_with(unit, none).free.record(compute_);
-    storage(unit).weights[0] = nullptr;
+    weights(unit) = nullptr;
   }
 
   // ---- Gradients
   // ----------------------------------------------------------------------------------------------
 
   void before_gradients(int unit) override {
-    if (stage_ < 2) return;
+    if (stage_ < 2 || size(unit) == 0) return;
     const GradientSlot& slot = gradient_slot(unit);
     slot.free.make_wait(compute_);
-    storage(unit).gradients[0] = slot.gradients;
+    gradients(unit) = slot.gradients;
     CUDA_CHECK(cudaMemsetAsync(slot.gradients, 0, size(unit) * sizeof(accum), compute_));
   }
 
   void after_gradients(int unit, bool last) override {
-    accum* gradients = storage(unit).gradients[0];
+    if (size(unit) == 0) return;
+    accum*& all = gradients(unit);
     if (stage_ >= 2) {
       data_.wait_for(compute_);
-      reduce_scatter(unit, gradients);
-      accumulate(gradients + own_begin(unit), units_[unit].own_gradients, own_size(unit), data_.stream());
+      reduce_scatter(unit, all);
+      accumulate(all + own_begin(unit), units_[unit].own_gradients, own_size(unit), data_.stream());
       gradient_slot(unit).free.record(data_.stream());
-      storage(unit).gradients[0] = nullptr;
+      all = nullptr;
     } else if (last) {
       data_.wait_for(compute_);
-      if (stage_ == 0) data_.all_reduce(gradients, gradients, size(unit));
-      if (stage_ == 1) reduce_scatter(unit, gradients);
+      if (stage_ == 0) data_.all_reduce(all, all, size(unit));
+      if (stage_ == 1) reduce_scatter(unit, all);
     }
   }
 
@@ -126,8 +134,12 @@ class Zero : public UnitHooks {
     Event gathered;                  // all parts have come
   };
 
-  UnitStorage& storage(int unit) { return parameters_.storage(unit); }
-  size_t size(int unit) const { return parameters_.span_size(unit, Span::dense); }
+  real*& weights(int unit) { return parameters_.storage(unit).weights[static_cast<int>(span_)]; }
+  accum*& gradients(int unit) { return parameters_.storage(unit).gradients[static_cast<int>(span_)]; }
+  size_t size(int unit) const { return parameters_.span_size(unit, span_); }
+  bool is_unit(int unit) const {  // whose weights backward gathers, too, which skips the embedding
+    return unit > embedding_unit && unit < parameters_.units();
+  }
   size_t own_size(int unit) const { return size(unit) / data_.ranks(); }
   size_t own_begin(int unit) const { return data_.rank() * own_size(unit); }
 
@@ -138,29 +150,28 @@ class Zero : public UnitHooks {
   }
 
   void allocate(int unit) {
+    if (size(unit) == 0) return;
     UnitState& u = units_[unit];
     if (stage_ < 3) {
-      storage(unit).weights[0] = parameters_.allocate_weights(size(unit));
-      u.own_weights = storage(unit).weights[0] + own_begin(unit);
+      weights(unit) = parameters_.allocate_weights(size(unit));
+      u.own_weights = weights(unit) + own_begin(unit);
     } else {
       u.own_weights = parameters_.allocate_weights(own_size(unit));
     }
     if (stage_ < 2) {
-      storage(unit).gradients[0] = parameters_.allocate_gradients(size(unit));
-      u.own_gradients = storage(unit).gradients[0] + own_begin(unit);
+      gradients(unit) = parameters_.allocate_gradients(size(unit));
+      u.own_gradients = gradients(unit) + own_begin(unit);
     } else {
       u.own_gradients = parameters_.allocate_gradients(own_size(unit));
     }
-    parameters_.pieces().push_back({unit, Span::dense, own_begin(unit), own_begin(unit) + own_size(unit),
+    parameters_.pieces().push_back({unit, span_, own_begin(unit), own_begin(unit) + own_size(unit),
                                     u.own_weights, u.own_gradients, true});
   }
 
   // NCCL's in-place forms: the own part already lies, or comes to lie, where it belongs.
-  void gather(int unit, real* weights) {
-    data_.all_gather(units_[unit].own_weights, weights, own_size(unit));
-  }
-  void reduce_scatter(int unit, accum* gradients) {
-    data_.reduce_scatter(gradients, gradients + own_begin(unit), own_size(unit));
+  void gather(int unit, real* all) { data_.all_gather(units_[unit].own_weights, all, own_size(unit)); }
+  void reduce_scatter(int unit, accum* all) {
+    data_.reduce_scatter(all, all + own_begin(unit), own_size(unit));
   }
 
   // Neighbours have different ones: backward writes one unit's gradients while the other's are reduced.
@@ -182,6 +193,7 @@ class Zero : public UnitHooks {
 
   int stage_;
   Parameters& parameters_;
+  Span span_;
   Communicator& data_;
   cudaStream_t compute_;
   std::vector<UnitState> units_;

@@ -22,7 +22,7 @@ namespace pentatron {
 inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, int p, int v) {
   const ModelConfig& m = options.model;
   const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
-  const double in_layer = static_cast<double>(parameter_count(m) - 2 * in_head) / m.layers;
+  const double in_layer = static_cast<double>(active_parameter_count(m) - 2 * in_head) / m.layers;
   const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
   const std::vector<int> first = split_layers(m.layers, p * v, 0, in_head / (in_layer + in_attention));
   std::vector<LayerRange> chunks;
@@ -225,7 +225,7 @@ inline std::vector<ModelPart> parts_of_rank(const Schedule& schedule, int rank,
     const LayerRange& range = chunks[c];
     parts.push_back({range.last - range.first, range.embedding, range.head,
                      peak_in_flight(list, c).until_weight_gradient,
-                     range.embedding ? 0 : input_buffers(list, c)});
+                     range.embedding ? 0 : input_buffers(list, c), range.first});
   }
   return parts;
 }

@@ -335,6 +335,27 @@ void Communicator::all_to_all(const T* in, T* out, size_t size) {
   });
 }
 
+template <class T>
+void Communicator::all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out) {
+  size_t elements = 0, sent = 0;
+  for (const Part<T>& part : in) {
+    elements += part.count;
+    if (part.peer != rank_) sent += part.count;
+  }
+  issue<T>("all_to_all_v", elements, elements == 0 ? 0 : static_cast<double>(sent) / elements, no_peer, [&] {
+    NCCL_CHECK(ncclGroupStart());
+    for (const Part<T>& part : in) {
+      if (part.count > 0)
+        NCCL_CHECK(ncclSend(part.data, part.count, nccl_type<T>, part.peer, comm_, stream_));
+    }
+    for (const Part<T>& part : out) {
+      if (part.count > 0)
+        NCCL_CHECK(ncclRecv(part.data, part.count, nccl_type<T>, part.peer, comm_, stream_));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+  });
+}
+
 void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute) {
   wait_for(compute);
   issue<double>("scalars", size, 2.0 * (ranks_ - 1) / ranks_, no_peer, [&] {
@@ -351,7 +372,8 @@ void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute
   template void Communicator::send<T>(const T*, size_t, int);                       \
   template void Communicator::receive<T>(T*, size_t, int);                          \
   template void Communicator::connect<T>(int, T*);                                  \
-  template void Communicator::all_to_all<T>(const T*, T*, size_t);
+  template void Communicator::all_to_all<T>(const T*, T*, size_t);                  \
+  template void Communicator::all_to_all_v<T>(const std::vector<Part<T>>&, const std::vector<Part<T>>&);
 PENTATRON_INSTANTIATE(float)
 PENTATRON_INSTANTIATE(double)
 PENTATRON_INSTANTIATE(__nv_bfloat16)

@@ -125,6 +125,15 @@ class Communicator {
   // Part i of `in` goes to rank i, and part i of `out` comes from rank i.
   template <class T>
   void all_to_all(const T* in /*[ranks, count]*/, T* out /*[ranks, count]*/, size_t count);
+  // The same with parts of any size, several for a rank or none. Between two ranks they match in order.
+  template <class T>
+  struct Part {
+    T* data;
+    size_t count;
+    int peer;
+  };
+  template <class T>
+  void all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out);
 
   // While one exists, operations are collected; they start together, as one, when it goes.
   class Group {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -41,11 +42,12 @@ struct ModelPart {
   bool embedding = true, head = true;
   int in_flight = 1;
   int inputs = 0;  // buffers for what comes from the stage before
+  int first = 0;   // number of its first layer
 };
 
 // How the model and its state are shared out over ranks.
 struct Sharding {
-  int zero_stage = 0, data_ranks = 1;  // 03_zero/zero.h
+  int zero_stage = 0, data_ranks = 1;  // 03_zero/zero.h; experts: over 1 / options.ep of these
   int tensor_ranks = 1;                // 04_tensor_parallel/tensor_parallel.h
   bool sequence_parallel = false;
   std::vector<ModelPart> parts = {};  // 05_pipeline_parallel/pipeline.h; none: the whole model is one
@@ -57,6 +59,11 @@ struct Sharding {
 // (01_single_gpu/README.md derives it). micro_batches: of a step, on this rank.
 MemoryPrediction predict_memory(const Options& options, ElementSizes element, int micro_batches,
                                 Sharding sharding = {});
+
+// Rows that the experts of a rank have room for in a micro-batch of which it has `rows` tokens
+// (07_combined_5d/expert_parallel.h): those of options.expert_capacity even shares or, by default, of the
+// worst case, in which all tokens of all ranks that share out the experts come here.
+int64_t expert_capacity(const Options& options, int64_t rows);
 
 // Throws UsageError when that is more than `available` bytes.
 void require_memory(const MemoryPrediction& predicted, size_t available);

@@ -344,7 +344,34 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.choice("--cp-exchange", options.cp_exchange, cp_exchange_names,
                   "how keys and values reach the other ranks");
       return;
+    case OptionGroup::experts:
+      line.group("Experts");
+      line.whole("--experts", options.model.experts, 0, 1024,
+                 "MLPs of a layer that has several, 0: none has");
+      line.whole("--top-k", options.model.top_k, 1, 1024, "experts that a token is sent to");
+      line.whole("--moe-every", options.model.moe_every, 1, 1000, "the last of so many layers has experts");
+      line.whole("--ep", options.ep, 1, 1 << 20, "ranks that share out the experts");
+      line.number("--aux-loss-coefficient", options.aux_loss_coefficient, 0, 1000,
+                  "of the loss that balances the experts");
+      line.number("--expert-capacity", options.expert_capacity, 0, 1e6,
+                  "room for so many times an even share of rows, 0: for all cases");
+      return;
   }
+}
+
+void check_experts(const Options& options) {
+  const ModelConfig& model = options.model;
+  const auto check = [](bool valid, const char* option, int value, const std::string& expected) {
+    if (!valid) throw UsageError(option, std::to_string(value), expected);
+  };
+  if (model.experts == 0) return check(options.ep == 1, "--ep", options.ep, "1 without --experts");
+  const std::string experts = "--experts (" + std::to_string(model.experts) + ")";
+  check(model.top_k <= model.experts, "--top-k", model.top_k, "at most " + experts);
+  check(model.moe_every <= model.layers, "--moe-every", model.moe_every,
+        "at most --layers (" + std::to_string(model.layers) + ")");
+  check(model.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
+  if (options.expert_capacity > 0 && options.expert_capacity < 1)
+    throw UsageError("--expert-capacity", text(options.expert_capacity), "0, or 1 or more");
 }
 
 void check_sizes(const Options& options) {
@@ -366,6 +393,7 @@ void check_sizes(const Options& options) {
     throw UsageError("--kv-heads", std::to_string(model.kv_heads),
                      "a divisor of --heads (" + std::to_string(model.heads) + ")");
   }
+  check_experts(options);
   if (options.global_batch_size % options.micro_batch_size != 0) {
     throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
                      "a multiple of --micro-batch-size (" + std::to_string(options.micro_batch_size) + ")");
@@ -440,7 +468,15 @@ UsageError::UsageError(const std::string& option, const std::string& value, cons
 int64_t parameter_count(const ModelConfig& m) {
   const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
   const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
-  return m.layers * (norms + attention + mlp) + d + 2 * d * m.vocab_size;
+  const int64_t routed = m.experts > 0 ? m.layers / m.moe_every : 0;  // layers with a router and experts
+  const int64_t mlps = (m.layers - routed) * mlp + routed * (m.experts * (d + mlp));
+  return m.layers * (norms + attention) + mlps + d + 2 * d * m.vocab_size;
+}
+
+int64_t active_parameter_count(const ModelConfig& m) {
+  if (m.experts == 0) return parameter_count(m);
+  const int64_t idle = int64_t{m.layers / m.moe_every} * (m.experts - m.top_k);  // experts
+  return parameter_count(m) - idle * 3 * m.d_model * m.d_ff;
 }
 
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }

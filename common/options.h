@@ -36,12 +36,18 @@ struct ModelConfig {
   int vocab_size;  // tokens
   double rope_theta;
   double norm_epsilon;
+  int experts = 0;    // MLPs of a layer that has several; 0: no layer has
+  int top_k = 2;      // of them each token is sent to
+  int moe_every = 1;  // the last of so many layers has experts
 
   int head_size() const { return d_model / heads; }
+  bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
 };
 
-// Elements of all parameters, the head counted apart from the embedding.
+// Elements of all parameters, the head counted apart from the embedding; and of those that one token uses:
+// top_k experts of a layer.
 int64_t parameter_count(const ModelConfig& model);
+int64_t active_parameter_count(const ModelConfig& model);
 
 // What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
 enum class Recompute { none, selective, full };
@@ -108,6 +114,9 @@ struct Options {
   std::string show_schedule_svg;  // path; empty: no picture of it
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
+  int ep = 1;                          // ranks that share out the experts
+  double aux_loss_coefficient = 0.01;  // of the loss that balances the experts
+  double expert_capacity = 0;  // room for so many times an expert rank's even share of rows; 0: for all cases
 
   double timeout = 300;            // seconds after which a stream that has not moved ends the run
   std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
@@ -124,7 +133,15 @@ struct Options {
 };
 
 // What a program takes beside the options that all have.
-enum class OptionGroup { communication, data_parallel, zero, tensor_parallel, pipeline, context_parallel };
+enum class OptionGroup {
+  communication,
+  data_parallel,
+  zero,
+  tensor_parallel,
+  pipeline,
+  context_parallel,
+  experts
+};
 
 // Throws UsageError or HelpRequest. `attention`: what the program uses unless --attention says otherwise.
 Options parse_options(int argc, const char* const* argv, std::string_view description,

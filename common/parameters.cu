@@ -57,22 +57,21 @@ accum* Parameters::allocate_gradients(size_t size) {
   return resident_gradients_.back().data;
 }
 
-void Parameters::allocate(int first_unit, int last_unit) {
-  for (const Span span : {Span::dense, Span::experts}) {
-    size_t size = 0;
-    for (int unit = first_unit; unit < last_unit; ++unit) size += span_size(unit, span);
-    if (size == 0) continue;
-    real* weights = allocate_weights(size);
-    accum* gradients = allocate_gradients(size);
-    for (int unit = first_unit; unit < last_unit; ++unit) {
-      const size_t of_unit = span_size(unit, span);
-      if (of_unit == 0) continue;
-      storage_[unit].weights[static_cast<int>(span)] = weights;
-      storage_[unit].gradients[static_cast<int>(span)] = gradients;
-      pieces_.push_back({unit, span, 0, of_unit, weights, gradients, false});
-      weights += of_unit;
-      gradients += of_unit;
-    }
+void Parameters::allocate(Span span, int first_unit, int last_unit) {
+  size_t size = 0;
+  for (int unit = first_unit; unit < last_unit; ++unit) size += span_size(unit, span);
+  if (size == 0) return;
+  real* weights = allocate_weights(size);
+  accum* gradients = allocate_gradients(size);
+  flat_gradients_[static_cast<int>(span)] = resident_gradients_.back();
+  for (int unit = first_unit; unit < last_unit; ++unit) {
+    const size_t of_unit = span_size(unit, span);
+    if (of_unit == 0) continue;
+    storage_[unit].weights[static_cast<int>(span)] = weights;
+    storage_[unit].gradients[static_cast<int>(span)] = gradients;
+    pieces_.push_back({unit, span, 0, of_unit, weights, gradients, false});
+    weights += of_unit;
+    gradients += of_unit;
   }
 }
 
@@ -129,8 +128,8 @@ Statistics Parameters::gradients(int id, int count) const {
   return {storage_[p.unit].gradients[static_cast<int>(p.span())] + p.offset, shape.rows, shape.columns};
 }
 
-Statistics Parameters::unit_gradients(int unit) const {
-  return {storage_[unit].gradients[0], 1, static_cast<int64_t>(span_size(unit, Span::dense))};
+Statistics Parameters::unit_gradients(int unit, Span span) const {
+  return {storage_[unit].gradients[static_cast<int>(span)], 1, static_cast<int64_t>(span_size(unit, span))};
 }
 
 std::vector<Crossing> Parameters::crossings(const Piece& piece) const {

@@ -9,6 +9,7 @@
 // shard is a range of a span; a piece is the range that this rank's optimizer owns.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -92,8 +93,11 @@ class Parameters {
   int declare(const Declaration& declaration);
 
   // Allocates and binds the weights and gradients of units [first, last), whole, and makes a piece of each
-  // span. The gradients of all units lie one after the other.
-  void allocate(int first_unit, int last_unit);
+  // span. The gradients of a span lie one unit after the other.
+  void allocate(Span span, int first_unit, int last_unit);
+  void allocate(int first_unit, int last_unit) {
+    for (const Span span : {Span::dense, Span::experts}) allocate(span, first_unit, last_unit);
+  }
   void allocate() { allocate(0, units()); }
 
   // Memory that lives as long as this object. Gradients are resident: every step begins by zeroing them.
@@ -124,10 +128,10 @@ class Parameters {
   Tensor weights(int id, int count = 1) const;
   Statistics gradients(int id, int count = 1) const;
 
-  // The gradients of a unit's dense span, and those of all units in the order of units (after `allocate`);
-  // [1, size].
-  Statistics unit_gradients(int unit) const;
-  Statistics flat_gradients() const { return resident_gradients_.front(); }
+  // The gradients of a unit's span, and those of all units in the order of units (after `allocate`); [1,
+  // size].
+  Statistics unit_gradients(int unit, Span span) const;
+  Statistics flat_gradients(Span span) const { return flat_gradients_[static_cast<int>(span)]; }
 
   UnitStorage& storage(int unit) { return storage_[unit]; }
   std::vector<Piece>& pieces() { return pieces_; }
@@ -152,6 +156,7 @@ class Parameters {
   std::vector<Piece> pieces_;
   DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
   std::vector<Statistics> resident_gradients_;
+  std::array<Statistics, spans> flat_gradients_;  // those that `allocate` made last
 };
 
 }  // namespace pentatron

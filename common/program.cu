@@ -62,7 +62,7 @@ size_t free_device_memory() {
 
 double flops_per_token(const ModelConfig& model, int sequence_length) {
   const double in_products =
-      static_cast<double>(parameter_count(model) - int64_t{model.vocab_size} * model.d_model);
+      static_cast<double>(active_parameter_count(model) - int64_t{model.vocab_size} * model.d_model);
   return 6 * in_products + 12.0 * model.layers * model.d_model * sequence_length;
 }
 

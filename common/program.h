@@ -47,8 +47,8 @@ constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_
 size_t free_device_memory();  // bytes
 
 // Elements of the model, and floating-point operations of training on one token, forward and backward,
-// nothing counted that is computed again: 6 N + 12 L d s, N without the embedding table, attention not halved
-// for causality.
+// nothing counted that is computed again: 6 N + 12 L d s, N without the embedding table and without the
+// experts that a token is not sent to, attention not halved for causality.
 double flops_per_token(const ModelConfig& model, int sequence_length);
 
 // A run from its first step to its summary. Takes the time of steps, writes the log and the trace.

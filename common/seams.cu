@@ -45,35 +45,34 @@ void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int 
   gate_.resize(std::max<size_t>(gate_.size(), layer + 1));
   gate_[layer] = parameters.declare(
       {prefix + "gate_proj.weight", unit, f, d, TensorSplit::by_output, not_an_expert, into});
+  f_ = parameters[gate_[layer]].local_rows;
   parameters.declare({prefix + "up_proj.weight", unit, f, d, TensorSplit::by_output, not_an_expert, into});
   parameters.declare({prefix + "down_proj.weight", unit, d, f, TensorSplit::by_input, not_an_expert, out_of});
 }
 
-std::vector<Tensor> FeedForward::allocate_kept(const Parameters& parameters, DeviceArena& arena, int layer,
-                                               int64_t rows) const {
-  const int64_t f = parameters[gate_[layer]].local_rows;
-  return {arena.matrix<real>(rows, 2 * f), arena.matrix<real>(rows, f)};  // gate | up, and their SwiGLU
+FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int, int64_t rows) const {
+  return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
 }
 
-std::vector<Tensor> FeedForward::allocate_gradients(const Parameters& parameters, DeviceArena& arena,
-                                                    int layer, int64_t rows) const {
-  return allocate_kept(parameters, arena, layer, rows);  // the gradients of what is kept
+FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int, int64_t rows) const {
+  return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
 }
 
 void FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&, Tensor h,
-                          const std::vector<Tensor>& kept, bool recomputing, Tensor partial) {
-  const Tensor gate_up = kept[0], product = kept[1];
+                          const FeedForwardTensors& kept, bool recomputing, Tensor partial) {
+  const Tensor gate_up = kept.gate_up, product = kept.product;
   linear_forward(blas, h, parameters.weights(gate_[layer], 2), gate_up);
   swiglu_forward(gate_up, product, blas.stream());
   if (!recomputing) linear_forward(blas, product, parameters.weights(gate_[layer] + 2), partial);
 }
 
 void FeedForward::backward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,
-                           Tensor d_partial, Tensor normed, const std::vector<Tensor>& kept,
-                           const std::vector<Tensor>& gradients, TensorRegion& region, WgradQueue& queue,
+                           Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
+                           const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                            Tensor d_h) {
   const int unit = unit_of_layer(layer), gate = gate_[layer], down = gate + 2;
-  const Tensor gate_up = kept[0], product = kept[1], d_gate_up = gradients[0], d_product = gradients[1];
+  const Tensor gate_up = kept.gate_up, product = kept.product;
+  const Tensor d_gate_up = gradients.gate_up, d_product = gradients.product;
   linear_dgrad(blas, d_partial, parameters.weights(down), d_product);
   queue.push(unit,
              [=, &blas, &parameters] { linear_wgrad(blas, d_partial, product, parameters.gradients(down)); });

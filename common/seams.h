@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -123,28 +124,44 @@ class AttentionCore {
   const Attention kind_;
 };
 
+struct KeptByExperts;  // 07_combined_5d/expert_parallel.h
+struct GradientsOfExperts;
+
+// What a layer's MLP keeps of a micro-batch.
+struct FeedForwardTensors {
+  Tensor gate_up, product;                 // [rows, gate | up], and their SwiGLU [rows, f]
+  std::shared_ptr<KeptByExperts> experts;  // where it has some
+};
+
+// What its backward works in.
+struct FeedForwardGradients {
+  Tensor gate_up, product;  // of the same
+  std::shared_ptr<GradientsOfExperts> experts;
+};
+
+// Memory for this layer is for all of them, one after the other.
+constexpr int any_layer = -1;
+
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
-  // The tensors of one micro-batch that forward keeps, and those that backward works in.
-  virtual std::vector<Tensor> allocate_kept(const Parameters& parameters, DeviceArena& arena, int layer,
-                                            int64_t rows) const;
-  virtual std::vector<Tensor> allocate_gradients(const Parameters& parameters, DeviceArena& arena, int layer,
-                                                 int64_t rows) const;
+  virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const;
+  virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const;
   // partial [rows, d] = this rank's part of mlp(h [rows, d]); left out when only what is kept is computed
   // again.
   virtual void forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                       Tensor h, const std::vector<Tensor>& kept, bool recomputing, Tensor partial);
+                       Tensor h, const FeedForwardTensors& kept, bool recomputing, Tensor partial);
   // d_h [rows, d] from d_partial [rows, d]. Work on weight gradients goes into the queue, and there asks the
   // region for the MLP's input again: `normed` [outside, d] is what it entered with.
   virtual void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                        Tensor d_partial, Tensor normed, const std::vector<Tensor>& kept,
-                        const std::vector<Tensor>& gradients, TensorRegion& region, WgradQueue& queue,
+                        Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
+                        const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                         Tensor d_h);
 
  private:
   std::vector<int> gate_;  // [layers]: number of the first of gate, up, down
+  int64_t f_ = 0;          // columns of this rank
 };
 
 struct Seams {

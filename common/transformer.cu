@@ -65,7 +65,6 @@ Transformer::Transformer(const ModelConfig& model, const TransformerParameters& 
                           memory_.matrix<real>(rows(), heads.kv_heads * size),
                           memory_.matrix<real>(score_rows, score_columns),
                           memory_.matrix<accum>(rows(), heads.heads)};
-  constexpr int any_layer = 0;
   shared_gradients_ = allocate_gradients(memory_, any_layer);
   if (recompute == Recompute::full) {
     recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_, any_layer));
@@ -75,7 +74,7 @@ Transformer::Transformer(const ModelConfig& model, const TransformerParameters& 
 LayerGradients Transformer::allocate_gradients(DeviceArena& arena, int layer) const {
   LayerGradients g;
   g.qkv = arena.matrix<real>(rows(), shape_.head.qkv_columns());
-  g.feed_forward = seams_.feed_forward->allocate_gradients(parameters_, arena, layer, rows());
+  g.feed_forward = seams_.feed_forward->allocate_gradients(arena, layer, rows());
   g.norms = arena.matrix<accum>(2, model_.d_model);
   return g;
 }
@@ -100,7 +99,7 @@ LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) cons
     const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);
     a.attention.scores = {arena.matrix<real>(shape_.batch * score_rows, score_columns), true};
   }
-  a.feed_forward = seams_.feed_forward->allocate_kept(parameters_, arena, layer, rows());
+  a.feed_forward = seams_.feed_forward->allocate_kept(arena, layer, rows());
   return a;
 }
 

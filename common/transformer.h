@@ -23,8 +23,8 @@ struct LayerActivations {
   Statistics rstd1, rstd2;  // [outside, 1]
   Tensor normed1, normed2;  // [outside, d]: what enters attention and MLP
   AttentionTensors attention;
-  Tensor middle;                     // [outside, d]: the residual stream between attention and MLP
-  std::vector<Tensor> feed_forward;  // FeedForward::allocate_kept
+  Tensor middle;  // [outside, d]: the residual stream between attention and MLP
+  FeedForwardTensors feed_forward;
 };
 
 // Layers [first, last), with what comes before and after them.
@@ -39,9 +39,9 @@ inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layer
 
 // What the weight gradients of a layer are made of, beside what the layer keeps.
 struct LayerGradients {
-  Tensor qkv;                        // [rows, q | k | v]
-  std::vector<Tensor> feed_forward;  // FeedForward::allocate_gradients
-  Statistics norms;                  // [2, d]: the gradients of both norms' weights
+  Tensor qkv;  // [rows, q | k | v]
+  FeedForwardGradients feed_forward;
+  Statistics norms;  // [2, d]: the gradients of both norms' weights
   // Copies of the gradients of what attention and MLP add to the residual stream, where weight gradients are
   // deferred: the stream's own gradient goes on changing.
   Tensor attention_out, feed_forward_out;  // [rows, d]
