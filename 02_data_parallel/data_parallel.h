@@ -49,7 +49,7 @@ class DataParallel : public UnitHooks {
 
   // After the last micro-batch: what has not been summed yet. Whatever `compute` does next has the global
   // gradient.
-  void finish() {
+  void finish() override {
     if (sync_ == DpSync::naive) sum(all_.data, all_.size());
     if (sync_ == DpSync::bucket && unsent_ > 0) sum(all_.data, unsent_);
     unsent_ = all_.size();

@@ -21,29 +21,39 @@
 
 namespace pentatron {
 
+// What ZeRO is about, where that is not the whole model. A rank of a pipeline holds some units; experts are a
+// span with ranks of their own; and if weights are `kept`, stage 3 gathers a unit once a step, not for every
+// pass of every micro-batch, for which a pipeline has no time.
+struct ZeroScope {
+  Span span = Span::dense;
+  std::vector<int> units = {};  // none: all
+  bool kept = false;
+};
+
 class Zero : public UnitHooks {
  public:
   // Allocates weights and gradients of one span as the stage says, and makes this rank's parts the pieces of
-  // the optimizer. (Experts are the other span, and have ranks of their own.)
-  Zero(int stage, Parameters& parameters, Communicator& data, cudaStream_t compute, Span span = Span::dense)
+  // the optimizer. `data`: the ranks that share them out.
+  Zero(int stage, Parameters& parameters, Communicator& data, cudaStream_t compute, ZeroScope scope = {})
       : stage_(stage),
         parameters_(parameters),
-        span_(span),
+        span_(scope.span),
+        kept_(scope.kept),
         data_(data),
         compute_(compute),
-        units_(parameters.units()) {
+        units_(parameters.units()),
+        slots_(kept_ ? parameters.units() : 2) {
+    const std::vector<int> held = scope.units.empty() ? parameters_.all_units() : scope.units;
     if (stage_ == 0) {
-      parameters_.allocate(span_, 0, parameters_.units());
+      parameters_.allocate(span_, held);
       return;
     }
-    for (int unit = 0; unit < parameters_.units(); ++unit) allocate(unit);
+    for (const int unit : held) allocate(unit);
     if (stage_ >= 2) {
       for (GradientSlot& slot : gradient_slots_)
         slot.gradients = gradient_memory_.matrix<accum>(1, largest_unit()).data;
     }
-    if (stage_ == 3) {
-      for (Slot& slot : slots_) slot.weights = weight_memory_.matrix<real>(1, largest_unit()).data;
-    }
+    if (stage_ == 3) allocate_slots();
   }
 
   // ---- Weights
@@ -52,32 +62,30 @@ class Zero : public UnitHooks {
   // After the optimizer has written this rank's parts (or initialised them): everybody gets all parts. Stages
   // 1 and 2 gather at once, unit by unit, and forward waits for each unit as it comes to it. Stage 3 forgets
   // what was gathered before.
-  void weights_changed() {
+  void weights_changed() override {
     if (stage_ == 0) return;
     data_.wait_for(compute_);
     for (Slot& slot : slots_) slot.unit = none;
     if (stage_ == 3) return;
     for (int unit = 0; unit < parameters_.units(); ++unit) {
-      if (size(unit) == 0) continue;
+      if (!holds(unit)) continue;
       gather(unit, weights(unit));
       units_[unit].gathered.record(data_.stream());
     }
   }
 
   void before_weights(int unit, Pass pass) override {
-    if (stage_ == 0 || size(unit) == 0) return;
+    if (stage_ == 0 || !holds(unit)) return;
     if (stage_ == 3) {
-      const int step = pass == Pass::forward ? 1 : -1;
-      int next = unit + step;
-      while (is_unit(next) && size(next) == 0) next += step;
+      const int next = neighbour(unit, pass);
       weights(unit) = slot_with(unit, next).weights;
-      if (is_unit(next)) slot_with(next, unit);
+      if (next != none) slot_with(next, unit);
     }
     units_[unit].gathered.make_wait(compute_);
   }
 
   void after_weights(int unit, Pass) override {
-    if (stage_ != 3 || size(unit) == 0) return;
+    if (stage_ != 3 || !holds(unit)) return;
     slot_with(unit, none).free.record(compute_);
     weights(unit) = nullptr;
   }
@@ -86,7 +94,7 @@ class Zero : public UnitHooks {
   // ----------------------------------------------------------------------------------------------
 
   void before_gradients(int unit) override {
-    if (stage_ < 2 || size(unit) == 0) return;
+    if (stage_ < 2 || !holds(unit)) return;
     const GradientSlot& slot = gradient_slot(unit);
     slot.free.make_wait(compute_);
     gradients(unit) = slot.gradients;
@@ -94,8 +102,8 @@ class Zero : public UnitHooks {
   }
 
   void after_gradients(int unit, bool last) override {
-    if (size(unit) == 0) return;
     accum*& all = gradients(unit);
+    if (all == nullptr) return;  // nothing of this span
     if (stage_ >= 2) {
       data_.wait_for(compute_);
       reduce_scatter(unit, all);
@@ -110,7 +118,7 @@ class Zero : public UnitHooks {
   }
 
   // After the last micro-batch: whatever `compute` does next has the global gradient of this rank's parts.
-  void finish() { data_.release(compute_); }
+  void finish() override { data_.release(compute_); }
 
  private:
   static constexpr int none = -1;
@@ -137,15 +145,26 @@ class Zero : public UnitHooks {
   real*& weights(int unit) { return parameters_.storage(unit).weights[static_cast<int>(span_)]; }
   accum*& gradients(int unit) { return parameters_.storage(unit).gradients[static_cast<int>(span_)]; }
   size_t size(int unit) const { return parameters_.span_size(unit, span_); }
-  bool is_unit(int unit) const {  // whose weights backward gathers, too, which skips the embedding
-    return unit > embedding_unit && unit < parameters_.units();
+  bool holds(int unit) const { return units_[unit].own_weights != nullptr; }
+
+  // The unit with weights of this span that is used after this one: the next higher one here or, in backward,
+  // which skips the embedding, the next lower one.
+  int neighbour(int unit, Pass pass) const {
+    const int step = pass == Pass::forward ? 1 : -1;
+    for (int next = unit + step; next > embedding_unit && next < parameters_.units(); next += step) {
+      if (holds(next)) return next;
+    }
+    return none;
   }
+
   size_t own_size(int unit) const { return size(unit) / data_.ranks(); }
   size_t own_begin(int unit) const { return data_.rank() * own_size(unit); }
 
   size_t largest_unit() const {
     size_t largest = 0;
-    for (int unit = 0; unit < parameters_.units(); ++unit) largest = std::max(largest, size(unit));
+    for (int unit = 0; unit < parameters_.units(); ++unit) {
+      if (holds(unit)) largest = std::max(largest, size(unit));
+    }
     return largest;
   }
 
@@ -177,27 +196,41 @@ class Zero : public UnitHooks {
   // Neighbours have different ones: backward writes one unit's gradients while the other's are reduced.
   GradientSlot& gradient_slot(int unit) { return gradient_slots_[unit % 2]; }
 
-  // The slot with this unit's weights. If neither has them, they are gathered, on the communication stream,
-  // into the one that does not hold unit `keep`.
-  Slot& slot_with(int unit, int keep) {
-    for (Slot& slot : slots_) {
-      if (slot.unit == unit) return slot;
+  // Two for any units or, if weights are kept, one for each.
+  void allocate_slots() {
+    for (int i = 0; i < std::ssize(slots_); ++i) {
+      if (!kept_) slots_[i].weights = weight_memory_.matrix<real>(1, largest_unit()).data;
+      if (kept_ && holds(i)) slots_[i].weights = weight_memory_.matrix<real>(1, size(i)).data;
     }
-    Slot& slot = slots_[slots_[0].unit == keep];
+  }
+
+  // The slot with this unit's weights. If none has them, they are gathered, on the communication stream, into
+  // one that does not hold unit `other`.
+  Slot& slot_with(int unit, int other) {
+    Slot& slot = slot_for(unit, other);
+    if (slot.unit == unit) return slot;
     slot.unit = unit;
     slot.free.make_wait(data_.stream());
     gather(unit, slot.weights);
     units_[unit].gathered.record(data_.stream());
     return slot;
   }
+  Slot& slot_for(int unit, int other) {
+    if (kept_) return slots_[unit];
+    for (Slot& slot : slots_) {
+      if (slot.unit == unit) return slot;
+    }
+    return slots_[slots_[0].unit == other];
+  }
 
   int stage_;
   Parameters& parameters_;
   Span span_;
+  bool kept_;
   Communicator& data_;
   cudaStream_t compute_;
   std::vector<UnitState> units_;
-  std::array<Slot, 2> slots_;
+  std::vector<Slot> slots_;
   std::array<GradientSlot, 2> gradient_slots_;
   DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
 };

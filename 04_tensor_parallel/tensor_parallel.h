@@ -156,8 +156,9 @@ class TensorParallel : public TensorRegion {
   Event regather_done_;
 };
 
-// Throws UsageError where the sizes can't be shared out over so many tensor ranks.
-inline void check_tensor_parallel(const Options& options, int ranks) {
+// Throws UsageError where the sizes can't be shared out over so many tensor ranks, and the tokens of one of
+// `context_ranks` with sequence parallelism.
+inline void check_tensor_parallel(const Options& options, int ranks, int context_ranks = 1) {
   const ModelConfig& m = options.model;
   const auto check = [&](const char* option, int64_t size, const std::string& with = "") {
     if (size % ranks == 0) return;
@@ -169,7 +170,9 @@ inline void check_tensor_parallel(const Options& options, int ranks) {
   check("--d-ff", m.d_ff);
   check("--vocab-size", m.vocab_size);
   if (!options.sequence_parallel) return;
-  check("--micro-batch-size times --seq-len", int64_t{options.micro_batch_size} * options.sequence_length,
+  const std::string tokens = "--micro-batch-size x --seq-len";
+  check((context_ranks > 1 ? tokens + " / --cp" : tokens).c_str(),
+        int64_t{options.micro_batch_size} * options.sequence_length / context_ranks,
         " with --sequence-parallel");
 }
 

@@ -32,7 +32,7 @@ void train(const Options& options, int micro_batches, World& world) {
                      {.parts = parts_of_rank(schedule, world.rank(), chunks),
                       .deferred_weight_gradients = options.pp_schedule == PpSchedule::zb_h1});
   require_memory(predicted, free_device_memory());
-  for (const LayerRange& chunk : chunks) parameters.allocate(chunk.first_unit(), chunk.end_unit());
+  parameters.allocate(units_of(chunks));
   parameters.initialise(options.seed, compute);
   UnitHooks hooks;
   const Seams seams = {&hooks, &region, &attention, &feed_forward};
@@ -49,7 +49,7 @@ void train(const Options& options, int micro_batches, World& world) {
     run.begin_step();
     totals.reset();
     parameters.zero_gradients(compute);
-    pipeline.run(loader.load(step, compute), totals);
+    pipeline.run(loader.load(step, compute), &totals);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());

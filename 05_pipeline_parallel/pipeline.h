@@ -72,8 +72,9 @@ class Pipeline {
         chunks_(make_chunks(schedule.kind, ranges)),
         edges_(world, line, schedule.v > 1, chunks_[0].flights[0].activations->gradient.data) {}
 
-  // Forward and backward of a step's micro-batches. Adds their losses, on the rank of the last stage.
-  void run(const std::vector<Batch>& batches, StepTotals& totals) {
+  // Forward and backward of a step's micro-batches. Adds their losses, on the rank of the last stage (unless
+  // `totals` is null, because another rank has the same).
+  void run(const std::vector<Batch>& batches, StepTotals* totals) {
     for (const Instruction& i : list_) execute(i, batches[i.micro_batch], totals);
   }
 
@@ -130,11 +131,11 @@ class Pipeline {
     return all[i.micro_batch % all.size()];
   }
 
-  void execute(const Instruction& i, const Batch& batch, StepTotals& totals) {
+  void execute(const Instruction& i, const Batch& batch, StepTotals* totals) {
     switch (i.action) {
       case Action::forward:
         compute_forward(i, batch);
-        if (flight(i).activations->range.head) totals.add_loss(flight(i).activations->loss);
+        if (totals && flight(i).activations->range.head) totals->add_loss(flight(i).activations->loss);
         return;
       case Action::backward:
       case Action::input_gradient:

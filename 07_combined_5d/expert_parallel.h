@@ -75,6 +75,7 @@ class ExpertParallel : public FeedForward {
 
   // ---- The balance loss of a step: this rank's part of it
 
+  bool has_experts() const { return model_.experts > 0; }
   void begin_step() {
     if (model_.experts > 0) CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
@@ -326,14 +327,6 @@ class ExpertParallel : public FeedForward {
   Tensor results_;          // [capacity, d]: what the experts return in forward, gradients of arrivals after
 };
 
-// Throws UsageError where the experts can't be shared out: over ranks of data x context, of which there are
-// `ranks`.
-inline void check_expert_parallel(const Options& options, int ranks) {
-  if (ranks % options.ep == 0) return;
-  throw UsageError("--ep", std::to_string(options.ep),
-                   "a divisor of data x context ranks (" + std::to_string(ranks) + ")");
-}
-
 // What the experts do beside what all do: data parallelism, or ZeRO, of the two spans, each over its ranks.
 class HooksOfBothSpans : public UnitHooks {
  public:
@@ -353,6 +346,14 @@ class HooksOfBothSpans : public UnitHooks {
   void after_gradients(int unit, bool last) override {
     dense_.after_gradients(unit, last);
     experts_.after_gradients(unit, last);
+  }
+  void finish() override {
+    dense_.finish();
+    experts_.finish();
+  }
+  void weights_changed() override {
+    dense_.weights_changed();
+    experts_.weights_changed();
   }
 
  private:

@@ -216,7 +216,8 @@ MemoryPrediction predict_memory(const Options& options, ElementSizes element, in
                          activations(options, sharding).bytes(element) + tokens,
                          communication(options, sharding, element.accum > element.real).bytes(element)};
   if (sharding.zero_stage >= 3)
-    prediction.transient[0] = 2 * largest_units * element.real;  // two gathered units
+    prediction.transient[0] =  // two gathered units, or all
+        (sharding.gathered_weights_kept ? dense.all + experts.all : 2 * largest_units) * element.real;
   if (sharding.zero_stage >= 2)
     prediction.transient[1] = 2 * largest_units * element.accum;  // one written, one reduced
   return prediction;

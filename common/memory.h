@@ -48,6 +48,7 @@ struct ModelPart {
 // How the model and its state are shared out over ranks.
 struct Sharding {
   int zero_stage = 0, data_ranks = 1;  // 03_zero/zero.h; experts: over 1 / options.ep of these
+  bool gathered_weights_kept = false;  // likewise
   int tensor_ranks = 1;                // 04_tensor_parallel/tensor_parallel.h
   bool sequence_parallel = false;
   std::vector<ModelPart> parts = {};  // 05_pipeline_parallel/pipeline.h; none: the whole model is one

@@ -344,6 +344,13 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.choice("--cp-exchange", options.cp_exchange, cp_exchange_names,
                   "how keys and values reach the other ranks");
       return;
+    case OptionGroup::mesh:
+      line.group("Mesh");
+      line.whole("--tp", options.tp, 1, 1 << 20, "tensor ranks");
+      line.whole("--cp", options.cp, 1, 1 << 20, "context ranks");
+      line.whole("--dp", options.dp, 0, 1 << 20, "data ranks, 0: what the other axes leave");
+      line.flag("--show-mesh", options.show_mesh, "print who is who, train nothing");
+      return;
     case OptionGroup::experts:
       line.group("Experts");
       line.whole("--experts", options.model.experts, 0, 1024,

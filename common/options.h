@@ -114,7 +114,9 @@ struct Options {
   std::string show_schedule_svg;  // path; empty: no picture of it
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
-  int ep = 1;                          // ranks that share out the experts
+  int tp = 1, cp = 1, ep = 1;          // tensor and context ranks, and those that share out the experts
+  int dp = 0;                          // data ranks; 0: what the other axes leave
+  bool show_mesh = false;              // print who is who, and train nothing
   double aux_loss_coefficient = 0.01;  // of the loss that balances the experts
   double expert_capacity = 0;  // room for so many times an expert rank's even share of rows; 0: for all cases
 
@@ -140,7 +142,8 @@ enum class OptionGroup {
   tensor_parallel,
   pipeline,
   context_parallel,
-  experts
+  experts,
+  mesh
 };
 
 // Throws UsageError or HelpRequest. `attention`: what the program uses unless --attention says otherwise.

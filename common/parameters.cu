@@ -57,14 +57,14 @@ accum* Parameters::allocate_gradients(size_t size) {
   return resident_gradients_.back().data;
 }
 
-void Parameters::allocate(Span span, int first_unit, int last_unit) {
+void Parameters::allocate(Span span, const std::vector<int>& units) {
   size_t size = 0;
-  for (int unit = first_unit; unit < last_unit; ++unit) size += span_size(unit, span);
+  for (const int unit : units) size += span_size(unit, span);
   if (size == 0) return;
   real* weights = allocate_weights(size);
   accum* gradients = allocate_gradients(size);
   flat_gradients_[static_cast<int>(span)] = resident_gradients_.back();
-  for (int unit = first_unit; unit < last_unit; ++unit) {
+  for (const int unit : units) {
     const size_t of_unit = span_size(unit, span);
     if (of_unit == 0) continue;
     storage_[unit].weights[static_cast<int>(span)] = weights;
@@ -101,6 +101,12 @@ bool Parameters::counts(const Piece& piece) const { return piece.sharded || shar
 
 bool Parameters::counts(const Parameter& parameter) const {
   return !held_by_all(parameter.tensor_split) || mesh_.tensor_rank == 0;
+}
+
+std::vector<int> Parameters::all_units() const {
+  std::vector<int> all(units());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 int Parameters::find(const std::string& name) const {

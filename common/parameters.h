@@ -92,13 +92,13 @@ class Parameters {
   // other.
   int declare(const Declaration& declaration);
 
-  // Allocates and binds the weights and gradients of units [first, last), whole, and makes a piece of each
-  // span. The gradients of a span lie one unit after the other.
-  void allocate(Span span, int first_unit, int last_unit);
-  void allocate(int first_unit, int last_unit) {
-    for (const Span span : {Span::dense, Span::experts}) allocate(span, first_unit, last_unit);
+  // Allocates and binds weights and gradients of these units, in ascending order, whole, and makes a piece of
+  // each span. The gradients of a span lie one unit after the other.
+  void allocate(Span span, const std::vector<int>& units);
+  void allocate(const std::vector<int>& units) {
+    for (const Span span : {Span::dense, Span::experts}) allocate(span, units);
   }
-  void allocate() { allocate(0, units()); }
+  void allocate() { allocate(all_units()); }
 
   // Memory that lives as long as this object. Gradients are resident: every step begins by zeroing them.
   real* allocate_weights(size_t size);
@@ -110,6 +110,7 @@ class Parameters {
   void zero_gradients(cudaStream_t stream);
 
   int units() const { return static_cast<int>(storage_.size()); }
+  std::vector<int> all_units() const;  // 0, 1, ... units() - 1
   const std::vector<Parameter>& all() const { return parameters_; }
   const Parameter& operator[](int id) const { return parameters_[id]; }
   int find(const std::string& name) const;  // -1 where there is none

@@ -34,6 +34,10 @@ class UnitHooks {
   // step.
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
+  // After a step's last micro-batch: whatever the compute stream is given next has the global gradient.
+  virtual void finish() {}
+  // After the optimizer has written, or initialised, the weights that this rank updates.
+  virtual void weights_changed() {}
 };
 
 // Whether weight gradients are made during backward, or when somebody asks for them.

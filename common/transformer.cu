@@ -5,6 +5,16 @@
 
 namespace pentatron {
 
+std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
+  std::vector<int> units;
+  for (const LayerRange& range : ranges) {
+    if (range.embedding) units.push_back(embedding_unit);
+    for (int layer = range.first; layer < range.last; ++layer) units.push_back(unit_of_layer(layer));
+    if (range.head) units.push_back(head_unit(range.last));
+  }
+  return units;
+}
+
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
                                           Parameters& parameters) {
   const int d = model.d_model, q = model.heads * model.head_size(), kv = model.kv_heads * model.head_size();

@@ -31,10 +31,9 @@ struct LayerActivations {
 struct LayerRange {
   int first, last;
   bool embedding, head;
-
-  int first_unit() const { return embedding ? embedding_unit : unit_of_layer(first); }
-  int end_unit() const { return head ? head_unit(last) + 1 : unit_of_layer(last); }
 };
+// Their units, ascending if the ranges are.
+std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
 
 // What the weight gradients of a layer are made of, beside what the layer keeps.

@@ -79,7 +79,7 @@ struct ExpertModel {
         data_parallel.push_back(
             std::make_unique<DataParallel>(layout.sync, layout.bucket_mb, parameters, ranks, stream, span));
       } else {
-        zero.push_back(std::make_unique<Zero>(layout.zero_stage, parameters, ranks, stream, span));
+        zero.push_back(std::make_unique<Zero>(layout.zero_stage, parameters, ranks, stream, ZeroScope{.span = span}));
       }
     }
     hooks = layout.zero_stage < 0 ? std::make_unique<HooksOfBothSpans>(*data_parallel[0], *data_parallel[1])

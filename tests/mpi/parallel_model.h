@@ -80,7 +80,7 @@ struct ParallelModel {
       zero = std::make_unique<Zero>(technique.stage, parameters, ranks, stream);
       seams.hooks = zero.get();
     } else {
-      for (const LayerRange& part : parts) parameters.allocate(part.first_unit(), part.end_unit());
+      parameters.allocate(units_of(parts));
     }
     if (technique.kind == Technique::data_parallel) {
       data_parallel =
@@ -128,7 +128,7 @@ struct ParallelModel {
       }
       batches.push_back(buffers[i].upload(count_targets(global), std::ssize(global), i + 1 == mine, stream));
     }
-    if (pipeline) pipeline->run(batches, totals);
+    if (pipeline) pipeline->run(batches, &totals);
     for (size_t i = 0; !pipeline && i < batches.size(); ++i) {
       transformer->forward(batches[i], *activations);
       transformer->backward(batches[i], *activations);

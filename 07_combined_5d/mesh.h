@@ -1,0 +1,178 @@
+// The mesh: which rank is where in five dimensions, and who its groups are. Ranks are numbered with the
+// tensor axis fastest, because it talks most, then context, data, and pipeline, which talks least:
+//
+//   rank = tp + TP (cp + CP (dp + DP pp))
+//
+// Other groups are made of these axes. Data and context ranks have different tokens and the same weights, so
+// that gradients are summed, and ZeRO shards, over both. The expert axis is carved out of them: of DP x CP
+// ranks, each EP in a row share out the experts, and those that hold the same experts sum their gradients.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <iomanip>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm.h"
+#include "options.h"
+#include "parameters.h"
+
+namespace pentatron {
+
+// Degrees of the axes.
+struct MeshShape {
+  int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
+  int ranks() const { return tp * cp * dp * pp; }
+};
+
+// A rank's places on the axes.
+struct MeshPlace {
+  int tp, cp, dp, pp;
+};
+
+inline MeshPlace place_of(const MeshShape& shape, int rank) {
+  return {rank % shape.tp, rank / shape.tp % shape.cp, rank / (shape.tp * shape.cp) % shape.dp,
+          rank / (shape.tp * shape.cp * shape.dp)};
+}
+
+enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients };
+
+struct NamedGroup {
+  MeshGroup group;
+  const char* name;
+};
+inline constexpr std::array<NamedGroup, 6> mesh_groups = {
+    {{MeshGroup::tensor, "tensor"},
+     {MeshGroup::context, "context"},
+     {MeshGroup::pipeline, "pipeline"},
+     {MeshGroup::gradients, "gradients"},
+     {MeshGroup::experts, "experts"},
+     {MeshGroup::expert_gradients, "expert gradients"}}};
+
+// What the ranks of a group have in common: equal for two ranks exactly when both are in one.
+inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
+  const MeshPlace at = place_of(shape, rank);
+  const int replica = at.cp + shape.cp * at.dp;  // of the weights
+  switch (group) {
+    case MeshGroup::tensor:
+      return {at.cp, at.dp, at.pp};
+    case MeshGroup::context:
+      return {at.tp, at.dp, at.pp};
+    case MeshGroup::pipeline:
+      return {at.tp, at.cp, at.dp};
+    case MeshGroup::gradients:
+      return {at.tp, at.pp, 0};
+    case MeshGroup::experts:
+      return {at.tp, at.pp, replica / shape.ep};
+    case MeshGroup::expert_gradients:
+      break;
+  }
+  return {at.tp, at.pp, replica % shape.ep};
+}
+
+// The group of this rank, in its order, which is that of the world.
+inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int rank) {
+  std::vector<int> members;
+  for (int other = 0; other < shape.ranks(); ++other) {
+    if (in_common(shape, group, other) == in_common(shape, group, rank)) members.push_back(other);
+  }
+  return members;
+}
+
+// The degrees that the options ask for; --dp 0 is what the others leave. Throws UsageError where they don't
+// make up `ranks`, or the experts' axis does not fit. What is only drawn may have any number of ranks.
+inline MeshShape mesh_shape(const Options& options, int ranks) {
+  MeshShape shape = {options.tp, options.cp, options.dp, std::max(options.pp, 1), options.ep};
+  if (options.show_mesh || options.show_schedule)
+    ranks = shape.tp * shape.cp * std::max(shape.dp, 1) * shape.pp;
+  const auto times = [](std::initializer_list<int> degrees) {
+    std::string text;
+    int product = 1;
+    for (const int degree : degrees) {
+      text += (text.empty() ? "" : " x ") + std::to_string(degree);
+      product *= degree;
+    }
+    return text + " = " + std::to_string(product);
+  };
+  if (shape.dp == 0) {
+    const int others = shape.tp * shape.cp * shape.pp;
+    if (ranks % others != 0) {
+      throw UsageError("--tp x --cp x --pp", times({shape.tp, shape.cp, shape.pp}),
+                       "a divisor of the number of ranks, " + std::to_string(ranks));
+    }
+    shape.dp = ranks / others;
+  }
+  if (shape.ranks() != ranks) {
+    throw UsageError("--tp x --cp x --dp x --pp", times({shape.tp, shape.cp, shape.dp, shape.pp}),
+                     "the number of ranks, " + std::to_string(ranks));
+  }
+  if (shape.dp * shape.cp % shape.ep != 0) {
+    throw UsageError("--ep", std::to_string(shape.ep),
+                     "a divisor of --dp x --cp, " + times({shape.dp, shape.cp}));
+  }
+  if (shape.ep > 1 && options.model.experts % shape.ep != 0) {
+    throw UsageError(
+        "--ep", std::to_string(shape.ep),
+        "a divisor of --experts (" + std::to_string(options.model.experts) + "), and there to be some");
+  }
+  return shape;
+}
+
+// --show-mesh: a row for each rank, with its places and its groups.
+inline std::string draw_mesh(const MeshShape& shape) {
+  std::ostringstream text;
+  text << "tp " << shape.tp << " x cp " << shape.cp << " x dp " << shape.dp << " x pp " << shape.pp << " = "
+       << shape.ranks() << " ranks, ep " << shape.ep
+       << "\ngradients: data x context; gradient norm and loss: all ranks\n\nrank  tp cp dp pp";
+  for (const NamedGroup& g : mesh_groups) text << "  " << std::setw(16) << std::left << g.name;
+  for (int rank = 0; rank < shape.ranks(); ++rank) {
+    const MeshPlace at = place_of(shape, rank);
+    text << std::right << "\n" << std::setw(4) << rank << "  ";
+    for (const int place : {at.tp, at.cp, at.dp, at.pp}) text << std::setw(2) << place << " ";
+    for (const NamedGroup& g : mesh_groups) {
+      std::string members;
+      for (const int member : members_of(shape, g.group, rank)) members += std::to_string(member) + " ";
+      text << " " << std::setw(16) << std::left << members << " ";
+    }
+  }
+  return text.str() + "\n";
+}
+
+// This rank's groups, as communicators. All ranks make one together.
+class Mesh {
+ public:
+  Mesh(const MeshShape& of, World& world)
+      : shape(of),
+        place(place_of(shape, world.rank())),
+        pipeline(members_of(shape, MeshGroup::pipeline, world.rank())),
+        tensor(world, members_of(shape, MeshGroup::tensor, world.rank()), "tensor"),
+        context(world, members_of(shape, MeshGroup::context, world.rank()), "context"),
+        gradients(world, members_of(shape, MeshGroup::gradients, world.rank()), "gradients"),
+        experts(world, members_of(shape, MeshGroup::experts, world.rank()), "experts"),
+        expert_gradients(world, members_of(shape, MeshGroup::expert_gradients, world.rank()),
+                         "expert gradients"),
+        all(world, world.all(), "all") {}
+
+  // How the axes split parameters and share out their optimizer.
+  ParameterMesh of_parameters(const ModelConfig& model) const {
+    return {.tensor_rank = tensor.rank(),
+            .tensor_ranks = tensor.ranks(),
+            .expert_rank = experts.rank(),
+            .expert_ranks = experts.ranks(),
+            .experts = model.experts,
+            .shard_rank = gradients.rank(),
+            .shard_ranks = gradients.ranks(),
+            .expert_shard_rank = expert_gradients.rank(),
+            .expert_shard_ranks = expert_gradients.ranks()};
+  }
+
+  const MeshShape shape;
+  const MeshPlace place;
+  const std::vector<int> pipeline;  // the world's ranks, which are connected edge by edge
+  Communicator tensor, context, gradients, experts, expert_gradients;
+  Communicator all;  // the gradient norm and the loss
+};
+
+}  // namespace pentatron
