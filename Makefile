@@ -95,7 +95,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs tsan-cases run diff mutants test bench clean help FORCE
+.PHONY: all programs tsan-cases run diff fuzz mutants test bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -200,6 +200,15 @@ endif
 test-%:
 	@$(MAKE) --no-print-directory test FILTER='[$*]'
 
+# Random meshes, models and options of 07 against one rank;  make fuzz N=500 SEED=7. FUZZ_RANKS: how many ranks, by turns.
+N ?= 100
+SEED ?= 1
+FUZZ_RANKS ?= 2 3 4 6 8 8 8 8
+fuzz:
+	@common/setup.sh
+	@$(MAKE) --no-print-directory PRECISION=fp64 BACKEND=cpu build/cpu-fp64$(addprefix -,$(SANITIZE))/mpi_tests
+	@tests/fuzz.sh build/cpu-fp64$(addprefix -,$(SANITIZE))/mpi_tests $(N) $(SEED) $(FUZZ_RANKS)
+
 # Breaks the code on purpose (tests/mutants.txt) and looks whether the tests notice;  make mutants M='02-* 03-stale-prefetch'.
 mutants:
 	@set -f; tests/mutants.sh $(M)
@@ -223,6 +232,7 @@ help:
 	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
+	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of one training step"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16  SANITIZE=thread|address  V=1    (here: $(BUILD))"

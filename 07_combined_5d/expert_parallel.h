@@ -56,7 +56,7 @@ class ExpertParallel : public FeedForward {
         copies_(rows * model_.top_k),
         f_(model_.d_ff / mesh.tensor_ranks),
         own_(model_.experts / experts.ranks()),
-        coefficient_(options.aux_loss_coefficient),
+        coefficient_(options.aux_loss),
         first_tensor_rank_(mesh.tensor_rank == 0),
         experts_(experts),
         tokens_(tokens),

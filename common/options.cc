@@ -358,8 +358,7 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.whole("--top-k", options.model.top_k, 1, 1024, "experts that a token is sent to");
       line.whole("--moe-every", options.model.moe_every, 1, 1000, "the last of so many layers has experts");
       line.whole("--ep", options.ep, 1, 1 << 20, "ranks that share out the experts");
-      line.number("--aux-loss-coefficient", options.aux_loss_coefficient, 0, 1000,
-                  "of the loss that balances the experts");
+      line.number("--aux-loss", options.aux_loss, 0, 1000, "of the loss that balances the experts");
       line.number("--expert-capacity", options.expert_capacity, 0, 1e6,
                   "room for so many times an even share of rows, 0: for all cases");
       return;
@@ -489,7 +488,10 @@ int64_t active_parameter_count(const ModelConfig& m) {
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
 std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
+std::string_view to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
 std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
+std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
+std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
 
 Options parse_options(int argc, const char* const* argv, std::string_view description,
                       std::initializer_list<OptionGroup> groups, Attention attention) {

@@ -76,7 +76,10 @@ enum class CpExchange { ring, all_gather };
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(Attention attention);
 std::string_view to_string(OptimizerKind optimizer);
+std::string_view to_string(DpSync sync);
 std::string_view to_string(PpSchedule schedule);
+std::string_view to_string(CpLayout layout);
+std::string_view to_string(CpExchange exchange);
 
 // Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
 // parse_options.
@@ -114,10 +117,10 @@ struct Options {
   std::string show_schedule_svg;  // path; empty: no picture of it
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
-  int tp = 1, cp = 1, ep = 1;          // tensor and context ranks, and those that share out the experts
-  int dp = 0;                          // data ranks; 0: what the other axes leave
-  bool show_mesh = false;              // print who is who, and train nothing
-  double aux_loss_coefficient = 0.01;  // of the loss that balances the experts
+  int tp = 1, cp = 1, ep = 1;  // tensor and context ranks, and those that share out the experts
+  int dp = 0;                  // data ranks; 0: what the other axes leave
+  bool show_mesh = false;      // print who is who, and train nothing
+  double aux_loss = 0.01;      // of the loss that balances the experts
   double expert_capacity = 0;  // room for so many times an expert rank's even share of rows; 0: for all cases
 
   double timeout = 300;            // seconds after which a stream that has not moved ends the run

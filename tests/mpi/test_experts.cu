@@ -17,7 +17,7 @@ Options expert_options(int experts, int top_k, int moe_every) {
   o.model.experts = experts;
   o.model.top_k = top_k;
   o.model.moe_every = moe_every;
-  o.aux_loss_coefficient = 0.1;
+  o.aux_loss = 0.1;
   o.optimizer = OptimizerKind::sgd;
   o.lr = 0.5;
   o.min_lr = 0.1;

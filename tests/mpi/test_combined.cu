@@ -1,0 +1,341 @@
+// All techniques at once must do what one rank does alone: on every mesh, and on meshes, models and options
+// that are drawn at random.
+#include "precision.h"
+#if PRECISION == 64
+
+#include <cstdlib>
+#include <iostream>
+#include <random>
+
+#include "../../07_combined_5d/combined.h"
+#include "expert_model.h"
+#include "gather.h"
+
+namespace pentatron {
+namespace {
+
+constexpr double kTensorTolerance = 1e-10;  // relative Frobenius error
+constexpr double kScalarTolerance = 1e-10;  // relative error
+
+// A gradient this small beside that of all weights is zero but for rounding: of a key, when there is only one.
+constexpr double kVanishing = 1e-6;
+
+// |a - b| / |b|, or over `floor`, if |b| is smaller.
+double difference(const std::vector<double>& a, const std::vector<double>& b, double floor) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference) / std::max(std::sqrt(norm), floor);
+}
+
+struct Case {
+  MeshShape shape;
+  Options options;
+};
+
+// As a request to the program.
+std::string command_line(const Case& c) {
+  const Options& o = c.options;
+  const ModelConfig& m = o.model;
+  std::ostringstream text;
+  text << "mpirun -n " << c.shape.ranks() << " build/cpu-fp64/07_combined_5d --tp " << c.shape.tp << " --cp "
+       << c.shape.cp << " --dp " << c.shape.dp << " --pp " << c.shape.pp << " --zero-stage " << o.zero_stage;
+  if (o.zero_stage == 0) text << " --dp-sync " << to_string(o.dp_sync) << " --bucket-mb " << o.bucket_mb;
+  if (o.sequence_parallel) text << " --sequence-parallel";
+  text << " --pp-schedule " << to_string(o.pp_schedule);
+  if (o.vpp > 1) text << " --vpp " << o.vpp;
+  text << " --cp-layout " << to_string(o.cp_layout) << " --cp-exchange " << to_string(o.cp_exchange)
+       << " --attention " << to_string(o.attention) << " --recompute " << to_string(o.recompute)
+       << " --layers " << m.layers << " --d-model " << m.d_model << " --heads " << m.heads << " --kv-heads "
+       << m.kv_heads << " --d-ff " << m.d_ff << " --vocab-size " << m.vocab_size << " --seq-len "
+       << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
+       << o.global_batch_size;
+  if (m.experts > 0)
+    text << " --experts " << m.experts << " --top-k " << m.top_k << " --moe-every " << m.moe_every << " --ep "
+         << c.shape.ep << " --aux-loss " << o.aux_loss;
+  return text.str();
+}
+
+Options training(Options o, int steps) {
+  o.optimizer = OptimizerKind::sgd;
+  o.lr = 0.5;
+  o.min_lr = 0.1;
+  o.steps = steps;
+  o.warmup_steps = 1;
+  o.weight_decay = 0.01;
+  o.grad_clip = 0.2;  // less than the norm
+  return o;
+}
+
+// Ranks and micro-batches have different numbers of targets.
+std::vector<HostBatch> batches_of_step(const Options& o, int step) {
+  std::vector<HostBatch> batches = random_batches(o, 100 + step);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    std::vector<int32_t>& targets = batches[i].targets;
+    for (size_t row = 0; row < targets.size(); ++row) {
+      if (row % (i % 3 + 2) == 0) targets[row] = ignored_target;
+    }
+  }
+  return batches;
+}
+
+// This rank's part of the batches of all ranks, as BatchLoader makes it.
+std::vector<Batch> upload(const Combined& combined, const Options& options,
+                          const std::vector<HostBatch>& global, std::vector<BatchBuffer>& buffers) {
+  double targets = 0;
+  for (const HostBatch& batch : global) {
+    for (const int32_t target : batch.targets) targets += target != ignored_target;
+  }
+  const int mine = micro_batches_of_a_rank(options, combined.mesh.shape.dp);
+  const size_t of_a_sequence = combined.positions.size();
+  std::vector<Batch> batches;
+  for (int i = 0; i < mine; ++i) {
+    if (std::ssize(buffers) == i) buffers.emplace_back(combined.rows);
+    const HostBatch& host = global[combined.mesh.place.dp * mine + i];
+    for (int64_t row = 0; row < combined.rows; ++row) {
+      const int32_t position = combined.positions[row % of_a_sequence];
+      const size_t in_batch = row / of_a_sequence * options.sequence_length + position;
+      buffers[i].tokens()[row] = host.tokens[in_batch];
+      buffers[i].targets()[row] = host.targets[in_batch];
+      buffers[i].positions()[row] = position;
+    }
+    batches.push_back(buffers[i].upload(targets, std::ssize(global), i + 1 == mine, combined.compute));
+  }
+  return batches;
+}
+
+// What one rank computes alone: 01's model or, with experts, the serial one.
+struct Alone {
+  std::unique_ptr<TestModel> dense;
+  std::unique_ptr<ExpertModel> experts;
+
+  Alone(World& world, Options o) {
+    o.ep = 1;
+    if (o.model.experts == 0)
+      dense = std::make_unique<TestModel>(o);
+    else
+      experts = std::make_unique<ExpertModel>(world, o, ExpertLayout{}, true);
+  }
+  Parameters& parameters() { return dense ? dense->parameters : experts->parameters; }
+  cudaStream_t stream() { return dense ? dense->stream : experts->stream; }
+  StepTotals& totals() { return dense ? dense->totals : experts->totals; }
+  std::vector<double> weights(int id) { return to_host(parameters().weights(id), stream()); }
+  std::vector<double> gradients(int id) { return to_host(parameters().gradients(id), stream()); }
+  void accumulate(const std::vector<HostBatch>& batches) {
+    dense ? dense->accumulate(batches) : experts->accumulate(batches);
+  }
+  void update(int64_t step) {
+    if (experts) return experts->update(step);
+    dense->optimizer->step(step, dense->totals.norm_squared());
+    dense->totals.wait();
+  }
+};
+
+void check_parity(const Case& c) {
+  INFO(command_line(c));
+  World world(nullptr, nullptr);
+  Options options = c.options;
+  check_combined(options, c.shape);
+  Alone alone(world, options);
+  Combined combined(options, c.shape, world);
+  const int parameters = static_cast<int>(alone.parameters().all().size());
+  const auto gather = [&](int id, Content content) {
+    return gather_parameter(world, combined.parameters, id, content, combined.compute);
+  };
+  for (int id = 0; id < parameters; ++id) {
+    INFO(combined.parameters[id].name << ": initial weights");
+    CHECK(gather(id, Content::weights) == alone.weights(id));
+  }
+  std::vector<BatchBuffer> buffers;
+  for (int step = 0; step < options.steps; ++step) {
+    INFO("step " << step);
+    const std::vector<HostBatch> global = batches_of_step(options, step);
+    alone.accumulate(global);
+    combined.accumulate(upload(combined, options, global, buffers));
+    std::vector<std::vector<double>> gradients;
+    for (int id = 0; id < parameters; ++id) gradients.push_back(gather(id, Content::gradients));
+    alone.update(step);
+    combined.update(step);
+    const double loss = alone.totals().host_loss(), norm = alone.totals().host_norm();
+    for (int id = 0; id < parameters; ++id) {
+      INFO(combined.parameters[id].name << ": gradient");
+      CHECK(difference(gradients[id], alone.gradients(id), kVanishing * norm) < kTensorTolerance);
+    }
+    CHECK(std::abs(combined.totals.host_loss() - loss) <= kScalarTolerance * loss);
+    CHECK(std::abs(combined.totals.host_norm() - norm) <= kScalarTolerance * norm);
+  }
+  for (int id = 0; id < parameters; ++id) {
+    INFO(combined.parameters[id].name << ": weights");
+    CHECK(relative_error(gather(id, Content::weights), alone.weights(id)) < kTensorTolerance);
+  }
+  CUDA_CHECK(cudaStreamSynchronize(combined.compute));
+}
+
+// ---- Every mesh -------------------------------------------------------------------------------------------
+
+std::vector<MeshShape> all_meshes(int ranks) {
+  std::vector<MeshShape> meshes;
+  for (int tp = 1; tp <= ranks; ++tp) {
+    for (int cp = 1; cp <= ranks / tp; ++cp) {
+      for (int dp = 1; dp <= ranks / (tp * cp); ++dp) {
+        const int pp = ranks / (tp * cp * dp);
+        if (tp * cp * dp * pp == ranks) meshes.push_back({tp, cp, dp, pp, 1});
+      }
+    }
+  }
+  return meshes;
+}
+
+// Sizes that every mesh of 1, 2, 3, 4, or 8 ranks can share out.
+Case case_of(const MeshShape& shape, int zero_stage) {
+  const int r = shape.ranks(), heads = 2 * r;
+  Options o =
+      training(test_options(/*layers=*/shape.pp + 1, /*d_model=*/2 * heads, heads, /*kv_heads=*/r,
+                            /*d_ff=*/3 * r, /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/2,
+                            /*global_batch=*/2 * 2 * shape.dp),
+               2);
+  o.zero_stage = zero_stage;
+  o.vpp = 1;
+  o.sequence_parallel = zero_stage % 2 == 1;
+  o.attention = Attention::tiled;
+  return {shape, o};
+}
+
+}  // namespace
+
+TEST_CASE("07: parity on every mesh", "[07][parity]") {
+  mpi_tests::set_time_limit(600);
+  const std::vector<MeshShape> meshes = all_meshes(mpi_tests::ranks());
+  if (mpi_tests::ranks() == 8) CHECK(meshes.size() == 20);
+  for (const MeshShape& shape : meshes) {
+    for (const int stage : {0, 1, 2, 3}) {
+      if (stage == 0 || shape.dp * shape.cp > 1) check_parity(case_of(shape, stage));
+    }
+  }
+}
+
+// On 16 ranks alone (mpirun -n 16 mpi_tests '[16]').
+TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
+  if (mpi_tests::ranks() != 16) return;
+  mpi_tests::set_time_limit(300);
+  for (const int ep : {2, 4}) {
+    Case c = case_of({2, 2, 2, 2, ep}, 3);
+    c.options.model.layers = 5;
+    c.options.model.experts = 8;
+    c.options.ep = ep;
+    c.options.pp_schedule = PpSchedule::interleaved;
+    c.options.vpp = 2;
+    c.options.recompute = Recompute::full;
+    check_parity(c);
+  }
+}
+
+// ---- Random cases -----------------------------------------------------------------------------------------
+
+namespace {
+
+// Everything follows from the seed and the number of ranks.
+class Draw {
+ public:
+  Draw(uint64_t seed, int ranks) : random_(seed * 1000 + ranks), ranks_(ranks) {}
+
+  // Until the program would accept what was drawn.
+  Case valid_case() {
+    for (;;) {
+      Case c = any_case();
+      try {
+        Options o = c.options;
+        o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
+        mesh_shape(o, ranks_);
+        check_combined(o, c.shape);
+        c.options = o;
+        return c;
+      } catch (const UsageError&) {
+      }
+    }
+  }
+
+ private:
+  int up_to(int most) { return static_cast<int>(random_() % most) + 1; }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[random_() % values.size()];
+  }
+
+  MeshShape any_mesh() {
+    MeshShape shape;
+    for (int left = ranks_, factor = 2; left > 1;) {
+      if (left % factor != 0) {
+        ++factor;
+        continue;
+      }
+      *one_of({&shape.tp, &shape.cp, &shape.dp, &shape.pp}) *= factor;
+      left /= factor;
+    }
+    return shape;
+  }
+
+  Case any_case() {
+    Case c;
+    MeshShape& shape = c.shape = any_mesh();
+    const auto [tp, cp, dp, pp, ep] = shape;
+    const PpSchedule schedule =
+        one_of({PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::interleaved, PpSchedule::zb_h1});
+    const int chunks = schedule == PpSchedule::interleaved && pp > 1 ? up_to(3) : 1;
+    const int kv_heads = tp * up_to(2), heads = kv_heads * up_to(3), micro_batch = up_to(3);
+    const int micro_batches = schedule == PpSchedule::interleaved ? pp * up_to(2) : up_to(6);
+    Options& o = c.options = training(
+        test_options(pp * chunks + up_to(3) - 1, heads * 2 * up_to(3), heads, kv_heads, tp * up_to(7),
+                     tp * (4 + up_to(9)), cp * up_to(7), micro_batch, micro_batch * micro_batches * dp),
+        2);
+    o.seed = up_to(1000);
+    o.pp_schedule = schedule;
+    o.vpp = chunks;
+    o.zero_stage = up_to(4) - 1;
+    o.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});
+    o.bucket_mb = one_of({0.001, 0.01, 25.0});
+    o.sequence_parallel = up_to(2) == 1;
+    o.cp_layout = one_of({CpLayout::contiguous, CpLayout::zigzag});
+    o.cp_exchange = one_of({CpExchange::ring, CpExchange::all_gather});
+    o.attention = one_of({Attention::naive, Attention::tiled});
+    o.recompute = one_of({Recompute::none, Recompute::selective, Recompute::full});
+    if (up_to(5) <= 2) {
+      shape.ep = up_to(dp * cp);
+      o.model.experts = shape.ep * up_to(3);
+      o.model.top_k = up_to(std::min(3, o.model.experts));
+      o.model.moe_every = up_to(2);
+      o.aux_loss = one_of({0.0, 0.1});
+      o.ep = shape.ep;
+    }
+    return c;
+  }
+
+  std::mt19937_64 random_;
+  int ranks_;
+};
+
+int64_t from_environment(const char* name, int64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::atoll(value) : otherwise;
+}
+
+}  // namespace
+
+// make fuzz draws more of them, and others.
+TEST_CASE("07: parity of random meshes, models and options", "[07][fuzz]") {
+  mpi_tests::set_time_limit(3000);
+  const int64_t cases = from_environment("FUZZ_CASES", 4), seed = from_environment("FUZZ_SEED", 1);
+  const bool show = std::getenv("FUZZ_SHOW") && mpi_tests::rank() == 0;
+  for (int64_t i = 0; i < cases; ++i) {
+    const Case c = Draw(seed + i, mpi_tests::ranks()).valid_case();
+    if (show) std::cout << seed + i << ": " << command_line(c) << std::endl;
+    INFO("make fuzz N=1 SEED=" << seed + i << " FUZZ_RANKS=" << mpi_tests::ranks());
+    check_parity(c);
+  }
+}
+
+}  // namespace pentatron
+
+#endif
