@@ -7,7 +7,7 @@
 #include <iostream>
 #include <random>
 
-#include "../../07_combined_5d/combined.h"
+#include "combined_model.h"
 #include "expert_model.h"
 #include "gather.h"
 
@@ -17,7 +17,8 @@ namespace {
 constexpr double kTensorTolerance = 1e-10;  // relative Frobenius error
 constexpr double kScalarTolerance = 1e-10;  // relative error
 
-// A gradient this small beside that of all weights is zero but for rounding: of a key, when there is only one.
+// A gradient this small beside that of all weights is zero but for rounding: of a key, when there is only
+// one.
 constexpr double kVanishing = 1e-6;
 
 // |a - b| / |b|, or over `floor`, if |b| is smaller.
@@ -30,13 +31,8 @@ double difference(const std::vector<double>& a, const std::vector<double>& b, do
   return std::sqrt(difference) / std::max(std::sqrt(norm), floor);
 }
 
-struct Case {
-  MeshShape shape;
-  Options options;
-};
-
 // As a request to the program.
-std::string command_line(const Case& c) {
+std::string command_line(const CombinedCase& c) {
   const Options& o = c.options;
   const ModelConfig& m = o.model;
   std::ostringstream text;
@@ -81,31 +77,6 @@ std::vector<HostBatch> batches_of_step(const Options& o, int step) {
   return batches;
 }
 
-// This rank's part of the batches of all ranks, as BatchLoader makes it.
-std::vector<Batch> upload(const Combined& combined, const Options& options,
-                          const std::vector<HostBatch>& global, std::vector<BatchBuffer>& buffers) {
-  double targets = 0;
-  for (const HostBatch& batch : global) {
-    for (const int32_t target : batch.targets) targets += target != ignored_target;
-  }
-  const int mine = micro_batches_of_a_rank(options, combined.mesh.shape.dp);
-  const size_t of_a_sequence = combined.positions.size();
-  std::vector<Batch> batches;
-  for (int i = 0; i < mine; ++i) {
-    if (std::ssize(buffers) == i) buffers.emplace_back(combined.rows);
-    const HostBatch& host = global[combined.mesh.place.dp * mine + i];
-    for (int64_t row = 0; row < combined.rows; ++row) {
-      const int32_t position = combined.positions[row % of_a_sequence];
-      const size_t in_batch = row / of_a_sequence * options.sequence_length + position;
-      buffers[i].tokens()[row] = host.tokens[in_batch];
-      buffers[i].targets()[row] = host.targets[in_batch];
-      buffers[i].positions()[row] = position;
-    }
-    batches.push_back(buffers[i].upload(targets, std::ssize(global), i + 1 == mine, combined.compute));
-  }
-  return batches;
-}
-
 // What one rank computes alone: 01's model or, with experts, the serial one.
 struct Alone {
   std::unique_ptr<TestModel> dense;
@@ -133,7 +104,7 @@ struct Alone {
   }
 };
 
-void check_parity(const Case& c) {
+void check_parity(const CombinedCase& c) {
   INFO(command_line(c));
   World world(nullptr, nullptr);
   Options options = c.options;
@@ -189,7 +160,7 @@ std::vector<MeshShape> all_meshes(int ranks) {
 }
 
 // Sizes that every mesh of 1, 2, 3, 4, or 8 ranks can share out.
-Case case_of(const MeshShape& shape, int zero_stage) {
+CombinedCase case_of(const MeshShape& shape, int zero_stage) {
   const int r = shape.ranks(), heads = 2 * r;
   Options o =
       training(test_options(/*layers=*/shape.pp + 1, /*d_model=*/2 * heads, heads, /*kv_heads=*/r,
@@ -221,7 +192,7 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   if (mpi_tests::ranks() != 16) return;
   mpi_tests::set_time_limit(300);
   for (const int ep : {2, 4}) {
-    Case c = case_of({2, 2, 2, 2, ep}, 3);
+    CombinedCase c = case_of({2, 2, 2, 2, ep}, 3);
     c.options.model.layers = 5;
     c.options.model.experts = 8;
     c.options.ep = ep;
@@ -242,9 +213,9 @@ class Draw {
   Draw(uint64_t seed, int ranks) : random_(seed * 1000 + ranks), ranks_(ranks) {}
 
   // Until the program would accept what was drawn.
-  Case valid_case() {
+  CombinedCase valid_case() {
     for (;;) {
-      Case c = any_case();
+      CombinedCase c = any_case();
       try {
         Options o = c.options;
         o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
@@ -277,8 +248,8 @@ class Draw {
     return shape;
   }
 
-  Case any_case() {
-    Case c;
+  CombinedCase any_case() {
+    CombinedCase c;
     MeshShape& shape = c.shape = any_mesh();
     const auto [tp, cp, dp, pp, ep] = shape;
     const PpSchedule schedule =
@@ -329,7 +300,7 @@ TEST_CASE("07: parity of random meshes, models and options", "[07][fuzz]") {
   const int64_t cases = from_environment("FUZZ_CASES", 4), seed = from_environment("FUZZ_SEED", 1);
   const bool show = std::getenv("FUZZ_SHOW") && mpi_tests::rank() == 0;
   for (int64_t i = 0; i < cases; ++i) {
-    const Case c = Draw(seed + i, mpi_tests::ranks()).valid_case();
+    const CombinedCase c = Draw(seed + i, mpi_tests::ranks()).valid_case();
     if (show) std::cout << seed + i << ": " << command_line(c) << std::endl;
     INFO("make fuzz N=1 SEED=" << seed + i << " FUZZ_RANKS=" << mpi_tests::ranks());
     check_parity(c);
