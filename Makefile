@@ -155,8 +155,10 @@ RUN_STEPS ?= 80
 RUNS := $(BUILD)/runs
 TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(3) $(ARGS) --log-json $(RUNS)/$(2).json
 # Ranks that share a micro-batch take the whole batch at once.
-TENSOR = $(call TRAIN,04_tensor_parallel,$(1),--micro-batch-size 32)
+SHARED = $(call TRAIN,$(1),$(2),--micro-batch-size 32)
+# A pipeline needs many.
 PIPELINE = $(call TRAIN,05_pipeline_parallel,$(1),--micro-batch-size 4)
+MESH = $(call TRAIN,07_combined_5d,$(1),--micro-batch-size 8)
 run:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory $(PROGRAMS:%=$(BUILD)/%) $(HOST)/summary
@@ -166,12 +168,16 @@ run:
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-1) --zero-stage 1
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-2) --zero-stage 2
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-3) --zero-stage 3
-	mpirun -n $(RANKS) $(call TENSOR,04-tp)
-	mpirun -n $(RANKS) $(call TENSOR,04-sp) --sequence-parallel
+	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-tp)
+	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-sp) --sequence-parallel
 	mpirun -n $(RANKS) $(call PIPELINE,05-1f1b)
 	mpirun -n $(RANKS) $(call PIPELINE,05-zb-h1) --pp-schedule zb-h1
+	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-contiguous) --cp-layout contiguous
+	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-zigzag) --cp-layout zigzag
+	mpirun -n $(RANKS) $(call MESH,07) $(if $(filter 8,$(RANKS)),--tp 2 --cp 2 --pp 2 --sequence-parallel --zero-stage 3)
 	@$(HOST)/summary 01=$(RUNS)/01.json 02=$(RUNS)/02.json $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json') \
-	  '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json'
+	  '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json' \
+	  '06 contiguous=$(RUNS)/06-contiguous.json' '06 zigzag=$(RUNS)/06-zigzag.json' '07 tp2 cp2 pp2=$(RUNS)/07.json'
 
 # What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=03.
 main-of = $(or $(wildcard $(1)_*/main.cu),$(error $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p))))))

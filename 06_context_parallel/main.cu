@@ -20,9 +20,8 @@ void train(const Options& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
-  Communicator context_ranks(world, 0, world.rank(), "context");
-  RingAttention attention(options, context_ranks);
   FeedForward feed_forward;
+  Communicator context_ranks(world, 0, world.rank(), "context");
   Communicator gradient_ranks(world, 0, world.rank(), "gradients");
 
   Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
@@ -32,6 +31,7 @@ void train(const Options& options, World& world) {
   require_memory(predicted, free_device_memory());
   parameters.allocate();
   parameters.initialise(options.seed, compute);
+  RingAttention attention(options, context_ranks);
   DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, gradient_ranks, compute);
   const Seams seams = {&hooks, &region, &attention, &feed_forward};
 

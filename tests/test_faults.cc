@@ -273,3 +273,18 @@ TEST_CASE("05: schedules that don't fit the ranks end with one line and status 2
   refused("--pp-schedule zb-h1 --recompute full",
           "--recompute: full is not valid; expected none or selective");
 }
+
+TEST_CASE("06: sequences that the ranks don't divide end with one line and status 2",
+          "[06][faults][bad-input]") {
+  const auto refused = [](const std::string& arguments, const std::string& begin) {
+    check_refused("06_context_parallel", arguments, begin);
+  };
+  refused("--cp-layout contiguous --seq-len 126",
+          "--seq-len: 126 is not valid; expected a multiple of the context ranks (4)\n");
+  refused("--cp-layout zigzag --seq-len 124",
+          "--seq-len: 124 is not valid; expected a multiple of twice the context ranks (2 x 4) with "
+          "--cp-layout zigzag\n");
+  refused("--cp-layout striped", "--cp-layout: striped is not valid; expected one of contiguous, zigzag\n");
+  refused("--cp-exchange none", "--cp-exchange: none is not valid; expected one of ring, all-gather\n");
+  refused("--global-batch-size 6", "--global-batch-size: 6 is not valid; expected ");
+}

@@ -250,6 +250,20 @@ TEST_CASE("options: a program takes the options of its techniques only", "[02][o
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }
 
+TEST_CASE("options: layouts of a context", "[06][options]") {
+  using pentatron::CpExchange, pentatron::CpLayout;
+  const auto context = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "program");
+    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
+                                    {pentatron::OptionGroup::context_parallel});
+  };
+  CHECK(context({}).cp_layout == CpLayout::zigzag);
+  CHECK(context({}).cp_exchange == CpExchange::ring);
+  CHECK(context({"--cp-layout", "contiguous"}).cp_layout == CpLayout::contiguous);
+  CHECK(context({"--cp-layout", "zigzag"}).cp_layout == CpLayout::zigzag);
+  CHECK(context({"--cp-exchange", "all-gather"}).cp_exchange == CpExchange::all_gather);
+}
+
 TEST_CASE("options: schedules of a pipeline", "[05][options]") {
   using pentatron::PpSchedule;
   const auto pipeline = [](std::vector<const char*> arguments) {

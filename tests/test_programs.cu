@@ -1,5 +1,5 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02 to 05 are those of 01. The tests of parity look closer, but build their own training loop;
+// step of 02 to 06 are those of 01. The tests of parity look closer, but build their own training loop;
 // this one sees what is wrong in a main.cu.
 #include "precision.h"
 #if PRECISION == 64
@@ -42,8 +42,13 @@ std::string with_settings(const std::string& program) {
   return program.substr(0, end) + settings + program.substr(end);
 }
 
-// What `program` with its own options, which lies beside the tests, logs: an object a line.
-std::vector<nlohmann::json> log_of(const std::string& launcher, const std::string& program) {
+struct Outcome {
+  std::vector<nlohmann::json> log;  // an object a line
+  std::string out;
+};
+
+// Of `program` with its own options, which lies beside the tests.
+Outcome outcome_of(const std::string& launcher, const std::string& program) {
   const TemporaryFolder folder;
   const std::string builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   const std::string log = folder.path() + "/log", out = folder.path() + "/out";
@@ -52,15 +57,15 @@ std::vector<nlohmann::json> log_of(const std::string& launcher, const std::strin
   const int status = std::system(command.c_str());
   INFO(command << "\n" << read_file(out));
   REQUIRE(status == 0);
-  std::vector<nlohmann::json> objects;
+  Outcome outcome = {{}, read_file(out)};
   std::ifstream lines(log);
-  for (std::string line; std::getline(lines, line);) objects.push_back(nlohmann::json::parse(line));
-  return objects;
+  for (std::string line; std::getline(lines, line);) outcome.log.push_back(nlohmann::json::parse(line));
+  return outcome;
 }
 
 std::vector<Step> run(const std::string& launcher, const std::string& program) {
   std::vector<Step> steps;
-  for (const nlohmann::json& json : log_of(launcher, program)) {
+  for (const nlohmann::json& json : outcome_of(launcher, program).log) {
     if (json.contains("step")) steps.push_back({json["loss"], json["grad_norm"]});
   }
   REQUIRE(steps.size() == kSteps);
@@ -92,16 +97,16 @@ void check_like_01(const std::string& program, const std::string& sizes = "") {
 
 }  // namespace
 
-TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][04][05][program]") {
+TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][04][05][06][program]") {
   const auto activations = [](const std::string& program, const char* which) -> int64_t {
     const std::string launcher = program[1] == '1' ? "" : "mpirun -n 1";
-    return log_of(launcher, program).back()["summary"]["memory"][0][which]["activations"];
+    return outcome_of(launcher, program).log.back()["summary"]["memory"][0][which]["activations"];
   };
-  for (const std::string program :
-       {"01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel", "05_pipeline_parallel"}) {
+  for (const std::string program : {"01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel",
+                                    "05_pipeline_parallel", "06_context_parallel"}) {
     CAPTURE(program);
     const int64_t tiled = activations(program + " --attention tiled", "measured");
-    CHECK(tiled < activations(program, "measured"));
+    CHECK(tiled < activations(program + " --attention naive", "measured"));
     CHECK(tiled == activations(program + " --attention tiled", "predicted"));
   }
 }
@@ -125,6 +130,30 @@ TEST_CASE("04: the program's steps are those of 01", "[04][program]") {
 TEST_CASE("05: the program's steps are those of 01", "[05][program]") {
   for (const char* schedule : {"afab", "1f1b", "zb-h1", "interleaved"}) {
     check_like_01(std::string("05_pipeline_parallel --pp-schedule ") + schedule, " --layers 13");
+  }
+}
+
+TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
+  for (const char* layout : {"contiguous", "zigzag"}) {
+    for (const char* exchange : {"ring", "all-gather"}) {
+      check_like_01(std::string("06_context_parallel --cp-layout ") + layout + " --cp-exchange " + exchange,
+                    " --seq-len 24");
+    }
+  }
+}
+
+// More text than a sequence is long: its newest token lies on each of the ranks in turn, then on the last.
+TEST_CASE("06: the trained model writes what that of 01 writes", "[06][program]") {
+  const auto written = [](const std::string& launcher, const std::string& program) {
+    const std::string out = outcome_of(launcher, program + " --seq-len 24 --sample 40").out;
+    const size_t begin = out.find("The model writes:");
+    REQUIRE(begin != std::string::npos);
+    return out.substr(begin);
+  };
+  const std::string expected = written("", "01_single_gpu");
+  for (const char* layout : {" --cp-layout contiguous", " --cp-layout zigzag"}) {
+    if (!enough_gpus(3)) continue;
+    CHECK(written("mpirun -n 3", std::string("06_context_parallel") + layout) == expected);
   }
 }
 

@@ -1,4 +1,4 @@
-// The model as 02 to 05 train it, beside TestModel, which trains the same global batch on one rank.
+// The model as 02 to 06 train it, beside TestModel, which trains the same global batch on one rank.
 #pragma once
 
 #include <memory>
@@ -9,13 +9,14 @@
 #include "../../03_zero/zero.h"
 #include "../../04_tensor_parallel/tensor_parallel.h"
 #include "../../05_pipeline_parallel/pipeline.h"
+#include "../../06_context_parallel/ring_attention.h"
 #include "model.h"
 #include "mpi_tests.h"
 
 namespace pentatron {
 // What the ranks do together.
 struct Technique {
-  enum Kind { data_parallel, zero, tensor_parallel, pipeline } kind;
+  enum Kind { data_parallel, zero, tensor_parallel, pipeline, context_parallel } kind;
   DpSync sync = DpSync::naive;     // of data parallelism
   double bucket_mb = 25;           // likewise
   int stage = 0;                   // of ZeRO
@@ -25,6 +26,8 @@ struct Technique {
 
   // Whether each rank has its own part of the batch.
   bool splits_batch() const { return kind == data_parallel || kind == zero; }
+  // Whether each rank has its own part of the loss.
+  bool splits_tokens() const { return splits_batch() || kind == context_parallel; }
   ParameterMesh mesh(const Communicator& ranks) const {
     if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
     if (kind == pipeline) return {};
@@ -58,7 +61,10 @@ struct ParallelModel {
   UnitHooks usual_hooks;
   Parameters parameters;
   TransformerParameters ids;
-  std::unique_ptr<DataParallel> data_parallel;  // one of the four
+  std::vector<int32_t> positions;  // of every sequence, that this rank has
+  std::unique_ptr<Communicator> gradient_ranks;
+  std::unique_ptr<RingAttention> context_parallel;  // one of the five, or this with the next
+  std::unique_ptr<DataParallel> data_parallel;
   std::unique_ptr<Zero> zero;
   std::unique_ptr<TensorParallel> tensor_parallel;
   std::unique_ptr<Pipeline> pipeline;
@@ -73,7 +79,15 @@ struct ParallelModel {
       : options(o), technique(t), ranks(communicator), parameters(technique.mesh(ranks)) {
     Seams seams = {&usual_hooks, &usual_region, other.attention ? other.attention : &usual_attention,
                    other.feed_forward ? other.feed_forward : &usual_feed_forward};
-    const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
+    if (technique.kind == Technique::context_parallel) {
+      positions = context_positions(options, ranks.rank(), ranks.ranks());
+      gradient_ranks = std::make_unique<Communicator>(world, 0, world.rank(), "gradients");
+      context_parallel = std::make_unique<RingAttention>(options, ranks);
+      seams.attention = context_parallel.get();
+    } else {
+      positions = context_positions(options);
+    }
+    const int64_t rows = options.micro_batch_size * std::ssize(positions);
     ids = declare_transformer(options.model, *seams.feed_forward, parameters);
     const std::vector<LayerRange> parts = parts_of_model();
     if (technique.kind == Technique::zero) {
@@ -82,9 +96,9 @@ struct ParallelModel {
     } else {
       parameters.allocate(units_of(parts));
     }
-    if (technique.kind == Technique::data_parallel) {
-      data_parallel =
-          std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters, ranks, stream);
+    if (technique.kind == Technique::data_parallel || context_parallel) {
+      data_parallel = std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters,
+                                                     gradient_ranks ? *gradient_ranks : ranks, stream);
       seams.hooks = data_parallel.get();
     }
     if (technique.kind == Technique::tensor_parallel) {
@@ -94,7 +108,7 @@ struct ParallelModel {
     parameters.initialise(options.seed, stream);
     if (zero) zero->weights_changed();
     transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
-                                                options.sequence_length, options.sequence_length,
+                                                std::ssize(positions), options.sequence_length,
                                                 options.recompute, seams, stream);
     const int micro_batches = micro_batches_of_a_rank(options, technique.splits_batch() ? ranks.ranks() : 1);
     if (technique.kind == Technique::pipeline) {
@@ -121,10 +135,12 @@ struct ParallelModel {
     std::vector<Batch> batches;
     for (int64_t i = 0; i < mine; ++i) {
       const HostBatch& host = global[first + i];
-      std::copy(host.tokens.begin(), host.tokens.end(), buffers[i].tokens().begin());
-      std::copy(host.targets.begin(), host.targets.end(), buffers[i].targets().begin());
-      for (size_t row = 0; row < host.tokens.size(); ++row) {
-        buffers[i].positions()[row] = static_cast<int32_t>(row % options.sequence_length);
+      for (size_t row = 0; row < buffers[i].positions().size(); ++row) {
+        const int32_t position = positions[row % positions.size()];
+        const size_t in_batch = row / positions.size() * options.sequence_length + position;
+        buffers[i].tokens()[row] = host.tokens[in_batch];
+        buffers[i].targets()[row] = host.targets[in_batch];
+        buffers[i].positions()[row] = position;
       }
       batches.push_back(buffers[i].upload(count_targets(global), std::ssize(global), i + 1 == mine, stream));
     }
@@ -132,7 +148,7 @@ struct ParallelModel {
     for (size_t i = 0; !pipeline && i < batches.size(); ++i) {
       transformer->forward(batches[i], *activations);
       transformer->backward(batches[i], *activations);
-      if (technique.splits_batch() || ranks.rank() == 0) totals.add_loss(activations->loss);
+      if (technique.splits_tokens() || ranks.rank() == 0) totals.add_loss(activations->loss);
     }
     if (zero) zero->finish();
     if (data_parallel) data_parallel->finish();

@@ -245,6 +245,93 @@ TEST_CASE("04: gathers and scatters of sequence parallelism hide behind input an
   CHECK(of_gradients > 0.7);
 }
 
+// ---- Ring attention, whose blocks take the time that they take
+
+namespace {
+
+struct MeasuredRing {
+  double block;              // s, in forward
+  double forward, backward;  // share of the hops that is hidden
+};
+
+double median_of_ranks(World& world, std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return world.sum({values[values.size() / 2]})[0] / world.ranks();
+}
+
+// Attention of `length` tokens a rank, in a zigzag, several times.
+MeasuredRing measure_ring(World& world, int length) {
+  constexpr int heads = 8, size = 32, repetitions = 5;
+  Options o = test_options(/*layers=*/1, heads * size, heads, heads, /*d_ff=*/1, /*vocab_size=*/2,
+                           length * world.ranks(), /*micro_batch=*/1, /*global_batch=*/1);
+  o.attention = Attention::tiled;
+  Communicator context(world, 0, world.rank(), "context");
+  const Stream compute("compute");
+  const Blas blas(compute);
+  RingAttention ring(o, context);
+  DeviceArena memory(Purpose::activations);
+  const auto zeros = [&] {
+    const Tensor x = memory.matrix<real>(length, heads * size);
+    CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), compute));
+    return x;
+  };
+  const auto statistics = [&] { return memory.matrix<accum>(length, heads); };
+  const AttentionShape shape = {1, length, {heads, heads, size}};
+  const AttentionTensors t = {zeros(), zeros(), zeros(), zeros(), statistics(), {}};
+  const AttentionGradients g = {zeros(), zeros(), zeros(), zeros(), {}, statistics()};
+
+  std::vector<double> blocks, forward, backward;
+  const auto traced = [&](const auto& run) {
+    compute.synchronize();
+    mpi_tests::barrier();
+    trace::start();
+    run();
+    compute.synchronize();
+    trace::stop();
+    return trace::intervals();
+  };
+  for (int i = 0; i < repetitions; ++i) {
+    const auto in_forward = traced([&] { ring.forward(blas, shape, t); });
+    const auto in_backward = traced([&] { ring.backward(blas, shape, t, g); });
+    for (const trace::Interval& interval : in_forward) {
+      if (interval.name.starts_with("tiled_forward_kernel")) blocks.push_back(interval.end - interval.begin);
+    }
+    forward.push_back(trace::hidden_share(in_forward, "context", "compute"));
+    backward.push_back(trace::hidden_share(in_backward, "context", "compute"));
+  }
+  return {median_of_ranks(world, blocks), median_of_ranks(world, forward), median_of_ranks(world, backward)};
+}
+
+}  // namespace
+
+// A hop takes time in proportion to a rank's tokens, a block to their square. Over this link both take
+// equally long at 512 tokens, if floating-point operations take as long everywhere: far below that a hop
+// shows, far above it hides, but for the last of backward's three, which brings the gradients home.
+TEST_CASE("06: hops of the ring hide behind blocks that are long enough", "[06][overlap]") {
+  if (mpi_tests::ranks() != 2) return;
+  mpi_tests::set_time_limit(120);
+  World world(nullptr, nullptr);
+  constexpr int even = 512, width = 256;
+  const double flops = 4.0 * even * even / 2 * width / measure_ring(world, even).block;  // a second
+  const double bandwidth = 4 * flops / even;  // bytes a second: the condition, with 4 bytes and a zigzag
+  setenv("NCCL_CPU_LINK", ("1us," + std::to_string(bandwidth) + "B/s").c_str(), true);
+  const bool print = std::getenv("VERBOSE") && world.rank() == 0;
+  if (print) std::printf("%.2f GFLOP/s, link %.0f MB/s\n", flops * 1e-9, bandwidth * 1e-6);
+  std::map<int, MeasuredRing> of_length;
+  for (const int length : {64, 128, 256, 512, 1024, 2048}) {
+    const MeasuredRing m = of_length[length] = measure_ring(world, length);
+    const double hop = 2 * sizeof(real) * length * width / bandwidth;
+    if (print) {
+      std::printf("%4d tokens: hop %5.1f ms, block %5.1f ms, hidden in forward %.2f, in backward %.2f\n",
+                  length, hop * 1e3, m.block * 1e3, m.forward, m.backward);
+    }
+  }
+  unsetenv("NCCL_CPU_LINK");
+  CHECK(of_length[64].forward < 0.5);
+  CHECK(of_length[2048].forward > 0.8);
+  CHECK(of_length[2048].backward > 0.55);
+}
+
 }  // namespace pentatron
 
 #endif

@@ -166,6 +166,31 @@ void check_pipeline_parity(PpSchedule schedule, int chunks, const std::vector<in
   }
 }
 
+// Sequences that the ranks divide, and nothing else that they do. Each kind of attention and recomputation,
+// with its own choice of grouped heads, of one or three sequences, of one or two micro-batches.
+void check_context_parity(CpLayout layout, CpExchange exchange) {
+  mpi_tests::set_time_limit(300);
+  const int chunks = mpi_tests::ranks() * (layout == CpLayout::zigzag ? 2 : 1);
+  int i = 0;
+  for (const Attention attention : {Attention::naive, Attention::tiled}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const int kv_heads = std::vector{1, 2, 4, 2, 4, 1}[i], sequences = std::vector{3, 1, 3, 3, 3, 1}[i];
+      const int micro_batches = 1 + i++ % 2;
+      INFO(kv_heads << " kv heads, " << sequences << " sequences, attention " << to_string(attention)
+                    << ", recompute " << to_string(recompute));
+      Options options = training(
+          test_options(/*layers=*/2, /*d_model=*/24, /*heads=*/4, kv_heads, /*d_ff=*/10, /*vocab_size=*/23,
+                       /*sequence=*/3 * chunks, sequences, /*global_batch=*/sequences * micro_batches),
+          recompute);
+      options.attention = attention;
+      options.cp_layout = layout;
+      options.cp_exchange = exchange;
+      check_parity({.kind = Technique::context_parallel, .sync = DpSync::bucket, .bucket_mb = 0.001},
+                   options);
+    }
+  }
+}
+
 void check_interleaved_parity(int chunks) {
   const int p = mpi_tests::ranks();
   if (p == 1) return;
@@ -229,6 +254,19 @@ TEST_CASE("05: parity, zb-h1", "[05][parity]") {
 }
 TEST_CASE("05: parity, zb-h1, selective recomputation", "[05][parity]") {
   check_pipeline_parity(PpSchedule::zb_h1, 1, {5}, Recompute::selective);
+}
+
+TEST_CASE("06: parity, contiguous ring", "[06][parity]") {
+  check_context_parity(CpLayout::contiguous, CpExchange::ring);
+}
+TEST_CASE("06: parity, zigzag ring", "[06][parity]") {
+  check_context_parity(CpLayout::zigzag, CpExchange::ring);
+}
+TEST_CASE("06: parity, contiguous all-gather", "[06][parity]") {
+  check_context_parity(CpLayout::contiguous, CpExchange::all_gather);
+}
+TEST_CASE("06: parity, zigzag all-gather", "[06][parity]") {
+  check_context_parity(CpLayout::zigzag, CpExchange::all_gather);
 }
 
 }  // namespace pentatron

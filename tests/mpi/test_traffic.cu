@@ -1,5 +1,5 @@
-// What a step of 02, 03 and 04 sends and what each rank holds, against formulas. They are written out here
-// from the sizes of the model; nothing is asked of the code under test.
+// What a step of 02, 03, 04 and 06 sends and what each rank holds, against formulas. They are written out
+// here from the sizes of the model; nothing is asked of the code under test.
 #include <algorithm>
 #include <numeric>
 
@@ -95,6 +95,7 @@ ExpectedTraffic expected_traffic(const Technique& technique, const std::vector<i
 
 // Bytes that a rank sends of each byte that a collective works on, under the ring algorithm.
 double sent_share(const std::string& operation, double ranks) {
+  if (operation == "send" || operation == "receive") return operation == "send" ? 1 : 0;
   return (operation == "all_reduce" || operation == "scalars" ? 2 : 1) * (ranks - 1) / ranks;
 }
 
@@ -103,18 +104,19 @@ void check_step_traffic(const Technique& technique, const Options& options, cons
   Communicator ranks(world, 0, world.rank(), "ranks");
   ParallelModel model(options, technique, world, ranks);
   for (int step = 0; step < 2; ++step) {
-    ranks.reset_traffic();
+    world.begin_counting();
     model.train_step(step, random_batches(options, step));
     double sent = 0;
-    for (const auto& [operation, traffic] : ranks.traffic()) {
+    const TrafficByOperation all = world.traffic();
+    for (const auto& [operation, traffic] : all) {
       INFO(operation);
       CHECK(expected.contains(operation));
     }
     for (const auto& [operation, e] : expected) {
       INFO(operation);
-      const auto seen = ranks.traffic().find(operation);
-      CHECK(seen != ranks.traffic().end());
-      if (seen == ranks.traffic().end()) continue;
+      const auto seen = all.find(operation);
+      CHECK(seen != all.end());
+      if (seen == all.end()) continue;
       CHECK(seen->second.calls == e.calls);
       CHECK(seen->second.elements == e.elements);
       sent += e.bytes * sent_share(operation, world.ranks());
@@ -200,6 +202,48 @@ void check_tensor_traffic(bool sequence_parallel, Recompute recompute) {
   }
 }
 
+// ---- Context parallelism
+
+// Keys and values of a layer and micro-batch make c - 1 hops in forward (twice with full recomputation) and
+// as many in backward, in which their gradients make c.
+void check_context_traffic(CpExchange exchange, Recompute recompute) {
+  mpi_tests::set_time_limit(120);
+  const int c = mpi_tests::ranks(), sequences = 3;
+  for (const int layers : {1, 4}) {
+    for (const int m : {1, 3}) {
+      INFO(layers << " layers, " << m << " micro-batches");
+      Options options = test_options(layers, /*d_model=*/12, /*heads=*/6, /*kv_heads=*/2, /*d_ff=*/10,
+                                     /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
+                                     /*global_batch=*/sequences * m);
+      options.recompute = recompute;
+      options.cp_exchange = exchange;
+      const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::overlap};
+      ExpectedTraffic expected = loss_and_norm();
+      const std::vector<int64_t> units = padded_units(options.model, c);
+      expected["all_reduce"].add(std::ssize(units), sum(units), sizeof(accum));
+
+      const int64_t keys = sequences * 4 * 2 * (12 / 6);  // elements of a rank's k, and of its v
+      const int64_t exchanges = m * layers * (recompute == Recompute::full ? 3 : 2);
+      const int64_t homecomings = m * layers;
+      if (exchange == CpExchange::ring && c > 1) {
+        const int64_t hops = exchanges * (c - 1), gradient_hops = homecomings * c;
+        for (const char* operation : {"send", "receive"}) {
+          expected[operation].add(2 * hops, 2 * hops * keys, sizeof(real));
+          expected[operation].add(2 * gradient_hops, 2 * gradient_hops * keys, sizeof(accum));
+        }
+      }
+      if (exchange == CpExchange::all_gather && c > 1) {
+        expected["all_gather"].add(2 * exchanges, 2 * exchanges * c * keys, sizeof(real));
+        expected["reduce_scatter"].add(2 * homecomings, 2 * homecomings * c * keys, sizeof(accum));
+      }
+      for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
+        options.cp_layout = layout;
+        check_step_traffic(technique, options, expected);
+      }
+    }
+  }
+}
+
 Technique data_parallel(DpSync sync, double bucket_mb = 25) {
   return {Technique::data_parallel, sync, bucket_mb};
 }
@@ -230,6 +274,17 @@ TEST_CASE("04: traffic of a layer is 10 s b h (t-1)/t with sequence parallelism"
 TEST_CASE("04: traffic with full recomputation", "[04][traffic]") {
   check_tensor_traffic(false, Recompute::full);
   check_tensor_traffic(true, Recompute::full);
+}
+
+TEST_CASE("06: traffic of the ring is c-1 hops, and c of the gradients", "[06][traffic]") {
+  check_context_traffic(CpExchange::ring, Recompute::none);
+}
+TEST_CASE("06: traffic of the ring with full recomputation", "[06][traffic]") {
+  check_context_traffic(CpExchange::ring, Recompute::full);
+}
+TEST_CASE("06: traffic of the all-gather", "[06][traffic]") {
+  check_context_traffic(CpExchange::all_gather, Recompute::none);
+  check_context_traffic(CpExchange::all_gather, Recompute::full);
 }
 
 // ---- Memory -----------------------------------------------------------------------------------------------
@@ -334,6 +389,78 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
 
 }  // namespace
 
+namespace {
+
+constexpr int kTokensOfRank = 32;
+
+// A sequence of so many tokens for each of `ranks`.
+Options context_options(int layers, int ranks) {
+  Options o = test_options(layers, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/4, /*d_ff=*/192,
+                           /*vocab_size=*/256, kTokensOfRank * ranks, /*micro_batch=*/2,
+                           /*global_batch=*/4);
+  o.attention = Attention::tiled;
+  return o;
+}
+
+size_t activations_alone(const Options& options) {
+  const size_t before = memory_in_use()[3];
+  const TestModel model(options);
+  return memory_in_use()[3] - before;
+}
+
+void check_context_memory(CpExchange exchange, Attention attention) {
+  const int c = mpi_tests::ranks();
+  World world(nullptr, nullptr);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::bucket};
+  Options shallow = context_options(2, c), deep = context_options(8, c);
+  for (Options* o : {&shallow, &deep}) {
+    o->cp_exchange = exchange;
+    o->attention = attention;
+  }
+  const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
+  const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
+  const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, {.context_ranks = c});
+  for (size_t i = 0; i < purposes; ++i) {
+    INFO(purpose_names[i]);
+    check_within_a_percent(of_deep[i], static_cast<double>(predicted.total()[i]));
+  }
+  CHECK(of_deep[3] == predicted.total()[3]);
+  CHECK(of_deep[4] == predicted.total()[4]);
+  if (c == 1) return;
+
+  // Six layers more keep a c-th of what they keep on one rank, without any scores.
+  Options without_scores[] = {deep, shallow};
+  for (Options& o : without_scores) o.recompute = Recompute::selective;
+  const double kept =
+      kept_bytes_of_layers(without_scores[0], 1, false) - kept_bytes_of_layers(without_scores[1], 1, false);
+  CHECK(of_deep[3] - of_shallow[3] == Approx(kept / c).epsilon(1e-9));
+  // All activations: the same as those of a sequence of a rank's tokens, but for the table of all positions.
+  const size_t table = deep.sequence_length * deep.model.head_size() * sizeof(accum);
+  Options alone = context_options(8, 1);
+  CHECK(of_deep[3] - table == activations_alone(alone) - table / c);
+  // A c-th of those of the whole sequence, but for the table and what is a row of features, or 256.
+  Options whole = context_options(8, c);
+  CHECK((of_deep[3] - table) * c == Approx(activations_alone(whole) - table).epsilon(0.02));
+
+  // On its way, and the results of a block: the ring's memory is the same on any number of ranks.
+  const int64_t rows = 2 * kTokensOfRank, q = 64, kv = 32, heads = 8;
+  const int64_t buffers = exchange == CpExchange::ring ? 2 : c, sums = exchange == CpExchange::ring ? 3 : c;
+  const int64_t block = rows * (q + heads) + (has_master_weights ? rows * q : 0);
+  const int64_t scores = attention == Attention::naive ? 2 * heads * kTokensOfRank * kTokensOfRank : 0;
+  CHECK(of_deep[4] ==
+        (2 * buffers * rows * kv + scores) * sizeof(real) + (2 * sums * rows * kv + block) * sizeof(accum));
+}
+
+}  // namespace
+
+TEST_CASE("06: memory falls as 1/c, and is that of a rank's tokens", "[06][memory]") {
+  for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather}) {
+    check_context_memory(exchange, Attention::tiled);
+    check_context_memory(exchange, Attention::naive);
+  }
+}
+
 TEST_CASE("04: memory, tensor parallel", "[04][memory]") {
   check_tensor_memory(false, Recompute::none);
   check_tensor_memory(false, Recompute::selective);
@@ -352,16 +479,20 @@ TEST_CASE("03: memory of stage 3", "[03][memory]") { check_memory(zero(3)); }
 #if __has_include(<cuda_cpu.h>)
 
 TEST_CASE("after the first step nothing is allocated and nothing waits for the device",
-          "[02][03][04][memory]") {
+          "[02][03][04][06][memory]") {
   World world(nullptr, nullptr);
   for (const Technique& technique :
        {data_parallel(DpSync::naive), data_parallel(DpSync::overlap), data_parallel(DpSync::bucket, 0.01),
         zero(0), zero(1), zero(2), zero(3), Technique{.kind = Technique::tensor_parallel},
-        Technique{.kind = Technique::tensor_parallel, .sequence_parallel = true}}) {
+        Technique{.kind = Technique::tensor_parallel, .sequence_parallel = true},
+        Technique{.kind = Technique::context_parallel}}) {
     INFO("kind " << technique.kind << ", stage " << technique.stage);
     const bool splits_model = technique.kind == Technique::tensor_parallel;
     if (splits_model && mpi_tests::ranks() == 3) continue;  // no divisor of the heads
-    const Options options = splits_model ? tiny_options() : uneven_options(4, 3);
+    const Options options = splits_model ? tiny_options()
+                            : technique.kind == Technique::context_parallel
+                                ? context_options(2, world.ranks())
+                                : uneven_options(4, 3);
     Communicator data(world, 0, world.rank(), "data");
     ParallelModel model(options, technique, world, data);
     model.train_step(0, random_batches(options, 0));

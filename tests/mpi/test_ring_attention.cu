@@ -1,0 +1,257 @@
+// Ring attention without the model around it: which block a rank computes in each step, and that its results
+// are those of the whole sequence by plain loops, as exact on eight ranks as on one.
+#include <ctime>
+#include <map>
+
+#include "../../06_context_parallel/ring_attention.h"
+#include "device.h"
+#include "model.h"
+#include "mpi_tests.h"
+#include "reference_attention.h"
+
+namespace pentatron {
+namespace {
+
+const std::vector<CpLayout> layouts = {CpLayout::contiguous, CpLayout::zigzag};
+
+Options attention_options(int heads, int kv_heads, int head_size, int sequence, int batch) {
+  return test_options(/*layers=*/1, heads * head_size, heads, kv_heads, /*d_ff=*/1, /*vocab_size=*/2,
+                      sequence, batch, batch);
+}
+
+AttentionShape shape_of_rank(const Options& o, int ranks) {
+  return {
+      o.micro_batch_size, o.sequence_length / ranks, {o.model.heads, o.model.kv_heads, o.model.head_size()}};
+}
+
+bool sees(const VisibleBlock& visible, int query, int key) {
+  const AttentionBlock& block = visible.block;
+  const int i = query - visible.first_query;
+  return i >= 0 && i < block.queries && key < block.keys && (!block.diagonal || key <= i);
+}
+
+// Query-key pairs that each rank computes.
+std::vector<int> cells_of_ranks(const Options& options, int ranks) {
+  const AttentionShape shape = shape_of_rank(options, ranks);
+  std::vector<int> cells(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (int origin = 0; origin < ranks; ++origin) {
+      const auto visible = visible_block(options.cp_layout, shape, rank, origin);
+      for (int i = 0; i < shape.sequence * shape.sequence; ++i) {
+        cells[rank] += visible && sees(*visible, i / shape.sequence, i % shape.sequence);
+      }
+    }
+  }
+  return cells;
+}
+
+// ---- On the device
+
+// Rows of this rank, of a matrix with all rows of all sequences.
+HostMatrix slice(const HostMatrix& all, const Options& options, const std::vector<int32_t>& positions) {
+  HostMatrix mine(options.micro_batch_size * std::ssize(positions), all.columns);
+  for (int64_t row = 0; row < mine.rows; ++row) {
+    const int64_t from =
+        row / std::ssize(positions) * options.sequence_length + positions[row % positions.size()];
+    for (int64_t j = 0; j < all.columns; ++j) mine(row, j) = all(from, j);
+  }
+  return mine;
+}
+
+struct Errors {
+  double out, lse, d_q, d_k, d_v;  // relative, the largest of all ranks
+};
+
+double largest_of_ranks(double value) {
+  const std::vector<double> all = mpi_tests::all_gather(value);
+  return *std::max_element(all.begin(), all.end());
+}
+
+// Of attention that the ranks of each communicator do together; `want` is that of the whole sequences.
+Errors ring_errors(const Options& options, Communicator& context, const BlockData& want) {
+  Device device;
+  const std::vector<int32_t> positions = context_positions(options, context.rank(), context.ranks());
+  const AttentionShape shape = shape_of_rank(options, context.ranks());
+  const auto mine = [&](const HostMatrix& all) { return slice(all, options, positions); };
+  const auto upload = [&](const HostMatrix& all) { return device.upload<real>(mine(all)); };
+  RingAttention ring(options, context);
+
+  AttentionTensors t = {upload(want.q), upload(want.k), upload(want.v), upload(want.out), {}, {}};
+  t.lse = device.fresh<accum>(t.q.rows, shape.head.heads);
+  const auto [score_rows, score_columns] = ring.score_shape(shape);
+  const auto scores = [&] { return device.fresh<real>(score_rows, score_columns); };
+  if (score_rows > 0) t.scores = {scores(), false};
+  ring.forward(device.blas, shape, t);
+  AttentionGradients g = {upload(want.d_out),
+                          device.fresh<real>(t.q.rows, t.q.columns),
+                          device.fresh<real>(t.k.rows, t.k.columns),
+                          device.fresh<real>(t.k.rows, t.k.columns),
+                          score_rows > 0 ? scores() : Tensor{},
+                          device.fresh<accum>(t.q.rows, shape.head.heads)};
+  ring.backward(device.blas, shape, t, g);
+
+  const auto error = [&](const HostMatrix& got, const HostMatrix& all) {
+    return largest_of_ranks(relative_error(got.values, mine(all).values));
+  };
+  return {error(device.download(t.out), want.out), error(device.download(t.lse), want.lse),
+          error(device.download(g.d_q), want.d_q), error(device.download(g.d_k), want.d_k),
+          error(device.download(g.d_v), want.d_v)};
+}
+
+BlockData reference(const Options& options) {
+  Random random;
+  const AttentionBlock whole = whole_sequences(shape_of_rank(options, 1));
+  BlockData data(whole, random);
+  reference_attention(whole, data);
+  return data;
+}
+
+}  // namespace
+
+TEST_CASE("06: cells of work at 16 tokens and 4 ranks", "[06]") {
+  Options options = attention_options(1, 1, 2, 16, 1);
+  options.cp_layout = CpLayout::contiguous;
+  CHECK(cells_of_ranks(options, 4) == std::vector{10, 26, 42, 58});
+  options.cp_layout = CpLayout::zigzag;
+  CHECK(cells_of_ranks(options, 4) == std::vector{34, 34, 34, 34});
+}
+
+TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the same number on every rank",
+          "[06]") {
+  for (const CpLayout layout : layouts) {
+    for (const int ranks : {2, 3, 4, 8}) {
+      Options options = attention_options(1, 1, 2, 6 * ranks, 1);
+      options.cp_layout = layout;
+      const AttentionShape shape = shape_of_rank(options, ranks);
+      for (int pair = 0; pair < ranks * ranks; ++pair) {
+        const int rank = pair / ranks, origin = pair % ranks;
+        const auto visible = visible_block(layout, shape, rank, origin);
+        const std::vector<int32_t> queries = context_positions(options, rank, ranks),
+                                   keys = context_positions(options, origin, ranks);
+        bool right = true;
+        for (int i = 0; i < std::ssize(queries); ++i) {
+          for (int j = 0; j < std::ssize(keys); ++j) {
+            right = right && (visible && sees(*visible, i, j)) == (keys[j] <= queries[i]);
+          }
+        }
+        INFO(ranks << " ranks: " << rank << " sees " << origin);
+        CHECK(right);
+      }
+      if (layout == CpLayout::contiguous) continue;
+      for (const int cells : cells_of_ranks(options, ranks)) {
+        CHECK(cells * ranks == options.sequence_length * (options.sequence_length + 1) / 2);
+      }
+    }
+  }
+}
+
+// Storing rounds to half an epsilon; scores and probabilities are stored by the naive kind, too.
+TEST_CASE("06: ring attention is attention of the whole sequence", "[06]") {
+  mpi_tests::set_time_limit(120);
+  World world(nullptr, nullptr);
+  Communicator context(world, 0, world.rank(), "context");
+  Options options = attention_options(4, 2, 6, 10 * world.ranks(), 3);
+  const BlockData want = reference(options);
+  const double tolerance = 8 * epsilon<real>();
+  for (const Attention attention : {Attention::naive, Attention::tiled}) {
+    for (const CpLayout layout : layouts) {
+      for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather}) {
+        options.attention = attention;
+        options.cp_layout = layout;
+        options.cp_exchange = exchange;
+        INFO(to_string(attention) << (layout == CpLayout::zigzag ? ", zigzag" : ", contiguous")
+                                  << (exchange == CpExchange::ring ? ", ring" : ", all-gather"));
+        const Errors e = ring_errors(options, context, want);
+        CHECK(e.out < tolerance);
+        CHECK(e.lse < tolerance);
+        CHECK(e.d_q < tolerance);
+        CHECK(e.d_k < tolerance);
+        CHECK(e.d_v < tolerance);
+      }
+    }
+  }
+}
+
+// Sums of many roundings to bf16 would be worse than one.
+TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
+  if (!has_master_weights || mpi_tests::ranks() != 8) return;
+  mpi_tests::set_time_limit(120);
+  World world(nullptr, nullptr);
+  Options options = attention_options(4, 2, 16, 128, 2);
+  const BlockData want = reference(options);
+  for (const CpLayout layout : layouts) {
+    options.cp_layout = layout;
+    Errors alone = {};
+    for (const int ranks : {1, 2, 4, 8}) {
+      Communicator context(world, world.rank() / ranks, world.rank(), "context");
+      const Errors e = ring_errors(options, context, want);
+      if (ranks == 1) alone = e;
+      INFO(ranks << " ranks");
+      if (world.rank() == 0 && std::getenv("VERBOSE"))
+        std::printf("%d ranks: out %.2e, lse %.2e, d_q %.2e, d_k %.2e, d_v %.2e\n", ranks, e.out, e.lse,
+                    e.d_q, e.d_k, e.d_v);
+      CHECK(e.out <= 1.05 * alone.out);
+      CHECK(e.lse <= 1.05 * alone.lse + 4 * epsilon<accum>());
+      CHECK(e.d_q <= 1.05 * alone.d_q);
+      CHECK(e.d_k <= 1.05 * alone.d_k);
+      CHECK(e.d_v <= 1.05 * alone.d_v);
+    }
+  }
+}
+
+// The trace shows what a rank launches: nothing for a block of which its queries see no key.
+TEST_CASE("06: empty blocks are not computed", "[06]") {
+  World world(nullptr, nullptr);
+  Communicator context(world, 0, world.rank(), "context");
+  Options options = attention_options(2, 2, 4, 4 * world.ranks(), 1);
+  options.attention = Attention::tiled;
+  const BlockData want = reference(options);
+  for (const CpLayout layout : layouts) {
+    options.cp_layout = layout;
+    trace::start();
+    ring_errors(options, context, want);
+    trace::stop();
+    const int blocks = layout == CpLayout::contiguous ? world.rank() + 1 : world.ranks();
+    std::map<std::string, int> launches;
+    for (const trace::Interval& i : trace::intervals()) ++launches[i.name.substr(0, i.name.find('<'))];
+    CHECK(launches["tiled_forward_kernel"] == blocks);
+    CHECK(launches["tiled_backward_keys_kernel"] == blocks);
+    CHECK(launches["tiled_backward_queries_kernel"] == blocks);
+    CHECK(launches["merge_kernel"] == blocks - 1);
+  }
+}
+
+#if __has_include(<cuda_cpu.h>)
+
+// Where all ranks share a few cores, only the time that a process has had one says how much it had to do.
+double cpu_seconds() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
+TEST_CASE("06: the slowest rank of a zigzag has half as much to do", "[06]") {
+  if (mpi_tests::ranks() != 8) return;
+  mpi_tests::set_time_limit(120);
+  World world(nullptr, nullptr);
+  Communicator context(world, 0, world.rank(), "context");
+  Options options = attention_options(2, 2, 32, 2048 * 8, 1);
+  options.attention = Attention::tiled;
+  Random random;
+  const BlockData data(whole_sequences(shape_of_rank(options, 1)), random);
+  std::map<CpLayout, double> slowest;
+  for (const CpLayout layout : layouts) {
+    options.cp_layout = layout;
+    const double begin = cpu_seconds();
+    ring_errors(options, context, data);
+    slowest[layout] = largest_of_ranks(cpu_seconds() - begin);
+  }
+  if (world.rank() == 0 && std::getenv("VERBOSE"))
+    std::printf("the slowest rank: contiguous %.2f s, zigzag %.2f s\n", slowest[CpLayout::contiguous],
+                slowest[CpLayout::zigzag]);
+  CHECK(slowest[CpLayout::zigzag] < 0.75 * slowest[CpLayout::contiguous]);
+}
+
+#endif
+
+}  // namespace pentatron
