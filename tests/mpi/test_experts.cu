@@ -108,6 +108,7 @@ Trained train(World& world, const Options& options, const ExpertLayout& layout, 
 }
 
 void check_same(const Trained& got, const Trained& want, double grad_clip) {
+  CHECK(!want.initial.empty());
   CHECK(got.initial == want.initial);  // bit for bit
   const auto close = [](double a, double b) { return std::abs(a - b) <= kScalarTolerance * std::abs(b); };
   for (int step = 0; step < kSteps; ++step) {
@@ -137,7 +138,8 @@ void check_parity(Options options, const ExpertLayout& layout, Ep eps = Ep::few,
   const int groups = mpi_tests::ranks() / layout.tensor;
   options.global_batch_size = options.micro_batch_size * 2 * (groups / layout.context);
   World world(nullptr, nullptr);
-  const Trained expected = train(world, options, {}, routing, true);
+  const bool compares = world.rank() == 0;  // what is gathered is the same everywhere
+  const Trained expected = compares ? train(world, options, {}, routing, true) : Trained();
   for (int ep = groups, tried = 0; ep >= 1 && (eps == Ep::each || tried < 2); --ep) {
     if (groups % ep != 0) continue;
     ++tried;
@@ -145,7 +147,8 @@ void check_parity(Options options, const ExpertLayout& layout, Ep eps = Ep::few,
                        << options.model.top_k << ", ZeRO " << layout.zero_stage << ", recompute "
                        << to_string(options.recompute));
     options.ep = ep;
-    check_same(train(world, options, layout, routing, false), expected, options.grad_clip);
+    const Trained got = train(world, options, layout, routing, false);
+    if (compares) check_same(got, expected, options.grad_clip);
   }
 }
 
@@ -401,7 +404,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       check_memory(options, {});
       options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
       check_memory(options, {.zero_stage = 3});
-      options.expert_capacity = 2;
+      options.expert_capacity = 3;
       if (ranks % 2 == 0) check_memory(options, {.tensor = 2, .sequence_parallel = true, .zero_stage = 1});
       if (recompute == Recompute::none)
         check_memory(options, {.weight_gradients = WeightGradients::deferred});
