@@ -1,5 +1,7 @@
 // Experts: every layout does what one rank does, to about 1e-14 in fp64; what travels, and what memory it
 // takes.
+#include <cstdio>
+
 #include "expert_model.h"
 #include "gather.h"
 #include "program.h"
@@ -355,6 +357,25 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
                {{"all_reduce", {1, elements, 2 * (holders - 1) / holders * elements * sizeof(accum)}}});
 }
 
+// Layers 1, 3 and 5 have experts, and two of them are there at a time. Forward gathers all three, or, in
+// later micro-batches, the one that is missing; backward begins with the last two.
+TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
+  if (mpi_tests::ranks() % 2 != 0) return;
+  Options options = expert_options(experts_for_ranks(), 2, 2);
+  options.model.layers = 6;
+  options.ep = mpi_tests::ranks() / 2;
+  const int64_t elements =
+      options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
+  World world(nullptr, nullptr);
+  ExpertModel model(world, options, {.zero_stage = 3});
+  const int64_t m = model.micro_batches(), gathers = 4 + 2 * (m - 1), sums = 3 * m;
+  model.same_experts.reset_traffic();
+  model.accumulate(batches_of_step(options, 0));
+  check_counts(model.same_experts.traffic(),
+               {{"all_gather", {gathers, gathers * elements, 0.5 * gathers * elements * sizeof(real)}},
+                {"reduce_scatter", {sums, sums * elements, 0.5 * sums * elements * sizeof(accum)}}});
+}
+
 }  // namespace pentatron
 
 #endif
@@ -408,6 +429,38 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       if (ranks % 2 == 0) check_memory(options, {.tensor = 2, .sequence_parallel = true, .zero_stage = 1});
       if (recompute == Recompute::none)
         check_memory(options, {.weight_gradients = WeightGradients::deferred});
+    }
+  }
+}
+
+// Prints the table of 07_combined_5d/README.md, for the tiny model with eight experts; asked for by its tag.
+TEST_CASE("07: table of experts", "[.experts-table]") {
+  mpi_tests::set_time_limit(300);
+  if (mpi_tests::rank() == 0)
+    std::printf(
+        "ep  room | weights gradients optimizer activations communication, KiB | rows: elements a step\n");
+  for (const double capacity : {0.0, 2.0}) {
+    for (int ep = 1; ep <= mpi_tests::ranks(); ep *= 2) {
+      Options options = test_options(/*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/192,
+                                     /*vocab_size=*/256, /*sequence=*/128, /*micro_batch=*/4,
+                                     /*global_batch=*/4 * mpi_tests::ranks());
+      options.model.experts = 8;
+      options.model.top_k = 2;
+      options.ep = ep;
+      options.expert_capacity = capacity;
+      World world(nullptr, nullptr);
+      const MemoryBytes before = memory_in_use();
+      ExpertModel model(world, options, {});
+      model.accumulate(random_batches(options, 0));
+      model.update(0);
+      const TrafficByOperation traffic = model.expert_ranks.traffic();
+      const auto rows = traffic.find("all_to_all_v");
+      const double elements = rows == traffic.end() ? 0 : rows->second.sent_bytes / sizeof(real);
+      const double least = -world.largest({-elements})[0], most = world.largest({elements})[0];
+      if (world.rank() > 0) continue;
+      std::printf("%2d %5.1f |", ep, capacity);
+      for (size_t i = 0; i < purposes; ++i) std::printf(" %zu", (memory_in_use()[i] - before[i]) / 1024);
+      std::printf(" | %.0f to %.0f\n", least, most);
     }
   }
 }
