@@ -71,7 +71,7 @@ void choose_experts_backward(Statistics probabilities, const int32_t* chosen, in
 __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const real* __restrict__ x, int rows,
                                     int experts, int d, accum* __restrict__ d_router) {
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
-  const int columns = std::min(columns_per_block, d - first);
+  const int columns = std::min(d - first, int{columns_per_block});
   accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
   for (int row = 0; row < rows; ++row) {
     const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];

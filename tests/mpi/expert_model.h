@@ -2,7 +2,9 @@
 // here take whole sequences of a micro-batch, which is all that experts see of them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../../02_data_parallel/data_parallel.h"
@@ -24,19 +26,29 @@ struct ExpertLayout {
   WeightGradients weight_gradients = WeightGradients::at_once;
 };
 
-// This rank's place among `ranks`: tensor fastest, then context, then data.
-struct ExpertRanks {
-  int ranks, tensor_ranks, context_ranks, tensor, group;  // group: rank in context x data
-  int groups() const { return ranks / tensor_ranks; }
-  int context() const { return group % context_ranks; }
-  int data() const { return group / context_ranks; }
-  int data_ranks() const { return groups() / context_ranks; }
+// A rank's place among `ranks`: tensor fastest, then context, then data.
+struct ExpertPlace {
+  int ranks, tensor_ranks, context_ranks, rank;
+  int tensor() const { return rank % tensor_ranks; }
+  int group() const { return rank / tensor_ranks; }  // rank in context x data
+  int context() const { return group() % context_ranks; }
+  int data() const { return group() / context_ranks; }
+  int data_ranks() const { return ranks / tensor_ranks / context_ranks; }
+
+  // The ranks that are like this one in what `key` says of them.
+  std::vector<int> like(const std::function<std::pair<int, int>(const ExpertPlace&)>& key) const {
+    std::vector<int> members;
+    for (int other = 0; other < ranks; ++other) {
+      if (key({ranks, tensor_ranks, context_ranks, other}) == key(*this)) members.push_back(other);
+    }
+    return members;
+  }
 };
 
 struct ExpertModel {
   Options options;
   ExpertLayout layout;
-  ExpertRanks place;
+  ExpertPlace place;
   Communicator all, tensor_ranks, data_ranks, context_ranks, expert_ranks, same_experts;
   Stream stream{"compute"};
   AttentionCore attention{options.attention};
@@ -54,19 +66,20 @@ struct ExpertModel {
   StepTotals totals{stream};
   std::vector<BatchBuffer> buffers;  // [micro-batches of this rank]
 
-  // On all ranks of the world or, with `alone`, on each the whole model.
+  // On all ranks of the world or, on rank 0, alone.
   ExpertModel(World& world, const Options& o, ExpertLayout l, bool alone = false)
       : options(o),
         layout(l),
-        place{alone ? 1 : world.ranks(), l.tensor, l.context, alone ? 0 : world.rank() % l.tensor,
-              alone ? 0 : world.rank() / l.tensor},
-        all(world, alone ? world.rank() : 0, place.group, "all"),
-        tensor_ranks(world, alone ? world.rank() : place.group, place.tensor, "tensor"),
-        data_ranks(world, alone ? world.rank() : place.tensor, place.group, "data"),
-        context_ranks(world, alone ? world.rank() : color(place.group / l.context), place.group, "context"),
-        expert_ranks(world, alone ? world.rank() : color(place.group / o.ep), place.group, "experts"),
-        same_experts(world, alone ? world.rank() : color(place.group % o.ep), place.group, "same experts"),
-        mesh{place.tensor,        l.tensor,          expert_ranks.rank(), o.ep,
+        place{alone ? 1 : world.ranks(), l.tensor, l.context, alone ? 0 : world.rank()},
+        all(world, place.like([](auto) { return std::pair(0, 0); }), "all"),
+        tensor_ranks(world, place.like([](auto p) { return std::pair(0, p.group()); }), "tensor"),
+        data_ranks(world, place.like([](auto p) { return std::pair(p.tensor(), 0); }), "data"),
+        context_ranks(world, place.like([](auto p) { return std::pair(p.tensor(), p.data()); }), "context"),
+        expert_ranks(world, place.like([&](auto p) { return std::pair(p.tensor(), p.group() / o.ep); }),
+                     "experts"),
+        same_experts(world, place.like([&](auto p) { return std::pair(p.tensor(), p.group() % o.ep); }),
+                     "same experts"),
+        mesh{place.tensor(),      l.tensor,          expert_ranks.rank(), o.ep,
              o.model.experts,     data_ranks.rank(), data_ranks.ranks(),  same_experts.rank(),
              same_experts.ranks()},
         feed_forward(options, mesh, rows(), expert_ranks, context_ranks, stream),
@@ -123,7 +136,7 @@ struct ExpertModel {
       Activations& a = *activations[i % activations.size()];
       transformer->forward(batches[i], a);
       transformer->backward(batches[i], a);
-      if (place.tensor == 0) totals.add_loss(a.loss);
+      if (place.tensor() == 0) totals.add_loss(a.loss);
     }
     if (layout.weight_gradients == WeightGradients::deferred) {
       for (const auto& a : activations) transformer->backward_weights(*a);
@@ -143,9 +156,6 @@ struct ExpertModel {
   }
 
  private:
-  // A number for each set of ranks that share what is not `group`.
-  int color(int group) const { return place.tensor + place.tensor_ranks * group; }
-
   Batch upload(int i, const std::vector<HostBatch>& global) {
     const HostBatch& host = global[place.data() * micro_batches() + i];
     const int64_t first = place.context() * rows();

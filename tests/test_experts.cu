@@ -1,0 +1,265 @@
+// The kernels of experts against plain loops in double, and backward ones against differences of the forward
+// ones.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "device.h"
+#include "experts.h"
+#include "finite_differences.h"
+#include "model.h"
+
+namespace pentatron {
+namespace {
+
+// Sizes of a routing: one of each, and none a multiple of anything; more rows than bands (256), and more
+// than one block of rows.
+struct Sizes {
+  int rows, experts, top_k, d;
+};
+constexpr Sizes all_sizes[] = {{1, 1, 1, 3}, {7, 4, 2, 5}, {13, 5, 5, 301}, {601, 9, 3, 4}, {2100, 3, 1, 2}};
+
+// What the host finds for given logits.
+struct Routing {
+  std::vector<int32_t> chosen, place, counts;  // [rows, top_k] twice, [experts]
+  HostMatrix probabilities;                    // [rows, experts]
+};
+
+Routing route_on_host(const HostMatrix& logits, int top_k) {
+  const auto rows = static_cast<int>(logits.rows), experts = static_cast<int>(logits.columns);
+  Routing r{{}, std::vector<int32_t>(rows * top_k), std::vector<int32_t>(experts), HostMatrix(rows, experts)};
+  for (int row = 0; row < rows; ++row) {
+    std::vector<int32_t> order(experts);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return logits(row, a) > logits(row, b); });
+    r.chosen.insert(r.chosen.end(), order.begin(), order.begin() + top_k);
+    double sum = 0;
+    for (int e = 0; e < experts; ++e) sum += std::exp(logits(row, e));
+    for (int e = 0; e < experts; ++e) r.probabilities(row, e) = std::exp(logits(row, e)) / sum;
+  }
+  std::vector<int32_t> copies(r.chosen.size());
+  std::iota(copies.begin(), copies.end(), 0);
+  std::stable_sort(copies.begin(), copies.end(), [&](int a, int b) { return r.chosen[a] < r.chosen[b]; });
+  for (size_t i = 0; i < copies.size(); ++i) r.place[copies[i]] = static_cast<int32_t>(i);
+  for (const int32_t e : r.chosen) ++r.counts[e];
+  return r;
+}
+
+std::vector<int32_t> download(Matrix<int32_t> from, cudaStream_t stream) {
+  const std::vector<double> values = to_host(from, stream);
+  return {values.begin(), values.end()};
+}
+
+void check_routing(const HostMatrix& logits, int top_k) {
+  Device device;
+  const Routing want = route_on_host(logits, top_k);
+  const Statistics probabilities = device.upload<accum>(logits);
+  const auto chosen = device.fresh<int32_t>(logits.rows, top_k),
+             place = device.fresh<int32_t>(logits.rows, top_k);
+  const auto counts = device.fresh<int32_t>(1, logits.columns);
+  choose_experts(probabilities, top_k, chosen.data, device.stream);
+  place_copies(chosen.data, logits.rows, top_k,
+               device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts.data, place.data,
+               device.stream);
+  CHECK(download(chosen, device.stream) == want.chosen);
+  CHECK(download(counts, device.stream) == want.counts);
+  CHECK(download(place, device.stream) == want.place);
+  require_close(device.download(probabilities), want.probabilities,
+                sum_of<accum>(static_cast<double>(logits.columns)));
+}
+
+// A routing on the device, of random logits.
+struct OnDevice {
+  HostMatrix logits;
+  Routing host;
+  Statistics probabilities;
+  const int32_t *chosen, *place;
+
+  OnDevice(Device& device, Random& random, Sizes s)
+      : logits(random.normal<accum>(s.rows, s.experts)), host(route_on_host(logits, s.top_k)) {
+    for (double& p : host.probabilities.values) p = rounded<accum>(p);
+    probabilities = device.upload<accum>(host.probabilities);
+    chosen = device.upload(host.chosen);
+    place = device.upload(host.place);
+  }
+  double weight(int row, int copy) const { return host.probabilities(row, host.chosen[copy]); }
+};
+
+}  // namespace
+
+TEST_CASE("experts: choice and places of copies", "[07][experts][kernels]") {
+  Random random;
+  for (const auto [rows, experts, top_k, d] : all_sizes) {
+    CAPTURE(rows, experts, top_k);
+    check_routing(random.normal<accum>(rows, experts), top_k);
+  }
+}
+
+TEST_CASE("experts: of equal logits the lower number is chosen", "[07][experts][kernels]") {
+  check_routing(HostMatrix(5, 4, 0.25), 3);
+  HostMatrix two_values(3, 6, 1);
+  two_values(0, 5) = two_values(1, 2) = two_values(1, 4) = 2;
+  check_routing(two_values, 4);
+}
+
+TEST_CASE("experts: all tokens to one, none to the others", "[07][experts][kernels]") {
+  HostMatrix logits(300, 5);
+  for (int row = 0; row < 300; ++row) logits(row, 3) = 1;
+  check_routing(logits, 1);
+}
+
+TEST_CASE("experts: a router that diverged chooses experts that exist", "[07][experts][kernels]") {
+  Device device;
+  const Statistics logits = device.upload<accum>(HostMatrix(4, 3, NAN));
+  const auto chosen = device.fresh<int32_t>(4, 2);
+  choose_experts(logits, 2, chosen.data, device.stream);
+  for (const int32_t e : download(chosen, device.stream)) CHECK((e >= 0 && e < 3));
+}
+
+TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  for (const Sizes s : all_sizes) {
+    CAPTURE(s.rows, s.experts, s.top_k, s.d);
+    const OnDevice routing(device, random, s);
+    const HostMatrix x = random.normal<real>(s.rows, s.d);
+    HostMatrix want(s.rows * s.top_k, s.d);
+    for (int copy = 0; copy < s.rows * s.top_k; ++copy)
+      for (int j = 0; j < s.d; ++j) want(routing.host.place[copy], j) = x(copy / s.top_k, j);
+    const Tensor copies = device.fresh<real>(want.rows, s.d);
+    copy_to_places(device.upload<real>(x), routing.place, s.top_k, copies, device.stream);
+    REQUIRE(device.download(copies) == want);
+
+    const HostMatrix d_copies = random.normal<real>(want.rows, s.d),
+                     router = random.normal<real>(s.experts, s.d),
+                     d_logits = random.normal<accum>(s.rows, s.experts);
+    HostMatrix want_d_x(s.rows, s.d);
+    for (int row = 0; row < s.rows; ++row) {
+      for (int j = 0; j < s.d; ++j) {
+        for (int k = 0; k < s.top_k; ++k)
+          want_d_x(row, j) += d_copies(routing.host.place[row * s.top_k + k], j);
+        for (int e = 0; e < s.experts; ++e) want_d_x(row, j) += d_logits(row, e) * router(e, j);
+      }
+    }
+    const Tensor d_x = device.fresh<real>(s.rows, s.d);
+    copy_to_places_backward(device.upload<real>(d_copies), routing.place, s.top_k,
+                            device.upload<accum>(d_logits), device.upload<real>(router), d_x, device.stream);
+    require_close(device.download(d_x), want_d_x, sum_of<real>(s.top_k + s.experts));
+  }
+}
+
+TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  for (const Sizes s : all_sizes) {
+    CAPTURE(s.rows, s.experts, s.top_k, s.d);
+    const OnDevice routing(device, random, s);
+    const HostMatrix returned = random.normal<real>(s.rows * s.top_k, s.d),
+                     d_out = random.normal<real>(s.rows, s.d);
+    HostMatrix want(s.rows, s.d), want_d_returned(s.rows * s.top_k, s.d), want_d_chosen(s.rows, s.top_k);
+    for (int copy = 0; copy < s.rows * s.top_k; ++copy) {
+      const int row = copy / s.top_k, place = routing.host.place[copy];
+      for (int j = 0; j < s.d; ++j) {
+        want(row, j) += routing.weight(row, copy) * returned(place, j);
+        want_d_returned(place, j) = routing.weight(row, copy) * d_out(row, j);
+        want_d_chosen(row, copy % s.top_k) += d_out(row, j) * returned(place, j);
+      }
+    }
+    const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
+                 d_returned = device.fresh<real>(s.rows * s.top_k, s.d);
+    const Statistics d_chosen = device.fresh<accum>(s.rows, s.top_k);
+    combine_copies(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
+                   device.stream);
+    combine_copies_backward(device.upload<real>(d_out), device_returned, routing.probabilities,
+                            routing.chosen, routing.place, s.top_k, d_returned, d_chosen.data, device.stream);
+    require_close(device.download(out), want, sum_of<real>(s.top_k));
+    require_close(device.download(d_returned), want_d_returned, sum_of<real>(1));
+    require_close(device.download(d_chosen), want_d_chosen, sum_of<accum>(s.d));
+  }
+}
+
+TEST_CASE("experts: the router's weight gradient is added", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  for (const Sizes s : all_sizes) {
+    CAPTURE(s.rows, s.experts, s.d);
+    const HostMatrix d_logits = random.normal<accum>(s.rows, s.experts), x = random.normal<real>(s.rows, s.d),
+                     before = random.normal<accum>(s.experts, s.d);
+    HostMatrix want = before;
+    for (int row = 0; row < s.rows; ++row)
+      for (int e = 0; e < s.experts; ++e)
+        for (int j = 0; j < s.d; ++j) want(e, j) += d_logits(row, e) * x(row, j);
+    const Statistics gradient = device.upload<accum>(before);
+    router_wgrad(device.upload<accum>(d_logits), device.upload<real>(x), gradient, device.stream);
+    require_close(device.download(gradient), want, sum_of<accum>(s.rows));
+  }
+}
+
+TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  for (const Sizes s : all_sizes) {
+    CAPTURE(s.rows, s.experts);
+    const OnDevice routing(device, random, s);
+    const double copies = s.rows * s.top_k;
+    HostMatrix want(1, s.experts);
+    double loss = 0.5;
+    for (int e = 0; e < s.experts; ++e) {
+      want(0, e) = routing.host.counts[e] / copies;
+      for (int row = 0; row < s.rows; ++row) loss += 0.25 * want(0, e) * routing.host.probabilities(row, e);
+    }
+    const Statistics fractions = device.fresh<accum>(1, s.experts),
+                     sum = device.upload<accum>(HostMatrix(1, 1, 0.5));
+    expert_fractions(device.upload(routing.host.counts), s.experts, 1 / copies, fractions.data,
+                     device.stream);
+    add_balance_loss(routing.probabilities, fractions.data, 0.25, sum.data, device.stream);
+    require_close(device.download(fractions), want, sum_of<accum>(1));
+    require_close(device.download(sum), HostMatrix(1, 1, loss), sum_of<accum>(s.rows * s.experts));
+  }
+}
+
+#if PRECISION == 64
+
+// The choice stays what it was: differences are smaller than those of any two logits.
+TEST_CASE("gradient: experts' weights, router and balance", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  const Sizes s = {5, 6, 3, 4};
+  const OnDevice routing(device, random, s);
+  const HostMatrix returned = random.normal<real>(s.rows * s.top_k, s.d),
+                   w = random.normal<real>(s.rows, s.d);
+  const double scale = 0.3;
+  HostMatrix fractions(1, s.experts);
+  for (int e = 0; e < s.experts; ++e) fractions(0, e) = routing.host.counts[e] / double(s.rows * s.top_k);
+  const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
+               d_returned = device.fresh<real>(s.rows * s.top_k, s.d);
+  const Statistics probabilities = device.fresh<accum>(s.rows, s.experts),
+                   device_fractions = device.upload<accum>(fractions), loss = device.fresh<accum>(1, 1),
+                   d_chosen = device.fresh<accum>(s.rows, s.top_k),
+                   d_logits = device.fresh<accum>(s.rows, s.experts);
+  const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
+  const auto forward = [&](const HostMatrix& logits) {
+    device.write(probabilities, logits);
+    choose_experts(probabilities, s.top_k, chosen.data, device.stream);
+    combine_copies(device_returned, probabilities, chosen.data, routing.place, s.top_k, out, device.stream);
+    device.write(loss, HostMatrix(1, 1));
+    add_balance_loss(probabilities, device_fractions.data, scale, loss.data, device.stream);
+    return dot(w, device.download(out)) + device.download(loss)(0, 0);
+  };
+  forward(routing.logits);
+  combine_copies_backward(device.upload<real>(w), device_returned, probabilities, chosen.data, routing.place,
+                          s.top_k, d_returned, d_chosen.data, device.stream);
+  choose_experts_backward(probabilities, chosen.data, s.top_k, d_chosen.data, device_fractions.data, scale,
+                          d_logits, device.stream);
+  check_gradient(device.download(d_logits), routing.logits, forward);
+  device.write(probabilities, routing.host.probabilities);
+  check_gradient(device.download(d_returned), returned, [&](const HostMatrix& changed) {
+    device.write(device_returned, changed);
+    return forward(routing.logits);
+  });
+}
+
+#endif
+
+}  // namespace pentatron
