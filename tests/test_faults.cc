@@ -288,3 +288,20 @@ TEST_CASE("06: sequences that the ranks don't divide end with one line and statu
   refused("--cp-exchange none", "--cp-exchange: none is not valid; expected one of ring, all-gather\n");
   refused("--global-batch-size 6", "--global-batch-size: 6 is not valid; expected ");
 }
+TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and status 2",
+          "[07][faults][bad-input]") {
+  const auto refused = [](const std::string& arguments, const std::string& begin) {
+    check_refused("07_combined_5d", arguments, begin);
+  };
+  refused("--tp 2 --dp 1",
+          "--tp x --cp x --dp x --pp: 2 x 1 x 1 x 1 = 2 is not valid; expected the number of ranks, 4");
+  refused("--tp 2 --cp 3",
+          "--tp x --cp x --pp: 2 x 3 x 1 = 6 is not valid; expected a divisor of the number of ranks, 4");
+  refused("--experts 6 --cp 2 --ep 3", "--ep: 3 is not valid; expected a divisor of --dp x --cp, 2 x 2 = 4");
+  refused("--experts 6 --ep 4", "--ep: 4 is not valid; expected a divisor of --experts (6)");
+  refused("--ep 2", "--ep: 2 is not valid; expected a divisor of --experts (0)");
+  refused("--tp 4 --kv-heads 2", "--kv-heads: 2 is not valid; expected a multiple of the tensor ranks (4)");
+  refused("--cp 4 --seq-len 36",
+          "--seq-len: 36 is not valid; expected a multiple of twice the context ranks");
+  refused("--pp 4 --layers 3", "--layers: 3 is not valid; expected at least 4, one a stage");
+}

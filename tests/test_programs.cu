@@ -1,5 +1,5 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02 to 06 are those of 01. The tests of parity look closer, but build their own training loop;
+// step of 02 to 07 are those of 01. The tests of parity look closer, but build their own training loop;
 // this one sees what is wrong in a main.cu.
 #include "precision.h"
 #if PRECISION == 64
@@ -81,9 +81,10 @@ bool enough_gpus([[maybe_unused]] int ranks) {
 #endif
 }
 
-void check_like_01(const std::string& program, const std::string& sizes = "") {
+void check_like_01(const std::string& program, const std::string& sizes = "",
+                   const std::vector<int>& on_ranks = {1, 2, 6}) {
   const std::vector<Step> expected = run("", "01_single_gpu" + sizes);
-  for (const int ranks : {1, 2, 6}) {
+  for (const int ranks : on_ranks) {
     if (!enough_gpus(ranks)) continue;
     const std::vector<Step> steps = run("mpirun -n " + std::to_string(ranks), program + sizes);
     for (int i = 0; i < kSteps; ++i) {
@@ -97,13 +98,13 @@ void check_like_01(const std::string& program, const std::string& sizes = "") {
 
 }  // namespace
 
-TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][04][05][06][program]") {
+TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][04][05][06][07][program]") {
   const auto activations = [](const std::string& program, const char* which) -> int64_t {
     const std::string launcher = program[1] == '1' ? "" : "mpirun -n 1";
     return outcome_of(launcher, program).log.back()["summary"]["memory"][0][which]["activations"];
   };
   for (const std::string program : {"01_single_gpu", "02_data_parallel", "03_zero", "04_tensor_parallel",
-                                    "05_pipeline_parallel", "06_context_parallel"}) {
+                                    "05_pipeline_parallel", "06_context_parallel", "07_combined_5d"}) {
     CAPTURE(program);
     const int64_t tiled = activations(program + " --attention tiled", "measured");
     CHECK(tiled < activations(program + " --attention naive", "measured"));
@@ -142,18 +143,33 @@ TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
   }
 }
 
-// More text than a sequence is long: its newest token lies on each of the ranks in turn, then on the last.
-TEST_CASE("06: the trained model writes what that of 01 writes", "[06][program]") {
+// More text than a sequence is long: with context ranks its newest token lies on each in turn, then on the
+// last.
+TEST_CASE("the trained model writes what that of 01 writes", "[06][07][program]") {
   const auto written = [](const std::string& launcher, const std::string& program) {
-    const std::string out = outcome_of(launcher, program + " --seq-len 24 --sample 40").out;
+    const std::string out =
+        outcome_of(launcher, program + " --heads 6 --kv-heads 6 --seq-len 24 --sample 40").out;
     const size_t begin = out.find("The model writes:");
     REQUIRE(begin != std::string::npos);
     return out.substr(begin);
   };
   const std::string expected = written("", "01_single_gpu");
-  for (const char* layout : {" --cp-layout contiguous", " --cp-layout zigzag"}) {
-    if (!enough_gpus(3)) continue;
-    CHECK(written("mpirun -n 3", std::string("06_context_parallel") + layout) == expected);
+  for (const char* program :
+       {"mpirun -n 3|06_context_parallel --cp-layout contiguous", "mpirun -n 3|06_context_parallel",
+        "mpirun -n 4|07_combined_5d --tp 2 --cp 2", "mpirun -n 4|07_combined_5d --pp 2 --dp 2"}) {
+    const std::string words = program;
+    const size_t bar = words.find('|');
+    if (enough_gpus(4)) CHECK(written(words.substr(0, bar), words.substr(bar + 1)) == expected);
+  }
+}
+
+TEST_CASE("07: the program's steps are those of 01", "[07][program]") {
+  const std::string sizes = " --heads 6 --kv-heads 6 --d-ff 24 --vocab-size 258 --seq-len 24 --layers 6";
+  check_like_01("07_combined_5d", sizes, {1, 6});
+  for (const char* mesh : {"--tp 2 --pp 3 --sequence-parallel", "--cp 3 --dp 2 --zero-stage 2",
+                           "--cp 2 --pp 3 --zero-stage 3 --pp-schedule interleaved",
+                           "--tp 3 --dp 2 --zero-stage 0 --dp-sync naive"}) {
+    check_like_01(std::string("07_combined_5d ") + mesh, sizes, {6});
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <iterator>
 #include <random>
 
 #include "combined_model.h"
@@ -203,6 +204,48 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   }
 }
 
+// ---- The mesh ---------------------------------------------------------------------------------------------
+
+TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
+  if (mpi_tests::ranks() > 1) return;
+  for (MeshShape shape : all_meshes(24)) {
+    const int replicas = shape.dp * shape.cp;
+    for (const int ep : {1, 2, 3, 4}) {
+      if (replicas % ep != 0) continue;
+      shape.ep = ep;
+      const std::vector<std::pair<MeshGroup, int>> sizes = {
+          {MeshGroup::tensor, shape.tp},   {MeshGroup::context, shape.cp},
+          {MeshGroup::pipeline, shape.pp}, {MeshGroup::gradients, replicas},
+          {MeshGroup::experts, ep},        {MeshGroup::expert_gradients, replicas / ep}};
+      for (const auto& [group, size] : sizes) {
+        for (int rank = 0; rank < 24; ++rank) {
+          const std::vector<int> members = members_of(shape, group, rank);
+          CHECK(std::ssize(members) == size);
+          for (const int member : members) CHECK(members_of(shape, group, member) == members);
+        }
+      }
+      for (int rank = 0; rank < 24; ++rank) {
+        const MeshPlace at = place_of(shape, rank);
+        CHECK(rank == at.tp + shape.tp * (at.cp + shape.cp * (at.dp + shape.dp * at.pp)));
+        // Its places are those in its groups: what is asked of communicators is asked of the mesh, too.
+        CHECK(members_of(shape, MeshGroup::tensor, rank)[at.tp] == rank);
+        CHECK(members_of(shape, MeshGroup::context, rank)[at.cp] == rank);
+        CHECK(members_of(shape, MeshGroup::pipeline, rank)[at.pp] == rank);
+      }
+    }
+  }
+}
+
+TEST_CASE("07: a mesh as a table", "[07][mesh]") {
+  const std::string table = draw_mesh({2, 1, 2, 2, 2});
+  CHECK(table.starts_with("tp 2 x cp 1 x dp 2 x pp 2 = 8 ranks, ep 2\n"));
+  CHECK(std::count(table.begin(), table.end(), '\n') == 12);
+  std::istringstream row(table.substr(table.rfind('\n', table.size() - 2) + 1));
+  std::vector<int> numbers{std::istream_iterator<int>(row), {}};
+  CHECK(numbers == std::vector<int>{7, 1, 0, 1, 1,                   // rank and places
+                                    6, 7, 7, 3, 7, 5, 7, 5, 7, 7});  // groups
+}
+
 // ---- Random cases -----------------------------------------------------------------------------------------
 
 namespace {
@@ -273,7 +316,8 @@ class Draw {
     o.attention = one_of({Attention::naive, Attention::tiled});
     o.recompute = one_of({Recompute::none, Recompute::selective, Recompute::full});
     if (up_to(5) <= 2) {
-      shape.ep = up_to(dp * cp);
+      do shape.ep = up_to(dp * cp);
+      while (dp * cp % shape.ep != 0);
       o.model.experts = shape.ep * up_to(3);
       o.model.top_k = up_to(std::min(3, o.model.experts));
       o.model.moe_every = up_to(2);

@@ -478,12 +478,4 @@ TEST_CASE("07: room for the rows of experts", "[07][experts][memory]") {
   CHECK(expert_capacity(options, 10) == 80);
 }
 
-TEST_CASE("07: expert ranks divide the ranks that have their own tokens", "[07][experts][options]") {
-  Options options = expert_options(8, 2, 1);
-  options.ep = 4;
-  check_expert_parallel(options, 8);
-  CHECK_THROWS_WITH(check_expert_parallel(options, 6),
-                    "--ep: 4 is not valid; expected a divisor of data x context ranks (6)");
-}
-
 }  // namespace pentatron
