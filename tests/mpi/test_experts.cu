@@ -141,7 +141,9 @@ void check_parity(Options options, const ExpertLayout& layout, Ep eps = Ep::few,
   options.global_batch_size = options.micro_batch_size * 2 * (groups / layout.context);
   World world(nullptr, nullptr);
   const bool compares = world.rank() == 0;  // what is gathered is the same everywhere
-  const Trained expected = compares ? train(world, options, {}, routing, true) : Trained();
+  Options reference = options;
+  reference.recompute = Recompute::none;
+  const Trained expected = compares ? train(world, reference, {}, routing, true) : Trained();
   for (int ep = groups, tried = 0; ep >= 1 && (eps == Ep::each || tried < 2); --ep) {
     if (groups % ep != 0) continue;
     ++tried;
