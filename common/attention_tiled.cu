@@ -336,17 +336,20 @@ struct Tiling {
 };
 
 // The largest tiles of which a block's memory has room for `matrices` [tile, columns], `squares` [tile, tile]
-// and `vectors` [tile].
-Tiling choose_tiling(int head_size, int matrices, int squares, int vectors) {
+// and `vectors` [tile]; but not longer than need be: what lies beyond the rows is computed, too.
+Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
   int device = 0, available = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  const int columns = (head_size + patch_columns - 1) / patch_columns * patch_columns;
+  const int columns = (block.head.head_size + patch_columns - 1) / patch_columns * patch_columns;
   const auto bytes = [&](int tile) {
     return sizeof(accum) * tile * (matrices * columns + squares * tile + vectors);
   };
+  const auto too_large = [&](int tile) {
+    return bytes(tile) > static_cast<size_t>(available) || tile / 2 >= std::max(block.queries, block.keys);
+  };
   int tile = 64;
-  while (bytes(tile) > static_cast<size_t>(available) && tile > patch_columns) tile /= 2;
+  while (tile > patch_columns && too_large(tile)) tile /= 2;
   return {tile, columns, bytes(tile)};
 }
 
@@ -361,7 +364,7 @@ template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                    Statistics lse, cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
-  const auto [tile, columns, bytes] = choose_tiling(size, 4, 1, 3);
+  const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
   launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes, stream,
                      q.data, k.data, v.data, block.queries, block.keys, block.query_stride, block.key_stride,
                      block.diagonal, heads, kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data,
@@ -374,7 +377,7 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, S
                     cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
   const double scale = 1 / std::sqrt(size);
-  const Tiling over_keys = choose_tiling(size, 6, 2, 2), over_queries = choose_tiling(size, 5, 2, 2);
+  const Tiling over_keys = choose_tiling(block, 6, 2, 2), over_queries = choose_tiling(block, 5, 2, 2);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
                      tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes, stream, q.data,
                      k.data, v.data, d_out.data, lse.data, dots.data, block.queries, block.keys,
