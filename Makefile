@@ -151,7 +151,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 # Every stage trains the same model on the same batches, so that one table can compare them with 01. ARGS='...' changes
 # what all of them train, RANKS how many there are (one for each GPU).
 RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
-RUN_STEPS ?= 80
+RUN_STEPS ?= 40
 RUNS := $(BUILD)/runs
 TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(3) $(ARGS) --log-json $(RUNS)/$(2).json
 # Ranks that share a micro-batch take the whole batch at once.
@@ -234,7 +234,7 @@ clean:
 help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
-	@echo "                   RANKS=8  RUN_STEPS=80  ARGS='--layers 4 ...'"
+	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--layers 4 ...'"
 	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
