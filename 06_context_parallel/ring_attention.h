@@ -3,12 +3,11 @@
 // attention (Liu et al., 2023) these travel: each rank computes with those that it has, while it passes them
 // on to the next rank and the following ones come in.
 //
-//                  rank 0   rank 1   rank 2          forward   out, lse of each block are merged into those
-//                  so
-//   step 0         kv 0     kv 1     kv 2                      far, by log-sum-exp
-//   step 1         kv 2     kv 0     kv 1            backward  d_q adds up at home; the sums of d_k and d_v
-//   step 2         kv 1     kv 2     kv 0                      travel one step behind their k and v
-//   backward's end sums 0   sums 1   sums 2                    and one hop more, which brings them home
+//               rank 0  rank 1  rank 2
+//   step 0      kv 0    kv 1    kv 2      forward: out and lse of a block are merged into those of the
+//   step 1      kv 2    kv 0    kv 1      blocks before, by log-sum-exp
+//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up at home; the sums of d_k and d_v travel one
+//   at the end  d_kv 0  d_kv 1  d_kv 2    step behind their k and v, and make one hop more, which is home
 //
 // Under causality, the queries of the first chunk of a sequence have little to do, and those of the last one
 // much. In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late
@@ -44,7 +43,7 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
   if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
   if (layout == CpLayout::contiguous)
     return origin < rank ? std::optional(block(0, all, false)) : std::nullopt;
-  // chunks:            rank < origin < 2c-1 - origin < 2c-1 - rank   or   origin < rank < ... < 2c-1 - origin
+  // The chunks of the lower one of two ranks lie around those of the higher one.
   return origin < rank ? block(0, half, false) : block(half, all, false);
 }
 
@@ -116,7 +115,7 @@ class RingAttention : public AttentionCore {
       const KeysValues<real> next = begin_exchange(step, present);
       begin_sums_hop(step);
       const KeysValues<accum> d_block = gradients_of_block(step);
-      zero(d_block.k, compute);
+      zero(d_block.k, compute);  // blocks add; and all-gather sums the parts that saw nothing, too
       zero(d_block.v, compute);
       const auto visible = visible_block(layout_, shape, context_.rank(), origin(step));
       if (visible) backward_block(blas, *visible, t, g, present, d_q, d_block);
@@ -222,12 +221,12 @@ class RingAttention : public AttentionCore {
   // Grouped: each rank sends and receives at the same time.
   template <class T>
   void hop(KeysValues<T> present, KeysValues<T> next) {
-    const int to = (context_.rank() + 1) % ranks_, by = (context_.rank() + ranks_ - 1) % ranks_;
+    const int after = (context_.rank() + 1) % ranks_, before = (context_.rank() + ranks_ - 1) % ranks_;
     const Communicator::Group together(context_);
-    context_.send(present.k.data, present.k.size(), to);
-    context_.send(present.v.data, present.v.size(), to);
-    context_.receive(next.k.data, next.k.size(), by);
-    context_.receive(next.v.data, next.v.size(), by);
+    context_.send(present.k.data, present.k.size(), after);
+    context_.send(present.v.data, present.v.size(), after);
+    context_.receive(next.k.data, next.k.size(), before);
+    context_.receive(next.v.data, next.v.size(), before);
   }
 
   // NCCL connects two ranks when they first exchange something, which may block the host.
@@ -242,7 +241,7 @@ class RingAttention : public AttentionCore {
   template <class T>
   KeysValues<T> part_of(KeysValues<T> all /*[ranks * rows]*/, int rank) const {
     const int64_t rows = all.k.rows / ranks_;
-    return {all.k.row_range(rank % ranks_ * rows, rows), all.v.row_range(rank % ranks_ * rows, rows)};
+    return {all.k.row_range(rank * rows, rows), all.v.row_range(rank * rows, rows)};
   }
 
   // ---- Sums in `accum`, rounded once, at the end; otherwise their error would grow with the ranks
