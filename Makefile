@@ -107,6 +107,7 @@ tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
+$(BUILD)/bench: $(BUILD)/objects/tests/tools/bench.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
 $(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
@@ -117,7 +118,7 @@ PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRA
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
@@ -144,7 +145,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
   $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tests/tools/summary.cc.o \
-  $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
+  $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
