@@ -95,11 +95,11 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs tsan-cases run diff fuzz mutants test bench clean help FORCE
+.PHONY: all programs tsan-cases run diff fuzz mutants test bench gpu-check clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
-all: programs $(BUILD)/tests $(BUILD)/mpi_tests
+all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
 programs: $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -220,14 +220,18 @@ fuzz:
 mutants:
 	@set -f; tests/mutants.sh $(M)
 
-# Speed of a training step as it is, then where the time goes (events around every kernel cost a little).
-BENCH = $(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
-  --micro-batch-size 4 --global-batch-size 4 --log-every 1 $(ARGS)
-bench: programs
-	$(BENCH) --steps 10
-	$(BENCH) --steps 3 --profile
-	$(BUILD)/01_single_gpu --steps 20 --log-every 5 --global-batch-size 4
+# Speed of the kernels, of attention and of a training step, beside what the device can do; then where a step's time
+# goes (events around every kernel cost a little), and the collectives.
+bench: programs $(BUILD)/bench
+	$(BUILD)/bench
+	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
+	  --micro-batch-size 4 --global-batch-size 4 --log-every 1 --steps 3 --profile $(ARGS)
 	mpirun -n $(RANKS) $(BUILD)/collectives
+
+# Everything that only a GPU can tell, in ten minutes and one report.
+gpu-check:
+	$(if $(and $(NVCC),$(GPU_ARCH)),,$(error gpu-check needs nvcc and a GPU, and here is $(if $(NVCC),no GPU,no nvcc)))
+	@NVCC='$(NVCC)' MAKE='$(MAKE)' tests/gpu_check.sh build/gpu-report.txt
 
 clean:
 	rm -rf build
@@ -240,6 +244,7 @@ help:
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
-	@echo "make bench         the speed of one training step"
+	@echo "make bench         the speed of each kernel, of attention, of a training step"
+	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report in ten minutes"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16  SANITIZE=thread|address  V=1    (here: $(BUILD))"

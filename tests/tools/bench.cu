@@ -48,13 +48,14 @@ double seconds_of(const Stream& stream, const std::function<void()>& work) {
   return milliseconds_of(stream, calls, work) * 1e-3 / calls;
 }
 
-// Memory with something in it that is neither zero nor NaN.
+// Matrices of random numbers, with which a GPU takes more power, and so perhaps more time, than with equal
+// ones; and of zeros.
 class Workspace {
  public:
   explicit Workspace(cudaStream_t stream) : stream_(stream) {}
   Tensor tensor(int64_t rows, int64_t columns) {
     const Tensor x = memory_.matrix<real>(rows, columns);
-    fill_constant(x.data, x.size(), 0.5, stream_);
+    fill_normal(x.data, 0, x.size(), {columns, 0, 0, columns}, philox_key(1, "bench"), 1, stream_);
     return x;
   }
   Statistics statistics(int64_t rows, int64_t columns) {
