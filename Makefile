@@ -95,11 +95,11 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs tsan-cases run diff fuzz mutants test bench clean help FORCE
+.PHONY: all programs tsan-cases run diff fuzz mutants test bench gpu-check clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
-all: programs $(BUILD)/tests $(BUILD)/mpi_tests
+all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
 programs: $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -107,6 +107,7 @@ tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
+$(BUILD)/bench: $(BUILD)/objects/tests/tools/bench.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
 $(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard common/*.cc))
@@ -117,7 +118,7 @@ PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRA
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
+$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
@@ -144,7 +145,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
   $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tests/tools/summary.cc.o \
-  $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
+  $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
@@ -219,14 +220,18 @@ fuzz:
 mutants:
 	@set -f; tests/mutants.sh $(M)
 
-# Speed of a training step as it is, then where the time goes (events around every kernel cost a little).
-BENCH = $(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
-  --micro-batch-size 4 --global-batch-size 4 --log-every 1 $(ARGS)
-bench: programs
-	$(BENCH) --steps 10
-	$(BENCH) --steps 3 --profile
-	$(BUILD)/01_single_gpu --steps 20 --log-every 5 --global-batch-size 4
+# Speed of the kernels, of attention and of a training step, beside what the device can do; then where a step's time
+# goes (events around every kernel cost a little), and the collectives.
+bench: programs $(BUILD)/bench
+	$(BUILD)/bench
+	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
+	  --micro-batch-size 4 --global-batch-size 4 --log-every 1 --steps 3 --profile $(ARGS)
 	mpirun -n $(RANKS) $(BUILD)/collectives
+
+# Everything that only a GPU can tell, in ten minutes and one report.
+gpu-check:
+	$(if $(and $(NVCC),$(GPU_ARCH)),,$(error gpu-check needs nvcc and a GPU, and here is $(if $(NVCC),no GPU,no nvcc)))
+	@NVCC='$(NVCC)' MAKE='$(MAKE)' tests/gpu_check.sh build/gpu-report.txt
 
 clean:
 	rm -rf build
@@ -239,6 +244,7 @@ help:
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
-	@echo "make bench         the speed of one training step"
+	@echo "make bench         the speed of each kernel, of attention, of a training step"
+	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report in ten minutes"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16  SANITIZE=thread|address  V=1    (here: $(BUILD))"

@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "attention_tiled.h"
+#include "pack.h"
 
 namespace pentatron {
 namespace {
@@ -38,7 +39,7 @@ __global__ void probabilities_kernel(real* __restrict__ scores, int queries, int
   real* row = scores + static_cast<size_t>(blockIdx.x) * keys;
   accum of_row = lse_known ? lse[query * heads + head] : 0;
   if (!lse_known) {
-    const accum largest = block_max_of<accum>(row, visible);
+    const accum largest = block_max_of<1>(row, visible);
     accum sum = 0;
     for (int j : block_range(visible)) sum += exp(accum(row[j]) - largest);
     of_row = largest + log(block_sum(sum));
@@ -61,16 +62,21 @@ __global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
   }
 }
 
-// One block a row of tokens: the dot products of its heads.
+// One block a row of tokens: the dot products of its heads. A head is short, so a warp has several. Reads 2e
+// bytes an element.
+template <int width>
 __global__ void head_dots_kernel(const real* __restrict__ a, const real* __restrict__ b, int heads, int size,
                                  accum* __restrict__ dots) {
   const size_t row = blockIdx.x;
-  for (int head = 0; head < heads; ++head) {
+  const int lanes = lanes_for(size / width);
+  for (int head : warp_range(heads, lanes)) {
     const size_t start = (row * heads + head) * size;
     accum sum = 0;
-    for (int j : block_range(size)) sum += accum(a[start + j]) * accum(b[start + j]);
-    sum = block_sum(sum);
-    for ([[maybe_unused]] int once : block_range(1)) dots[row * heads + head] = sum;
+    for (int j : lane_range(size, width, lanes)) {
+      const Pack<width> x = load<width>(a + start + j), y = load<width>(b + start + j);
+      for (int e = 0; e < width; ++e) sum += x[e] * y[e];
+    }
+    dots[row * heads + head] = lane_sum(sum, lanes);  // each lane writes the same
   }
 }
 
@@ -188,7 +194,9 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
 
 void attention_dots(Tensor out, Tensor d_out, Statistics dots, cudaStream_t stream) {
   const int heads = static_cast<int>(dots.columns), size = static_cast<int>(out.columns / dots.columns);
-  launch(head_dots_kernel, dim3(out.rows), stream, out.data, d_out.data, heads, size, dots.data);
+  const int width = width_for(size, out.data, d_out.data);
+  launch(width == 1 ? head_dots_kernel<1> : head_dots_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, out.data, d_out.data, heads, size, dots.data);
 }
 
 void attention_merge(const AttentionBlock& block, Statistics block_out, Statistics block_lse, Statistics out,

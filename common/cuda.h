@@ -37,6 +37,12 @@ void at_failure(void (*end_other_ranks)());
 
 constexpr unsigned threads_per_block = 256;
 
+struct Grid {
+  dim3 blocks;
+  unsigned threads;  // of each block: a multiple of 32
+  Grid(dim3 blocks, unsigned threads = threads_per_block) : blocks(blocks), threads(threads) {}
+};
+
 // Blocks for an elementwise kernel over n elements: a thread takes about eight, and there are never more
 // blocks than a GPU needs to be busy.
 inline dim3 elementwise_grid(size_t n) {
@@ -45,10 +51,17 @@ inline dim3 elementwise_grid(size_t n) {
       static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
 }
 
-// kernel<<<grid, threads_per_block, 0, stream>>>(arguments...), spelled so that g++ can parse it, and visible
-// in a trace. launch_with_memory gives each block `bytes` of memory that its threads share.
+// One block a row of so many elements (or packs of them): a short row has a small block, so that a GPU works
+// on more rows at a time instead of on idle threads.
+inline Grid block_a_row(int64_t rows, int64_t elements) {
+  return {dim3(static_cast<unsigned>(rows)),
+          static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};
+}
+
+// kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, and
+// visible in a trace. launch_with_memory gives each block `bytes` of memory that its threads share.
 template <class... Parameters, class... Arguments>
-void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, cudaStream_t stream,
+void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, cudaStream_t stream,
                         Arguments... arguments) {
   trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)));
   if (bytes > 0) {  // more than 48 KiB has to be asked for
@@ -56,8 +69,8 @@ void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads_per_block);
+  config.gridDim = grid.blocks;
+  config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), range.name(),
@@ -65,11 +78,18 @@ void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, 
 }
 
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream, Arguments... arguments) {
+void launch(void (*kernel)(Parameters...), Grid grid, cudaStream_t stream, Arguments... arguments) {
   launch_with_memory(kernel, grid, 0, stream, arguments...);
 }
 
 // ---- Inside a kernel --------------------------------------------------------------------------------------
+
+// Lanes for rows of n elements (or packs): the next power of two, at most a warp's 32.
+inline __device__ int lanes_for(int n) {
+  int lanes = 1;
+  while (lanes < n && lanes < 32) lanes *= 2;
+  return lanes;
+}
 
 // What `for (Index i : range)` visits: first, first + stride, ... below last.
 template <class Index>
@@ -87,23 +107,35 @@ struct StridedRange {
 
 #ifdef __CUDACC__
 
-// `for (int i : block_range(n))`: 0 <= i < n, shared out over the threads of this block.
-inline __device__ StridedRange<int> block_range(int n) {
-  return {static_cast<int>(threadIdx.x), n, static_cast<int>(blockDim.x)};
+// `for (int i : block_range(n))`: 0 <= i < n, shared out over the threads of this block. With a `step`, which
+// divides n, only its multiples: a thread that gets i takes the elements from i to i + step - 1.
+inline __device__ StridedRange<int> block_range(int n, int step = 1) {
+  return {static_cast<int>(threadIdx.x) * step, n, static_cast<int>(blockDim.x) * step};
 }
 
-// `for (size_t i : grid_range(n))`: 0 <= i < n, shared out over all threads of the grid.
-inline __device__ StridedRange<size_t> grid_range(size_t n) {
-  return {blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x, n,
-          gridDim.x * static_cast<size_t>(blockDim.x)};
+// `for (size_t i : grid_range(n))`: likewise, shared out over all threads of the grid.
+inline __device__ StridedRange<size_t> grid_range(size_t n, int step = 1) {
+  return {(blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * step, n,
+          gridDim.x * static_cast<size_t>(blockDim.x) * step};
 }
 
 // A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
-// warps of this block and columns to the lanes of a warp.
-inline __device__ StridedRange<int> warp_range(int n) {
-  return {static_cast<int>(threadIdx.x / 32), n, static_cast<int>(blockDim.x / 32)};
+// warps of this block and columns to the lanes of a warp. Where rows are short, a warp is cut into several of
+// fewer `lanes` (see lanes_for).
+inline __device__ StridedRange<int> warp_range(int n, int lanes = 32) {
+  return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
 }
-inline __device__ StridedRange<int> lane_range(int n) { return {static_cast<int>(threadIdx.x % 32), n, 32}; }
+inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = 32) {
+  return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
+}
+
+// The sum over the lanes of one warp, or of one part of it, all of which call this; each of them gets it.
+template <class T>
+__device__ T lane_sum(T value, int lanes = 32) {
+  const unsigned part = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes);
+  for (int bit = lanes / 2; bit > 0; bit /= 2) value += __shfl_xor_sync(part, value, bit);
+  return value;
+}
 
 // The memory that launch_with_memory gave to this block.
 template <class T>
@@ -131,14 +163,20 @@ __device__ T block_reduce(T value, T identity, Combine combine) {
 #else
 
 // One thread a block, unless a test asks for real threads (cpu/cuda_runtime.h); then they stride as on a GPU.
-inline StridedRange<int> block_range(int n) {
-  constexpr int stride = cuda_cpu::threads_per_block;
-  return {stride == 1 ? 0 : static_cast<int>(threadIdx.x), n, stride};
+inline StridedRange<int> block_range(int n, int step = 1) {
+  constexpr int threads = cuda_cpu::threads_per_block;
+  return {threads == 1 ? 0 : static_cast<int>(threadIdx.x) * step, n, threads * step};
 }
 
 // A warp is one thread.
-inline StridedRange<int> warp_range(int n) { return block_range(n); }
-inline StridedRange<int> lane_range(int n) { return {0, n, 1}; }
+inline StridedRange<int> warp_range(int n, [[maybe_unused]] int lanes = 32) { return block_range(n); }
+inline StridedRange<int> lane_range(int n, int step = 1, [[maybe_unused]] int lanes = 32) {
+  return {0, n, step};
+}
+template <class T>
+T lane_sum(T value, [[maybe_unused]] int lanes = 32) {
+  return value;
+}
 
 template <class T>
 T* block_memory() {
@@ -146,10 +184,10 @@ T* block_memory() {
 }
 
 // A block takes a contiguous part, so that its loop has stride one too.
-inline StridedRange<size_t> grid_range(size_t n) {
-  constexpr size_t stride = cuda_cpu::threads_per_block;
-  const size_t part = (n + gridDim.x - 1) / gridDim.x, first = std::min(n, part * blockIdx.x);
-  return {first + (stride == 1 ? 0 : threadIdx.x), std::min(n, first + part), stride};
+inline StridedRange<size_t> grid_range(size_t n, int step = 1) {
+  constexpr size_t threads = cuda_cpu::threads_per_block;
+  const size_t part = (n / step + gridDim.x - 1) / gridDim.x * step, first = std::min(n, part * blockIdx.x);
+  return {first + (threads == 1 ? 0 : threadIdx.x * step), std::min(n, first + part), threads * step};
 }
 
 template <class T, class Combine>
@@ -175,24 +213,5 @@ template <class T>
 __device__ T block_max(T value) {
   return block_reduce(value, T(-INFINITY), [](T a, T b) { return a > b ? a : b; });
 }
-
-// The largest of x[0..n), given to every thread of the block.
-#ifdef __CUDACC__
-template <class Accum, class T>
-__device__ Accum block_max_of(const T* x, int n) {
-  Accum largest = -INFINITY;
-  for (int i : block_range(n)) largest = std::max(largest, Accum(x[i]));
-  return block_max(largest);
-}
-#else
-template <class Accum, class T>
-Accum block_max_of(const T* x, int n) {
-  const StridedRange<int> range = block_range(n);
-  Accum largest = -INFINITY;
-#pragma omp simd reduction(max : largest)  // NaN forbids the compiler to reorder a maximum by itself
-  for (int i = range.first; i < range.last; i += range.stride) largest = std::max(largest, Accum(x[i]));
-  return block_max(largest);
-}
-#endif
 
 }  // namespace pentatron

@@ -1,6 +1,10 @@
 #include <cmath>
 
 #include "kernels.h"
+#include "pack.h"
+
+// Beside each memory-bound kernel stands what it has to move, in bytes an element: e is the size of a `real`,
+// s that of an `accum`. What a block reads a second time comes from its cache.
 
 namespace pentatron {
 
@@ -45,65 +49,122 @@ void embedding_backward(Tensor d, const int32_t* tokens, const int32_t* by_token
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
 
-// One block a row.
-__global__ void rmsnorm_forward_kernel(const real* __restrict__ x, const real* __restrict__ weight,
-                                       accum epsilon, int d, real* __restrict__ out,
-                                       accum* __restrict__ rstd) {
-  const size_t row = blockIdx.x;
+// One block a row, of x = before + branch; without a branch, `before` is x itself and nothing is added.
+// Moves 4e (reads before and branch, writes x and out); without a branch 2e.
+template <int width>
+__global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
+                                       const real* __restrict__ weight, accum epsilon, int d, real* x,
+                                       real* __restrict__ out, accum* __restrict__ rstd) {
+  const size_t row = blockIdx.x, start = row * d;
   accum sum = 0;
-  for (int j : block_range(d)) sum += accum(x[row * d + j]) * accum(x[row * d + j]);
+  for (int j : block_range(d, width)) {
+    Pack<width> stream = load<width>(before + start + j);
+    if (branch) {
+      const Pack<width> added = load<width>(branch + start + j);
+      for (int e = 0; e < width; ++e) stream[e] = accum(real(stream[e] + added[e]));  // what others will read
+      store(x + start + j, stream);
+    }
+    for (int e = 0; e < width; ++e) sum += stream[e] * stream[e];
+  }
   const accum scale = 1 / sqrt(block_sum(sum) / d + epsilon);
-  for (int j : block_range(d)) out[row * d + j] = real(accum(x[row * d + j]) * scale * accum(weight[j]));
+  for (int j : block_range(d, width)) {  // a thread reads the elements that it has written
+    const Pack<width> stream = load<width>(x + start + j), weights = load<width>(weight + j);
+    Pack<width> normed;
+    for (int e = 0; e < width; ++e) normed[e] = stream[e] * scale * weights[e];
+    store(out + start + j, normed);
+  }
   for ([[maybe_unused]] int once : block_range(1)) rstd[row] = scale;
+}
+
+void residual_rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x,
+                              Tensor out, accum* rstd, cudaStream_t stream) {
+  const int width = width_for(x.columns, before.data, branch.data, weight, x.data, out.data);
+  launch(width == 1 ? rmsnorm_forward_kernel<1> : rmsnorm_forward_kernel<pack_width>,
+         block_a_row(x.rows, x.columns / width), stream, before.data, branch.data, weight, epsilon, x.columns,
+         x.data, out.data, rstd);
 }
 
 void rmsnorm_forward(Tensor x, const real* weight, double epsilon, Tensor out, accum* rstd,
                      cudaStream_t stream) {
-  launch(rmsnorm_forward_kernel, dim3(x.rows), stream, x.data, weight, epsilon, x.columns, out.data, rstd);
+  residual_rmsnorm_forward(x, {}, weight, epsilon, x, out, rstd, stream);
 }
 
 int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
 // One block a band of rows. With n = x * rstd:
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
+// Moves 3e (reads d_out and x, writes d_x), and e more where it adds to d_x.
+template <int width>
 __global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ x,
                                         const real* __restrict__ weight, const accum* __restrict__ rstd,
                                         bool add, int rows, int d, real* __restrict__ d_x,
                                         accum* __restrict__ partials) {
-  accum* partial = partials + static_cast<size_t>(blockIdx.x) * d;
+  accum* const partial = block_memory<accum>();  // [d]; a thread has the same columns of every row
   const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
   const int first = blockIdx.x * rows_a_band, last = std::min(rows, first + rows_a_band);
-  for (int j : block_range(d)) partial[j] = 0;
+  for (int j : block_range(d, width)) store(partial + j, Pack<width>{});
   for (int row = first; row < last; ++row) {
     const size_t start = static_cast<size_t>(row) * d;
     const accum scale = rstd[row];
     accum dot = 0;
-    for (int j : block_range(d)) dot += accum(d_out[start + j]) * accum(weight[j]) * accum(x[start + j]);
-    const accum mean = block_sum(dot) * scale / d;
-    for (int j : block_range(d)) {
-      const accum normed = accum(x[start + j]) * scale, incoming = accum(d_out[start + j]);
-      const accum before = add ? accum(d_x[start + j]) : accum(0);
-      d_x[start + j] = real(before + scale * (incoming * accum(weight[j]) - normed * mean));
-      partial[j] += incoming * normed;
+    for (int j : block_range(d, width)) {
+      const Pack<width> incoming = load<width>(d_out + start + j), weights = load<width>(weight + j),
+                        in = load<width>(x + start + j);
+      for (int e = 0; e < width; ++e) dot += incoming[e] * weights[e] * in[e];
     }
+    const accum mean = block_sum(dot) * scale / d;
+    for (int j : block_range(d, width)) {
+      const Pack<width> incoming = load<width>(d_out + start + j), weights = load<width>(weight + j),
+                        in = load<width>(x + start + j);
+      Pack<width> sum = {}, of_weight = load<width>(partial + j);
+      if (add) sum = load<width>(d_x + start + j);
+      for (int e = 0; e < width; ++e) {
+        const accum normed = in[e] * scale;
+        sum[e] += scale * (incoming[e] * weights[e] - normed * mean);
+        of_weight[e] += incoming[e] * normed;
+      }
+      store(d_x + start + j, sum);
+      store(partial + j, of_weight);
+    }
+  }
+  for (int j : block_range(d, width)) {
+    store(partials + static_cast<size_t>(blockIdx.x) * d + j, load<width>(partial + j));
   }
 }
 
+// One block for every 32 columns. Eight warps share out the rows, on the CPU one after the other, and their
+// sums meet in block memory.
+constexpr int column_warps = threads_per_block / 32;
 __global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int columns,
                                    accum* __restrict__ sums) {
-  for (size_t j : grid_range(columns)) {
+  accum* const of_warp = block_memory<accum>();  // [column_warps, 32]
+  const int first = 32 * blockIdx.x, count = std::min(32, columns - first);
+  for (int warp : warp_range(column_warps)) {
+    for (int j : lane_range(count)) {
+      accum sum = 0;
+      for (int row = warp; row < rows; row += column_warps) {
+        sum += x[static_cast<size_t>(row) * columns + first + j];
+      }
+      of_warp[warp * 32 + j] = sum;
+    }
+  }
+  __syncthreads();
+  for (int j : block_range(count)) {
     accum sum = 0;
-    for (int row = 0; row < rows; ++row) sum += x[static_cast<size_t>(row) * columns + j];
-    sums[j] = sum;
+    for (int warp = 0; warp < column_warps; ++warp) sum += of_warp[warp * 32 + j];
+    sums[first + j] = sum;
   }
 }
 
 void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* rstd, bool accumulate,
                       Tensor d_x, Statistics partials, accum* weight_gradient, cudaStream_t stream) {
-  launch(rmsnorm_backward_kernel, dim3(partials.rows), stream, d_out.data, x.data, weight, rstd, accumulate,
-         x.rows, x.columns, d_x.data, partials.data);
-  launch(column_sums_kernel, elementwise_grid(8 * x.columns), stream, partials.data, partials.rows,
-         partials.columns, weight_gradient);
+  const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
+  const Grid bands = block_a_row(partials.rows, x.columns / width);
+  launch_with_memory(width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>, bands,
+                     x.columns * sizeof(accum), stream, d_out.data, x.data, weight, rstd, accumulate, x.rows,
+                     x.columns, d_x.data, partials.data);
+  launch_with_memory(column_sums_kernel, dim3((x.columns + 31) / 32), column_warps * 32 * sizeof(accum),
+                     stream, partials.data, partials.rows, partials.columns, weight_gradient);
 }
 
 // ---- Rotary positions -------------------------------------------------------------------------------------
@@ -122,17 +183,37 @@ void fill_rotary_table(double theta, Statistics table, cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// Turns one head: the pair (i, i + half) by its angle, or by minus its angle for direction = -1.
-__device__ void rotate_head(const real* in, const accum* cos_sin, int half, int direction, real* out) {
-  for (int i : block_range(half)) {
-    const accum c = cos_sin[i], s = direction * cos_sin[half + i], low = accum(in[i]),
-                high = accum(in[half + i]);
-    out[i] = real(low * c - high * s);
-    out[half + i] = real(high * c + low * s);
+// Turns heads: in each, the pair (i, i + half) by its angle, or by minus its angle for direction = -1. A head
+// is short, so a warp has several.
+template <int width>
+__device__ void rotate_heads(const real* in /*[heads, 2*half]*/, const accum* cos_sin, int heads, int half,
+                             int direction, real* out) {
+  const int lanes = lanes_for(half / width);
+  for (int head : warp_range(heads, lanes)) {
+    const real* const from = in + 2 * half * head;
+    real* const to = out + 2 * half * head;
+    for (int i : lane_range(half, width, lanes)) {
+      const Pack<width> cos = load<width>(cos_sin + i), sin = load<width>(cos_sin + half + i),
+                        low = load<width>(from + i), high = load<width>(from + half + i);
+      Pack<width> turned_low, turned_high;
+      for (int e = 0; e < width; ++e) {
+        const accum s = direction * sin[e];
+        turned_low[e] = low[e] * cos[e] - high[e] * s;
+        turned_high[e] = high[e] * cos[e] + low[e] * s;
+      }
+      store(to + i, turned_low);
+      store(to + half + i, turned_high);
+    }
   }
 }
 
-// One block a row.
+template <int width>
+__device__ void copy_row(const real* from, int columns, real* to) {
+  for (int j : block_range(columns, width)) store(to + j, load<width>(from + j));
+}
+
+// One block a row. Moves 2e: the split is where q and k are turned.
+template <int width>
 __global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_t* __restrict__ positions,
                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
                                       real* __restrict__ q, real* __restrict__ k, real* __restrict__ v) {
@@ -140,22 +221,21 @@ __global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_
   const int q_columns = heads * size, kv_columns = kv_heads * size;
   const real* joined = qkv + row * (q_columns + 2 * kv_columns);
   const accum* cos_sin = table + static_cast<size_t>(positions[row]) * size;
-  for (int head = 0; head < heads; ++head) {
-    rotate_head(joined + head * size, cos_sin, size / 2, 1, q + row * q_columns + head * size);
-  }
-  for (int head = 0; head < kv_heads; ++head) {
-    rotate_head(joined + q_columns + head * size, cos_sin, size / 2, 1, k + row * kv_columns + head * size);
-  }
-  for (int j : block_range(kv_columns)) v[row * kv_columns + j] = joined[q_columns + kv_columns + j];
+  rotate_heads<width>(joined, cos_sin, heads, size / 2, 1, q + row * q_columns);
+  rotate_heads<width>(joined + q_columns, cos_sin, kv_heads, size / 2, 1, k + row * kv_columns);
+  copy_row<width>(joined + q_columns + kv_columns, kv_columns, v + row * kv_columns);
 }
 
 void rotary_forward(Tensor qkv, const int32_t* positions, Statistics table, HeadShape shape, Tensor q,
                     Tensor k, Tensor v, cudaStream_t stream) {
-  launch(rotary_forward_kernel, dim3(qkv.rows), stream, qkv.data, positions, table.data, shape.heads,
+  const int width = width_for(shape.head_size / 2, qkv.data, table.data, q.data, k.data, v.data);
+  launch(width == 1 ? rotary_forward_kernel<1> : rotary_forward_kernel<pack_width>,
+         block_a_row(qkv.rows, qkv.columns / width / 2), stream, qkv.data, positions, table.data, shape.heads,
          shape.kv_heads, shape.head_size, q.data, k.data, v.data);
 }
 
-// One block a row.
+// One block a row. Moves 2e, likewise.
+template <int width>
 __global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real* __restrict__ d_k,
                                        const real* __restrict__ d_v, const int32_t* __restrict__ positions,
                                        const accum* __restrict__ table, int heads, int kv_heads, int size,
@@ -164,67 +244,91 @@ __global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real*
   const int q_columns = heads * size, kv_columns = kv_heads * size;
   real* joined = d_qkv + row * (q_columns + 2 * kv_columns);
   const accum* cos_sin = table + static_cast<size_t>(positions[row]) * size;
-  for (int head = 0; head < heads; ++head) {
-    rotate_head(d_q + row * q_columns + head * size, cos_sin, size / 2, -1, joined + head * size);
-  }
-  for (int head = 0; head < kv_heads; ++head) {
-    rotate_head(d_k + row * kv_columns + head * size, cos_sin, size / 2, -1,
-                joined + q_columns + head * size);
-  }
-  for (int j : block_range(kv_columns)) joined[q_columns + kv_columns + j] = d_v[row * kv_columns + j];
+  rotate_heads<width>(d_q + row * q_columns, cos_sin, heads, size / 2, -1, joined);
+  rotate_heads<width>(d_k + row * kv_columns, cos_sin, kv_heads, size / 2, -1, joined + q_columns);
+  copy_row<width>(d_v + row * kv_columns, kv_columns, joined + q_columns + kv_columns);
 }
 
 void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions, Statistics table,
                      HeadShape shape, Tensor d_qkv, cudaStream_t stream) {
-  launch(rotary_backward_kernel, dim3(d_qkv.rows), stream, d_q.data, d_k.data, d_v.data, positions,
+  const int width = width_for(shape.head_size / 2, d_q.data, d_k.data, d_v.data, table.data, d_qkv.data);
+  launch(width == 1 ? rotary_backward_kernel<1> : rotary_backward_kernel<pack_width>,
+         block_a_row(d_qkv.rows, d_qkv.columns / width / 2), stream, d_q.data, d_k.data, d_v.data, positions,
          table.data, shape.heads, shape.kv_heads, shape.head_size, d_qkv.data);
 }
 
 // ---- SwiGLU -----------------------------------------------------------------------------------------------
 
-// One block a row.
+// One block a row. Moves 3e an element of `out`.
+template <int width>
 __global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
-  for (int j : block_range(f)) {
-    const accum gate = accum(gates[j]), sigmoid = 1 / (1 + exp(-gate));
-    out[row * f + j] = real(gate * sigmoid * accum(ups[j]));
+  for (int j : block_range(f, width)) {
+    const Pack<width> gate = load<width>(gates + j), up = load<width>(ups + j);
+    Pack<width> product;
+    for (int e = 0; e < width; ++e) product[e] = gate[e] / (1 + exp(-gate[e])) * up[e];
+    store(out + row * f + j, product);
   }
 }
 
 void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
-  launch(swiglu_forward_kernel, dim3(out.rows), stream, gate_up.data, out.columns, out.data);
+  const int width = width_for(out.columns, gate_up.data, out.data);
+  launch(width == 1 ? swiglu_forward_kernel<1> : swiglu_forward_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, gate_up.data, out.columns, out.data);
 }
 
-// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
+// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))). Moves 5e an element of `d_out`.
+template <int width>
 __global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ gate_up,
                                        int f, real* __restrict__ d_gate_up) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   real *d_gates = d_gate_up + row * 2 * f, *d_ups = d_gates + f;
-  for (int j : block_range(f)) {
-    const accum gate = accum(gates[j]), sigmoid = 1 / (1 + exp(-gate)), d = accum(d_out[row * f + j]);
-    d_gates[j] = real(d * accum(ups[j]) * sigmoid * (1 + gate * (1 - sigmoid)));
-    d_ups[j] = real(d * gate * sigmoid);
+  for (int j : block_range(f, width)) {
+    const Pack<width> gate = load<width>(gates + j), up = load<width>(ups + j),
+                      d = load<width>(d_out + row * f + j);
+    Pack<width> d_gate, d_up;
+    for (int e = 0; e < width; ++e) {
+      const accum sigmoid = 1 / (1 + exp(-gate[e]));
+      d_gate[e] = d[e] * up[e] * sigmoid * (1 + gate[e] * (1 - sigmoid));
+      d_up[e] = d[e] * gate[e] * sigmoid;
+    }
+    store(d_gates + j, d_gate);
+    store(d_ups + j, d_up);
   }
 }
 
 void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_t stream) {
-  launch(swiglu_backward_kernel, dim3(d_out.rows), stream, d_out.data, gate_up.data, d_out.columns,
+  const int width = width_for(d_out.columns, d_out.data, gate_up.data, d_gate_up.data);
+  launch(width == 1 ? swiglu_backward_kernel<1> : swiglu_backward_kernel<pack_width>,
+         block_a_row(d_out.rows, d_out.columns / width), stream, d_out.data, gate_up.data, d_out.columns,
          d_gate_up.data);
 }
 
 // ---- Cross-entropy ----------------------------------------------------------------------------------------
 
-// One block a row.
+// One block a row. It goes through the logits in chunks that its cache holds, so that memory is read once,
+// for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
+// softmax; Milakov and Gimelshein, 2018). Moves e.
+template <int width>
 __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
                                                 const int32_t* __restrict__ targets, int first_token,
                                                 int vocabulary, accum* __restrict__ statistics) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   const real* row_logits = logits + row * vocabulary;
-  const accum largest = block_max_of<accum>(row_logits, vocabulary);
-  accum sum = 0;
-  for (int j : block_range(vocabulary)) sum += exp(accum(row_logits[j]) - largest);
+  constexpr int logits_a_chunk = 8192;
+  accum largest = -INFINITY, sum = 0;  // of a thread's own logits, relative to the block's largest
+  for (int first = 0; first < vocabulary; first += logits_a_chunk) {
+    const int count = std::min(logits_a_chunk, vocabulary - first);
+    const accum before = largest;
+    largest = std::max(before, block_max_of<width>(row_logits + first, count));
+    sum *= exp(before - largest);  // 0 at first
+    for (int j : block_range(count, width)) {
+      const Pack<width> logit = load<width>(row_logits + first + j);
+      for (int e = 0; e < width; ++e) sum += exp(logit[e] - largest);
+    }
+  }
   sum = block_sum(sum);
   for ([[maybe_unused]] int once : block_range(1)) {
     const int target = targets[row] - first_token;
@@ -237,7 +341,9 @@ __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
 
 void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_token, Statistics statistics,
                               cudaStream_t stream) {
-  launch(cross_entropy_statistics_kernel, dim3(logits.rows), stream, logits.data, targets, first_token,
+  const int width = width_for(logits.columns, logits.data);
+  launch(width == 1 ? cross_entropy_statistics_kernel<1> : cross_entropy_statistics_kernel<pack_width>,
+         block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,
          logits.columns, statistics.data);
 }
 
@@ -274,7 +380,8 @@ void cross_entropy_loss(Statistics statistics, const int32_t* targets, double sc
          loss);
 }
 
-// One block a row.
+// One block a row. Moves 2e, in place: a logit is read once more, and its gradient takes its place.
+template <int width>
 __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
                                               int first_token, int vocabulary, accum scale,
                                               const accum* __restrict__ statistics) {
@@ -283,42 +390,69 @@ __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const i
   const accum factor = row_scale / statistics[rows + row];
   const int target = targets[row] - first_token;
   real* row_logits = logits + row * vocabulary;
-  for (int j : block_range(vocabulary)) {
-    row_logits[j] = real(factor * exp(accum(row_logits[j]) - largest) - (j == target ? row_scale : accum(0)));
+  for (int j : block_range(vocabulary, width)) {
+    Pack<width> logit = load<width>(row_logits + j);
+    for (int e = 0; e < width; ++e) {
+      logit[e] = factor * exp(logit[e] - largest) - (j + e == target ? row_scale : accum(0));
+    }
+    store(row_logits + j, logit);
   }
 }
 
 void cross_entropy_backward(Tensor logits, const int32_t* targets, int first_token, double scale,
                             Statistics statistics, cudaStream_t stream) {
-  launch(cross_entropy_backward_kernel, dim3(logits.rows), stream, logits.data, targets, first_token,
+  const int width = width_for(logits.columns, logits.data);
+  launch(width == 1 ? cross_entropy_backward_kernel<1> : cross_entropy_backward_kernel<pack_width>,
+         block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,
          logits.columns, scale, statistics.data);
 }
 
 // ---- Elementwise ------------------------------------------------------------------------------------------
 
+// Moves 3e.
+template <int width>
 __global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
-  for (size_t i : grid_range(size)) out[i] = real(accum(x[i]) + accum(branch[i]));
+  for (size_t i : grid_range(size, width)) {
+    Pack<width> sum = load<width>(x + i);
+    const Pack<width> added = load<width>(branch + i);
+    for (int e = 0; e < width; ++e) sum[e] += added[e];
+    store(out + i, sum);
+  }
 }
 
 void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
-  launch(residual_add_kernel, elementwise_grid(out.size()), stream, x.data, branch.data, out.size(),
-         out.data);
+  const int width = width_for(out.size(), x.data, branch.data, out.data);
+  launch(width == 1 ? residual_add_kernel<1> : residual_add_kernel<pack_width>, elementwise_grid(out.size()),
+         stream, x.data, branch.data, out.size(), out.data);
 }
 
+// Moves 3s.
+template <int width>
 __global__ void accumulate_kernel(const accum* __restrict__ term, accum* __restrict__ sum, size_t size) {
-  for (size_t i : grid_range(size)) sum[i] += term[i];
+  for (size_t i : grid_range(size, width)) {
+    Pack<width> total = load<width>(sum + i);
+    const Pack<width> added = load<width>(term + i);
+    for (int e = 0; e < width; ++e) total[e] += added[e];
+    store(sum + i, total);
+  }
 }
 
 void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream) {
-  launch(accumulate_kernel, elementwise_grid(size), stream, term, sum, size);
+  const int width = width_for(size, term, sum);
+  launch(width == 1 ? accumulate_kernel<1> : accumulate_kernel<pack_width>, elementwise_grid(size), stream,
+         term, sum, size);
 }
 
+// Moves s + e.
+template <int width>
 __global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restrict__ out, size_t size) {
-  for (size_t i : grid_range(size)) out[i] = real(x[i]);
+  for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
 }
 
 void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
-  launch(round_to_real_kernel, elementwise_grid(size), stream, x, out, size);
+  const int width = width_for(size, x, out);
+  launch(width == 1 ? round_to_real_kernel<1> : round_to_real_kernel<pack_width>, elementwise_grid(size),
+         stream, x, out, size);
 }
 
 // ---- Initialisation ---------------------------------------------------------------------------------------
@@ -362,10 +496,14 @@ void fill_constant(real* weights, size_t size, double value, cudaStream_t stream
 
 // ---- Optimizer --------------------------------------------------------------------------------------------
 
-// The number of blocks is the same on every device, and with it the order of the sum.
+// The number of blocks is the same on every device, and with it the order of the sum. Moves s.
+template <int width>
 __global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts) {
   double sum = 0;
-  for (size_t i : grid_range(size)) sum += static_cast<double>(x[i]) * x[i];
+  for (size_t i : grid_range(size, width)) {
+    const Pack<width> pack = load<width>(x + i);
+    for (int e = 0; e < width; ++e) sum += static_cast<double>(pack[e]) * pack[e];
+  }
   sum = block_sum(sum);
   for ([[maybe_unused]] int once : block_range(1)) parts[blockIdx.x] = sum;
 }
@@ -379,7 +517,8 @@ __global__ void add_parts_kernel(const double* parts, int count, double* sum) {
 }
 
 void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
-  launch(sum_of_squares_kernel, dim3(norm_parts), stream, x, size, parts);
+  launch(width_for(size, x) == 1 ? sum_of_squares_kernel<1> : sum_of_squares_kernel<pack_width>,
+         dim3(norm_parts), stream, x, size, parts);
   launch(add_parts_kernel, dim3(1), stream, parts, norm_parts, sum);
 }
 
@@ -394,22 +533,36 @@ void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaS
   launch(clip_factor_kernel, dim3(1), stream, norm_squared, max_norm, clip);
 }
 
+// Stores new weights where they are kept: as `master`, and rounded where the weights are something else.
+template <int width>
+__device__ void store_weights(const Pack<width>& updated, size_t i, accum* master, real* weights) {
+  store(master + i, updated);
+  if constexpr (has_master_weights) store(weights + i, updated);
+}
+
 // The bias corrections of AdamW are folded into step_size and inverse_correction2, the weight decay into
 // `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the
-// digits.
+// digits. Moves 7s (reads gradient, two moments and master weight, writes all but the gradient), and e more
+// for weights beside master weights.
+template <int width>
 __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum step_size,
                                   accum inverse_correction2, accum epsilon, accum decay, real* weights,
-                                  accum* master, const accum* gradients, accum* moment1, accum* moment2,
-                                  const accum* clip, size_t size) {
+                                  accum* master, const accum* __restrict__ gradients,
+                                  accum* __restrict__ moment1, accum* __restrict__ moment2, const accum* clip,
+                                  size_t size) {
   const accum factor = clip[0];
-  for (size_t i : grid_range(size)) {
-    const accum g = factor * gradients[i];
-    const accum m = beta1 * moment1[i] + gain1 * g, v = beta2 * moment2[i] + gain2 * g * g;
-    const accum weight = master[i] * decay - step_size * m / (sqrt(v) * inverse_correction2 + epsilon);
-    moment1[i] = m;
-    moment2[i] = v;
-    master[i] = weight;
-    weights[i] = real(weight);
+  for (size_t i : grid_range(size, width)) {
+    const Pack<width> gradient = load<width>(gradients + i);
+    Pack<width> m = load<width>(moment1 + i), v = load<width>(moment2 + i), weight = load<width>(master + i);
+    for (int e = 0; e < width; ++e) {
+      const accum g = factor * gradient[e];
+      m[e] = beta1 * m[e] + gain1 * g;
+      v[e] = beta2 * v[e] + gain2 * g * g;
+      weight[e] = weight[e] * decay - step_size * m[e] / (sqrt(v[e]) * inverse_correction2 + epsilon);
+    }
+    store(moment1 + i, m);
+    store(moment2 + i, v);
+    store_weights(weight, i, master, weights);
   }
 }
 
@@ -417,25 +570,31 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
                 accum* moment2, const accum* clip, size_t size, cudaStream_t stream) {
   const double correction1 = 1 - std::pow(adamw.beta1, adamw.step),
                correction2 = 1 - std::pow(adamw.beta2, adamw.step);
-  launch(adamw_step_kernel, elementwise_grid(size), stream, adamw.beta1, adamw.beta2, 1 - adamw.beta1,
-         1 - adamw.beta2, adamw.lr / correction1, 1 / std::sqrt(correction2), adamw.epsilon,
-         1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, clip, size);
+  const int width = width_for(size, weights, master, gradients, moment1, moment2);
+  launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size), stream,
+         adamw.beta1, adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr / correction1,
+         1 / std::sqrt(correction2), adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master,
+         gradients, moment1, moment2, clip, size);
 }
 
+// Moves 3s, and e more for weights beside master weights.
+template <int width>
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
-                                const accum* gradients, const accum* clip, size_t size) {
+                                const accum* __restrict__ gradients, const accum* clip, size_t size) {
   const accum factor = clip[0];
-  for (size_t i : grid_range(size)) {
-    const accum weight = master[i] - lr * (factor * gradients[i] + weight_decay * master[i]);
-    master[i] = weight;
-    weights[i] = real(weight);
+  for (size_t i : grid_range(size, width)) {
+    const Pack<width> gradient = load<width>(gradients + i);
+    Pack<width> weight = load<width>(master + i);
+    for (int e = 0; e < width; ++e) weight[e] -= lr * (factor * gradient[e] + weight_decay * weight[e]);
+    store_weights(weight, i, master, weights);
   }
 }
 
 void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
               const accum* clip, size_t size, cudaStream_t stream) {
-  launch(sgd_step_kernel, elementwise_grid(size), stream, lr, weight_decay, weights, master, gradients, clip,
-         size);
+  const int width = width_for(size, weights, master, gradients);
+  launch(width == 1 ? sgd_step_kernel<1> : sgd_step_kernel<pack_width>, elementwise_grid(size), stream, lr,
+         weight_decay, weights, master, gradients, clip, size);
 }
 
 }  // namespace pentatron

@@ -34,6 +34,11 @@ void embedding_backward(Tensor d /*[rows, d]*/, const int32_t* tokens /*[rows]*/
 void rmsnorm_forward(Tensor x /*[rows, d]*/, const real* weight /*[d]*/, double epsilon,
                      Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
+// x = before + branch, a residual connection, and then the same of x, in one pass over memory.
+void residual_rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d]*/,
+                              const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
+                              Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
+
 // Rows of `partials` that rmsnorm_backward needs: the rows are summed in that many bands, whatever the
 // device.
 int64_t rmsnorm_bands(int64_t rows);

@@ -8,18 +8,6 @@
 namespace pentatron {
 namespace {
 
-// Dense bf16 peak of one device in FLOP/s as its vendor gives it, 0 where it is not known or another
-// precision is used.
-double peak_flops() {
-  cudaDeviceProp device;
-  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-  const std::string_view name = device.name;
-  if (PRECISION != 16) return 0;
-  if (name.find("H100") != name.npos || name.find("H200") != name.npos) return 989e12;
-  if (name.find("A100") != name.npos) return 312e12;
-  return 0;
-}
-
 void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks) {
   const ModelConfig& m = options.model;
   cudaDeviceProp device;
@@ -58,6 +46,16 @@ size_t free_device_memory() {
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   return free;
+}
+
+double peak_flops() {
+  cudaDeviceProp device;
+  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  const std::string_view name = device.name;
+  if (PRECISION != 16) return 0;
+  if (name.find("H100") != name.npos || name.find("H200") != name.npos) return 989e12;
+  if (name.find("A100") != name.npos) return 312e12;
+  return 0;
 }
 
 double flops_per_token(const ModelConfig& model, int sequence_length) {

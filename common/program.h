@@ -46,6 +46,10 @@ constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_
 
 size_t free_device_memory();  // bytes
 
+// Dense bf16 peak of one device in FLOP/s as its vendor gives it, 0 where it is not known or another
+// precision is used.
+double peak_flops();
+
 // Elements of the model, and floating-point operations of training on one token, forward and backward,
 // nothing counted that is computed again: 6 N + 12 L d s, N without the embedding table and without the
 // experts that a token is not sent to, attention not halved for causality.

@@ -142,14 +142,18 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, Wei
 void Transformer::forward(const Batch& batch, Activations& a) {
   const LayerRange range = a.range;
   if (range.embedding) embedding_forward(batch, a.input());
+  Residual x = {a.input(), {}};
   for (int layer = range.first; layer < range.last; ++layer) {
-    const int i = layer - range.first, unit = unit_of_layer(layer);
+    const int unit = unit_of_layer(layer);
     seams_.hooks->before_weights(unit, Pass::forward);
-    layer_forward(layer, batch, a.layers[i], false,
-                  layer + 1 < range.last ? a.layers[i + 1].input : a.output);
+    x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
     seams_.hooks->after_weights(unit, Pass::forward);
   }
-  if (range.head) head_forward(batch, a);
+  if (range.head) {
+    head_forward(batch, x, a);
+  } else {
+    residual_add(x.before, x.branch, a.output, stream_);
+  }
 }
 
 void Transformer::backward(const Batch& batch, Activations& a) {
@@ -158,7 +162,8 @@ void Transformer::backward(const Batch& batch, Activations& a) {
   for (int layer = range.last - 1; layer >= range.first; --layer) {
     const int unit = unit_of_layer(layer);
     seams_.hooks->before_weights(unit, Pass::backward);
-    if (recomputed_) layer_forward(layer, batch, a.layers[layer - range.first], true, {});
+    const LayerActivations& kept = a.layers[layer - range.first];
+    if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
     layer_backward(layer, batch, a);
     seams_.hooks->after_weights(unit, Pass::backward);
     a.queue.close(unit, batch.last);
@@ -185,26 +190,33 @@ void Transformer::embedding_backward(const Batch& batch, Activations& a) {
   a.queue.close(embedding_unit, batch.last);
 }
 
-void Transformer::layer_forward(int layer, const Batch& batch, const LayerActivations& a, bool recomputing,
-                                Tensor x_out) {
+Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
+                                    bool recomputing) {
   const TransformerParameters::Layer& id = ids_.layers[layer];
   TensorRegion& region = *seams_.region;
   const AttentionTensors& t = a.attention;
 
-  rmsnorm_forward(a.input, parameters_.weights(id.norm1).data, model_.norm_epsilon, a.normed1, a.rstd1.data,
-                  stream_);
+  norm_forward(id.norm1, x, a.input, a.normed1, a.rstd1);
   const Tensor qkv = shared_gradients_.qkv;
   linear_forward(blas_, region.enter(a.normed1), parameters_.weights(id.q, 3), qkv);
   rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
   seams_.attention->forward(blas_, shape_, t);
   linear_forward(blas_, t.out, parameters_.weights(id.o), branch_);
-  residual_add(a.input, region.leave(branch_), a.middle, stream_);
 
-  rmsnorm_forward(a.middle, parameters_.weights(id.norm2).data, model_.norm_epsilon, a.normed2, a.rstd2.data,
-                  stream_);
+  norm_forward(id.norm2, {a.input, region.leave(branch_)}, a.middle, a.normed2, a.rstd2);
   seams_.feed_forward->forward(blas_, parameters_, layer, batch, region.enter(a.normed2), a.feed_forward,
                                recomputing, branch_);
-  if (!recomputing) residual_add(a.middle, region.leave(branch_), x_out, stream_);
+  return {a.middle, recomputing ? Tensor{} : region.leave(branch_)};
+}
+
+void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, Statistics rstd) {
+  const real* weight = parameters_.weights(norm).data;
+  if (from.branch.data == nullptr) {
+    rmsnorm_forward(x, weight, model_.norm_epsilon, normed, rstd.data, stream_);
+  } else {
+    residual_rmsnorm_forward(from.before, from.branch, weight, model_.norm_epsilon, x, normed, rstd.data,
+                             stream_);
+  }
 }
 
 void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {
@@ -248,11 +260,10 @@ Tensor Transformer::copied(Tensor d, Tensor copy) const {
   return copy;
 }
 
-void Transformer::head_forward(const Batch& batch, Activations& a) {
+void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   const int unit = head_unit(model_.layers);
   seams_.hooks->before_weights(unit, Pass::forward);
-  rmsnorm_forward(a.output, parameters_.weights(ids_.final_norm).data, model_.norm_epsilon, a.final_normed,
-                  a.final_rstd.data, stream_);
+  norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
   linear_forward(blas_, seams_.region->enter(a.final_normed), parameters_.weights(ids_.head), a.logits);
   seams_.hooks->after_weights(unit, Pass::forward);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);

@@ -86,6 +86,12 @@ struct TransformerParameters {
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
                                           Parameters& parameters);
 
+// The residual stream before a norm: what it was, and what the region before is to add to it. The norm adds
+// it, so that the sum is not read from memory once more. Without a branch, `before` is the stream.
+struct Residual {
+  Tensor before, branch;  // [outside, d]
+};
+
 class Transformer {
  public:
   // For micro-batches of `batch` sequences of `sequence` tokens (of this rank), whose positions lie below
@@ -116,11 +122,14 @@ class Transformer {
   LayerGradients allocate_gradients(DeviceArena& arena, int layer) const;
   void embedding_forward(const Batch& batch, Tensor x);
   void embedding_backward(const Batch& batch, Activations& a);
-  // x_out = layer(a.input). When recomputing, stops as soon as everything backward needs is there.
-  void layer_forward(int layer, const Batch& batch, const LayerActivations& a, bool recomputing,
-                     Tensor x_out);
+  // a.input = x, and the stream after the layer. When recomputing, stops as soon as everything backward needs
+  // is there.
+  Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
+                         bool recomputing);
+  // x = from, and its norm.
+  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, Statistics rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
-  void head_forward(const Batch& batch, Activations& a);
+  void head_forward(const Batch& batch, Residual x, Activations& a);
   void head_backward(const Batch& batch, Activations& a);
   // d (+)= the gradient of a norm's input; its weight gradient, already summed over rows, joins the queue.
   void norm_backward(int unit, int norm, Tensor d_normed, Tensor x, Statistics rstd, bool accumulate,

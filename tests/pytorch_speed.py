@@ -1,25 +1,34 @@
 """How fast PyTorch trains the same model: the yardstick for `make bench`. Needs PyTorch.
 
     python3 tests/pytorch_speed.py --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --threads 2
+    python3 tests/pytorch_speed.py --model smollm-1.7b --seq-len 2048 --device cuda --dtype bf16 --compile
 
-A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorch's fused attention and
-optimizer. Printed are medians over the steps after the warm-up. FLOPs are (6 N + 12 L h s) a token: N the
-parameters without the embedding table, L layers, h the model's width, s the sequence length; attention is not
-halved for causality.
+A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorch's fused attention (on a GPU in
+bf16: flash attention, or an error) and optimizer. Printed are medians over the steps after the warm-up. FLOPs
+are (6 N + 12 L h s) a token: N the parameters without the embedding table, L layers, h the model's width, s the
+sequence length; attention is not halved for causality.
 """
 
 import argparse
+import contextlib
 import functools
 import statistics
 import time
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytorch_reference import Config, Llama, adamw, micro_batch_loss
 
 WARM_UP_STEPS = 5
 TYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}  # of the weights
+# As in common/options.cc.
+MODELS = {
+    "smollm-135m": dict(layers=30, d_model=576, heads=9, kv_heads=3, d_ff=1536, vocab_size=49152),
+    "smollm-1.7b": dict(layers=24, d_model=2048, heads=32, kv_heads=32, d_ff=8192, vocab_size=49152),
+    "llama-3.2-1b": dict(layers=16, d_model=2048, heads=32, kv_heads=8, d_ff=8192, vocab_size=128256),
+}
 
 
 def read_options():
@@ -31,7 +40,9 @@ def read_options():
     parser.add_argument("--dtype", choices=TYPES, default="fp32", help="bf16: autocast, the weights stay fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--model", choices=MODELS, help="the sizes of a preset, instead of the six of a model")
     options = parser.parse_args()
+    vars(options).update(MODELS.get(options.model, {}))
     options.kv_heads = options.kv_heads or options.heads
     return options
 
@@ -55,8 +66,12 @@ def build_step(options):
     if options.compile:
         loss_of = torch.compile(loss_of)
 
+    flash = options.device == "cuda" and options.dtype == "bf16"
+
     def step():
-        loss_of().backward()
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else contextlib.nullcontext():
+            loss = loss_of()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

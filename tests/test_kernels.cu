@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "kernels.h"
+#include "pack.h"
 
 namespace pentatron {
 
@@ -22,7 +23,7 @@ __global__ void reduce_kernel(const accum* x, int n, accum* out) {
   accum sum = 0;
   for (int i : block_range(n)) sum += x[i];
   sum = block_sum(sum);
-  const accum largest = block_max_of<accum>(x, n), again = block_sum(largest) - block_sum(largest);
+  const accum largest = block_max_of<1>(x, n), again = block_sum(largest) - block_sum(largest);
   for (int i : block_range(n)) {
     out[i] = sum + again;
     out[n + i] = largest;
@@ -35,8 +36,10 @@ struct Shape {
   int64_t rows, columns;
 };
 // One row; fewer elements than threads; more than threads of a block (256); more rows than bands (256) and
-// not a multiple of them; more elements than one block of an elementwise grid (2048).
-constexpr Shape shapes[] = {{1, 10}, {1, 259}, {37, 1}, {37, 97}, {5, 601}, {257, 10}, {601, 13}};
+// not a multiple of them; more elements than one block of an elementwise grid (2048). And rows of whole packs
+// (pack.h): few, many, more than one for each thread.
+constexpr Shape shapes[] = {{1, 10},   {1, 259},  {37, 1}, {37, 97}, {5, 601},
+                            {257, 10}, {601, 13}, {3, 8},  {29, 96}, {3, 2056}};
 
 TEST_CASE("ranges: a grid visits every element once", "[01][kernels]") {
   Device device;
@@ -155,6 +158,28 @@ TEST_CASE("rmsnorm: forward", "[01][kernels]") {
   }
 }
 
+TEST_CASE("rmsnorm: forward, of a stream that a branch is added to", "[01][kernels]") {
+  Device device;
+  Random random;
+  for (const auto [rows, d] : shapes) {
+    CAPTURE(rows, d);
+    const Tensor before = device.upload<real>(random.normal<real>(rows, d)),
+                 branch = device.upload<real>(random.normal<real>(rows, d)),
+                 weight = device.upload<real>(random.normal<real>(1, d));
+    const Tensor want_x = device.fresh<real>(rows, d), want = device.fresh<real>(rows, d);
+    const Statistics want_rstd = device.fresh<accum>(rows, 1);
+    residual_add(before, branch, want_x, device.stream);
+    rmsnorm_forward(want_x, weight.data, 0.5, want, want_rstd.data, device.stream);
+
+    const Tensor x = device.fresh<real>(rows, d), out = device.fresh<real>(rows, d);
+    const Statistics rstd = device.fresh<accum>(rows, 1);
+    residual_rmsnorm_forward(before, branch, weight.data, 0.5, x, out, rstd.data, device.stream);
+    REQUIRE(device.download(x) == device.download(want_x));
+    require_close(device.download(out), device.download(want), sum_of<real>(d));
+    require_close(device.download(rstd), device.download(want_rstd), sum_of<accum>(d));
+  }
+}
+
 TEST_CASE("rmsnorm: a row of zeros, and rows of any size, stay finite", "[01][kernels]") {
   Device device;
   const int d = 97;
@@ -249,7 +274,7 @@ void turn(HostMatrix& matrix, int64_t row, int64_t first, const HostMatrix& tabl
 TEST_CASE("rotary: forward splits and turns, backward turns back and joins", "[01][kernels]") {
   Device device;
   Random random;
-  for (const HeadShape shape : {HeadShape{1, 1, 2}, {4, 4, 10}, {6, 2, 6}, {5, 1, 38}}) {
+  for (const HeadShape shape : {HeadShape{1, 1, 2}, {4, 4, 10}, {6, 2, 6}, {5, 1, 38}, {9, 3, 64}}) {
     for (const int64_t rows : {1, 37, 301}) {
       CAPTURE(shape.heads, shape.kv_heads, shape.head_size, rows);
       const int64_t q_columns = shape.heads * shape.head_size, k_columns = shape.kv_heads * shape.head_size;
@@ -415,6 +440,20 @@ TEST_CASE("cross-entropy: whole, and slices of the vocabulary combined", "[01][k
       targets.back() = vocabulary - 1;
       for (int64_t i = 0; i + 1 < rows; i += 3) targets[i] = ignored_target;
       check_cross_entropy(device, logits, targets, 1.0 / 29, cuts);
+    }
+  }
+}
+
+// 8192 logits a chunk. The largest one of a row lies in the first, the last, or the one between.
+TEST_CASE("cross-entropy: a vocabulary of several chunks", "[01][kernels]") {
+  Device device;
+  Random random;
+  for (const int many : {20008, 20011}) {
+    HostMatrix logits = random.normal<real>(3, many);
+    logits(0, 5) = logits(1, 10000) = logits(2, many - 1) = 8;
+    for (const std::vector<int>& cuts : {std::vector{0, many}, {0, 9000, many}}) {
+      CAPTURE(many, cuts);
+      check_cross_entropy(device, logits, {5, 19999, many - 1}, 0.5, cuts);
     }
   }
 }

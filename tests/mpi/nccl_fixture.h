@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "array.h"
 #include "cuda.h"
 #include "device_access.h"
 #include "mpi_tests.h"
@@ -19,7 +20,6 @@
 
 namespace mpi_tests {
 
-using pentatron::DeviceArray;
 using pentatron::PinnedArray;
 using pentatron::Stream;
 
@@ -81,28 +81,6 @@ class Communicator {
 
   ncclComm_t comm_ = nullptr;
   int mine_ = -1;
-};
-
-// Device memory, and its contents seen from the host. Waits for all streams, so it cannot be used while one
-// is held.
-template <class T>
-class Array {
- public:
-  explicit Array(size_t size) : device_(std::max<size_t>(size, 1), pentatron::Purpose::communication) {}
-  explicit Array(const std::vector<T>& values) : Array(values.size()) { set(values); }
-
-  T* data() const { return device_.data(); }
-  void set(const std::vector<T>& values) const {
-    CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  std::vector<T> get(size_t count) const {
-    std::vector<T> values(count);
-    CUDA_CHECK(cudaMemcpy(values.data(), data(), count * sizeof(T), cudaMemcpyDeviceToHost));
-    return values;
-  }
-
- private:
-  DeviceArray<T> device_;
 };
 
 inline bool is_done(cudaStream_t stream) { return cudaStreamQuery(stream) == cudaSuccess; }

@@ -1,6 +1,7 @@
 // The all-reduce that 02_data_parallel builds from sends and receives round a ring, against NCCL's.
 #include "../../02_data_parallel/ring_all_reduce.h"
-#include "nccl_fixture.h"
+#include "array.h"
+#include "mpi_tests.h"
 
 namespace pentatron {
 namespace {

@@ -1,0 +1,33 @@
+// Device memory for tests of collectives.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "tensor.h"
+
+namespace mpi_tests {
+
+// Device memory, and its contents seen from the host. Waits for all streams, so it cannot be used while one
+// is held.
+template <class T>
+class Array {
+ public:
+  explicit Array(size_t size) : device_(std::max<size_t>(size, 1), pentatron::Purpose::communication) {}
+  explicit Array(const std::vector<T>& values) : Array(values.size()) { set(values); }
+
+  T* data() const { return device_.data(); }
+  void set(const std::vector<T>& values) const {
+    CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> get(size_t count) const {
+    std::vector<T> values(count);
+    CUDA_CHECK(cudaMemcpy(values.data(), data(), count * sizeof(T), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  pentatron::DeviceArray<T> device_;
+};
+
+}  // namespace mpi_tests

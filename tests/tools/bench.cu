@@ -1,0 +1,348 @@
+// bench [kernels] [attention] [training]: how fast this device trains, and how near each kernel comes to what
+// the device can do. The ceilings are measured in the same run: the bandwidth of a copy for what is bound by
+// memory, a large square cuBLAS product for the products. With a GPU the sizes are those of real models,
+// elsewhere so small that it takes seconds and only shows that everything works.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "../model.h"
+#include "program.h"
+
+using namespace pentatron;
+
+namespace {
+
+bool on_gpu() {
+  cudaDeviceProp device;
+  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  return device.major > 0;
+}
+
+// ---- Measuring --------------------------------------------------------------------------------------------
+
+float milliseconds_of(const Stream& stream, int calls, const std::function<void()>& work) {
+  cudaEvent_t begin, end;
+  CUDA_CHECK(cudaEventCreate(&begin));
+  CUDA_CHECK(cudaEventCreate(&end));
+  CUDA_CHECK(cudaEventRecord(begin, stream));
+  for (int i = 0; i < calls; ++i) work();
+  CUDA_CHECK(cudaEventRecord(end, stream));
+  CUDA_CHECK(cudaEventSynchronize(end));
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+  CUDA_CHECK(cudaEventDestroy(begin));
+  CUDA_CHECK(cudaEventDestroy(end));
+  return milliseconds;
+}
+
+// Seconds of one call, on average over as many as take a while, after one that is not counted.
+double seconds_of(const Stream& stream, const std::function<void()>& work) {
+  work();
+  const double once = std::max(milliseconds_of(stream, 1, work), 1e-3f), a_while = on_gpu() ? 50 : 5;
+  const int calls = static_cast<int>(std::clamp(a_while / once, 1.0, 1000.0));
+  return milliseconds_of(stream, calls, work) * 1e-3 / calls;
+}
+
+// Matrices of random numbers, with which a GPU takes more power, and so perhaps more time, than with equal
+// ones; and of zeros.
+class Workspace {
+ public:
+  explicit Workspace(cudaStream_t stream) : stream_(stream) {}
+  Tensor tensor(int64_t rows, int64_t columns) {
+    const Tensor x = memory_.matrix<real>(rows, columns);
+    fill_normal(x.data, 0, x.size(), {columns, 0, 0, columns}, philox_key(1, "bench"), 1, stream_);
+    return x;
+  }
+  Statistics statistics(int64_t rows, int64_t columns) {
+    const Statistics x = memory_.matrix<accum>(rows, columns);
+    CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), stream_));
+    return x;
+  }
+  // first, first + 1, ... but below `limit`, from where it begins with 0 again.
+  const int32_t* ascending(int64_t size, int64_t limit) {
+    const PinnedArray<int32_t> host(size);
+    for (int64_t i = 0; i < size; ++i) host[i] = static_cast<int32_t>(i % limit);
+    const Matrix<int32_t> x = memory_.matrix<int32_t>(1, size);
+    CUDA_CHECK(cudaMemcpyAsync(x.data, host.data(), x.bytes(), cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    return x.data;
+  }
+
+ private:
+  cudaStream_t stream_;
+  DeviceArena memory_{Purpose::activations};
+};
+
+// The options of a program that trains this model.
+Options options_of(const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv = {"bench"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  return parse_options(static_cast<int>(argv.size()), argv.data(), "");
+}
+
+// ---- Kernels ----------------------------------------------------------------------------------------------
+
+constexpr double e = sizeof(real), s = sizeof(accum);  // bytes
+
+struct Ceilings {
+  double bytes_a_second, flops;
+};
+
+Ceilings measure_ceilings(const Stream& stream, const Blas& blas) {
+  Workspace work(stream);
+  const int64_t n = on_gpu() ? 8192 : 512;
+  const Tensor a = work.tensor(n, n), b = work.tensor(n, n), c = work.tensor(n, n);
+  const Tensor from = work.tensor(8 * n, n), to = work.tensor(8 * n, n);
+  const double copy = seconds_of(stream, [&] {
+    CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream));
+  });
+  const double product = seconds_of(stream, [&] { linear_forward(blas, a, b, c); });
+  const Ceilings ceilings = {2.0 * to.bytes() / copy, 2.0 * n * n * n / product};
+  std::printf("\nCeilings: copy %.1f GB/s, product of %d x %d matrices %.2f TFLOP/s\n",
+              ceilings.bytes_a_second * 1e-9, int(n), int(n), ceilings.flops * 1e-12);
+  return ceilings;
+}
+
+// Times kernels and prints a row for each.
+class Table {
+ public:
+  Table(const Stream& stream, Ceilings ceilings) : stream_(stream), ceilings_(ceilings) {
+    std::printf("%-28s %10s %10s %14s %9s\n", "kernel", "us", "MB, GFLOP", "GB/s, TFLOP/s", "ceiling");
+  }
+  void bound_by_memory(const char* name, double bytes, const std::function<void()>& work) const {
+    const double seconds = seconds_of(stream_, work);
+    row(name, seconds, bytes * 1e-6, bytes / seconds * 1e-9, bytes / seconds / ceilings_.bytes_a_second);
+  }
+  void product(const char* name, double flops, const std::function<void()>& work) const {
+    const double seconds = seconds_of(stream_, work);
+    row(name, seconds, flops * 1e-9, flops / seconds * 1e-12, flops / seconds / ceilings_.flops);
+  }
+
+ private:
+  static void row(const char* name, double seconds, double amount, double speed, double share) {
+    std::printf("%-28s %10.1f %10.1f %14.2f %7.1f %%\n", name, seconds * 1e6, amount, speed, 100 * share);
+    std::fflush(stdout);
+  }
+  const Stream& stream_;
+  Ceilings ceilings_;
+};
+
+// The three products of a linear layer.
+void bench_linear(const Table& table, const Blas& blas, const std::string& name, int64_t rows, int64_t in,
+                  int64_t out) {
+  Workspace work(blas.stream());
+  const Tensor x = work.tensor(rows, in), weight = work.tensor(out, in), y = work.tensor(rows, out);
+  const Statistics d_weight = work.statistics(out, in);
+  const double flops = 2.0 * rows * in * out;
+  table.product((name + " forward").c_str(), flops, [&] { linear_forward(blas, x, weight, y); });
+  table.product((name + " dgrad").c_str(), flops, [&] { linear_dgrad(blas, y, weight, x); });
+  table.product((name + " wgrad").c_str(), flops, [&] { linear_wgrad(blas, y, x, d_weight); });
+}
+
+void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t d) {
+  Workspace work(stream);
+  const Tensor x = work.tensor(rows, d), branch = work.tensor(rows, d), sum = work.tensor(rows, d),
+               out = work.tensor(rows, d), weight = work.tensor(1, d);
+  const Statistics rstd = work.statistics(rows, 1), partials = work.statistics(rmsnorm_bands(rows), d),
+                   d_weight = work.statistics(1, d);
+  const double n = static_cast<double>(x.size());
+  table.bound_by_memory("rmsnorm_forward", 2 * e * n,
+                        [&] { rmsnorm_forward(x, weight.data, 1e-5, out, rstd.data, stream); });
+  table.bound_by_memory("residual_rmsnorm_forward", 4 * e * n, [&] {
+    residual_rmsnorm_forward(x, branch, weight.data, 1e-5, sum, out, rstd.data, stream);
+  });
+  table.bound_by_memory("rmsnorm_backward, added", 4 * e * n, [&] {
+    rmsnorm_backward(branch, x, weight.data, rstd.data, true, out, partials, d_weight.data, stream);
+  });
+  table.bound_by_memory("residual_add", 3 * e * n, [&] { residual_add(x, branch, out, stream); });
+}
+
+void bench_rotary(const Table& table, const Stream& stream, int64_t rows, HeadShape shape, int positions) {
+  Workspace work(stream);
+  const Tensor qkv = work.tensor(rows, shape.qkv_columns()),
+               q = work.tensor(rows, shape.heads * shape.head_size),
+               k = work.tensor(rows, shape.kv_heads * shape.head_size),
+               v = work.tensor(rows, shape.kv_heads * shape.head_size),
+               d_out = work.tensor(q.rows, q.columns);
+  const Statistics angles = work.statistics(positions, shape.head_size),
+                   dots = work.statistics(rows, shape.heads);
+  const int32_t* of_rows = work.ascending(rows, positions);
+  fill_rotary_table(1e4, angles, stream);
+  const double n = static_cast<double>(qkv.size());
+  table.bound_by_memory("rotary_forward", 2 * e * n,
+                        [&] { rotary_forward(qkv, of_rows, angles, shape, q, k, v, stream); });
+  table.bound_by_memory("rotary_backward", 2 * e * n,
+                        [&] { rotary_backward(q, k, v, of_rows, angles, shape, qkv, stream); });
+  table.bound_by_memory("attention_dots", 2 * e * q.size(), [&] { attention_dots(q, d_out, dots, stream); });
+}
+
+void bench_swiglu(const Table& table, const Stream& stream, int64_t rows, int64_t f) {
+  Workspace work(stream);
+  const Tensor gate_up = work.tensor(rows, 2 * f), out = work.tensor(rows, f), d = work.tensor(rows, 2 * f);
+  const double n = static_cast<double>(out.size());
+  table.bound_by_memory("swiglu_forward", 3 * e * n, [&] { swiglu_forward(gate_up, out, stream); });
+  table.bound_by_memory("swiglu_backward", 5 * e * n, [&] { swiglu_backward(out, gate_up, d, stream); });
+}
+
+void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, int64_t d, int64_t vocabulary) {
+  Workspace work(stream);
+  const Tensor logits = work.tensor(rows, vocabulary), rows_of_table = work.tensor(rows, d);
+  const Tensor words = work.tensor(vocabulary, d);
+  const Statistics statistics = work.statistics(3, rows), d_words = work.statistics(vocabulary, d);
+  const int32_t *tokens = work.ascending(rows, vocabulary), *by_token = work.ascending(rows, rows);
+  const double n = static_cast<double>(logits.size()), copied = static_cast<double>(rows_of_table.size());
+  table.bound_by_memory("cross_entropy_statistics", e * n,
+                        [&] { cross_entropy_statistics(logits, tokens, 0, statistics, stream); });
+  table.bound_by_memory("cross_entropy_backward", 2 * e * n,
+                        [&] { cross_entropy_backward(logits, tokens, 0, 1e-4, statistics, stream); });
+  table.bound_by_memory("embedding_forward", 2 * e * copied,
+                        [&] { embedding_forward(words, tokens, 0, rows_of_table, stream); });
+  // As many tokens as there are, of which none comes twice.
+  if (rows <= vocabulary) {
+    table.bound_by_memory("embedding_backward", (e + 2 * s) * copied,
+                          [&] { embedding_backward(rows_of_table, tokens, by_token, 0, d_words, stream); });
+  }
+}
+
+void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
+  Workspace work(stream);
+  const Tensor weights = work.tensor(1, size);
+  const Statistics gradients = work.statistics(1, size), moment1 = work.statistics(1, size),
+                   moment2 = work.statistics(1, size), clip = work.statistics(1, 1);
+  const Statistics master = has_master_weights ? work.statistics(1, size)
+                                               : Statistics{reinterpret_cast<accum*>(weights.data), 1, size};
+  const DeviceArray<double> parts(norm_parts, Purpose::optimizer), sum(1, Purpose::optimizer);
+  CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, sizeof(double), stream));
+  const double n = static_cast<double>(size);
+  table.bound_by_memory("sum_of_squares", s * n,
+                        [&] { sum_of_squares(gradients.data, size, parts.data(), sum.data(), stream); });
+  table.bound_by_memory("accumulate", 3 * s * n,
+                        [&] { accumulate(moment1.data, gradients.data, size, stream); });
+  table.bound_by_memory("adamw_step", (7 * s + (has_master_weights ? e : 0)) * n, [&] {
+    adamw_step({1e-3, 0.9, 0.95, 1e-8, 0.1, 1}, weights.data, master.data, gradients.data, moment1.data,
+               moment2.data, clip.data, size, stream);
+  });
+}
+
+// Of one model's sizes, at one micro-batch of `rows` tokens.
+void bench_kernels() {
+  const Stream stream("bench");
+  const Blas blas(stream);
+  const ModelConfig m = options_of({"--model", on_gpu() ? "smollm-1.7b" : "tiny"}).model;
+  const int64_t rows = on_gpu() ? 16384 : 256, d = m.d_model;
+  const HeadShape shape = {m.heads, m.kv_heads, m.head_size()};
+  const Ceilings ceilings = measure_ceilings(stream, blas);
+  std::printf("\nKernels of %s, %d rows\n", m.name.c_str(), int(rows));
+  const Table table(stream, ceilings);
+  bench_norms(table, stream, rows, d);
+  bench_rotary(table, stream, rows, shape, static_cast<int>(std::min<int64_t>(rows, 2048)));
+  bench_swiglu(table, stream, rows, m.d_ff);
+  bench_vocabulary(table, stream, rows, d, m.vocab_size);
+  bench_optimizer(table, stream, int64_t{3} * d * m.d_ff);
+  bench_linear(table, blas, "q, k, v", rows, d, shape.qkv_columns());
+  bench_linear(table, blas, "attention out", rows, d, d);
+  bench_linear(table, blas, "gate, up", rows, d, 2 * m.d_ff);
+  bench_linear(table, blas, "down", rows, m.d_ff, d);
+  bench_linear(table, blas, "head", rows, d, m.vocab_size);
+}
+
+// ---- Attention --------------------------------------------------------------------------------------------
+
+// FLOPs halved for causality: two products of sequence x sequence x head size in forward, five in backward.
+void bench_attention() {
+  const Stream stream("bench");
+  const Blas blas(stream);
+  const int tokens = on_gpu() ? 32768 : 128, width = on_gpu() ? 2048 : 128, shortest = tokens / 16;
+  std::printf("\nAttention, %d tokens, width %d, causal (FLOPs halved)\n", tokens, width);
+  std::printf("%10s %10s %22s %22s\n", "sequence", "head size", "forward, TFLOP/s", "backward, TFLOP/s");
+  for (const int size : {64, 128}) {
+    for (int sequence = shortest; sequence <= tokens; sequence *= 2) {
+      const AttentionShape shape = {tokens / sequence, sequence, {width / size, width / size, size}};
+      const AttentionBlock block = whole_sequences(shape);
+      Workspace work(stream);
+      std::vector<Tensor> x;  // q, k, v, out, and their gradients
+      for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, width));
+      const Statistics lse = work.statistics(tokens, width / size),
+                       dots = work.statistics(lse.rows, lse.columns);
+      const double product = 1.0 * tokens * sequence * width;  // 2 FLOPs a multiply-add, halved
+      const double forward = seconds_of(
+          stream, [&] { attention_forward(Attention::tiled, blas, block, x[0], x[1], x[2], {}, x[3], lse); });
+      const double backward = seconds_of(stream, [&] {
+        attention_dots(x[3], x[7], dots, stream);
+        attention_backward(Attention::tiled, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, {}, false,
+                           x[4], x[5], x[6]);
+      });
+      std::printf("%10d %10d %22.3f %22.3f\n", sequence, size, 2 * product / forward * 1e-12,
+                  5 * product / backward * 1e-12);
+      std::fflush(stdout);
+    }
+  }
+}
+
+// ---- Training ---------------------------------------------------------------------------------------------
+
+// One micro-batch a step, forward, backward, clipping and AdamW, as tests/pytorch_speed.py measures PyTorch.
+void bench_training() {
+  const int tokens = on_gpu() ? 16384 : 256, warm_up = 2, steps = 5;
+  const std::vector<std::string> names =
+      on_gpu() ? std::vector<std::string>{"smollm-135m", "smollm-1.7b", "llama-3.2-1b"}
+               : std::vector<std::string>{"tiny"};
+  std::printf("\nTraining, %s, micro-batches of %d tokens, median of %d steps\n", precision_name, tokens,
+              steps);
+  std::printf("%-14s %9s %12s %10s %8s %12s\n", "model", "sequence", "tokens/s", "TFLOP/s", "MFU", "memory");
+  for (const std::string& name : names) {
+    for (const int sequence : on_gpu() ? std::vector<int>{2048, 4096} : std::vector<int>{64, 128}) {
+      const std::string batch = std::to_string(tokens / sequence);
+      const Options options =
+          options_of({"--model", name, "--seq-len", std::to_string(sequence), "--micro-batch-size", batch,
+                      "--global-batch-size", batch, "--attention", "tiled"});
+      const MemoryBytes needed = predict_memory(options, element_sizes, 1).total();
+      const size_t bytes = std::accumulate(needed.begin(), needed.end(), size_t{0});
+      std::printf("%-14s %9d ", name.c_str(), sequence);
+      if (bytes > free_device_memory()) {
+        std::printf("needs %s\n", human_bytes(static_cast<double>(bytes)).c_str());
+        continue;
+      }
+      TestModel model(options);
+      const std::vector<HostBatch> batches = random_batches(options, 1);
+      std::vector<double> taken;  // seconds
+      for (int step = 0; step < warm_up + steps; ++step) {
+        const auto begin = std::chrono::steady_clock::now();
+        model.train_step(step, batches);
+        taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      }
+      std::sort(taken.begin() + warm_up, taken.end());
+      const double seconds = taken[warm_up + steps / 2];
+      const double flops = flops_per_token(options.model, sequence) * tokens / seconds, peak = peak_flops();
+      std::printf("%12.0f %10.2f ", tokens / seconds, flops * 1e-12);
+      peak > 0 ? std::printf("%6.1f %%", 100 * flops / peak) : std::printf("%8s", "-");
+      std::printf(" %12s\n", human_bytes(static_cast<double>(bytes)).c_str());
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program([&] {
+    const std::vector<std::string> all = {"kernels", "attention", "training"};
+    const std::vector<std::string> parts = argc > 1 ? std::vector<std::string>(argv + 1, argv + argc) : all;
+    for (const std::string& part : parts) {
+      if (part == "kernels") {
+        bench_kernels();
+      } else if (part == "attention") {
+        bench_attention();
+      } else if (part == "training") {
+        bench_training();
+      } else {
+        throw UsageError("bench", part, "kernels, attention, training");
+      }
+    }
+  });
+}
