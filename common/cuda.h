@@ -45,11 +45,11 @@ inline dim3 elementwise_grid(size_t n) {
       static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
 }
 
-// kernel<<<grid, threads_per_block, 0, stream>>>(arguments...), spelled so that g++ can parse it, and visible
-// in a trace. launch_with_memory gives each block `bytes` of memory that its threads share.
+// kernel<<<grid, threads, bytes, stream>>>(arguments...), spelled so that g++ can parse it, and visible in a
+// trace. `bytes` is the memory that the threads of a block share.
 template <class... Parameters, class... Arguments>
-void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, cudaStream_t stream,
-                        Arguments... arguments) {
+void launch_blocks(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t bytes,
+                   cudaStream_t stream, Arguments... arguments) {
   trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)));
   if (bytes > 0) {  // more than 48 KiB has to be asked for
     CUDA_CHECK(
@@ -57,11 +57,17 @@ void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, 
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
-  config.blockDim = dim3(threads_per_block);
+  config.blockDim = dim3(threads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), range.name(),
              __FILE__, __LINE__);
+}
+
+template <class... Parameters, class... Arguments>
+void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, size_t bytes, cudaStream_t stream,
+                        Arguments... arguments) {
+  launch_blocks(kernel, grid, threads_per_block, bytes, stream, arguments...);
 }
 
 template <class... Parameters, class... Arguments>
