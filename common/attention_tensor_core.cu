@@ -1,15 +1,20 @@
-// Each warp owns some rows of a tile that is held fixed (queries in forward), and has what it sums up for
-// them in registers. Together the warps of a block go through tiles of the other kind (keys), which lie in
-// shared memory. While one of these is computed with, the next one is on its way.
+// Each warp owns some rows of a tile that is held fixed (of queries in forward), and has in registers what it
+// sums up for them. Together, the warps of a block go through tiles of the other kind (of keys) in shared
+// memory; while one of these is computed with, the next one is on its way.
 //
-//      queries of warp 0   | q | x | k^T k^T k^T ... |  -> scores, in registers -> softmax ->  x | v |
-//      queries of warp 1   | q |     `- tiles -'                                                 | v | -> out
-//      ...                 | q |                                                                 | v |
+//               fixed tile      looped tiles                               looped      sums
+//      warp 0   q, rows  0..31    x k^T = scores -> softmax -> weights     x v   ->    out, rows  0..31
+//      warp 1   q, rows 32..63    x k^T = scores -> softmax -> weights     x v   ->    out, rows 32..63
+//      ...      (shared memory)           (registers)                                  (registers)
 //
 // Every product is one of two: of two tiles in shared memory (multiply_tiles: scores), or of what such a
-// product has left in registers with a tile in shared memory (multiply_sums: out). The scores of a tile never
-// leave the lanes that computed them: the layout that mma gives a result is the one it takes a left factor in
+// product has left in registers with a tile in shared memory (multiply_sums: out). Scores never leave the
+// lanes that computed them, since mma takes its left factor in the layout in which it leaves a result
 // (tensor_core.h).
+//
+//      forward             scores = q k^T                          out += weights v
+//      backward, queries   scores = q k^T   d_weights = d_out v^T  d_q += d_scores k
+//      backward, keys      scores = k q^T   d_weights = v d_out^T  d_v += weights d_out   d_k += d_scores q
 //
 // A tile is [rows, size] bfloat16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, and
 // these would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted
@@ -120,7 +125,7 @@ __device__ const real* part_of(const real* tile /*[rows, size]*/, int i, int j) 
 template <int size, int m, int n>
 __device__ void multiply_tiles(const real* a /*[16 m, size]*/, const real* b /*[8 n, size]*/,
                                float (&sums)[m][n][4]) {
-#pragma unroll 2
+#pragma unroll 2  // all at once, addresses and factors would take too many registers
   for (int k = 0; k < size / 16; ++k) {
     uint32_t left[m][4], right[4];
 #pragma unroll
@@ -206,7 +211,8 @@ __device__ void store(const float (&sums)[m][n][4], int rows, bool add,
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
 // How a kernel cuts its work: a block of `warps` holds a tile of `fixed` rows, `rows` of each warp, and loops
-// over tiles of `looped` rows. Sums of a warp that are larger would not fit in its registers.
+// over tiles of `looped` rows. The more rows, the fewer reads of shared memory for a product; but a lane has
+// 255 registers, and a warp's sums and scores are in them.
 template <int rows_of_warp, int looped_rows>
 struct Cut {
   static constexpr int warps = 4, threads = warps * lanes_of_warp;
@@ -307,13 +313,13 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
   for (int i = 0; i < Of::rows / 16; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
-      const float of_row = sum_of_row(sum[i][e / 2]);
+      const float of_row = sum_of_row(sum[i][e / 2]), share = 1 / of_row;
       const int row = row_of(i, e);
       if (row < rows && lane() % 4 == 0) {
         lse[(first_of_warp + row) * heads + head] = ln_2 * (scale * largest[i][e / 2]) + logf(of_row);
       }
 #pragma unroll
-      for (int j = 0; j < size / 8; ++j) sums[i][j][e] /= of_row, sums[i][j][e + 1] /= of_row;
+      for (int j = 0; j < size / 8; ++j) sums[i][j][e] *= share, sums[i][j][e + 1] *= share;
     }
   }
   store(sums, rows, false, out + static_cast<size_t>(first_of_warp) * leading + head * size, leading);

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "attention_tensor_core.h"
 #include "seams.h"
 
 namespace pentatron {
@@ -18,6 +19,10 @@ void WgradQueue::drain() {
     }
   }
   entries_.clear();
+}
+
+AttentionCore::AttentionCore(Attention kind) : kind_(kind) {
+  if (kind == Attention::tensor_core) require_tensor_cores();
 }
 
 std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) const {

@@ -8,6 +8,9 @@
 #include "attention_tensor_core.h"
 #include "device.h"
 #include "reference_attention.h"
+#ifndef __CUDACC__
+#include <cuda_warps.h>
+#endif
 
 namespace pentatron {
 namespace {
@@ -270,6 +273,10 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
       check_block(device, Attention::tensor_core, block, BlockData(block, random));
     }
   }
+#ifndef __CUDACC__
+  CHECK(cuda_cpu::row_reads().all > 0);
+  CHECK(cuda_cpu::row_reads().with_conflicts == 0);
+#endif
 }
 
 double largest_of(const HostMatrix& matrix) {  // NaN if there is one
@@ -313,15 +320,21 @@ TEST_CASE("attention: sequences of one token", "[01][kernels]") {
 TEST_CASE("attention: scores of 10000 stay finite", "[01][kernels]") {
   Device device;
   Random random;
-  for (const auto& [sequence, size] : {std::pair{37, 4}, {151, 4}, {151, 64}}) {  // primes; powers of 4
+  struct Case {
+    int sequence, size;  // a prime; a power of 4
+    bool negative;       // every score
+  };
+  for (const auto [sequence, size, negative] :
+       {Case{37, 4, false}, {151, 4, false}, {151, 64, false}, {37, 4, true}, {151, 64, true}}) {
+    CAPTURE(sequence, size, negative);
     const AttentionShape shape{1, sequence, {1, 1, size}};
     BlockData inputs(whole_sequences(shape), random);
-    // Scores 640 m, m different for every key and at most 75: each row's softmax is 1 at one key, 0 at the
-    // others. q and k are exact even in bfloat16.
+    // Scores 640 m, m different for every key and at most 75 (or from -151 to -1): each row's softmax is 1 at
+    // one key, 0 at the others. q and k are exact even in bfloat16.
     inputs.q = inputs.k = HostMatrix(sequence, size);
     for (int i = 0; i < sequence; ++i) {
-      inputs.q(i, 0) = (i % 2 ? 80 : -80) * std::sqrt(size);
-      inputs.k(i, 0) = 8 * (16 * i % sequence - sequence / 2);
+      inputs.q(i, 0) = (i % 2 || negative ? 80 : -80) * std::sqrt(size);
+      inputs.k(i, 0) = 8 * (negative ? -1 - 16 * i % sequence : 16 * i % sequence - sequence / 2);
     }
     check_certain_attention(device, shape, inputs);
   }
