@@ -64,8 +64,8 @@ HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) 
 # opened by name when a program starts (common/cpu/cublas.cc); the sanitizers, too, look for it where -rpath says.
 MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
-# Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
-CPU_FLAGS := $(HOST_FLAGS) -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
+# Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning. "#pragma unroll" is for nvcc.
+CPU_FLAGS := $(HOST_FLAGS) -Wno-unknown-pragmas -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
   -fno-trapping-math -Icommon/cpu -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
   $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "attention_tensor_core.h"
 #include "attention_tiled.h"
 #include "pack.h"
 
@@ -178,6 +179,9 @@ template <class Result>
 void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
                        Tensor v, Scores scores, Matrix<Result> out, Statistics lse) {
   if (kind == Attention::tiled) return tiled_forward(block, q, k, v, out, lse, blas.stream());
+  if constexpr (has_tensor_core_attention) {
+    if (kind == Attention::tensor_core) return tensor_core_forward(block, q, k, v, out, lse, blas.stream());
+  }
   naive_forward(blas, block, q, k, v, scores, out, lse);
 }
 
@@ -188,6 +192,11 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
                         Matrix<Result> d_v) {
   if (kind == Attention::tiled) {
     return tiled_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
+  }
+  if constexpr (has_tensor_core_attention) {
+    if (kind == Attention::tensor_core) {
+      return tensor_core_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
+    }
   }
   naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, d_scores, add, d_q, d_k, d_v);
 }

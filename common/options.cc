@@ -41,8 +41,8 @@ const std::vector<Preset>& presets() {
 const std::vector<std::pair<std::string, Recompute>> recompute_names = {
     {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
 
-const std::vector<std::pair<std::string, Attention>> attention_names = {{"naive", Attention::naive},
-                                                                        {"tiled", Attention::tiled}};
+const std::vector<std::pair<std::string, Attention>> attention_names = {
+    {"naive", Attention::naive}, {"tiled", Attention::tiled}, {"tensor-core", Attention::tensor_core}};
 
 const std::vector<std::pair<std::string, OptimizerKind>> optimizer_names = {{"adamw", OptimizerKind::adamw},
                                                                             {"sgd", OptimizerKind::sgd}};
@@ -291,7 +291,8 @@ void declare_optimizer(CommandLine& line, Options& options) {
 void declare_run(CommandLine& line, Options& options) {
   line.group("Memory");
   line.choice("--recompute", options.recompute, recompute_names, "activations that backward computes again");
-  line.choice("--attention", options.attention, attention_names, "with its scores in memory, or in tiles");
+  line.choice("--attention", options.attention, attention_names,
+              "with its scores in memory, in tiles, or in tiles on a GPU's tensor cores");
   line.group("Output");
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
   line.file("--trace", options.trace, "write a Chrome trace of every stream");
@@ -394,6 +395,11 @@ void check_sizes(const Options& options) {
     throw UsageError("--attention", "tiled",
                      "naive where --d-model / --heads (" + std::to_string(model.head_size()) +
                          ") is more than " + std::to_string(largest_tiled_head));
+  }
+  if (options.attention == Attention::tensor_core && model.head_size() != 64 && model.head_size() != 128) {
+    throw UsageError("--attention", "tensor-core",
+                     "naive or tiled where --d-model / --heads (" + std::to_string(model.head_size()) +
+                         ") is neither 64 nor 128");
   }
   if (model.heads % model.kv_heads != 0) {
     throw UsageError("--kv-heads", std::to_string(model.kv_heads),

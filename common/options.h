@@ -52,9 +52,9 @@ int64_t active_parameter_count(const ModelConfig& model);
 // What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
 enum class Recompute { none, selective, full };
 
-// How attention is computed: with its scores in memory, or in tiles (attention.h); and the largest head whose
-// tiles fit into a block's memory.
-enum class Attention { naive, tiled };
+// How attention is computed: with its scores in memory, in tiles, or in tiles on tensor cores (attention.h);
+// and the largest head whose tiles fit into a block's memory.
+enum class Attention { naive, tiled, tensor_core };
 inline constexpr int largest_tiled_head = 256;
 
 enum class OptimizerKind { adamw, sgd };

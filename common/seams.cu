@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "attention_tensor_core.h"
 #include "seams.h"
 
 namespace pentatron {
@@ -20,8 +21,12 @@ void WgradQueue::drain() {
   entries_.clear();
 }
 
+AttentionCore::AttentionCore(Attention kind) : kind_(kind) {
+  if (kind == Attention::tensor_core) require_tensor_cores();
+}
+
 std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) const {
-  if (kind_ == Attention::tiled) return {0, 0};
+  if (kind_ != Attention::naive) return {0, 0};
   return {shape.score_rows(), shape.sequence};
 }
 

@@ -116,7 +116,7 @@ struct AttentionGradients {
 
 class AttentionCore {
  public:
-  explicit AttentionCore(Attention kind) : kind_(kind) {}
+  explicit AttentionCore(Attention kind);  // throws UsageError where this machine can't compute it so
   virtual ~AttentionCore() = default;
   // Rows and columns of scores memory for one sequence.
   virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const;

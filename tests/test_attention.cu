@@ -5,8 +5,12 @@
 #include <utility>
 
 #include "attention.h"
+#include "attention_tensor_core.h"
 #include "device.h"
 #include "reference_attention.h"
+#ifndef __CUDACC__
+#include <cuda_warps.h>
+#endif
 
 namespace pentatron {
 namespace {
@@ -100,6 +104,16 @@ TEST_CASE("batched_product: transposes, factors and strides", "[01][kernels]") {
   }
 }
 
+// The ways to compute attention that there are here for heads of this size. On the CPU tensor cores are
+// emulated.
+std::vector<Attention> kinds(int head_size) {
+  std::vector<Attention> kinds = {Attention::naive, Attention::tiled};
+  if (can_run_tensor_core_attention() && (head_size == 64 || head_size == 128)) {
+    kinds.push_back(Attention::tensor_core);
+  }
+  return kinds;
+}
+
 // A block on the device: its scores memory, where there is any, is as large as it has to be.
 class DeviceBlock {
  public:
@@ -126,7 +140,7 @@ class DeviceBlock {
 
  private:
   Tensor fresh_scores(int sequences) {
-    if (kind_ == Attention::tiled) return {};
+    if (kind_ != Attention::naive) return {};
     memories_.push_back(
         device_.fresh<real>(int64_t{sequences} * block_.head.heads * block_.queries, block_.keys));
     return memories_.back();
@@ -166,16 +180,18 @@ template <class Result>
 void require_close(const BlockData& got, const BlockData& want, Attention kind, const AttentionBlock& block,
                    int blocks = 1) {
   // Stored on the way: scores and probabilities; out, the gradients of both and, of a group's heads but the
-  // first, the sum so far. Tiles store none of these but out.
+  // first, the sum so far. Tiles store none of these but out; tensor cores take the probabilities and the
+  // gradients of the scores rounded.
   const int group = block.head.heads / block.head.kv_heads, size = block.head.head_size;
   const double terms = block.queries + block.keys + size;
   const bool naive = kind == Attention::naive;
   const int sums = naive && sizeof(Result) == sizeof(real) ? group - 1 : 0;
-  require_close(got.out, want.out, sum_of<Result>(terms * blocks, naive ? 2 : 0));
+  const int rounded = kind == Attention::tensor_core ? 1 : 0;
+  require_close(got.out, want.out, sum_of<Result>(terms * blocks, naive ? 2 : rounded));
   require_close(got.lse, want.lse, sum_of<accum>(terms * blocks, naive ? 1 : 0));
-  require_close(got.d_v, want.d_v, sum_of<Result>(terms * blocks, naive ? 2 + sums : 0));
-  require_close(got.d_q, want.d_q, sum_of<Result>(terms * blocks, naive ? 5 : 1));
-  require_close(got.d_k, want.d_k, sum_of<Result>(terms * blocks, naive ? 5 + sums : 1));
+  require_close(got.d_v, want.d_v, sum_of<Result>(terms * blocks, naive ? 2 + sums : rounded));
+  require_close(got.d_q, want.d_q, sum_of<Result>(terms * blocks, naive ? 5 : 1 + rounded));
+  require_close(got.d_k, want.d_k, sum_of<Result>(terms * blocks, naive ? 5 + sums : 1 + rounded));
 }
 
 bool same_bits(const BlockData& a, const BlockData& b) {
@@ -205,6 +221,21 @@ TEST_CASE("attention: forward and backward, heads in groups, several sequences",
   }
 }
 
+// Results as `real`, assigned, and as `accum`, added.
+void check_block(Device& device, Attention kind, const AttentionBlock& block, const BlockData& before) {
+  CAPTURE(to_string(kind), block.batch, block.queries, block.keys, block.head.heads, block.head.kv_heads,
+          block.head.head_size, block.diagonal);
+  BlockData want = before, got = before;
+  reference_attention(block, want);
+  device_attention<real>(device, kind, block, got, false);
+  require_close<real>(got, want, kind, block);
+
+  want = got = before;
+  reference_attention(block, want, true);
+  device_attention<accum>(device, kind, block, got, false, true);
+  require_close<accum>(got, want, kind, block);
+}
+
 // A tile has 64 rows, or fewer where the head is large.
 TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added", "[06][kernels]") {
   Device device;
@@ -219,22 +250,33 @@ TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added"
                                      {2, 20, 70, 21, 70, {2, 1, 34}, true},
                                      {1, 69, 69, 69, 69, {2, 2, 128}, true},
                                      {1, 33, 21, 33, 21, {2, 1, 256}, false}}) {
-    CAPTURE(block.batch, block.queries, block.keys, block.head.heads, block.head.kv_heads,
-            block.head.head_size, block.diagonal);
     const BlockData before(block, random);
-    for (const Attention kind : {Attention::naive, Attention::tiled}) {
-      CAPTURE(to_string(kind));
-      BlockData want = before, got = before;
-      reference_attention(block, want);
-      device_attention<real>(device, kind, block, got, false);
-      require_close<real>(got, want, kind, block);
+    for (const Attention kind : kinds(block.head.head_size)) check_block(device, kind, block, before);
+  }
+}
 
-      want = got = before;
-      reference_attention(block, want, true);
-      device_attention<accum>(device, kind, block, got, false, true);
-      require_close<accum>(got, want, kind, block);
+// There a tile has 128, 64 or 32 rows, and a warp 32 or 16 of them.
+TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
+  if (!can_run_tensor_core_attention()) return;
+  Device device;
+  Random random;
+  for (const int size : {64, 128}) {
+    for (const AttentionBlock block : {AttentionBlock{2, 150, 150, 150, 150, {4, 2, size}, true},
+                                       {1, 257, 257, 257, 257, {1, 1, size}, true},
+                                       {1, 128, 256, 128, 256, {2, 2, size}, false},
+                                       {2, 65, 37, 70, 40, {4, 2, size}, false},
+                                       {3, 1, 5, 2, 7, {6, 3, size}, false},
+                                       {1, 200, 33, 200, 33, {3, 1, size}, false},
+                                       {2, 33, 150, 34, 151, {2, 2, size}, false},
+                                       {1, 150, 131, 151, 131, {2, 1, size}, true},
+                                       {2, 20, 170, 21, 170, {2, 1, size}, true}}) {
+      check_block(device, Attention::tensor_core, block, BlockData(block, random));
     }
   }
+#ifndef __CUDACC__
+  CHECK(cuda_cpu::row_reads().all > 0);
+  CHECK(cuda_cpu::row_reads().with_conflicts == 0);
+#endif
 }
 
 double largest_of(const HostMatrix& matrix) {  // NaN if there is one
@@ -249,7 +291,7 @@ void check_certain_attention(Device& device, AttentionShape shape, const BlockDa
   const AttentionBlock block = whole_sequences(shape);
   BlockData want = inputs;
   reference_attention(block, want);
-  for (const Attention kind : {Attention::naive, Attention::tiled}) {
+  for (const Attention kind : kinds(shape.head.head_size)) {
     CAPTURE(to_string(kind));
     BlockData got = inputs;
     device_attention<real>(device, kind, block, got, true);
@@ -268,7 +310,8 @@ void check_certain_attention(Device& device, AttentionShape shape, const BlockDa
 TEST_CASE("attention: sequences of one token", "[01][kernels]") {
   Device device;
   Random random;
-  for (const AttentionShape shape : {AttentionShape{1, 1, {1, 1, 2}}, {3, 1, {4, 2, 6}}}) {
+  for (const AttentionShape shape :
+       {AttentionShape{1, 1, {1, 1, 2}}, {3, 1, {4, 2, 6}}, {3, 1, {4, 2, 64}}}) {
     CAPTURE(shape.batch, shape.head.heads);
     check_certain_attention(device, shape, BlockData(whole_sequences(shape), random));
   }
@@ -277,15 +320,21 @@ TEST_CASE("attention: sequences of one token", "[01][kernels]") {
 TEST_CASE("attention: scores of 10000 stay finite", "[01][kernels]") {
   Device device;
   Random random;
-  for (const int sequence : {37, 151}) {  // primes
-    const AttentionShape shape{1, sequence, {1, 1, 4}};
+  struct Case {
+    int sequence, size;  // a prime; a power of 4
+    bool negative;       // every score
+  };
+  for (const auto [sequence, size, negative] :
+       {Case{37, 4, false}, {151, 4, false}, {151, 64, false}, {37, 4, true}, {151, 64, true}}) {
+    CAPTURE(sequence, size, negative);
+    const AttentionShape shape{1, sequence, {1, 1, size}};
     BlockData inputs(whole_sequences(shape), random);
-    // Scores 640 m, m different for every key and at most 75: each row's softmax is 1 at one key, 0 at the
-    // others. q and k are exact even in bfloat16.
-    inputs.q = inputs.k = HostMatrix(sequence, 4);
+    // Scores 640 m, m different for every key and at most 75 (or from -151 to -1): each row's softmax is 1 at
+    // one key, 0 at the others. q and k are exact even in bfloat16.
+    inputs.q = inputs.k = HostMatrix(sequence, size);
     for (int i = 0; i < sequence; ++i) {
-      inputs.q(i, 0) = i % 2 ? 160 : -160;
-      inputs.k(i, 0) = 8 * (16 * i % sequence - sequence / 2);
+      inputs.q(i, 0) = (i % 2 || negative ? 80 : -80) * std::sqrt(size);
+      inputs.k(i, 0) = 8 * (negative ? -1 - 16 * i % sequence : 16 * i % sequence - sequence / 2);
     }
     check_certain_attention(device, shape, inputs);
   }
@@ -343,7 +392,7 @@ TEST_CASE("attention: a sequence in parts has the results of the whole", "[06][k
   Device device;
   Random random;
   std::mt19937 shuffle(1);
-  const AttentionShape shape{2, 150, {4, 2, 10}};
+  const AttentionShape shape{2, 150, {4, 2, GENERATE(10, 64)}};
   const AttentionBlock whole = whole_sequences(shape);
   BlockData want(whole, random);
   for (HostMatrix* x : {&want.out, &want.d_q, &want.d_k, &want.d_v}) *x = HostMatrix(x->rows, x->columns);
@@ -355,7 +404,7 @@ TEST_CASE("attention: a sequence in parts has the results of the whole", "[06][k
   const std::vector<std::vector<int>> cuts = {
       {0, 66, 150}, {0, 1, 65, 150}, {0, 70, 71, 100, 150}, {0, 10, 30, 60, 149, 150}};
   for (const std::vector<int>& cut : cuts) {
-    for (const Attention kind : {Attention::naive, Attention::tiled}) {
+    for (const Attention kind : kinds(shape.head.head_size)) {
       const int parts = std::ssize(cut) - 1;
       CAPTURE(parts, to_string(kind));
       std::vector<std::pair<int, int>> pairs;  // part of the queries, part of the keys

@@ -172,7 +172,8 @@ TEST_CASE("options: values that make no sense", "[01][options]") {
         "llama-3.1-8b");
   CHECK(complaint({"--recompute", "some"}) ==
         "--recompute: some is not valid; expected one of none, selective, full");
-  CHECK(complaint({"--attention", "some"}) == "--attention: some is not valid; expected one of naive, tiled");
+  CHECK(complaint({"--attention", "some"}) ==
+        "--attention: some is not valid; expected one of naive, tiled, tensor-core");
   CHECK(complaint({"--optimizer", ""}) == "--optimizer: \"\" is not valid; expected one of adamw, sgd");
 }
 
@@ -197,6 +198,11 @@ TEST_CASE("options: values that do not go together", "[01][options]") {
   CHECK(complaint(large_head) == "");
   CHECK(complaint(tiled) ==
         "--attention: tiled is not valid; expected naive where --d-model / --heads (258) is more than 256");
+  CHECK(complaint({"--attention", "tensor-core"}) ==
+        "--attention: tensor-core is not valid; expected naive or tiled where --d-model / --heads (8) is "
+        "neither "
+        "64 nor 128");
+  CHECK(complaint({"--heads", "1", "--kv-heads", "1", "--attention", "tensor-core"}) == "");
   CHECK(complaint({"--global-batch-size", "10"}) ==
         "--global-batch-size: 10 is not valid; expected a multiple of --micro-batch-size (4)");
   CHECK(complaint({"--micro-batch-size", "17", "--global-batch-size", "17", "--seq-len", "1048576"}) ==
