@@ -144,8 +144,8 @@ class SlowAttention : public AttentionCore {
 class SlowWeightGradients : public FeedForward {
  public:
   void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                Tensor d_partial, Tensor normed, const std::vector<Tensor>& kept,
-                const std::vector<Tensor>& gradients, TensorRegion& region, WgradQueue& queue,
+                Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
+                const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                 Tensor d_h) override {
     FeedForward::backward(blas, parameters, layer, batch, d_partial, normed, kept, gradients, region, queue,
                           d_h);
