@@ -112,11 +112,6 @@ inline MeshShape mesh_shape(const Options& options, int ranks) {
     throw UsageError("--ep", std::to_string(shape.ep),
                      "a divisor of --dp x --cp, " + times({shape.dp, shape.cp}));
   }
-  if (shape.ep > 1 && options.model.experts % shape.ep != 0) {
-    throw UsageError(
-        "--ep", std::to_string(shape.ep),
-        "a divisor of --experts (" + std::to_string(options.model.experts) + "), and there to be some");
-  }
   return shape;
 }
 

@@ -256,7 +256,7 @@ TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2"
   refused("--kv-heads 2", "--kv-heads: 2");
   refused("--d-ff 190", "--d-ff: 190");
   refused("--vocab-size 257", "--vocab-size: 257");
-  refused("--sequence-parallel --micro-batch-size 2 --seq-len 9", "--micro-batch-size times --seq-len: 18");
+  refused("--sequence-parallel --micro-batch-size 2 --seq-len 9", "--micro-batch-size x --seq-len: 18");
 }
 
 TEST_CASE("05: schedules that don't fit the ranks end with one line and status 2",
@@ -299,7 +299,7 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
           "--tp x --cp x --pp: 2 x 3 x 1 = 6 is not valid; expected a divisor of the number of ranks, 4");
   refused("--experts 6 --cp 2 --ep 3", "--ep: 3 is not valid; expected a divisor of --dp x --cp, 2 x 2 = 4");
   refused("--experts 6 --ep 4", "--ep: 4 is not valid; expected a divisor of --experts (6)");
-  refused("--ep 2", "--ep: 2 is not valid; expected a divisor of --experts (0)");
+  refused("--ep 2", "--ep: 2 is not valid; expected 1 without --experts");
   refused("--tp 4 --kv-heads 2", "--kv-heads: 2 is not valid; expected a multiple of the tensor ranks (4)");
   refused("--cp 4 --seq-len 36",
           "--seq-len: 36 is not valid; expected a multiple of twice the context ranks");

@@ -272,6 +272,7 @@ class Draw {
       try {
         Options o = c.options;
         o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
+        if (o.micro_batch_size * o.sequence_length == 1) continue;  // without a target (batches_of_step)
         mesh_shape(o, ranks_);
         check_combined(o, c.shape);
         c.options = o;
