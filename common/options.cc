@@ -292,7 +292,7 @@ void declare_run(CommandLine& line, Options& options) {
   line.group("Memory");
   line.choice("--recompute", options.recompute, recompute_names, "activations that backward computes again");
   line.choice("--attention", options.attention, attention_names,
-              "scores in memory, in tiles, or in tiles on tensor cores");
+              "scores in memory, in tiles, or tiles on tensor cores");
   line.group("Output");
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
   line.file("--trace", options.trace, "write a Chrome trace of every stream");

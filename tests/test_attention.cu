@@ -287,23 +287,22 @@ double largest_of(const HostMatrix& matrix) {  // NaN if there is one
 
 // Where every probability is 0 or 1, a score has no gradient: d_p - rowsum(d_out * out) is a difference of
 // two sums that are equal but for rounding, and that is all that may reach q and k.
-void check_certain_attention(Device& device, AttentionShape shape, const BlockData& inputs) {
-  const AttentionBlock block = whole_sequences(shape);
+void check_certain_attention(Device& device, const AttentionBlock& block, const BlockData& inputs) {
+  const auto [heads, kv_heads, size] = block.head;
   BlockData want = inputs;
   reference_attention(block, want);
-  for (const Attention kind : kinds(shape.head.head_size)) {
+  for (const Attention kind : kinds(size)) {
     CAPTURE(to_string(kind));
     BlockData got = inputs;
     device_attention<real>(device, kind, block, got, true);
     require_close(got.out, want.out, sum_of<real>(1));
-    require_close(got.lse, want.lse, sum_of<accum>(shape.head.head_size, 1));
-    require_close(got.d_v, want.d_v,
-                  sum_of<real>(shape.sequence, shape.head.heads / shape.head.kv_heads - 1));
+    require_close(got.lse, want.lse, sum_of<accum>(size, 1));
+    require_close(got.d_v, want.d_v, sum_of<real>(block.queries, heads / kv_heads - 1));
 
-    const double d_p = shape.head.head_size * largest_of(want.d_out) * largest_of(want.v);
-    const double d_score = epsilon<real>() * d_p / std::sqrt(shape.head.head_size);
+    const double d_p = size * largest_of(want.d_out) * largest_of(want.v);
+    const double d_score = epsilon<real>() * d_p / std::sqrt(size);
     REQUIRE(largest_of(got.d_q) <= d_score * largest_of(want.k));
-    REQUIRE(largest_of(got.d_k) <= d_score * largest_of(want.q) * shape.sequence * shape.head.heads);
+    REQUIRE(largest_of(got.d_k) <= d_score * largest_of(want.q) * block.queries * heads);
   }
 }
 
@@ -313,7 +312,8 @@ TEST_CASE("attention: sequences of one token", "[01][kernels]") {
   for (const AttentionShape shape :
        {AttentionShape{1, 1, {1, 1, 2}}, {3, 1, {4, 2, 6}}, {3, 1, {4, 2, 64}}}) {
     CAPTURE(shape.batch, shape.head.heads);
-    check_certain_attention(device, shape, BlockData(whole_sequences(shape), random));
+    const AttentionBlock block = whole_sequences(shape);
+    check_certain_attention(device, block, BlockData(block, random));
   }
 }
 
@@ -322,13 +322,13 @@ TEST_CASE("attention: scores of 10000 stay finite", "[01][kernels]") {
   Random random;
   struct Case {
     int sequence, size;  // a prime; a power of 4
-    bool negative;       // every score
+    bool negative;       // every score, and every query sees every key
   };
   for (const auto [sequence, size, negative] :
        {Case{37, 4, false}, {151, 4, false}, {151, 64, false}, {37, 4, true}, {151, 64, true}}) {
     CAPTURE(sequence, size, negative);
-    const AttentionShape shape{1, sequence, {1, 1, size}};
-    BlockData inputs(whole_sequences(shape), random);
+    const AttentionBlock block = {1, sequence, sequence, sequence, sequence, {1, 1, size}, !negative};
+    BlockData inputs(block, random);
     // Scores 640 m, m different for every key and at most 75 (or from -151 to -1): each row's softmax is 1 at
     // one key, 0 at the others. q and k are exact even in bfloat16.
     inputs.q = inputs.k = HostMatrix(sequence, size);
@@ -336,7 +336,7 @@ TEST_CASE("attention: scores of 10000 stay finite", "[01][kernels]") {
       inputs.q(i, 0) = (i % 2 || negative ? 80 : -80) * std::sqrt(size);
       inputs.k(i, 0) = 8 * (negative ? -1 - 16 * i % sequence : 16 * i % sequence - sequence / 2);
     }
-    check_certain_attention(device, shape, inputs);
+    check_certain_attention(device, block, inputs);
   }
 }
 

@@ -2,6 +2,7 @@
 // it learns.
 #include <numeric>
 
+#include "attention_tensor_core.h"
 #include "catch.h"
 #include "memory.h"
 #include "model.h"
@@ -131,24 +132,41 @@ TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
   }
 }
 
-TEST_CASE("tiled attention: a step has the naive one's loss and gradients", "[06][transformer]") {
-  // 70 tokens are more than a tile; two query heads for each key and value head.
-  Options options = test_options(3, 20, 2, 1, 13, 11, 70, 2, 4);
+// A step's loss and gradients with one kind of attention are those with the other.
+void check_attention(Options options, Attention reference, Attention kind) {
   options.recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
   CAPTURE(to_string(options.recompute));
-  TestModel naive(options);
-  options.attention = Attention::tiled;
-  TestModel tiled(options);
-  for (TestModel* model : {&naive, &tiled}) {
+  options.attention = reference;
+  TestModel want(options);
+  options.attention = kind;
+  TestModel got(options);
+  for (TestModel* model : {&want, &got}) {
     model->accumulate(random_batches(options, 1));
     model->totals.wait();
   }
   const double tolerance = PRECISION == 64 ? 1e-11 : PRECISION == 32 ? 1e-5 : 4e-2;
-  CHECK(relative_error({tiled.totals.host_loss()}, {naive.totals.host_loss()}) < tolerance);
-  for (size_t id = 0; id < naive.parameters.all().size(); ++id) {
-    CAPTURE(naive.parameters[id].name);
-    CHECK(relative_error(tiled.gradients(id), naive.gradients(id)) < tolerance);
+  CHECK(relative_error({got.totals.host_loss()}, {want.totals.host_loss()}) < tolerance);
+  for (size_t id = 0; id < want.parameters.all().size(); ++id) {
+    CAPTURE(want.parameters[id].name);
+    CHECK(relative_error(got.gradients(id), want.gradients(id)) < tolerance);
   }
+}
+
+TEST_CASE("tiled attention: a step has the naive one's loss and gradients", "[06][transformer]") {
+  // 70 tokens are more than a tile; two query heads for each key and value head.
+  check_attention(test_options(3, 20, 2, 1, 13, 11, 70, 2, 4), Attention::naive, Attention::tiled);
+}
+
+TEST_CASE("attention on tensor cores: a step has the tiled one's loss and gradients", "[06][transformer]") {
+  try {
+    require_tensor_cores();
+  } catch (const UsageError&) {  // the model refuses it, too, where it is not to be used
+    CHECK_THROWS_AS(AttentionCore(Attention::tensor_core), UsageError);
+    return;
+  }
+  const int head_size = GENERATE(64, 128);
+  check_attention(test_options(2, 2 * head_size, 2, 1, 64, 11, 150, 2, 4), Attention::tiled,
+                  Attention::tensor_core);
 }
 
 TEST_CASE("tiled attention: memory is linear in the sequence", "[06][transformer][memory]") {
