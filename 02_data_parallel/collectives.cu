@@ -24,6 +24,7 @@ class Buffer {
  public:
   explicit Buffer(const Values& values) : memory_(values.size(), Purpose::communication) {
     CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(accum), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaDeviceSynchronize());  // the copy may return before pageable memory has reached the device
   }
   accum* data() const { return memory_.data(); }
   // When `stream` has done what it was given.
@@ -141,7 +142,7 @@ class Primer {
     for (int i = -1; i < calls; ++i) {
       if (i == 0) {  // the first call warms up
         CUDA_CHECK(cudaStreamSynchronize(ranks_.stream()));
-        world_.largest({});  // all begin together
+        world_.largest({0});  // all begin together
         begin = now();
       }
       call();

@@ -19,13 +19,13 @@ void train(const Options& options, World& world) {
   TensorRegion region;
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
-  Communicator data_ranks(world, 0, world.rank(), "data");
 
   Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()));
   require_memory(predicted, free_device_memory());
+  Communicator data_ranks(world, 0, world.rank(), "data");
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, data_ranks, compute);

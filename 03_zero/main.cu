@@ -19,7 +19,6 @@ void train(const Options& options, World& world) {
   TensorRegion region;
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
-  Communicator data_ranks(world, 0, world.rank(), "data");
 
   Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
@@ -27,6 +26,7 @@ void train(const Options& options, World& world) {
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
                      {.zero_stage = options.zero_stage, .data_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
+  Communicator data_ranks(world, 0, world.rank(), "data");
   Zero hooks(options.zero_stage, parameters, data_ranks, compute);
   parameters.initialise(options.seed, compute);
   hooks.weights_changed();

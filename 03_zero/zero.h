@@ -3,10 +3,8 @@
 //
 //   stage 0   holds everything; gradients are all-reduced (data parallelism)
 //   stage 1   updates its part alone: reduce-scatter of the gradients, then all-gather of the weights
-//   stage 2   keeps its part of the gradients alone: reduced and dropped unit by unit, in every micro-batch's
-//   backward stage 3   keeps its part of the weights alone: gathered unit by unit just before use, the next
-//   one while this one is
-//             used, at most two at once
+//   stage 2   keeps its part of the gradients alone: a unit's are reduced and dropped in each backward
+//   stage 3   keeps its part of the weights alone: a unit's are gathered before use, at most two at once
 //
 // The model asks for weights(unit) and gradients(unit) at each use; here is where they are bound to what is
 // there.
@@ -57,7 +55,6 @@ class Zero : public UnitHooks {
   }
 
   // ---- Weights
-  // ------------------------------------------------------------------------------------------------
 
   // After the optimizer has written this rank's parts (or initialised them): everybody gets all parts. Stages
   // 1 and 2 gather at once, unit by unit, and forward waits for each unit as it comes to it. Stage 3 forgets
@@ -91,7 +88,6 @@ class Zero : public UnitHooks {
   }
 
   // ---- Gradients
-  // ----------------------------------------------------------------------------------------------
 
   void before_gradients(int unit) override {
     if (stage_ < 2 || !holds(unit)) return;

@@ -18,10 +18,6 @@ void train(const Options& options, World& world) {
   check_tensor_parallel(options, world.ranks());
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
-  Communicator tensor_ranks(world, 0, world.rank(), "tensor");
-  TensorParallel region(options.sequence_parallel,
-                        int64_t{options.micro_batch_size} * options.sequence_length, options.model.d_model,
-                        tensor_ranks, compute);
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
 
@@ -31,6 +27,10 @@ void train(const Options& options, World& world) {
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
                      {.tensor_ranks = world.ranks(), .sequence_parallel = options.sequence_parallel});
   require_memory(predicted, free_device_memory());
+  Communicator tensor_ranks(world, 0, world.rank(), "tensor");
+  TensorParallel region(options.sequence_parallel,
+                        int64_t{options.micro_batch_size} * options.sequence_length, options.model.d_model,
+                        tensor_ranks, compute);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   UnitHooks hooks;

@@ -57,15 +57,15 @@ class TensorParallel : public TensorRegion {
   Tensor enter_backward(Tensor d, const std::function<void()>& meanwhile) override {
     const Tensor sum = begin_sum(d);
     meanwhile();
+    regathered_used_.record(compute_);
     tensor_.release(compute_);
     return sum;
   }
 
-  // Gathered while the compute stream makes the input gradient. The communication stream need not wait:
-  // between the last use of this memory and now it has waited for the gradient of an output, or the
-  // cross-entropy's statistics.
+  // Gathered while the compute stream makes the input gradient; x is an activation, which is there.
   void announce_regather(Tensor x) override {
     if (!sequence_parallel_) return;
+    regathered_used_.make_wait(tensor_.stream());
     tensor_.all_gather(x.data, regathered_.data, x.size());
     regather_done_.record(tensor_.stream());
     announced_ = x.data;
@@ -103,6 +103,7 @@ class TensorParallel : public TensorRegion {
   // that all tensor ranks hold have on each of them the gradient of its rows (outside the regions, when those
   // are split) or of its part of the region (inside).
   void sum_partial_gradients(const Parameters& parameters) {
+    if (tensor_.ranks() == 1) return;
     tensor_.wait_for(compute_);
     {
       const Communicator::Group together(tensor_);
@@ -134,6 +135,7 @@ class TensorParallel : public TensorRegion {
   // In place, of all rows or, with sequence parallelism, of this rank's; the caller releases the compute
   // stream.
   Tensor begin_sum(Tensor partial) {
+    if (tensor_.ranks() == 1) return partial;
     tensor_.wait_for(compute_);
     if (!sequence_parallel_) {
       tensor_.all_reduce(partial.data, partial.data, partial.size());
@@ -153,7 +155,7 @@ class TensorParallel : public TensorRegion {
   Tensor gathered_;     // [rows, d]: a region's input in forward, the gradient of its output in backward
   Tensor regathered_;   // [rows, d]: a region's input in backward
   const real* announced_ = nullptr;  // whose gathering is under way
-  Event regather_done_;
+  Event regather_done_, regathered_used_;
 };
 
 // Throws UsageError where the sizes can't be shared out over so many tensor ranks, and the tokens of one of

@@ -21,7 +21,6 @@ void train(const Options& options, int micro_batches, World& world) {
   TensorRegion region;
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
-  Communicator pipeline_ranks(world, 0, world.rank(), "pipeline");
   const Schedule schedule = make_schedule(options.pp_schedule, world.ranks(), micro_batches, options.vpp);
   const std::vector<LayerRange> chunks = layers_of_rank(options, world.rank(), world.ranks(), options.vpp);
 
@@ -32,6 +31,7 @@ void train(const Options& options, int micro_batches, World& world) {
                      {.parts = parts_of_rank(schedule, world.rank(), chunks),
                       .deferred_weight_gradients = options.pp_schedule == PpSchedule::zb_h1});
   require_memory(predicted, free_device_memory());
+  Communicator pipeline_ranks(world, 0, world.rank(), "pipeline");
   parameters.allocate(units_of(chunks));
   parameters.initialise(options.seed, compute);
   UnitHooks hooks;

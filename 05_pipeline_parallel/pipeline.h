@@ -43,7 +43,7 @@ struct Edges {
       const std::vector<int> ends = {line[edge], line[(edge + 1) % p]};
       const auto connected = [&](const char* name, int peer) {
         auto communicator = std::make_unique<Communicator>(world, ends, name);
-        communicator->connect(peer, scratch);
+        communicator->connect(peer, peer, scratch);
         return communicator;
       };
       if (world.rank() == ends[before]) {

@@ -21,14 +21,14 @@ void train(const Options& options, World& world) {
   const Stream compute("compute");
   TensorRegion region;
   FeedForward feed_forward;
-  Communicator context_ranks(world, 0, world.rank(), "context");
-  Communicator gradient_ranks(world, 0, world.rank(), "gradients");
 
   Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted = predict_memory(
       options, element_sizes, micro_batches_of_a_rank(options, 1), {.context_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
+  Communicator context_ranks(world, 0, world.rank(), "context");
+  Communicator gradient_ranks(world, 0, world.rank(), "gradients");
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   RingAttention attention(options, context_ranks);

@@ -75,7 +75,7 @@ class RingAttention : public AttentionCore {
       for (auto& buffer : travelling_) buffer = allocate<real>(rows, kv);
       for (auto& sums : sums_) sums = allocate<accum>(rows, kv);
       d_block_ = allocate<accum>(rows, kv);
-      connect();
+      context_.connect(after(), before(), travelling_[0].k.data);
     }
   }
 
@@ -221,22 +221,15 @@ class RingAttention : public AttentionCore {
   // Grouped: each rank sends and receives at the same time.
   template <class T>
   void hop(KeysValues<T> present, KeysValues<T> next) {
-    const int after = (context_.rank() + 1) % ranks_, before = (context_.rank() + ranks_ - 1) % ranks_;
     const Communicator::Group together(context_);
-    context_.send(present.k.data, present.k.size(), after);
-    context_.send(present.v.data, present.v.size(), after);
-    context_.receive(next.k.data, next.k.size(), before);
-    context_.receive(next.v.data, next.v.size(), before);
+    context_.send(present.k.data, present.k.size(), after());
+    context_.send(present.v.data, present.v.size(), after());
+    context_.receive(next.k.data, next.k.size(), before());
+    context_.receive(next.v.data, next.v.size(), before());
   }
-
-  // NCCL connects two ranks when they first exchange something, which may block the host.
-  void connect() {
-    const auto element = [](KeysValues<real> x) {
-      return KeysValues<real>{{x.k.data, 1, 1}, {x.v.data, 1, 1}};
-    };
-    hop(element(travelling_[0]), element(travelling_[1]));
-    CUDA_CHECK(cudaStreamSynchronize(context_.stream()));
-  }
+  // This rank's neighbours in the ring.
+  int after() const { return (context_.rank() + 1) % ranks_; }
+  int before() const { return (context_.rank() + ranks_ - 1) % ranks_; }
 
   template <class T>
   KeysValues<T> part_of(KeysValues<T> all /*[ranks * rows]*/, int rank) const {

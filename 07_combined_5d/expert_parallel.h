@@ -71,6 +71,7 @@ class ExpertParallel : public FeedForward {
     if (alone()) return;
     outgoing_ = travelling_.matrix<real>(copies_, model_.d_model);
     results_ = travelling_.matrix<real>(capacity_, model_.d_model);
+    connect();
   }
 
   // ---- The balance loss of a step: this rank's part of it
@@ -220,6 +221,12 @@ class ExpertParallel : public FeedForward {
     batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
                     {h.data, real_type, d, 0}, {router.data, real_type, d, 0}, 0,
                     {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
+  }
+
+  // As Communicator::connect, between all pairs of ranks.
+  void connect() {
+    experts_.all_to_all(counts_.data, counts_.row_range(1, 1).data, own_);
+    CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
   }
 
   // How many rows come from every rank for each expert here; on their way to the host.

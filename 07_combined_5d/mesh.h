@@ -37,7 +37,7 @@ inline MeshPlace place_of(const MeshShape& shape, int rank) {
           rank / (shape.tp * shape.cp * shape.dp)};
 }
 
-enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients };
+enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, all };
 
 struct NamedGroup {
   MeshGroup group;
@@ -67,9 +67,11 @@ inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int
     case MeshGroup::experts:
       return {at.tp, at.pp, replica / shape.ep};
     case MeshGroup::expert_gradients:
+      return {at.tp, at.pp, replica % shape.ep};
+    case MeshGroup::all:
       break;
   }
-  return {at.tp, at.pp, replica % shape.ep};
+  return {};
 }
 
 // The group of this rank, in its order, which is that of the world.
@@ -89,7 +91,7 @@ inline MeshShape mesh_shape(const Options& options, int ranks) {
     ranks = shape.tp * shape.cp * std::max(shape.dp, 1) * shape.pp;
   const auto times = [](std::initializer_list<int> degrees) {
     std::string text;
-    int product = 1;
+    int64_t product = 1;
     for (const int degree : degrees) {
       text += (text.empty() ? "" : " x ") + std::to_string(degree);
       product *= degree;
@@ -97,12 +99,12 @@ inline MeshShape mesh_shape(const Options& options, int ranks) {
     return text + " = " + std::to_string(product);
   };
   if (shape.dp == 0) {
-    const int others = shape.tp * shape.cp * shape.pp;
+    const int64_t others = int64_t{shape.tp} * shape.cp * shape.pp;
     if (ranks % others != 0) {
       throw UsageError("--tp x --cp x --pp", times({shape.tp, shape.cp, shape.pp}),
                        "a divisor of the number of ranks, " + std::to_string(ranks));
     }
-    shape.dp = ranks / others;
+    shape.dp = static_cast<int>(ranks / others);
   }
   if (shape.ranks() != ranks) {
     throw UsageError("--tp x --cp x --dp x --pp", times({shape.tp, shape.cp, shape.dp, shape.pp}),
@@ -148,7 +150,7 @@ class Mesh {
         experts(world, members_of(shape, MeshGroup::experts, world.rank()), "experts"),
         expert_gradients(world, members_of(shape, MeshGroup::expert_gradients, world.rank()),
                          "expert gradients"),
-        all(world, world.all(), "all") {}
+        all(world, members_of(shape, MeshGroup::all, world.rank()), "all") {}
 
   // How the axes split parameters and share out their optimizer.
   ParameterMesh of_parameters(const ModelConfig& model) const {

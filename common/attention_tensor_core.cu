@@ -32,17 +32,7 @@
 
 namespace pentatron {
 
-namespace {
-
-constexpr int cpu = 0;  // its compute capability
-
-cudaDeviceProp this_device() {
-  cudaDeviceProp device;
-  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-  return device;
-}
-
-}  // namespace
+static constexpr int cpu = 0;  // its compute capability
 
 void require_tensor_cores() {
   const cudaDeviceProp device = this_device();

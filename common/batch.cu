@@ -26,12 +26,13 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
 }
 
 int micro_batches_of_a_rank(const Options& options, int ranks) {
-  if (options.global_batch_size % (options.micro_batch_size * ranks) != 0) {
+  const int64_t at_once = int64_t{options.micro_batch_size} * ranks;  // sequences, on all ranks
+  if (options.global_batch_size % at_once != 0) {
     throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
                      "a multiple of --micro-batch-size times ranks (" +
                          std::to_string(options.micro_batch_size) + " x " + std::to_string(ranks) + ")");
   }
-  return options.global_batch_size / (options.micro_batch_size * ranks);
+  return static_cast<int>(options.global_batch_size / at_once);
 }
 
 std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {

@@ -23,7 +23,8 @@ template <>
 constexpr ncclDataType_t nccl_type<int32_t> = ncclInt32;
 
 // Each value combined over all ranks.
-std::vector<double> reduce(std::vector<double> values, MPI_Op op) {
+std::vector<double> reduce(Watchdog& watchdog, std::vector<double> values, MPI_Op op) {
+  const Watchdog::Call call(watchdog, "MPI_Iallreduce");
   std::vector<double> result(values.size());
   MPI_Request request;
   MPI_CHECK(MPI_Iallreduce(values.data(), result.data(), static_cast<int>(values.size()), MPI_DOUBLE, op,
@@ -55,6 +56,19 @@ int rank_on_host() {
   return rank;
 }
 
+// Communicators may be in use together only if what the host issues to them runs in its order (NCCL's and
+// CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT); otherwise a pipeline's sends and receives deadlock.
+void check_versions() {
+#ifndef NCCL_OVER_MPI
+  int nccl = 0, driver = 0;
+  NCCL_CHECK(ncclGetVersion(&nccl));
+  CUDA_CHECK(cudaDriverGetVersion(&driver));
+  if (nccl < NCCL_VERSION(2, 26, 0)) fail("NCCL", "version 2.26 or later is needed", __FILE__, __LINE__);
+  if (std::min(driver, CUDART_VERSION) < 12030)
+    fail("CUDA", "a toolkit and a driver for CUDA 12.3 or later are needed", __FILE__, __LINE__);
+#endif
+}
+
 }  // namespace
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line) {
@@ -64,9 +78,7 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 // ---- World ------------------------------------------------------------------------------------------------
 
 World::World(int* argc, char*** argv) {
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1",
-         0);                       // operations start in the order in which the host issued them
-  setenv("NCCL_ALGO", "Ring", 0);  // with which results repeat
+  set_environment();
   int running = 0, provided = 0;
   MPI_CHECK(MPI_Initialized(&running));
   started_mpi_ = !running;
@@ -81,6 +93,7 @@ World::World(int* argc, char*** argv) {
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
   CUDA_CHECK(cudaSetDevice(rank_on_host() % devices));
+  check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
 }
 
@@ -103,11 +116,14 @@ void World::configure(const Options& options) {
 }
 
 std::vector<double> World::largest(const std::vector<double>& values) const {
-  return reduce(values, MPI_MAX);
+  return reduce(*watchdog_, values, MPI_MAX);
 }
-std::vector<double> World::sum(const std::vector<double>& values) const { return reduce(values, MPI_SUM); }
+std::vector<double> World::sum(const std::vector<double>& values) const {
+  return reduce(*watchdog_, values, MPI_SUM);
+}
 
 std::vector<std::string> World::gather(const std::string& text) const {
+  const Watchdog::Call call(*watchdog_, "MPI_Igatherv");
   MPI_Request request;
   const int size = static_cast<int>(text.size());
   std::vector<int> sizes(ranks_), offsets(ranks_);
@@ -188,13 +204,15 @@ std::vector<OperationCount> World::operation_counts() const {
 
 // ---- Communicator -----------------------------------------------------------------------------------------
 
-static MPI_Comm split_world(int color, int key) {
+static MPI_Comm split_world(World& world, int color, int key) {
+  const Watchdog::Call call(world.watchdog(), "MPI_Comm_split");
   MPI_Comm group;
   MPI_CHECK(MPI_Comm_split(MPI_COMM_WORLD, color, key, &group));
   return group;
 }
 
-static MPI_Comm group_of(const std::vector<int>& members) {
+static MPI_Comm group_of(World& world, const std::vector<int>& members) {
+  const Watchdog::Call call(world.watchdog(), "MPI_Comm_create_group");
   MPI_Group all, some;
   MPI_Comm group;
   constexpr int tag = 0;
@@ -207,15 +225,16 @@ static MPI_Comm group_of(const std::vector<int>& members) {
 }
 
 Communicator::Communicator(World& world, int color, int key, const std::string& name)
-    : Communicator(world, split_world(color, key), name) {}
+    : Communicator(world, split_world(world, color, key), name) {}
 
 Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name)
-    : Communicator(world, group_of(members), name) {}
+    : Communicator(world, group_of(world, members), name) {}
 
 Communicator::Communicator(World& world, MPI_Comm group, const std::string& name)
     : world_(world), name_(world.keep(name)), stream_(name_) {
   MPI_CHECK(MPI_Comm_rank(group, &rank_));
   MPI_CHECK(MPI_Comm_size(group, &ranks_));
+  const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   ncclUniqueId id;
   if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
   MPI_Request request;
@@ -252,7 +271,10 @@ void Communicator::issue(const char* operation, size_t elements, double sent_sha
     pending_.push_back({operation, elements, peer});
   } else {
     trace::Range range(stream_, operation);
-    call();
+    {
+      const Watchdog::Call in(world_.watchdog(), operation);
+      call();
+    }
     world_.watchdog().note(operation, name_, elements, peer, stream_);
   }
   Traffic& t = traffic_[operation];
@@ -268,8 +290,11 @@ Communicator::Group::Group(Communicator& communicator)
 }
 
 Communicator::Group::~Group() {
-  NCCL_CHECK(ncclGroupEnd());
   Communicator& c = communicator_;
+  {
+    const Watchdog::Call call(c.world_.watchdog(), "ncclGroupEnd");
+    NCCL_CHECK(ncclGroupEnd());
+  }
   for (const Pending& p : c.pending_)
     c.world_.watchdog().note(p.operation, c.name_, p.elements, p.peer, c.stream_);
   c.pending_.clear();
@@ -314,11 +339,11 @@ void Communicator::receive(T* data, size_t size, int peer) {
 }
 
 template <class T>
-void Communicator::connect(int peer, T* scratch) {
+void Communicator::connect(int to, int from, T* scratch) {
   {
     const Group exchange(*this);
-    send(scratch, 1, peer);
-    receive(scratch + 1, 1, peer);
+    send(scratch, 1, to);
+    receive(scratch + 1, 1, from);
   }
   stream_.synchronize();
 }
@@ -371,7 +396,7 @@ void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute
   template void Communicator::broadcast<T>(T*, size_t, int);                        \
   template void Communicator::send<T>(const T*, size_t, int);                       \
   template void Communicator::receive<T>(T*, size_t, int);                          \
-  template void Communicator::connect<T>(int, T*);                                  \
+  template void Communicator::connect<T>(int, int, T*);                             \
   template void Communicator::all_to_all<T>(const T*, T*, size_t);                  \
   template void Communicator::all_to_all_v<T>(const std::vector<Part<T>>&, const std::vector<Part<T>>&);
 PENTATRON_INSTANTIATE(float)

@@ -101,10 +101,11 @@ class Communicator {
   // What `consumer` is given from now on starts after what has been issued here so far.
   void release(cudaStream_t consumer);
 
-  // Exchanges an element with `peer`, who does the same, and waits for it. NCCL connects two ranks when they
-  // first exchange something, which may block the host: better now than between other operations.
+  // Sends an element to one rank and receives one from another, or from the same, and waits for it. NCCL
+  // connects two ranks when they first exchange something, which may block the host: better now than between
+  // other operations.
   template <class T>
-  void connect(int peer, T* scratch /*[2]*/);
+  void connect(int to, int from, T* scratch /*[2]*/);
 
   // Collectives over `count` elements a rank. `in` may be `out` (all_reduce), the rank's own part of `out`
   // (all_gather), or contain `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16,

@@ -31,4 +31,12 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
   if (status != cudaSuccess) fail(call, cudaGetErrorString(status), file, line);
 }
 
+cudaDeviceProp this_device() {
+  int device = 0;
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties;
+}
+
 }  // namespace pentatron

@@ -33,6 +33,8 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 void set_rank_for_messages(int rank);
 void at_failure(void (*end_other_ranks)());
 
+cudaDeviceProp this_device();  // what the device of this rank is and can do
+
 // ---- Launching a kernel -----------------------------------------------------------------------------------
 
 constexpr unsigned threads_per_block = 256;

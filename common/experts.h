@@ -61,7 +61,6 @@ void router_wgrad(Statistics d_logits /*[rows, experts]*/, Tensor x /*[rows, d]*
                   Statistics d_router /*[experts, d]*/, cudaStream_t stream);
 
 // ---- Balance (Lepikhin et al., "GShard", 2020; Fedus et al., "Switch", 2021)
-// -------------------------------
 
 // fractions[e] = scale * counts[e].
 void expert_fractions(const int32_t* counts, int experts, double scale, accum* fractions,

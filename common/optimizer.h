@@ -11,8 +11,8 @@
 
 namespace pentatron {
 
-// Learning rate of `step` (from 0): linear warm-up, then a cosine from options.lr to options.min_lr at the
-// last step.
+// Learning rate of `step` (from 0): linear warm-up, then a cosine from options.lr down to options.min_lr,
+// which a step after the last one would have.
 double learning_rate(const Options& options, int64_t step);
 
 class Optimizer {

@@ -278,7 +278,7 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.group("Optimizer");
   line.choice("--optimizer", options.optimizer, optimizer_names, "what turns gradients into updates");
   line.number("--lr", options.lr, 0, 1000, "highest learning rate");
-  line.number("--min-lr", options.min_lr, 0, 1000, "learning rate of the last step", "a tenth of --lr");
+  line.number("--min-lr", options.min_lr, 0, 1000, "learning rate to which it falls", "a tenth of --lr");
   line.whole("--warmup-steps", options.warmup_steps, 0, 1'000'000'000,
              "steps in which the learning rate grows");
   line.number("--beta1", options.beta1, 0, 0.999999, "decay of AdamW's first moment");
@@ -295,7 +295,7 @@ void declare_run(CommandLine& line, Options& options) {
               "scores in memory, in tiles, or tiles on tensor cores");
   line.group("Output");
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
-  line.file("--trace", options.trace, "write a Chrome trace of every stream");
+  line.file("--trace", options.trace, "write a Chrome trace of every stream (the first 250,000 operations)");
   line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,
@@ -315,7 +315,8 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       return;
     case OptionGroup::data_parallel:
       line.group("Data parallelism");
-      line.choice("--dp-sync", options.dp_sync, dp_sync_names, "when gradients are summed over the ranks");
+      line.choice("--dp-sync", options.dp_sync, dp_sync_names,
+                  "when gradients are summed over the ranks (without ZeRO)");
       line.number("--bucket-mb", options.bucket_mb, 1e-6, 1e6,
                   "megabytes of gradients that are summed at once");
       return;
@@ -334,7 +335,7 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.choice("--pp-schedule", options.pp_schedule, pp_schedule_names,
                   "in which order ranks take their micro-batches");
       line.whole("--vpp", options.vpp, 1, 1000, "chunks of layers on a rank", "2 if interleaved, else 1");
-      line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are");
+      line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
       line.flag("--show-schedule", options.show_schedule, "draw the schedule, train nothing");
       line.file("--show-schedule-svg", options.show_schedule_svg, "and write it as an SVG picture");
       return;
@@ -379,6 +380,9 @@ void check_experts(const Options& options) {
   check(model.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
   if (options.expert_capacity > 0 && options.expert_capacity < 1)
     throw UsageError("--expert-capacity", text(options.expert_capacity), "0, or 1 or more");
+  // The rows of a micro-batch that a sample does not need are alike, and would all choose the same experts.
+  check(options.expert_capacity == 0 || options.sample == 0, "--sample", options.sample,
+        "0 with --expert-capacity");
 }
 
 void check_sizes(const Options& options) {

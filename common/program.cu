@@ -10,8 +10,7 @@ namespace {
 
 void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks) {
   const ModelConfig& m = options.model;
-  cudaDeviceProp device;
-  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  const cudaDeviceProp device = this_device();
   std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
@@ -29,9 +28,17 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 
 }  // namespace
 
-int run_program(const std::function<void()>& train) try {
+void set_environment() {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);        // a kernel loaded late may wait behind a collective
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // repeatable products
+  setenv("NCCL_ALGO", "Ring", 0);                   // repeatable sums
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1",
+         0);                               // operations start in the order in which the host issued them
+  setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // ranks connect at once, not amid the first collectives
+}
+
+int run_program(const std::function<void()>& train) try {
+  set_environment();
   train();
   return 0;
 } catch (const HelpRequest& help) {
@@ -49,8 +56,7 @@ size_t free_device_memory() {
 }
 
 double peak_flops() {
-  cudaDeviceProp device;
-  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  const cudaDeviceProp device = this_device();
   const std::string_view name = device.name;
   if (PRECISION != 16) return 0;
   if (name.find("H100") != name.npos || name.find("H200") != name.npos) return 989e12;
@@ -72,7 +78,7 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
     print_banner(options, data, parameters_, peers.ranks());
   }
   peers.begin_counting();
-  peers.largest({});  // all begin at about the same time, and so do their traces
+  peers.largest({0});  // all begin at about the same time, and so do their traces
   if (!options.trace.empty() || options.profile) trace::start();
 }
 

@@ -39,6 +39,9 @@ class Peers {
 
 inline Peers single_process;
 
+// Variables that CUDA, cuBLAS and NCCL read when they start; those that the user has set stay.
+void set_environment();
+
 // Calls `train` and returns the program's exit status: 0; 2 after bad input, with one line on stderr.
 int run_program(const std::function<void()>& train);
 

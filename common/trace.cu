@@ -21,6 +21,7 @@ struct Recorded {
   cudaEvent_t begin, end;
 };
 
+constexpr size_t most_recorded = 250'000;  // operations: that many rows a viewer can still show
 bool recording = false;
 cudaEvent_t origin = nullptr;  // time zero
 std::vector<Recorded> recorded;
@@ -62,7 +63,7 @@ void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] =
 
 Range::Range(cudaStream_t stream, const char* name) : stream_(stream), name_(name) {
   nvtxRangePushA(name);
-  if (!recording) return;
+  if (!recording || recorded.size() == most_recorded) return;
   interval_ = static_cast<int>(recorded.size());
   recorded.push_back({name, stream, record_event(stream), nullptr});
 }

@@ -23,6 +23,7 @@ bool arrived(int source, int tag, MPI_Status& status) {
 
 Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
   MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &watchdogs));
+  CUDA_CHECK(cudaGetDevice(&device_));
   for (Slot& slot : slots_) {
     cudaEvent_t event;
     CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -57,12 +58,13 @@ double Watchdog::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-int64_t Watchdog::oldest_unfinished() const {
+Watchdog::Waiting Watchdog::oldest_unfinished() const {
   const int64_t issued = issued_;
   for (int64_t i = std::max<int64_t>(0, issued - kept); i < issued; ++i) {
-    if (cudaEventQuery(slots_[i % kept].done) == cudaErrorNotReady) return i;
+    if (cudaEventQuery(slots_[i % kept].done) == cudaErrorNotReady) return {.operation = i};
   }
-  return -1;
+  if (call_ != nullptr) return {.call = calls_};
+  return {};
 }
 
 void Watchdog::add(ncclComm_t communicator) {
@@ -89,18 +91,19 @@ void Watchdog::check_for_errors() {
 }
 
 void Watchdog::watch() {
-  int64_t oldest = -1;
+  CUDA_CHECK(cudaSetDevice(device_));  // a new thread's is 0, where its first call would take memory
+  Waiting oldest;
   double since = now();
   while (!stopping_) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     answer_questions();
     check_for_errors();
-    const int64_t seen = oldest_unfinished();
-    if (seen != oldest || seen < 0) {
+    const Waiting seen = oldest_unfinished();
+    if (seen != oldest || seen == Waiting()) {
       oldest = seen;
       since = now();
     }
-    if (seen >= 0 && now() - since > timeout_ && !asked_by_lower_rank_) ask_and_abort();
+    if (now() - since > timeout_ && !asked_by_lower_rank_) ask_and_abort();
   }
 }
 
@@ -121,6 +124,10 @@ std::string Watchdog::report() const {
                   static_cast<long long>(i), slot.operation.load(), slot.communicator.load(),
                   slot.elements.load(), peer.c_str(), finished ? "finished, issued before" : "waiting since",
                   now() - slot.issued);
+    text += line;
+  }
+  if (const char* const call = call_) {
+    std::snprintf(line, sizeof line, "  the host has been in %s for %.1f s\n", call, now() - called_);
     text += line;
   }
   return text;
@@ -167,7 +174,7 @@ void Watchdog::ask_and_abort() {
   }
 
   std::ostringstream text;
-  text << "watchdog of rank " << rank_ << ": a stream has not moved for " << timeout_.load()
+  text << "watchdog of rank " << rank_ << ": nothing has moved for " << timeout_.load()
        << " s. The last operations of all ranks:\n";
   const int64_t most = *std::max_element(issued.begin(), issued.end());
   for (int peer = 0; peer < ranks_; ++peer) {

@@ -1,6 +1,6 @@
 // No run hangs. NCCL has no timeouts, so every process has a thread that looks at the operations issued so
-// far; when the oldest unfinished one has not changed for a while, it asks all ranks for their last
-// operations, prints them, says who is behind, and aborts every rank.
+// far, and at the call that the host is in; when the oldest unfinished one has not changed for a while, it
+// asks all ranks for their last operations, prints them, says who is behind, and aborts every rank.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,6 +32,24 @@ class Watchdog {
   // watchdog.
   void note(const char* operation, const char* communicator, size_t elements, int peer, cudaStream_t stream);
 
+  // While one exists, the host is in a call that may wait for other ranks: they connect in it, or it is
+  // MPI's.
+  class Call {
+   public:
+    Call(Watchdog& watchdog, const char* name) : watchdog_(watchdog) {
+      watchdog_.called_ = watchdog_.now();
+      watchdog_.call_ = name;
+    }
+    ~Call() {
+      watchdog_.call_ = nullptr;
+      ++watchdog_.calls_;
+    }
+    Call(const Call&) = delete;
+
+   private:
+    Watchdog& watchdog_;
+  };
+
  private:
   // The host writes slots and never reads what the thread found out: information from the device must reach
   // the host by events and synchronisation only, or a forgotten one could go unnoticed.
@@ -46,17 +64,25 @@ class Watchdog {
   static constexpr int64_t kept = 64;  // operations
 
   void watch();
-  int64_t oldest_unfinished() const;  // sequence number, or -1
+  // What the run waits for, if anything: an operation or, without one, a call of the host.
+  struct Waiting {
+    int64_t operation = -1, call = -1;  // numbers
+    bool operator==(const Waiting&) const = default;
+  };
+  Waiting oldest_unfinished() const;
   std::string report() const;
   void check_for_errors();
   void answer_questions();
   void ask_and_abort();
   double now() const;
 
-  int rank_, ranks_;
+  int rank_, ranks_, device_ = 0;
   std::atomic<double> timeout_ = 300;  // seconds
   std::array<Slot, kept> slots_;
   std::atomic<int64_t> issued_ = 0;
+  std::atomic<const char*> call_ = nullptr;  // that the host is in
+  std::atomic<double> called_ = 0;           // when; seconds since the start
+  std::atomic<int64_t> calls_ = 0;           // that it has returned from
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<bool> stopping_ = false;
   bool asked_by_lower_rank_ = false;

@@ -66,74 +66,6 @@ struct HostBatch {
   std::vector<int32_t> tokens, targets;  // [rows]
 };
 
-struct TestModel {
-  Options options;
-  Stream stream{"compute"};
-  UnitHooks hooks;
-  TensorRegion region;
-  AttentionCore attention{options.attention};
-  FeedForward feed_forward;
-  Parameters parameters;
-  TransformerParameters ids;
-  std::unique_ptr<Transformer> transformer;
-  std::unique_ptr<Activations> activations;
-  std::unique_ptr<Optimizer> optimizer;
-  StepTotals totals{stream};
-  std::vector<BatchBuffer> buffers;
-
-  explicit TestModel(const Options& o) : options(o) {
-    ids = declare_transformer(options.model, feed_forward, parameters);
-    parameters.allocate();
-    parameters.initialise(options.seed, stream);
-    transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
-                                                options.sequence_length, options.sequence_length,
-                                                options.recompute, seams(), stream);
-    activations = transformer->make_activations(whole_model(options.model));
-    optimizer = std::make_unique<Optimizer>(options, parameters, stream);
-    for (int i = 0; i < options.global_batch_size / options.micro_batch_size; ++i) {
-      buffers.emplace_back(static_cast<int64_t>(options.micro_batch_size) * options.sequence_length);
-    }
-  }
-
-  Seams seams() { return {&hooks, &region, &attention, &feed_forward}; }
-
-  Batch upload(int i, const HostBatch& host, double target_tokens) {
-    BatchBuffer& buffer = buffers[i];
-    for (size_t row = 0; row < host.tokens.size(); ++row) {
-      buffer.tokens()[row] = host.tokens[row];
-      buffer.targets()[row] = host.targets[row];
-      buffer.positions()[row] = static_cast<int32_t>(row % options.sequence_length);
-    }
-    return buffer.upload(target_tokens, std::ssize(buffers), i + 1 == std::ssize(buffers), stream);
-  }
-
-  // Forward and backward of all micro-batches; gradients, loss and norm are then there.
-  void accumulate(const std::vector<HostBatch>& batches) {
-    double target_tokens = 0;
-    for (const HostBatch& batch : batches) {
-      for (const int32_t target : batch.targets) target_tokens += target != ignored_target;
-    }
-    totals.reset();
-    parameters.zero_gradients(stream);
-    for (int i = 0; i < std::ssize(batches); ++i) {
-      const Batch batch = upload(i, batches[i], target_tokens);
-      transformer->forward(batch, *activations);
-      transformer->backward(batch, *activations);
-      totals.add_loss(activations->loss);
-    }
-    optimizer->add_norm_squared(totals.norm_squared());
-  }
-
-  void train_step(int64_t step, const std::vector<HostBatch>& batches) {
-    accumulate(batches);
-    optimizer->step(step, totals.norm_squared());
-    totals.wait();
-  }
-
-  std::vector<double> weights(int id) { return to_host(parameters.weights(id), stream); }
-  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id), stream); }
-};
-
 // Batches of tokens that look random but follow from `seed` alone.
 inline std::vector<HostBatch> random_batches(const Options& o, uint64_t seed) {
   std::vector<HostBatch> batches(o.global_batch_size / o.micro_batch_size);
@@ -149,5 +81,97 @@ inline std::vector<HostBatch> random_batches(const Options& o, uint64_t seed) {
   }
   return batches;
 }
+
+// What BatchLoader is for data: the part of a rank in batches that tests make.
+class HostBatchLoader {
+ public:
+  explicit HostBatchLoader(const Options& options, int rank = 0, int ranks = 1,
+                           const std::vector<int32_t>& positions = {})
+      : sequence_length_(options.sequence_length),
+        first_(rank * micro_batches_of_a_rank(options, ranks)),
+        positions_(positions.empty() ? context_positions(options) : positions) {
+    for (int i = 0; i < micro_batches_of_a_rank(options, ranks); ++i)
+      buffers_.emplace_back(options.micro_batch_size * std::ssize(positions_));
+  }
+
+  std::vector<Batch> load(const std::vector<HostBatch>& global, cudaStream_t stream) {
+    double targets = 0;
+    for (const HostBatch& batch : global)
+      for (const int32_t target : batch.targets) targets += target != ignored_target;
+    std::vector<Batch> batches;
+    for (BatchBuffer& buffer : buffers_) {
+      const HostBatch& host = global[first_ + batches.size()];
+      for (size_t row = 0; row < buffer.tokens().size(); ++row) {
+        const int32_t position = positions_[row % positions_.size()];
+        const size_t in_batch = row / positions_.size() * sequence_length_ + position;
+        buffer.tokens()[row] = host.tokens[in_batch];
+        buffer.targets()[row] = host.targets[in_batch];
+        buffer.positions()[row] = position;
+      }
+      const bool last = batches.size() + 1 == buffers_.size();
+      batches.push_back(buffer.upload(targets, std::ssize(global), last, stream));
+    }
+    return batches;
+  }
+
+ private:
+  int sequence_length_, first_;
+  std::vector<int32_t> positions_;
+  std::vector<BatchBuffer> buffers_;  // [micro-batches of this rank]
+};
+
+struct TestModel {
+  Options options;
+  Stream stream{"compute"};
+  UnitHooks hooks;
+  TensorRegion region;
+  AttentionCore attention{options.attention};
+  FeedForward feed_forward;
+  Parameters parameters;
+  TransformerParameters ids;
+  std::unique_ptr<Transformer> transformer;
+  std::unique_ptr<Activations> activations;
+  std::unique_ptr<Optimizer> optimizer;
+  StepTotals totals{stream};
+  HostBatchLoader loader;
+
+  explicit TestModel(const Options& o) : options(o), loader(options) {
+    ids = declare_transformer(options.model, feed_forward, parameters);
+    parameters.allocate();
+    parameters.initialise(options.seed, stream);
+    transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
+                                                options.sequence_length, options.sequence_length,
+                                                options.recompute, seams(), stream);
+    activations = transformer->make_activations(whole_model(options.model));
+    optimizer = std::make_unique<Optimizer>(options, parameters, stream);
+  }
+
+  Seams seams() { return {&hooks, &region, &attention, &feed_forward}; }
+
+  // Forward and backward of all micro-batches; gradients, loss and norm are then there.
+  void accumulate(const std::vector<HostBatch>& batches) {
+    totals.reset();
+    parameters.zero_gradients(stream);
+    for (const Batch& batch : loader.load(batches, stream)) {
+      transformer->forward(batch, *activations);
+      transformer->backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    optimizer->add_norm_squared(totals.norm_squared());
+  }
+
+  void update(int64_t step) {
+    optimizer->step(step, totals.norm_squared());
+    totals.wait();
+  }
+
+  void train_step(int64_t step, const std::vector<HostBatch>& batches) {
+    accumulate(batches);
+    update(step);
+  }
+
+  std::vector<double> weights(int id) { return to_host(parameters.weights(id), stream); }
+  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id), stream); }
+};
 
 }  // namespace pentatron

@@ -174,7 +174,7 @@ TEST_CASE("03: a rank that is stopped is named by the watchdog", "[03][faults]")
   INFO(err);
   REQUIRE(ended);
   CHECK(job.status() != 0);
-  CHECK(err.find("has not moved for 3 s") != std::string::npos);
+  CHECK(err.find("nothing has moved for 3 s") != std::string::npos);
   CHECK(err.find("rank 2: does not answer") != std::string::npos);
   for (const int other : {0, 1, 3}) {
     CHECK(err.find("rank " + std::to_string(other) + ": ") != std::string::npos);
@@ -201,6 +201,15 @@ TEST_CASE("the watchdog ends ranks whose stream waits for ever", "[02][03][fault
   INFO(job.err());
   CHECK(job.status() != 0);
   CHECK(job.err().find("#1 all_reduce on data, 2 elements: waiting since") != std::string::npos);
+}
+
+TEST_CASE("the watchdog ends ranks whose host waits for ever", "[02][03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, "[.hang-call]", "mpi_tests");
+  REQUIRE(job.ends_within(kSoon));
+  INFO(job.err());
+  CHECK(job.status() != 0);
+  CHECK(job.err().find("the host has been in MPI_Comm_split for") != std::string::npos);
 }
 
 TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[02][03][faults]") {

@@ -75,8 +75,8 @@ TEST_CASE("logits, loss and gradients are PyTorch's", "[01][golden]") {
   const std::vector<HostBatch> batches = golden_batches(golden, options);
 
   std::vector<double> logits;
-  for (int i = 0; i < std::ssize(batches); ++i) {
-    model.transformer->forward(model.upload(i, batches[i], 1), *model.activations);
+  for (const Batch& batch : model.loader.load(batches, model.stream)) {
+    model.transformer->forward(batch, *model.activations);
     for (const double logit : to_host(model.activations->logits, model.stream)) logits.push_back(logit);
   }
   CHECK(relative_error(logits, golden["logits"].values) < tolerance(modules));

@@ -12,31 +12,36 @@ namespace pentatron {
 struct CombinedCase {
   MeshShape shape;
   Options options;
+
+  // The same on one rank, in the plainest way.
+  CombinedCase alone() const {
+    CombinedCase c = {{}, options};
+    c.options.pp_schedule = PpSchedule::one_f_one_b;
+    c.options.zero_stage = 0;
+    c.options.sequence_parallel = false;
+    c.options.recompute = Recompute::none;
+    c.options.ep = c.options.vpp = 1;
+    return c;
+  }
 };
 
-// This rank's part of the batches of all ranks, as BatchLoader makes it.
-inline std::vector<Batch> upload(const Combined& combined, const Options& options,
-                                 const std::vector<HostBatch>& global, std::vector<BatchBuffer>& buffers) {
-  double targets = 0;
-  for (const HostBatch& batch : global) {
-    for (const int32_t target : batch.targets) targets += target != ignored_target;
+// All ranks of the mesh make one, and may be fewer than those of the world.
+struct CombinedModel : Combined {
+  const CombinedCase of;
+  HostBatchLoader loader;
+
+  CombinedModel(const CombinedCase& c, World& world)
+      : Combined(c.options, c.shape, world),
+        of(c),
+        loader(of.options, mesh.place.dp, of.shape.dp, positions) {}
+  ~CombinedModel() { CUDA_CHECK(cudaStreamSynchronize(compute)); }
+
+  void accumulate(const std::vector<HostBatch>& global) {
+    Combined::accumulate(loader.load(global, compute));
   }
-  const int mine = micro_batches_of_a_rank(options, combined.mesh.shape.dp);
-  const size_t of_a_sequence = combined.positions.size();
-  std::vector<Batch> batches;
-  for (int i = 0; i < mine; ++i) {
-    if (std::ssize(buffers) == i) buffers.emplace_back(combined.rows);
-    const HostBatch& host = global[combined.mesh.place.dp * mine + i];
-    for (int64_t row = 0; row < combined.rows; ++row) {
-      const int32_t position = combined.positions[row % of_a_sequence];
-      const size_t in_batch = row / of_a_sequence * options.sequence_length + position;
-      buffers[i].tokens()[row] = host.tokens[in_batch];
-      buffers[i].targets()[row] = host.targets[in_batch];
-      buffers[i].positions()[row] = position;
-    }
-    batches.push_back(buffers[i].upload(targets, std::ssize(global), i + 1 == mine, combined.compute));
-  }
-  return batches;
-}
+  int micro_batches() const { return micro_batches_of_a_rank(of.options, of.shape.dp); }
+  std::vector<double> weights(int id) { return to_host(parameters.weights(id), compute); }
+  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id), compute); }
+};
 
 }  // namespace pentatron

@@ -72,7 +72,7 @@ struct ParallelModel {
   std::unique_ptr<Activations> activations;
   std::unique_ptr<Optimizer> optimizer;
   StepTotals totals{stream};
-  std::vector<BatchBuffer> buffers;  // [micro-batches of this rank]
+  std::unique_ptr<HostBatchLoader> loader;
 
   ParallelModel(const Options& o, Technique t, World& world, Communicator& communicator,
                 OtherSeams other = {})
@@ -87,7 +87,6 @@ struct ParallelModel {
     } else {
       positions = context_positions(options);
     }
-    const int64_t rows = options.micro_batch_size * std::ssize(positions);
     ids = declare_transformer(options.model, *seams.feed_forward, parameters);
     const std::vector<LayerRange> parts = parts_of_model();
     if (technique.kind == Technique::zero) {
@@ -110,7 +109,6 @@ struct ParallelModel {
     transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
                                                 std::ssize(positions), options.sequence_length,
                                                 options.recompute, seams, stream);
-    const int micro_batches = micro_batches_of_a_rank(options, technique.splits_batch() ? ranks.ranks() : 1);
     if (technique.kind == Technique::pipeline) {
       pipeline = std::make_unique<Pipeline>(schedule(), world, world.all(), ranks.rank(), parts, *transformer,
                                             stream);
@@ -118,7 +116,9 @@ struct ParallelModel {
       activations = transformer->make_activations(whole_model(options.model));
     }
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
-    for (int i = 0; i < micro_batches; ++i) buffers.emplace_back(rows);
+    const bool splits = technique.splits_batch();
+    loader = std::make_unique<HostBatchLoader>(options, splits ? ranks.rank() : 0, splits ? ranks.ranks() : 1,
+                                               positions);
     world.begin_counting();
   }
   ~ParallelModel() {
@@ -129,21 +129,9 @@ struct ParallelModel {
   // Forward and backward of this rank's part of the micro-batches of all ranks; then the global gradient,
   // loss and norm are on their way.
   void accumulate(const std::vector<HostBatch>& global) {
-    const int64_t mine = std::ssize(buffers), first = technique.splits_batch() ? ranks.rank() * mine : 0;
     totals.reset();
     parameters.zero_gradients(stream);
-    std::vector<Batch> batches;
-    for (int64_t i = 0; i < mine; ++i) {
-      const HostBatch& host = global[first + i];
-      for (size_t row = 0; row < buffers[i].positions().size(); ++row) {
-        const int32_t position = positions[row % positions.size()];
-        const size_t in_batch = row / positions.size() * options.sequence_length + position;
-        buffers[i].tokens()[row] = host.tokens[in_batch];
-        buffers[i].targets()[row] = host.targets[in_batch];
-        buffers[i].positions()[row] = position;
-      }
-      batches.push_back(buffers[i].upload(count_targets(global), std::ssize(global), i + 1 == mine, stream));
-    }
+    const std::vector<Batch> batches = loader->load(global, stream);
     if (pipeline) pipeline->run(batches, &totals);
     for (size_t i = 0; !pipeline && i < batches.size(); ++i) {
       transformer->forward(batches[i], *activations);
@@ -175,14 +163,6 @@ struct ParallelModel {
   std::vector<LayerRange> parts_of_model() const {
     if (technique.kind != Technique::pipeline) return {whole_model(options.model)};
     return layers_of_rank(options, ranks.rank(), ranks.ranks(), technique.chunks);
-  }
-
-  static double count_targets(const std::vector<HostBatch>& batches) {
-    double count = 0;
-    for (const HostBatch& batch : batches) {
-      for (const int32_t target : batch.targets) count += target != ignored_target;
-    }
-    return count;
   }
 };
 

@@ -9,14 +9,14 @@
 #include <random>
 
 #include "combined_model.h"
-#include "expert_model.h"
 #include "gather.h"
+#include "parity.h"
 
 namespace pentatron {
 namespace {
 
-constexpr double kTensorTolerance = 1e-10;  // relative Frobenius error
-constexpr double kScalarTolerance = 1e-10;  // relative error
+constexpr double kTolerance =
+    1e-10;  // relative error: drawn models may be worse conditioned than chosen ones
 
 // A gradient this small beside that of all weights is zero but for rounding: of a key, when there is only
 // one.
@@ -55,104 +55,55 @@ std::string command_line(const CombinedCase& c) {
   return text.str();
 }
 
-Options training(Options o, int steps) {
-  o.optimizer = OptimizerKind::sgd;
-  o.lr = 0.5;
-  o.min_lr = 0.1;
-  o.steps = steps;
-  o.warmup_steps = 1;
-  o.weight_decay = 0.01;
-  o.grad_clip = 0.2;  // less than the norm
-  return o;
-}
-
-// Ranks and micro-batches have different numbers of targets.
-std::vector<HostBatch> batches_of_step(const Options& o, int step) {
-  std::vector<HostBatch> batches = random_batches(o, 100 + step);
-  for (size_t i = 0; i < batches.size(); ++i) {
-    std::vector<int32_t>& targets = batches[i].targets;
-    for (size_t row = 0; row < targets.size(); ++row) {
-      if (row % (i % 3 + 2) == 0) targets[row] = ignored_target;
-    }
-  }
-  return batches;
-}
-
-// What one rank computes alone: 01's model or, with experts, the serial one.
-struct Alone {
-  std::unique_ptr<TestModel> dense;
-  std::unique_ptr<ExpertModel> experts;
-
-  Alone(World& world, Options o) {
-    o.ep = 1;
-    if (o.model.experts == 0)
-      dense = std::make_unique<TestModel>(o);
-    else
-      experts = std::make_unique<ExpertModel>(world, o, ExpertLayout{}, true);
-  }
-  Parameters& parameters() { return dense ? dense->parameters : experts->parameters; }
-  cudaStream_t stream() { return dense ? dense->stream : experts->stream; }
-  StepTotals& totals() { return dense ? dense->totals : experts->totals; }
-  std::vector<double> weights(int id) { return to_host(parameters().weights(id), stream()); }
-  std::vector<double> gradients(int id) { return to_host(parameters().gradients(id), stream()); }
-  void accumulate(const std::vector<HostBatch>& batches) {
-    dense ? dense->accumulate(batches) : experts->accumulate(batches);
-  }
-  void update(int64_t step) {
-    if (experts) return experts->update(step);
-    dense->optimizer->step(step, dense->totals.norm_squared());
-    dense->totals.wait();
-  }
-};
-
-void check_parity(const CombinedCase& c) {
-  INFO(command_line(c));
-  World world(nullptr, nullptr);
-  CombinedCase checked = c;
-  const Options& options = checked.options;
-  check_combined(checked.options, c.shape);
-  std::unique_ptr<Alone> alone;  // on rank 0, which compares
-  if (world.rank() == 0) alone = std::make_unique<Alone>(world, options);
-  Combined combined(options, c.shape, world);
-  const auto gather = [&](Content content) {
-    std::vector<std::vector<double>> tensors;  // [parameters]
-    for (int id = 0; id < std::ssize(combined.parameters.all()); ++id)
-      tensors.push_back(gather_parameter(world, combined.parameters, id, content, combined.compute));
-    return tensors;
-  };
+// `alone`, on rank 0, which compares: the model that one rank trains.
+template <class Alone>
+void check_parity(const CombinedCase& c, World& world, const std::unique_ptr<Alone>& alone) {
+  CombinedModel combined(c, world);
+  const int parameters = static_cast<int>(combined.parameters.all().size());
   const auto check_all = [&](Content content, double tolerance, double floor) {
-    const std::vector<std::vector<double>> tensors = gather(content);
-    for (int id = 0; alone && id < std::ssize(tensors); ++id) {
+    for (int id = 0; id < parameters; ++id) {
+      const std::vector<double> got =
+          gather_parameter(world, combined.parameters, id, content, combined.compute);
+      if (!alone) continue;
       INFO(combined.parameters[id].name << (content == Content::weights ? ": weights" : ": gradient"));
-      const std::vector<double> expected =
-          content == Content::weights ? alone->weights(id) : alone->gradients(id);
-      CHECK(difference(tensors[id], expected, floor) <= tolerance);
+      CHECK(difference(got, content == Content::weights ? alone->weights(id) : alone->gradients(id), floor) <=
+            tolerance);
     }
   };
   check_all(Content::weights, 0, 1);
-  std::vector<BatchBuffer> buffers;
-  for (int step = 0; step < options.steps; ++step) {
+  for (int step = 0; step < c.options.steps; ++step) {
     INFO("step " << step);
-    const std::vector<HostBatch> global = batches_of_step(options, step);
-    combined.accumulate(upload(combined, options, global, buffers));
-    if (alone) alone->accumulate(global);
+    const std::vector<HostBatch> global = batches_of_step(c.options, step);
+    combined.accumulate(global);
     double norm = 0;
     if (alone) {
-      for (int id = 0; id < std::ssize(combined.parameters.all()); ++id)
+      alone->accumulate(global);
+      for (int id = 0; id < parameters; ++id)
         for (const double g : alone->gradients(id)) norm += g * g;
       norm = std::sqrt(norm);
     }
-    check_all(Content::gradients, kTensorTolerance, kVanishing * norm);
+    check_all(Content::gradients, kTolerance, kVanishing * norm);
     combined.update(step);
     if (!alone) continue;
     alone->update(step);
-    const double loss = alone->totals().host_loss();
-    CHECK(std::abs(combined.totals.host_loss() - loss) <= kScalarTolerance * loss);
-    CHECK(std::abs(alone->totals().host_norm() - norm) <= kScalarTolerance * norm);
-    CHECK(std::abs(combined.totals.host_norm() - norm) <= kScalarTolerance * norm);
+    const double loss = alone->totals.host_loss();
+    CHECK(std::abs(combined.totals.host_loss() - loss) <= kTolerance * loss);
+    CHECK(std::abs(alone->totals.host_norm() - norm) <= kTolerance * norm);
+    CHECK(std::abs(combined.totals.host_norm() - norm) <= kTolerance * norm);
   }
-  check_all(Content::weights, kTensorTolerance, 0);
-  CUDA_CHECK(cudaStreamSynchronize(combined.compute));
+  check_all(Content::weights, kTolerance, 0);
+}
+
+// Against 01's model or, with experts, against this program's on one rank.
+void check_parity(CombinedCase c) {
+  INFO(command_line(c));
+  World world(nullptr, nullptr);
+  check_combined(c.options, c.shape);
+  const bool compares = world.rank() == 0;
+  if (c.options.model.experts == 0)
+    check_parity(c, world, compares ? std::make_unique<TestModel>(c.options) : nullptr);
+  else
+    check_parity(c, world, compares ? std::make_unique<CombinedModel>(c.alone(), world) : nullptr);
 }
 
 // ---- Every mesh -------------------------------------------------------------------------------------------

@@ -185,10 +185,9 @@ void check(const Request& request) {
   CombinedCase c = case_of(request);
   check_combined(c.options, c.shape);
   const MemoryBytes before = memory_in_use();
-  Combined combined(c.options, c.shape, world);
-  std::vector<BatchBuffer> buffers;
+  CombinedModel combined(c, world);
   const auto train_step = [&](int step) {
-    combined.accumulate(upload(combined, c.options, random_batches(c.options, step), buffers));
+    combined.accumulate(random_batches(c.options, step));
     combined.update(step);
   };
   train_step(0);

@@ -2,8 +2,9 @@
 // takes.
 #include <cstdio>
 
-#include "expert_model.h"
+#include "combined_model.h"
 #include "gather.h"
+#include "parity.h"
 #include "program.h"
 
 namespace pentatron {
@@ -13,21 +14,22 @@ constexpr int kSteps = 2;
 
 // Experts that the ranks can share out, with sizes that two tensor ranks can.
 Options expert_options(int experts, int top_k, int moe_every) {
-  Options o = test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/10,
-                           /*vocab_size=*/22, /*sequence=*/5, /*micro_batch=*/2,
-                           /*global_batch=*/2 * 2 * mpi_tests::ranks());
+  Options o = training(test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/10,
+                                    /*vocab_size=*/22, /*sequence=*/8, /*micro_batch=*/2,
+                                    /*global_batch=*/2 * 2 * mpi_tests::ranks()),
+                       kSteps);
   o.model.experts = experts;
   o.model.top_k = top_k;
   o.model.moe_every = moe_every;
   o.aux_loss = 0.1;
-  o.optimizer = OptimizerKind::sgd;
-  o.lr = 0.5;
-  o.min_lr = 0.1;
-  o.steps = kSteps;
-  o.warmup_steps = 1;
-  o.weight_decay = 0.01;
-  o.grad_clip = 0.2;  // less than the norm
   return o;
+}
+
+// A mesh of all ranks; data ranks are what tensor and context ranks leave.
+CombinedCase case_of(Options options, int tp = 1, int cp = 1) {
+  const int dp = mpi_tests::ranks() / (tp * cp);
+  options.global_batch_size = options.micro_batch_size * 2 * dp;
+  return {{.tp = tp, .cp = cp, .dp = dp, .ep = options.ep}, options};
 }
 
 int experts_for_ranks() { return mpi_tests::ranks() == 3 ? 6 : 8; }
@@ -40,35 +42,18 @@ int experts_for_ranks() { return mpi_tests::ranks() == 3 ? 6 : 8; }
 namespace pentatron {
 namespace {
 
-constexpr double kTensorTolerance = 1e-11;  // relative Frobenius error
-constexpr double kScalarTolerance = 1e-12;  // relative error
-
-// Ranks and micro-batches have different numbers of targets.
-std::vector<HostBatch> batches_of_step(const Options& o, int step) {
-  std::vector<HostBatch> batches = random_batches(o, 100 + step);
-  for (size_t i = 0; i < batches.size(); ++i) {
-    std::vector<int32_t>& targets = batches[i].targets;
-    for (size_t row = 0; row < targets.size(); ++row) {
-      if (row % (i % 3 + 2) == 0) targets[row] = ignored_target;
-    }
-  }
-  return batches;
-}
-
 enum class Routing { as_drawn, to_the_first };
 
 // A router of zeros finds all experts equal, and takes the first ones.
-void set_routers(ExpertModel& model, Routing routing) {
+void set_routers(CombinedModel& model, Routing routing) {
   if (routing == Routing::as_drawn) return;
   for (const Piece& piece : model.parameters.pieces()) {
     for (const Crossing& c : model.parameters.crossings(piece)) {
       if (c.parameter->tensor_split != TensorSplit::held_inside) continue;
-      fill_constant(piece.weights + c.begin_in_piece, c.size, 0, model.stream);
+      fill_constant(piece.weights + c.begin_in_piece, c.size, 0, model.compute);
     }
   }
 }
-
-using Tensors = std::vector<std::vector<double>>;  // [parameters]
 
 // What a step leaves behind.
 struct Step {
@@ -81,25 +66,25 @@ struct Trained {
   std::vector<Step> steps;
 };
 
-Trained train(World& world, const Options& options, const ExpertLayout& layout, Routing routing, bool alone) {
-  ExpertModel model(world, options, layout, alone);
+// On all ranks, or on one alone.
+Trained train(World& world, const CombinedCase& c, Routing routing) {
+  CombinedModel model(c, world);
+  const bool alone = c.shape.ranks() == 1;
   const auto all = [&](Content content) {
     Tensors tensors;
     for (int id = 0; id < std::ssize(model.parameters.all()); ++id) {
       if (!alone)
-        tensors.push_back(gather_parameter(world, model.parameters, id, content, model.stream));
-      else if (content == Content::weights)
-        tensors.push_back(to_host(model.parameters.weights(id), model.stream));
+        tensors.push_back(gather_parameter(world, model.parameters, id, content, model.compute));
       else
-        tensors.push_back(to_host(model.parameters.gradients(id), model.stream));
+        tensors.push_back(content == Content::weights ? model.weights(id) : model.gradients(id));
     }
     return tensors;
   };
   Trained result{all(Content::weights), {}, {}};
   for (int step = 0; step < kSteps; ++step) {
     set_routers(model, routing);
-    model.accumulate(batches_of_step(options, step));
-    const std::vector<double> balance = to_host(model.feed_forward.balance_loss(), model.stream);
+    model.accumulate(batches_of_step(c.options, step));
+    const std::vector<double> balance = to_host(model.feed_forward.balance_loss(), model.compute);
     Tensors gradients = all(Content::gradients);
     model.update(step);
     result.steps.push_back({model.totals.host_loss(), model.totals.host_norm(),
@@ -133,93 +118,100 @@ void check_same(const Trained& got, const Trained& want, double grad_clip) {
 
 // Every number of expert ranks that divides what is left of the ranks; `few`: only the largest two.
 enum class Ep { each, few };
-void check_parity(Options options, const ExpertLayout& layout, Ep eps = Ep::few,
-                  Routing routing = Routing::as_drawn) {
+void check_parity(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::as_drawn) {
   mpi_tests::set_time_limit(300);
-  if (mpi_tests::ranks() % (layout.tensor * layout.context) != 0) return;
-  const int groups = mpi_tests::ranks() / layout.tensor;
-  options.global_batch_size = options.micro_batch_size * 2 * (groups / layout.context);
+  if (c.shape.ranks() != mpi_tests::ranks()) return;
   World world(nullptr, nullptr);
   const bool compares = world.rank() == 0;  // what is gathered is the same everywhere
-  Options reference = options;
-  reference.recompute = Recompute::none;
-  const Trained expected = compares ? train(world, reference, {}, routing, true) : Trained();
-  for (int ep = groups, tried = 0; ep >= 1 && (eps == Ep::each || tried < 2); --ep) {
-    if (groups % ep != 0) continue;
+  const Trained expected = compares ? train(world, c.alone(), routing) : Trained();
+  const int replicas = c.shape.cp * c.shape.dp;
+  for (int ep = replicas, tried = 0; ep >= 1 && (eps == Ep::each || tried < 2); --ep) {
+    if (replicas % ep != 0) continue;
     ++tried;
-    INFO(layout.tensor << " tensor, " << layout.context << " context ranks, ep " << ep << ", top "
-                       << options.model.top_k << ", ZeRO " << layout.zero_stage << ", recompute "
-                       << to_string(options.recompute));
-    options.ep = ep;
-    const Trained got = train(world, options, layout, routing, false);
-    if (compares) check_same(got, expected, options.grad_clip);
+    c.shape.ep = c.options.ep = ep;
+    INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", ep " << ep << ", top " << c.options.model.top_k
+               << ", ZeRO-" << c.options.zero_stage << ", recompute " << to_string(c.options.recompute));
+    const Trained got = train(world, c, routing);
+    if (compares) check_same(got, expected, c.options.grad_clip);
   }
 }
 
 }  // namespace
 
 TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
-  check_parity(expert_options(experts_for_ranks(), 1, 1), {}, Ep::each);
-  check_parity(expert_options(experts_for_ranks(), 3, 1), {}, Ep::each);
+  check_parity(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each);
+  check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
-  const Options options = expert_options(experts_for_ranks(), 2, 2);
-  check_parity(options, {.sync = DpSync::naive});
-  check_parity(options, {.sync = DpSync::bucket, .bucket_mb = 0.001});
-  check_parity(options, {.sync = DpSync::bucket});
+  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+  c.options.dp_sync = DpSync::naive;
+  check_parity(c);
+  c.options.dp_sync = DpSync::bucket;
+  check_parity(c);
+  c.options.bucket_mb = 0.001;
+  check_parity(c);
 }
 
 TEST_CASE("07: parity of experts, ZeRO", "[07][experts][parity]") {
-  for (const int stage : {0, 1, 2, 3})
-    check_parity(expert_options(experts_for_ranks(), 2, 2), {.zero_stage = stage});
+  for (const int stage : {1, 2, 3}) {
+    CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+    c.options.zero_stage = stage;
+    check_parity(c);
+  }
 }
 
 TEST_CASE("07: parity of experts, ZeRO-3, experts in every layer", "[07][experts][parity]") {
-  check_parity(expert_options(experts_for_ranks(), 2, 1), {.zero_stage = 3}, Ep::each);
+  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
+  c.options.zero_stage = 3;
+  check_parity(c, Ep::each);
 }
 
 TEST_CASE("07: parity of experts, tensor parallel", "[07][experts][parity]") {
-  check_parity(expert_options(8, 2, 1), {.tensor = 2}, Ep::each);
+  check_parity(case_of(expert_options(8, 2, 1), 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", "[07][experts][parity]") {
-  Options options = expert_options(8, 2, 2);
-  options.recompute = Recompute::full;
-  check_parity(options, {.tensor = 2, .sequence_parallel = true, .zero_stage = 3});
+  CombinedCase c = case_of(expert_options(8, 2, 2), 2);
+  c.options.sequence_parallel = true;
+  c.options.zero_stage = 3;
+  c.options.recompute = Recompute::full;
+  check_parity(c);
 }
 
-TEST_CASE("07: parity of experts, ranks that share a micro-batch", "[07][experts][parity]") {
-  check_parity(expert_options(8, 2, 1), {.context = 2}, Ep::each);
+TEST_CASE("07: parity of experts, ranks that share sequences", "[07][experts][parity]") {
+  check_parity(case_of(expert_options(8, 2, 1), 1, 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, recomputation", "[07][experts][parity]") {
   for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
-    Options options = expert_options(experts_for_ranks(), 2, 2);
-    options.recompute = recompute;
-    check_parity(options, {});
+    CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+    c.options.recompute = recompute;
+    check_parity(c);
   }
 }
 
 TEST_CASE("07: parity of experts, weight gradients put off", "[07][experts][parity]") {
-  check_parity(expert_options(experts_for_ranks(), 2, 2), {.weight_gradients = WeightGradients::deferred});
+  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+  c.options.pp_schedule = PpSchedule::zb_h1;
+  check_parity(c);
 }
 
 TEST_CASE("07: parity of experts, all tokens to one", "[07][experts][parity]") {
-  check_parity(expert_options(experts_for_ranks(), 1, 1), {}, Ep::each, Routing::to_the_first);
+  check_parity(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]") {
-  check_parity(expert_options(experts_for_ranks(), 3, 1), {}, Ep::each, Routing::to_the_first);
+  check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
 }
 
 // The serial reference itself, which the tests above compare with.
 TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[07][experts]") {
   if (mpi_tests::ranks() > 1) return;
-  const Options options = expert_options(4, 2, 2);
+  const CombinedCase c = case_of(expert_options(4, 2, 2));
   World world(nullptr, nullptr);
-  ExpertModel model(world, options, {}, true);
-  const std::vector<HostBatch> batches = batches_of_step(options, 0);
+  CombinedModel model(c, world);
+  const std::vector<HostBatch> batches = batches_of_step(c.options, 0);
   const auto loss = [&] {
     model.accumulate(batches);
     model.totals.wait();
@@ -227,12 +219,11 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
   };
   loss();
   Tensors gradients;
-  for (int id = 0; id < std::ssize(model.parameters.all()); ++id)
-    gradients.push_back(to_host(model.parameters.gradients(id), model.stream));
+  for (int id = 0; id < std::ssize(model.parameters.all()); ++id) gradients.push_back(model.gradients(id));
   for (int id = 0; id < std::ssize(gradients); ++id) {
     INFO(model.parameters[id].name);
     const std::vector<double>& gradient = gradients[id];
-    const std::vector<double> weights = to_host(model.parameters.weights(id), model.stream);
+    const std::vector<double> weights = model.weights(id);
     std::vector<double> direction;  // along the gradient and across it
     double slope = 0, length = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -244,7 +235,7 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
     const auto loss_at = [&](double distance) {
       std::vector<double> moved = weights;
       for (size_t i = 0; i < moved.size(); ++i) moved[i] += distance * step * direction[i];
-      to_device(moved, model.parameters.weights(id).data, model.stream);
+      to_device(moved, model.parameters.weights(id).data, model.compute);
       return loss();
     };
     // Central differences of fourth order, as in test_transformer.cu; the choice of experts stays what it is.
@@ -257,13 +248,13 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
 
 // Equal probabilities 1 / E, and fractions 1 / K of the first K experts: E * sum of f P is 1 in every layer.
 TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer", "[07][experts]") {
-  const Options options = expert_options(experts_for_ranks(), 2, 1);
+  const CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
   World world(nullptr, nullptr);
-  ExpertModel model(world, options, {});
+  CombinedModel model(c, world);
   set_routers(model, Routing::to_the_first);
-  model.accumulate(batches_of_step(options, 0));
-  const double loss = world.sum(to_host(model.feed_forward.balance_loss(), model.stream))[0];
-  CHECK(loss == Approx(options.aux_loss * options.model.layers).epsilon(1e-12));
+  model.accumulate(batches_of_step(c.options, 0));
+  const double loss = world.sum(to_host(model.feed_forward.balance_loss(), model.compute))[0];
+  CHECK(loss == Approx(c.options.aux_loss * c.options.model.layers).epsilon(1e-12));
 }
 
 // ---- Traffic ----------------------------------------------------------------------------------------------
@@ -274,9 +265,10 @@ using Expected = std::map<std::string, Traffic>;
 
 // Per micro-batch and layer with experts: counts once; copies go out and arrivals come back, and so do their
 // gradients. Full recomputation repeats forward's. With a router of zeros the first top_k experts get all.
-Expected expected_traffic(const Options& o, const ExpertModel& model, int expert_layers) {
-  const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model, rows = model.rows();
-  const int64_t first = model.expert_ranks.rank() * own;
+Expected expected_traffic(const CombinedModel& model, int expert_layers) {
+  const Options& o = model.of.options;
+  const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model, rows = model.rows;
+  const int64_t first = model.mesh.experts.rank() * own;
   const int64_t busy = std::clamp<int64_t>(o.model.top_k - first, 0, own);  // experts here that get rows
   const int64_t copies = rows * o.model.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
   const int64_t times = int64_t{expert_layers} * model.micro_batches();
@@ -315,33 +307,32 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic]") {
         options.ep = ep;
         options.recompute = recompute;
         World world(nullptr, nullptr);
-        ExpertModel model(world, options, {});
+        CombinedModel model(case_of(options), world);
         set_routers(model, Routing::to_the_first);
-        model.accumulate(batches_of_step(options, 0));
-        check_counts(model.expert_ranks.traffic(), expected_traffic(options, model, options.model.layers));
-        CHECK(model.context_ranks.traffic().empty());
+        model.accumulate(batches_of_step(model.of.options, 0));
+        check_counts(model.mesh.experts.traffic(), expected_traffic(model, options.model.layers));
+        CHECK(model.mesh.context.traffic().empty());
 
         // However tokens are routed, all ranks together send as much.
-        model.update(0);
-        ExpertModel drawn(world, options, {});
-        drawn.accumulate(batches_of_step(options, 1));
+        CombinedModel drawn(model.of, world);
+        drawn.accumulate(batches_of_step(model.of.options, 1));
         const int64_t passes = recompute == Recompute::full ? 6 : 4, layers = options.model.layers;
-        const int64_t copies = drawn.rows() * top_k * drawn.micro_batches() * world.ranks();
-        const double elements = drawn.expert_ranks.traffic().at("all_to_all_v").elements;
+        const int64_t copies = drawn.rows * top_k * drawn.micro_batches() * world.ranks();
+        const double elements = drawn.mesh.experts.traffic().at("all_to_all_v").elements;
         CHECK(world.sum({elements})[0] == double(passes * layers * copies * options.model.d_model));
       }
     }
   }
 }
 
-TEST_CASE("07: ranks that share a micro-batch sum a fraction for each expert", "[07][experts][traffic]") {
+TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  const Options options = expert_options(experts_for_ranks(), 2, 1);
+  const CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1), 1, 2);
   World world(nullptr, nullptr);
-  ExpertModel model(world, options, {.context = 2});
-  model.accumulate(batches_of_step(options, 0));
-  const int64_t times = int64_t{options.model.layers} * model.micro_batches(), e = options.model.experts;
-  check_counts(model.context_ranks.traffic(),
+  CombinedModel model(c, world);
+  model.accumulate(batches_of_step(c.options, 0));
+  const int64_t times = int64_t{c.options.model.layers} * model.micro_batches(), e = c.options.model.experts;
+  check_counts({{"all_reduce", model.mesh.context.traffic().at("all_reduce")}},
                {{"all_reduce", {times, times * e, double(times * e * sizeof(accum))}}});
 }
 
@@ -352,10 +343,10 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
   options.ep = ep;
   const int64_t elements = options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
-  ExpertModel model(world, options, {});
-  model.accumulate(batches_of_step(options, 0));
+  CombinedModel model(case_of(options), world);
+  model.accumulate(batches_of_step(model.of.options, 0));
   const double holders = ranks / ep;  // elements divide by them and by 16 bytes: nothing is padded
-  check_counts(model.same_experts.traffic(),
+  check_counts(model.mesh.expert_gradients.traffic(),
                {{"all_reduce", {1, elements, 2 * (holders - 1) / holders * elements * sizeof(accum)}}});
 }
 
@@ -369,11 +360,12 @@ TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
   const int64_t elements =
       options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
-  ExpertModel model(world, options, {.zero_stage = 3});
+  options.zero_stage = 3;
+  CombinedModel model(case_of(options), world);
   const int64_t m = model.micro_batches(), gathers = 4 + 2 * (m - 1), sums = 3 * m;
-  model.same_experts.reset_traffic();
-  model.accumulate(batches_of_step(options, 0));
-  check_counts(model.same_experts.traffic(),
+  model.mesh.expert_gradients.reset_traffic();
+  model.accumulate(batches_of_step(model.of.options, 0));
+  check_counts(model.mesh.expert_gradients.traffic(),
                {{"all_gather", {gathers, gathers * elements, 0.5 * gathers * elements * sizeof(real)}},
                 {"reduce_scatter", {sums, sums * elements, 0.5 * sums * elements * sizeof(accum)}}});
 }
@@ -388,25 +380,16 @@ namespace pentatron {
 namespace {
 
 // Exactly: what dropless routing may need is allocated before the first step.
-void check_memory(const Options& options, const ExpertLayout& layout) {
-  const int groups = mpi_tests::ranks() / layout.tensor;
-  INFO(layout.tensor << " tensor ranks, ep " << options.ep << ", ZeRO " << layout.zero_stage << ", recompute "
-                     << to_string(options.recompute) << ", experts in every " << options.model.moe_every);
+void check_memory(const CombinedCase& c) {
+  INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero_stage << ", "
+             << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute)
+             << ", experts in every " << c.options.model.moe_every);
   World world(nullptr, nullptr);
   const MemoryBytes before = memory_in_use();
-  ExpertModel model(world, options, layout);
-  model.accumulate(random_batches(options, 0));
+  CombinedModel model(c, world);
+  model.accumulate(random_batches(c.options, 0));
   model.update(0);
-  Sharding sharding = {.zero_stage = std::max(layout.zero_stage, 0),
-                       .data_ranks = groups,
-                       .tensor_ranks = layout.tensor,
-                       .sequence_parallel = layout.sequence_parallel};
-  if (layout.weight_gradients == WeightGradients::deferred) {
-    sharding.deferred_weight_gradients = true;
-    sharding.parts = {ModelPart{.layers = options.model.layers, .in_flight = model.micro_batches()}};
-  }
-  const MemoryBytes predicted =
-      predict_memory(options, element_sizes, model.micro_batches(), sharding).total();
+  const MemoryBytes predicted = predict_memory(c.options, c.shape, world.rank()).total();
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(memory_in_use()[i] - before[i] == predicted[i]);
@@ -424,13 +407,16 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.recompute = recompute;
       options.optimizer = OptimizerKind::adamw;
       options.ep = ranks;
-      check_memory(options, {});
+      check_memory(case_of(options));
       options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
-      check_memory(options, {.zero_stage = 3});
+      options.zero_stage = 3;
+      check_memory(case_of(options));
       options.expert_capacity = 3;
-      if (ranks % 2 == 0) check_memory(options, {.tensor = 2, .sequence_parallel = true, .zero_stage = 1});
-      if (recompute == Recompute::none)
-        check_memory(options, {.weight_gradients = WeightGradients::deferred});
+      options.zero_stage = 1;
+      options.sequence_parallel = true;
+      if (ranks % 2 == 0) check_memory(case_of(options, 2));
+      options.pp_schedule = PpSchedule::zb_h1;
+      if (recompute != Recompute::full) check_memory(case_of(options));
     }
   }
 }
@@ -452,10 +438,10 @@ TEST_CASE("07: table of experts", "[.experts-table]") {
       options.expert_capacity = capacity;
       World world(nullptr, nullptr);
       const MemoryBytes before = memory_in_use();
-      ExpertModel model(world, options, {});
+      CombinedModel model({{.dp = mpi_tests::ranks(), .ep = ep}, options}, world);
       model.accumulate(random_batches(options, 0));
       model.update(0);
-      const TrafficByOperation traffic = model.expert_ranks.traffic();
+      const TrafficByOperation traffic = model.mesh.experts.traffic();
       const auto rows = traffic.find("all_to_all_v");
       const double elements = rows == traffic.end() ? 0 : rows->second.sent_bytes / sizeof(real);
       const double least = -world.largest({-elements})[0], most = world.largest({elements})[0];

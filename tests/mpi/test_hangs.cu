@@ -48,6 +48,13 @@ TEST_CASE("hang: rank 1's stream waits for ever", "[.hang-stream]") {
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
 }
 
+TEST_CASE("hang: rank 1 never makes a communicator", "[.hang-call]") {
+  World world(nullptr, nullptr);
+  world.watchdog().set_timeout(kTimeout);
+  if (mpi_tests::rank() == 1) std::this_thread::sleep_for(kForever);
+  Communicator data(world, 0, world.rank(), "data");
+}
+
 TEST_CASE("hang: two ranks send to each other, ungrouped", "[.hang-send]") {
   Hang hang;
   const int peer = 1 - mpi_tests::rank();

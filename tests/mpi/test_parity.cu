@@ -6,28 +6,17 @@
 
 #include "gather.h"
 #include "parallel_model.h"
+#include "parity.h"
 
 namespace pentatron {
 namespace {
 
 constexpr int kSteps = 5;
-constexpr double kTensorTolerance = 1e-11;  // relative Frobenius error
-constexpr double kScalarTolerance = 1e-12;  // relative error
-
-using Tensors = std::vector<std::vector<double>>;  // [parameters]
 
 Options training(Options o, Recompute recompute) {
-  o.optimizer = OptimizerKind::sgd;
-  o.lr = 0.5;
-  o.min_lr = 0.1;
-  o.steps = kSteps;
-  o.warmup_steps = 2;
-  o.weight_decay = 0.01;
-  o.grad_clip = 0.2;  // less than the norm
   o.recompute = recompute;
-  return o;
+  return training(o, kSteps);
 }
-
 // Sizes that no number of ranks divides: every shard ends within a parameter, or in the padding.
 Options odd_options(int micro_batches, Recompute recompute) {
   return training(test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
@@ -43,18 +32,6 @@ Options divisible_options(int kv_heads, int micro_batches, Recompute recompute) 
                                /*vocab_size=*/9 * ranks, /*sequence=*/6, /*micro_batch=*/4,
                                /*global_batch=*/4 * micro_batches),
                   recompute);
-}
-
-// Ranks and micro-batches have different numbers of targets.
-std::vector<HostBatch> batches_of_step(const Options& o, int step) {
-  std::vector<HostBatch> batches = random_batches(o, 100 + step);
-  for (size_t i = 0; i < batches.size(); ++i) {
-    std::vector<int32_t>& targets = batches[i].targets;
-    for (size_t row = 0; row < targets.size(); ++row) {
-      if (row % (i % 3 + 2) == 0) targets[row] = ignored_target;
-    }
-  }
-  return batches;
 }
 
 // What one rank computes alone.
@@ -73,8 +50,7 @@ Reference train_alone(const Options& options) {
     model.accumulate(batches_of_step(options, step));
     r.gradients.emplace_back();
     for (int id = 0; id < parameters; ++id) r.gradients.back().push_back(model.gradients(id));
-    model.optimizer->step(step, model.totals.norm_squared());
-    model.totals.wait();
+    model.update(step);
     r.loss.push_back(model.totals.host_loss());
     r.norm.push_back(model.totals.host_norm());
   }
