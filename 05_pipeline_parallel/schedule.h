@@ -3,7 +3,7 @@
 // proves it and takes its time, and draw_schedule.h draws it. None of them knows one schedule from another.
 //
 //   afab          all forward, all backward: GPipe (Huang et al., 2018)
-//   1f1b          one forward, one backward: PipeDream-Flush (Narayanan et al., 2020)
+//   1f1b          one forward, one backward: PipeDream-Flush (Narayanan et al., 2021)
 //   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
 //   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
 //

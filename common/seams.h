@@ -1,6 +1,5 @@
-// The four places where a parallelism acts on the model. Each is a small interface whose default does
-// nothing, so the model is single-device code; each stage overrides exactly one of them, and all of them
-// together make five dimensions.
+// The places where a parallelism acts on the model: four small interfaces, whose defaults are those of one
+// device, so that the model is single-device code. (A pipeline needs none: it runs parts of the model.)
 //
 //   UnitHooks      around the use of weights and the writing of gradients    data parallelism, ZeRO
 //   TensorRegion   the borders of attention, MLP, embedding and head         tensor and sequence parallelism

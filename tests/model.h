@@ -58,6 +58,7 @@ inline Options test_options(int layers, int d_model, int heads, int kv_heads, in
   o.global_batch_size = global_batch;
   o.lr = 1e-2;
   o.min_lr = 1e-3;
+  o.vpp = 1;
   return o;
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # mutants.sh [NAME...]: breaks the code on purpose, as tests/mutants.txt says, and runs the test that has to notice. A
 # mutant that no test notices survives, and the exit status is 1. A pattern such as '03-*' is a name, too.
+# mutants.sh --check: breaks and runs nothing, but looks whether each still has its text to find and its test.
 #
 # It works in a copy of the sources under build/mutants, which keeps its object files: a mutant compiles
 # only what it touches. Before a test may judge, it has to pass with the code as it is.
@@ -46,6 +47,25 @@ run() {
   grep -q '^[1-9][0-9]* passed, 0 failed$' "$log"  # a filter that fits no test notices nothing
 }
 
+# found_once TEXT: `find`, whose line ends are spelled \n, is in there once.
+found_once() {
+  find=${find//\\n/$'\n'}
+  local without=${1//"$find"/}
+  [ $((${#1} - ${#without})) -eq ${#find} ] && return
+  echo "invalid   $name: the text to find is not exactly once in $file"
+  survived+=("$name")
+  return 1
+}
+
+# A test is named by its tags, or in full.
+check() {
+  found_once "$(cat "$file")" || return
+  case $test_name in \[*) return ;; esac
+  grep -qF "TEST_CASE(\"$test_name\"" tests/*.c[cu] tests/mpi/*.cu && return
+  echo "invalid   $name: there is no test $test_name"
+  survived+=("$name")
+}
+
 killed=0 survived=()
 declare -A trusted
 judge() {
@@ -62,14 +82,9 @@ judge() {
   fi
   local original broken
   original=$(cat "$tree/$file" && echo x)
-  find=${find//\\n/$'\n'} replace=${replace//\\n/$'\n'}
+  found_once "$original" || return
+  replace=${replace//\\n/$'\n'}
   broken=${original/"$find"/"$replace"}
-  local without=${original//"$find"/}
-  if [ $((${#original} - ${#without})) -ne ${#find} ]; then
-    echo "invalid   $name: the text to find is not exactly once in $file"
-    survived+=("$name")
-    return
-  fi
   printf '%s' "${broken%x}" > "$tree/$file"
   run "$test_kind" "$test_name"
   status=$?
@@ -92,7 +107,8 @@ wanted() {
   return 1
 }
 
-copy_sources
+action=judge
+if [ "${1:-}" = --check ]; then action=check; shift; else copy_sources; fi
 name='' tried=0
 while IFS= read -r line || [ -n "$line" ]; do
   word=${line%% *} rest=${line#* }; rest=${rest#"${rest%%[! ]*}"}
@@ -104,11 +120,15 @@ while IFS= read -r line || [ -n "$line" ]; do
     find) find=$rest ;;
     replace) replace=$rest; [ "$line" = replace ] && replace='' ;;
     test) test_kind=${rest%%:*} test_name=${rest#*: }
-      if wanted "$name" "$@"; then tried=$((tried + 1)); judge < /dev/null; fi ;;
+      if wanted "$name" "$@"; then tried=$((tried + 1)); $action < /dev/null; fi ;;
     *) echo "tests/mutants.txt: not understood: $line" >&2; exit 2 ;;
   esac
 done < "$list"
 
+if [ $action = check ]; then
+  echo "$((tried - ${#survived[@]})) passed, ${#survived[@]} failed"
+  exit $((${#survived[@]} > 0))
+fi
 [ "$tried" -gt 0 ] || { echo "no such mutant: $*" >&2; exit 2; }
 echo "$killed killed, ${#survived[@]} survived${survived:+: ${survived[*]}}"
 [ ${#survived[@]} -eq 0 ]

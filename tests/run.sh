@@ -24,6 +24,7 @@ run() {
   fi
 }
 
+[ -n "$filter" ] || run "mutants" tests/mutants.sh --check
 for folder in "${@:2}"; do
   echo "== $folder"
   only=$filter

@@ -33,7 +33,9 @@ struct CombinedModel : Combined {
   CombinedModel(const CombinedCase& c, World& world)
       : Combined(c.options, c.shape, world),
         of(c),
-        loader(of.options, mesh.place.dp, of.shape.dp, positions) {}
+        loader(of.options, mesh.place.dp, of.shape.dp, positions) {
+    world.begin_counting();  // as Run does
+  }
   ~CombinedModel() { CUDA_CHECK(cudaStreamSynchronize(compute)); }
 
   void accumulate(const std::vector<HostBatch>& global) {
