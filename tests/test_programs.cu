@@ -63,12 +63,18 @@ Outcome outcome_of(const std::string& launcher, const std::string& program) {
   return outcome;
 }
 
+// Every rank's memory must be what it predicted.
 std::vector<Step> run(const std::string& launcher, const std::string& program) {
   std::vector<Step> steps;
-  for (const nlohmann::json& json : outcome_of(launcher, program).log) {
+  const std::vector<nlohmann::json> log = outcome_of(launcher, program).log;
+  for (const nlohmann::json& json : log) {
     if (json.contains("step")) steps.push_back({json["loss"], json["grad_norm"]});
   }
   REQUIRE(steps.size() == kSteps);
+  for (const nlohmann::json& rank : log.back()["summary"]["memory"]) {
+    INFO(launcher << " " << program << ": " << rank);
+    CHECK(rank["predicted"] == rank["measured"]);
+  }
   return steps;
 }
 
@@ -81,9 +87,9 @@ bool enough_gpus([[maybe_unused]] int ranks) {
 #endif
 }
 
-void check_like_01(const std::string& program, const std::string& sizes = "",
-                   const std::vector<int>& on_ranks = {1, 2, 6}) {
-  const std::vector<Step> expected = run("", "01_single_gpu" + sizes);
+void check_like(const std::string& reference, const std::string& program, const std::string& sizes,
+                const std::vector<int>& on_ranks) {
+  const std::vector<Step> expected = run("", reference + sizes);
   for (const int ranks : on_ranks) {
     if (!enough_gpus(ranks)) continue;
     const std::vector<Step> steps = run("mpirun -n " + std::to_string(ranks), program + sizes);
@@ -94,6 +100,11 @@ void check_like_01(const std::string& program, const std::string& sizes = "",
       CHECK(steps[i].norm > 0.5);
     }
   }
+}
+
+void check_like_01(const std::string& program, const std::string& sizes = "",
+                   const std::vector<int>& on_ranks = {1, 2, 6}) {
+  check_like("01_single_gpu", program, sizes, on_ranks);
 }
 
 }  // namespace
@@ -120,6 +131,7 @@ TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
 
 TEST_CASE("03: the program's steps are those of 01", "[03][program]") {
   for (const char* stage : {"0", "1", "2", "3"}) check_like_01(std::string("03_zero --zero-stage ") + stage);
+  check_like_01("03_zero --zero-stage 3", " --optimizer adamw --lr 0.01");
 }
 
 TEST_CASE("04: the program's steps are those of 01", "[04][program]") {
@@ -145,17 +157,19 @@ TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
 
 // More text than a sequence is long: with context ranks its newest token lies on each in turn, then on the
 // last.
-TEST_CASE("the trained model writes what that of 01 writes", "[06][07][program]") {
+TEST_CASE("the trained model writes what that of 01 writes", "[02][03][04][05][06][07][program]") {
   const auto written = [](const std::string& launcher, const std::string& program) {
     const std::string out =
-        outcome_of(launcher, program + " --heads 6 --kv-heads 6 --seq-len 24 --sample 40").out;
+        outcome_of(launcher, program + " --layers 4 --heads 6 --kv-heads 6 --seq-len 24 --sample 40").out;
     const size_t begin = out.find("The model writes:");
     REQUIRE(begin != std::string::npos);
     return out.substr(begin);
   };
   const std::string expected = written("", "01_single_gpu");
   for (const char* program :
-       {"mpirun -n 3|06_context_parallel --cp-layout contiguous", "mpirun -n 3|06_context_parallel",
+       {"mpirun -n 2|02_data_parallel", "mpirun -n 2|03_zero --zero-stage 3",
+        "mpirun -n 2|04_tensor_parallel", "mpirun -n 2|05_pipeline_parallel --pp-schedule interleaved",
+        "mpirun -n 3|06_context_parallel --cp-layout contiguous", "mpirun -n 3|06_context_parallel",
         "mpirun -n 4|07_combined_5d --tp 2 --cp 2", "mpirun -n 4|07_combined_5d --pp 2 --dp 2"}) {
     const std::string words = program;
     const size_t bar = words.find('|');
@@ -171,6 +185,12 @@ TEST_CASE("07: the program's steps are those of 01", "[07][program]") {
                            "--tp 3 --dp 2 --zero-stage 0 --dp-sync naive"}) {
     check_like_01(std::string("07_combined_5d ") + mesh, sizes, {6});
   }
+}
+
+TEST_CASE("07: the program's steps with experts are those of one rank", "[07][program]") {
+  const std::string sizes =
+      " --experts 6 --moe-every 2 --aux-loss 0.1 --layers 5 --heads 6 --kv-heads 6 --d-ff 24";
+  check_like("07_combined_5d", "07_combined_5d --ep 3 --dp 3 --pp 2", sizes, {6});
 }
 
 #endif

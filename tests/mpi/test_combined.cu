@@ -259,12 +259,18 @@ class Draw {
     const PpSchedule schedule =
         one_of({PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::interleaved, PpSchedule::zb_h1});
     const int chunks = schedule == PpSchedule::interleaved && pp > 1 ? up_to(3) : 1;
-    const int kv_heads = tp * up_to(2), heads = kv_heads * up_to(3), micro_batch = up_to(3);
+    const int kv_heads = tp * up_to(2);
+    const int heads = kv_heads * up_to(3);
+    const int micro_batch = up_to(3);
     const int micro_batches = schedule == PpSchedule::interleaved ? pp * up_to(2) : up_to(6);
-    Options& o = c.options = training(
-        test_options(pp * chunks + up_to(3) - 1, heads * 2 * up_to(3), heads, kv_heads, tp * up_to(7),
-                     tp * (4 + up_to(9)), cp * up_to(7), micro_batch, micro_batch * micro_batches * dp),
-        2);
+    const int layers = pp * chunks + up_to(3) - 1;
+    const int d_model = heads * 2 * up_to(3);
+    const int d_ff = tp * up_to(7);
+    const int vocab_size = tp * (4 + up_to(9));
+    const int sequence = cp * up_to(7);
+    Options& o = c.options = training(test_options(layers, d_model, heads, kv_heads, d_ff, vocab_size,
+                                                   sequence, micro_batch, micro_batch * micro_batches * dp),
+                                      2);
     o.seed = up_to(1000);
     o.pp_schedule = schedule;
     o.vpp = chunks;

@@ -26,11 +26,11 @@ Options expert_options(int experts, int top_k, int moe_every) {
   return o;
 }
 
-// A mesh of all ranks; data ranks are what tensor and context ranks leave.
-CombinedCase case_of(Options options, int tp = 1, int cp = 1) {
-  const int dp = mpi_tests::ranks() / (tp * cp);
+// A mesh of all ranks; data ranks are what the other axes leave.
+CombinedCase case_of(Options options, int tp = 1, int cp = 1, int pp = 1) {
+  const int dp = mpi_tests::ranks() / (tp * cp * pp);
   options.global_batch_size = options.micro_batch_size * 2 * dp;
-  return {{.tp = tp, .cp = cp, .dp = dp, .ep = options.ep}, options};
+  return {{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = options.ep}, options};
 }
 
 int experts_for_ranks() { return mpi_tests::ranks() == 3 ? 6 : 8; }
@@ -182,6 +182,20 @@ TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", 
 
 TEST_CASE("07: parity of experts, ranks that share sequences", "[07][experts][parity]") {
   check_parity(case_of(expert_options(8, 2, 1), 1, 2), Ep::each);
+}
+
+TEST_CASE("07: parity of experts, in a pipeline", "[07][experts][parity]") {
+  for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+    CombinedCase c = case_of(expert_options(8, 2, 2), 1, 1, 2);
+    c.options.pp_schedule = schedule;
+    check_parity(c);
+  }
+}
+
+TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity]") {
+  CombinedCase c = case_of(expert_options(8, 2, 1), 2, 1, 2);
+  c.options.zero_stage = 3;
+  check_parity(c);
 }
 
 TEST_CASE("07: parity of experts, recomputation", "[07][experts][parity]") {

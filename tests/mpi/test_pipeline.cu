@@ -60,6 +60,18 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
   }
 }
 
+TEST_CASE("05: a large vocabulary leaves fewer layers to the rank with the head", "[05]") {
+  Options options = pipeline_options(12, 1);
+  const auto layers_of = [&](int rank) {
+    const LayerRange range = layers_of_rank(options, rank, 4, 1)[0];
+    return range.last - range.first;
+  };
+  CHECK(layers_of(3) == 3);
+  options.model.vocab_size = 1300;  // its product costs what three layers' do
+  CHECK(layers_of(3) == 1);
+  CHECK(layers_of(0) + layers_of(1) + layers_of(2) == 11);
+}
+
 // ---- Memory -----------------------------------------------------------------------------------------------
 
 namespace {

@@ -324,7 +324,7 @@ void check_memory(const Technique& technique) {
       predict_memory(options, element_sizes, 2, {.zero_stage = stage, .data_ranks = d});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
-    check_within_a_percent(measured[i], static_cast<double>(predicted.total()[i]));
+    CHECK(measured[i] == predicted.total()[i]);
   }
 
   // The published formulas, of what is there all the time, from the parameters without padding.
@@ -379,7 +379,7 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
       predict_memory(deep, element_sizes, 2, {.tensor_ranks = t, .sequence_parallel = sequence_parallel});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
-    check_within_a_percent(of_deep[i], static_cast<double>(predicted.total()[i]));
+    CHECK(of_deep[i] == predicted.total()[i]);
   }
   // What six layers more keep; all else is work space that they share.
   const double kept =
@@ -423,7 +423,7 @@ void check_context_memory(CpExchange exchange, Attention attention) {
   const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, {.context_ranks = c});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
-    check_within_a_percent(of_deep[i], static_cast<double>(predicted.total()[i]));
+    CHECK(of_deep[i] == predicted.total()[i]);
   }
   CHECK(of_deep[3] == predicted.total()[3]);
   CHECK(of_deep[4] == predicted.total()[4]);
