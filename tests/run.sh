@@ -12,8 +12,10 @@ trap 'rm -f "$output"' EXIT
 
 # run NAME COMMAND...: runs a test binary and adds up.
 run() {
+  local begin=$SECONDS
   timeout --kill-after=10 "$limit" "${@:2}" 2>&1 | tee "$output"
   local status=${PIPESTATUS[0]} last
+  echo "($((SECONDS - begin)) s)"
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
