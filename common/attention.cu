@@ -83,22 +83,25 @@ __global__ void head_dots_kernel(const real* __restrict__ a, const real* __restr
 
 // One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
 //   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
+template <int width>
 __global__ void merge_kernel(const accum* __restrict__ block_out, const accum* __restrict__ block_lse,
                              int queries, int query_stride, int heads, int size, accum* __restrict__ out,
                              accum* __restrict__ lse) {
   const size_t row = static_cast<size_t>(blockIdx.x / queries) * query_stride + blockIdx.x % queries;
-  for (size_t head = row * heads; head < (row + 1) * heads; ++head) {
-    const accum before = lse[head], added = block_lse[head];
+  const int lanes = lanes_for(size / width);
+  for (int head : warp_range(heads, lanes)) {
+    const size_t at = row * heads + head;
+    const accum before = lse[at], added = block_lse[at];
     if (added == -INFINITY) continue;
     const accum share = 1 / (1 + exp(before - added));
-    for (int j : block_range(size)) {
-      const accum old = before == -INFINITY ? block_out[head * size + j] : out[head * size + j];
-      out[head * size + j] = old - share * (old - block_out[head * size + j]);
+    for (int j : lane_range(size, width, lanes)) {
+      const Pack<width> block = load<width>(block_out + at * size + j);
+      Pack<width> sum = before == -INFINITY ? block : load<width>(out + at * size + j);
+      for (int e = 0; e < width; ++e) sum[e] -= share * (sum[e] - block[e]);
+      store(out + at * size + j, sum);
     }
-    __syncthreads();  // all have read the lse
-    for ([[maybe_unused]] int once : block_range(1)) {
-      lse[head] = std::max(before, added) + log1p(exp(-abs(before - added)));
-    }
+    lane_barrier(lanes);                                                   // all have read the lse
+    lse[at] = std::max(before, added) + log1p(exp(-abs(before - added)));  // each lane writes the same
   }
 }
 
@@ -210,8 +213,11 @@ void attention_dots(Tensor out, Tensor d_out, Statistics dots, cudaStream_t stre
 
 void attention_merge(const AttentionBlock& block, Statistics block_out, Statistics block_lse, Statistics out,
                      Statistics lse, cudaStream_t stream) {
-  launch(merge_kernel, dim3(block.batch * block.queries), stream, block_out.data, block_lse.data,
-         block.queries, block.query_stride, block.head.heads, block.head.head_size, out.data, lse.data);
+  const int width = width_for(block.head.head_size, block_out.data, out.data);
+  launch(width == 1 ? merge_kernel<1> : merge_kernel<pack_width>,
+         block_a_row(int64_t{block.batch} * block.queries, out.columns / width), stream, block_out.data,
+         block_lse.data, block.queries, block.query_stride, block.head.heads, block.head.head_size, out.data,
+         lse.data);
 }
 
 template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,

@@ -139,6 +139,11 @@ __device__ T lane_sum(T value, int lanes = 32) {
   return value;
 }
 
+// All lanes of one warp, or of one part of it, have come here; what they wrote before is seen by them all.
+inline __device__ void lane_barrier(int lanes = 32) {
+  __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
+}
+
 // The memory that launch_with_memory gave to this block.
 template <class T>
 __device__ T* block_memory() {
@@ -179,6 +184,7 @@ template <class T>
 T lane_sum(T value, [[maybe_unused]] int lanes = 32) {
   return value;
 }
+inline void lane_barrier([[maybe_unused]] int lanes = 32) {}
 
 template <class T>
 T* block_memory() {

@@ -1,4 +1,5 @@
 #include "experts.h"
+#include "pack.h"
 
 namespace pentatron {
 namespace {
@@ -73,17 +74,22 @@ __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const re
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
   const int columns = std::min(d - first, int{columns_per_block});
   accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
+  accum* const sums = block_memory<accum>();  // [columns], each of one thread
+  for (int j : block_range(columns)) sums[j] = gradient[j];
+#pragma unroll 8
   for (int row = 0; row < rows; ++row) {
     const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
     const real* const of_row = x + static_cast<size_t>(row) * d + first;
-    for (int j : block_range(columns)) gradient[j] += factor * accum(of_row[j]);
+    for (int j : block_range(columns)) sums[j] += factor * accum(of_row[j]);
   }
+  for (int j : block_range(columns)) gradient[j] = sums[j];
 }
 
 void router_wgrad(Statistics d_logits, Tensor x, Statistics d_router, cudaStream_t stream) {
   const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
-  launch(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks), stream,
-         d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.data);
+  launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
+                     columns_per_block * sizeof(accum), stream, d_logits.data, x.data, x.rows,
+                     d_logits.columns, x.columns, d_router.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
@@ -153,67 +159,84 @@ void place_copies(const int32_t* chosen, int64_t rows, int top_k, Matrix<int32_t
 
 // ---- Rows to their places and back ------------------------------------------------------------------------
 
+// sum += factor * row.
+template <int width>
+__device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
+  const Pack<width> term = load<width>(row);
+  for (int e = 0; e < width; ++e) sum[e] += factor * term[e];
+}
+
 // One block a copy.
+template <int width>
 __global__ void copy_to_places_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
                                       int top_k, int d, real* __restrict__ copies) {
   const size_t copy = blockIdx.x;
   const real* const from = x + copy / top_k * d;
   real* const to = copies + static_cast<size_t>(place[copy]) * d;
-  for (int j : block_range(d)) to[j] = from[j];
+  for (int j : block_range(d, width)) store(to + j, load<width>(from + j));
 }
 
 void copy_to_places(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
-  launch(copy_to_places_kernel, dim3(static_cast<unsigned>(x.rows * top_k)), stream, x.data, place, top_k,
-         x.columns, copies.data);
+  const int width = width_for(x.columns, x.data, copies.data);
+  launch(width == 1 ? copy_to_places_kernel<1> : copy_to_places_kernel<pack_width>,
+         block_a_row(int64_t{x.rows} * top_k, x.columns / width), stream, x.data, place, top_k, x.columns,
+         copies.data);
 }
 
 // One block a row.
+template <int width>
 __global__ void copy_to_places_backward_kernel(const real* __restrict__ d_copies,
                                                const int32_t* __restrict__ place, int top_k,
                                                const accum* __restrict__ d_logits,
                                                const real* __restrict__ router, int experts, int d,
                                                real* __restrict__ d_x) {
   const size_t row = blockIdx.x;
-  for (int j : block_range(d)) {
-    accum sum = 0;
+  for (int j : block_range(d, width)) {
+    Pack<width> sum = {};
     for (int k = 0; k < top_k; ++k)
-      sum += accum(d_copies[static_cast<size_t>(place[row * top_k + k]) * d + j]);
+      add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
     for (int e = 0; e < experts; ++e)
-      sum += d_logits[row * experts + e] * accum(router[static_cast<size_t>(e) * d + j]);
-    d_x[row * d + j] = real(sum);
+      add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
+    store(d_x + row * d + j, sum);
   }
 }
 
 void copy_to_places_backward(Tensor d_copies, const int32_t* place, int top_k, Statistics d_logits,
                              Tensor router, Tensor d_x, cudaStream_t stream) {
-  launch(copy_to_places_backward_kernel, dim3(static_cast<unsigned>(d_x.rows)), stream, d_copies.data, place,
-         top_k, d_logits.data, router.data, d_logits.columns, d_x.columns, d_x.data);
+  const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
+  launch(width == 1 ? copy_to_places_backward_kernel<1> : copy_to_places_backward_kernel<pack_width>,
+         block_a_row(d_x.rows, d_x.columns / width), stream, d_copies.data, place, top_k, d_logits.data,
+         router.data, d_logits.columns, d_x.columns, d_x.data);
 }
 
 // One block a row.
+template <int width>
 __global__ void combine_copies_kernel(const real* __restrict__ returned,
                                       const accum* __restrict__ probabilities,
                                       const int32_t* __restrict__ chosen, const int32_t* __restrict__ place,
                                       int experts, int top_k, int d, real* __restrict__ out) {
   const size_t row = blockIdx.x;
-  for (int j : block_range(d)) {
-    accum sum = 0;
+  for (int j : block_range(d, width)) {
+    Pack<width> sum = {};
     for (int k = 0; k < top_k; ++k) {
       const size_t copy = row * top_k + k;
       const accum weight = probabilities[row * experts + chosen[copy]];
-      sum += weight * accum(returned[static_cast<size_t>(place[copy]) * d + j]);
+      add_scaled(weight, returned + static_cast<size_t>(place[copy]) * d + j, sum);
     }
-    out[row * d + j] = real(sum);
+    store(out + row * d + j, sum);
   }
 }
 
 void combine_copies(Tensor returned, Statistics probabilities, const int32_t* chosen, const int32_t* place,
                     int top_k, Tensor out, cudaStream_t stream) {
-  launch(combine_copies_kernel, dim3(static_cast<unsigned>(out.rows)), stream, returned.data,
-         probabilities.data, chosen, place, probabilities.columns, top_k, out.columns, out.data);
+  const int width = width_for(out.columns, returned.data, out.data);
+  launch(width == 1 ? combine_copies_kernel<1> : combine_copies_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, returned.data, probabilities.data, chosen, place,
+         probabilities.columns, top_k, out.columns, out.data);
 }
 
 // One block a copy.
+template <int width>
 __global__ void combine_copies_backward_kernel(const real* __restrict__ d_out,
                                                const real* __restrict__ returned,
                                                const accum* __restrict__ probabilities,
@@ -224,10 +247,13 @@ __global__ void combine_copies_backward_kernel(const real* __restrict__ d_out,
   const size_t copy = blockIdx.x, row = copy / top_k, at = static_cast<size_t>(place[copy]) * d;
   const accum weight = probabilities[row * experts + chosen[copy]];
   accum dot = 0;
-  for (int j : block_range(d)) {
-    const accum incoming = accum(d_out[row * d + j]);
-    dot += incoming * accum(returned[at + j]);
-    d_returned[at + j] = real(weight * incoming);
+  for (int j : block_range(d, width)) {
+    Pack<width> incoming = load<width>(d_out + row * d + j), came = load<width>(returned + at + j);
+    for (int e = 0; e < width; ++e) {
+      dot += incoming[e] * came[e];
+      incoming[e] *= weight;
+    }
+    store(d_returned + at + j, incoming);
   }
   dot = block_sum(dot);
   for ([[maybe_unused]] int once : block_range(1)) d_chosen[copy] = dot;
@@ -236,9 +262,11 @@ __global__ void combine_copies_backward_kernel(const real* __restrict__ d_out,
 void combine_copies_backward(Tensor d_out, Tensor returned, Statistics probabilities, const int32_t* chosen,
                              const int32_t* place, int top_k, Tensor d_returned, accum* d_chosen,
                              cudaStream_t stream) {
-  launch(combine_copies_backward_kernel, dim3(static_cast<unsigned>(d_out.rows * top_k)), stream, d_out.data,
-         returned.data, probabilities.data, chosen, place, probabilities.columns, top_k, d_out.columns,
-         d_returned.data, d_chosen);
+  const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
+  launch(width == 1 ? combine_copies_backward_kernel<1> : combine_copies_backward_kernel<pack_width>,
+         block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width), stream, d_out.data, returned.data,
+         probabilities.data, chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data,
+         d_chosen);
 }
 
 // ---- Balance ----------------------------------------------------------------------------------------------

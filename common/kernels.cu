@@ -11,22 +11,27 @@ namespace pentatron {
 // ---- Embedding --------------------------------------------------------------------------------------------
 
 // One block a row.
+template <int width>
 __global__ void embedding_forward_kernel(const real* __restrict__ table, const int32_t* __restrict__ tokens,
                                          int first_token, int vocabulary, int d, real* __restrict__ out) {
   const size_t row = blockIdx.x;
   const int token = tokens[row] - first_token;
   const bool here = 0 <= token && token < vocabulary;
-  for (int j : block_range(d))
-    out[row * d + j] = here ? table[static_cast<size_t>(token) * d + j] : real(0.0f);
+  const real* const of_token = table + (here ? static_cast<size_t>(token) * d : 0);
+  for (int j : block_range(d, width))
+    store(out + row * d + j, here ? load<width>(of_token + j) : Pack<width>{});
 }
 
 void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Tensor out,
                        cudaStream_t stream) {
-  launch(embedding_forward_kernel, dim3(out.rows), stream, table.data, tokens, first_token, table.rows,
+  const int width = width_for(out.columns, table.data, out.data);
+  launch(width == 1 ? embedding_forward_kernel<1> : embedding_forward_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, table.data, tokens, first_token, table.rows,
          out.columns, out.data);
 }
 
 // One block a place in `by_token`; the first place of each token adds up all the rows of that token.
+template <int width>
 __global__ void embedding_backward_kernel(const real* __restrict__ d, const int32_t* __restrict__ tokens,
                                           const int32_t* __restrict__ by_token, int rows, int first_token,
                                           int vocabulary, int columns, accum* __restrict__ gradient) {
@@ -34,16 +39,25 @@ __global__ void embedding_backward_kernel(const real* __restrict__ d, const int3
   const int global_token = tokens[by_token[place]], token = global_token - first_token;
   if (token < 0 || token >= vocabulary) return;
   if (place > 0 && tokens[by_token[place - 1]] == global_token) return;
-  for (int i = place; i < rows && tokens[by_token[i]] == global_token; ++i) {
-    const size_t row = by_token[i];
-    for (int j : block_range(columns))
-      gradient[static_cast<size_t>(token) * columns + j] += accum(d[row * columns + j]);
+  int end = place + 1;
+  while (end < rows && tokens[by_token[end]] == global_token) ++end;
+  accum* const of_token = gradient + static_cast<size_t>(token) * columns;
+  for (int j : block_range(columns, width)) {
+    Pack<width> sum = load<width>(of_token + j);
+#pragma unroll 4
+    for (int i = place; i < end; ++i) {
+      const Pack<width> term = load<width>(d + static_cast<size_t>(by_token[i]) * columns + j);
+      for (int e = 0; e < width; ++e) sum[e] += term[e];
+    }
+    store(of_token + j, sum);
   }
 }
 
 void embedding_backward(Tensor d, const int32_t* tokens, const int32_t* by_token, int first_token,
                         Statistics gradient, cudaStream_t stream) {
-  launch(embedding_backward_kernel, dim3(d.rows), stream, d.data, tokens, by_token, d.rows, first_token,
+  const int width = width_for(d.columns, d.data, gradient.data);
+  launch(width == 1 ? embedding_backward_kernel<1> : embedding_backward_kernel<pack_width>,
+         block_a_row(d.rows, d.columns / width), stream, d.data, tokens, by_token, d.rows, first_token,
          gradient.rows, d.columns, gradient.data);
 }
 
@@ -183,27 +197,22 @@ void fill_rotary_table(double theta, Statistics table, cudaStream_t stream) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// Turns heads: in each, the pair (i, i + half) by its angle, or by minus its angle for direction = -1. A head
-// is short, so a warp has several.
+// Turns a head: the pair (i, i + half) by its angle, or by minus its angle for direction = -1. A head is
+// short, so a warp has several.
 template <int width>
-__device__ void rotate_heads(const real* in /*[heads, 2*half]*/, const accum* cos_sin, int heads, int half,
-                             int direction, real* out) {
-  const int lanes = lanes_for(half / width);
-  for (int head : warp_range(heads, lanes)) {
-    const real* const from = in + 2 * half * head;
-    real* const to = out + 2 * half * head;
-    for (int i : lane_range(half, width, lanes)) {
-      const Pack<width> cos = load<width>(cos_sin + i), sin = load<width>(cos_sin + half + i),
-                        low = load<width>(from + i), high = load<width>(from + half + i);
-      Pack<width> turned_low, turned_high;
-      for (int e = 0; e < width; ++e) {
-        const accum s = direction * sin[e];
-        turned_low[e] = low[e] * cos[e] - high[e] * s;
-        turned_high[e] = high[e] * cos[e] + low[e] * s;
-      }
-      store(to + i, turned_low);
-      store(to + half + i, turned_high);
+__device__ void rotate_head(const real* from /*[2*half]*/, const accum* cos_sin, int half, int direction,
+                            int lanes, real* to) {
+  for (int i : lane_range(half, width, lanes)) {
+    const Pack<width> cos = load<width>(cos_sin + i), sin = load<width>(cos_sin + half + i),
+                      low = load<width>(from + i), high = load<width>(from + half + i);
+    Pack<width> turned_low, turned_high;
+    for (int e = 0; e < width; ++e) {
+      const accum s = direction * sin[e];
+      turned_low[e] = low[e] * cos[e] - high[e] * s;
+      turned_high[e] = high[e] * cos[e] + low[e] * s;
     }
+    store(to + i, turned_low);
+    store(to + half + i, turned_high);
   }
 }
 
@@ -218,12 +227,15 @@ __global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_
                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
                                       real* __restrict__ q, real* __restrict__ k, real* __restrict__ v) {
   const size_t row = blockIdx.x;
-  const int q_columns = heads * size, kv_columns = kv_heads * size;
-  const real* joined = qkv + row * (q_columns + 2 * kv_columns);
+  const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
+  const real* joined = qkv + row * (turned + kv_heads) * size;
   const accum* cos_sin = table + static_cast<size_t>(positions[row]) * size;
-  rotate_heads<width>(joined, cos_sin, heads, size / 2, 1, q + row * q_columns);
-  rotate_heads<width>(joined + q_columns, cos_sin, kv_heads, size / 2, 1, k + row * kv_columns);
-  copy_row<width>(joined + q_columns + kv_columns, kv_columns, v + row * kv_columns);
+  for (int head : warp_range(turned, lanes)) {
+    real* const to =
+        head < heads ? q + (row * heads + head) * size : k + (row * kv_heads + head - heads) * size;
+    rotate_head<width>(joined + head * size, cos_sin, size / 2, 1, lanes, to);
+  }
+  copy_row<width>(joined + turned * size, kv_heads * size, v + row * kv_heads * size);
 }
 
 void rotary_forward(Tensor qkv, const int32_t* positions, Statistics table, HeadShape shape, Tensor q,
@@ -241,12 +253,15 @@ __global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real*
                                        const accum* __restrict__ table, int heads, int kv_heads, int size,
                                        real* __restrict__ d_qkv) {
   const size_t row = blockIdx.x;
-  const int q_columns = heads * size, kv_columns = kv_heads * size;
-  real* joined = d_qkv + row * (q_columns + 2 * kv_columns);
+  const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
+  real* joined = d_qkv + row * (turned + kv_heads) * size;
   const accum* cos_sin = table + static_cast<size_t>(positions[row]) * size;
-  rotate_heads<width>(d_q + row * q_columns, cos_sin, heads, size / 2, -1, joined);
-  rotate_heads<width>(d_k + row * kv_columns, cos_sin, kv_heads, size / 2, -1, joined + q_columns);
-  copy_row<width>(d_v + row * kv_columns, kv_columns, joined + q_columns + kv_columns);
+  for (int head : warp_range(turned, lanes)) {
+    const real* const from =
+        head < heads ? d_q + (row * heads + head) * size : d_k + (row * kv_heads + head - heads) * size;
+    rotate_head<width>(from, cos_sin, size / 2, -1, lanes, joined + head * size);
+  }
+  copy_row<width>(d_v + row * kv_heads * size, kv_heads * size, joined + turned * size);
 }
 
 void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions, Statistics table,

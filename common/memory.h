@@ -28,7 +28,7 @@ struct ElementSizes {
 };
 
 // Partial sums of the gradient norm (kernels.h, sum_of_squares).
-inline constexpr int norm_parts = 128;
+inline constexpr int norm_parts = 1024;
 
 // What is there all the time, and what comes on top for a while.
 struct MemoryPrediction {

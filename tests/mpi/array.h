@@ -19,9 +19,11 @@ class Array {
   T* data() const { return device_.data(); }
   void set(const std::vector<T>& values) const {
     CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaDeviceSynchronize());  // the copy may return before pageable memory has reached the device
   }
   std::vector<T> get(size_t count) const {
     std::vector<T> values(count);
+    CUDA_CHECK(cudaDeviceSynchronize());
     CUDA_CHECK(cudaMemcpy(values.data(), data(), count * sizeof(T), cudaMemcpyDeviceToHost));
     return values;
   }
