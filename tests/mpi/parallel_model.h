@@ -35,6 +35,14 @@ struct Technique {
   }
 };
 
+inline Technique data_parallel(DpSync sync, double bucket_mb = 25) {
+  return {Technique::data_parallel, sync, bucket_mb};
+}
+inline Technique zero(int stage) { return {.kind = Technique::zero, .stage = stage}; }
+inline Technique pipeline(PpSchedule schedule, int chunks = 1) {
+  return {.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks};
+}
+
 template <class Region = TensorParallel>
 std::unique_ptr<TensorParallel> make_region(const Options& options, bool sequence_parallel,
                                             Communicator& ranks, cudaStream_t stream) {

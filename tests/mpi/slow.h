@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "seams.h"
 #include "tensor.h"
 #include "trace.h"
 
@@ -19,6 +20,25 @@ inline void pause(cudaStream_t stream, const double* seconds) {
   };
   CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, const_cast<double*>(seconds)));
 }
+
+// Attention that takes so many seconds longer.
+class SlowAttention : public AttentionCore {
+ public:
+  SlowAttention(Attention kind, double forward, double backward)
+      : AttentionCore(kind), forward_(forward), backward_(backward) {}
+  void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
+    AttentionCore::forward(blas, shape, t);
+    pause(blas.stream(), &forward_);
+  }
+  void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
+                const AttentionGradients& g) override {
+    AttentionCore::backward(blas, shape, t, g);
+    pause(blas.stream(), &backward_);
+  }
+
+ private:
+  const double forward_, backward_;
+};
 
 // While it lives, communicators are made with a modelled link.
 class SlowLink {

@@ -20,20 +20,6 @@ constexpr double kAllReduce = 8e-3;                   // s, of a layer's gradien
 constexpr double kBorder = 6e-3;                      // s, of an all-reduce at the border of a tensor region
 constexpr double kGradient = 8e-3;  // s, of a region's input gradient, and of its weight gradients
 
-class SlowAttention : public AttentionCore {
- public:
-  using AttentionCore::AttentionCore;
-  void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
-    AttentionCore::forward(blas, shape, t);
-    pause(blas.stream(), &kForward);
-  }
-  void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
-                const AttentionGradients& g) override {
-    AttentionCore::backward(blas, shape, t, g);
-    pause(blas.stream(), &kBackward);
-  }
-};
-
 // Weight gradients, and the input gradients that go before them, take a while.
 class SlowGradients : public TensorParallel {
  public:
@@ -99,13 +85,9 @@ Measured measure(const Technique& technique) {
       SlowLink::of_all_reduce(layer_elements(options.model), kAllReduce, mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
-  SlowAttention attention(options.attention);
+  SlowAttention attention(options.attention, kForward, kBackward);
   ParallelModel model(options, technique, world, ranks, {.attention = &attention});
   return measure(model, world);
-}
-
-Technique data_parallel(DpSync sync, double bucket_mb = 25) {
-  return {Technique::data_parallel, sync, bucket_mb};
 }
 
 }  // namespace

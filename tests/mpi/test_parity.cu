@@ -1,12 +1,11 @@
 // Whatever the technique, all ranks together must do what one rank does alone: the same initial weights to
 // the bit, in every step the same loss, gradient norm and gradients, and so the same weights. In fp64
 // agreement is about 1e-14, and a bug is not.
-#include "precision.h"
-#if PRECISION == 64
-
 #include "gather.h"
 #include "parallel_model.h"
 #include "parity.h"
+
+#if PRECISION == 64
 
 namespace pentatron {
 namespace {
@@ -173,11 +172,6 @@ void check_interleaved_parity(int chunks) {
   check_pipeline_parity(PpSchedule::interleaved, chunks, {p, 2 * p}, Recompute::none);
 }
 
-Technique data_parallel(DpSync sync, double bucket_mb = 25) {
-  return {Technique::data_parallel, sync, bucket_mb};
-}
-Technique zero(int stage) { return {.kind = Technique::zero, .stage = stage}; }
-
 }  // namespace
 
 TEST_CASE("02: parity, naive", "[02][parity]") { check_parity(data_parallel(DpSync::naive)); }
@@ -248,3 +242,33 @@ TEST_CASE("06: parity, zigzag all-gather", "[06][parity]") {
 }  // namespace pentatron
 
 #endif
+
+namespace pentatron {
+
+// In any precision, master weights and all: without clipping, and with one micro-batch, stages differ in who
+// does what alone. (A sum of two ranks has one order; of more, an all-reduce may have another than a
+// reduce-scatter.)
+TEST_CASE("03: all stages leave the same bits", "[03]") {
+  Options options = test_options(/*layers=*/2, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
+                                 /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
+                                 /*global_batch=*/2 * mpi_tests::ranks());
+  options.steps = 3;
+  options.grad_clip = 0;
+  World world(nullptr, nullptr);
+  Communicator ranks(world, 0, world.rank(), "ranks");
+  const auto trained = [&](int stage) {
+    ParallelModel model(options, zero(stage), world, ranks);
+    for (int step = 0; step < options.steps; ++step) model.train_step(step, batches_of_step(options, step));
+    Tensors weights;
+    for (int id = 0; id < std::ssize(model.parameters.all()); ++id)
+      weights.push_back(gather_parameter(world, model.parameters, id, Content::weights, model.stream));
+    return weights;
+  };
+  const Tensors expected = trained(1);
+  for (const int stage : {0, 2, 3}) {
+    INFO("stage " << stage);
+    if (stage > 0 || mpi_tests::ranks() <= 2) CHECK(trained(stage) == expected);
+  }
+}
+
+}  // namespace pentatron

@@ -11,10 +11,6 @@
 namespace pentatron {
 namespace {
 
-Technique pipeline(PpSchedule schedule, int chunks = 1) {
-  return {.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks};
-}
-
 Options pipeline_options(int layers, int micro_batches) {
   Options o =
       test_options(layers, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/96, /*vocab_size=*/32,
@@ -139,20 +135,6 @@ namespace {
 constexpr int kLayersOfStage = 2, kMeasuredSteps = 3;
 constexpr double kUnit = 6e-3;  // s: forward, input gradient and weight gradient of a layer
 
-class SlowAttention : public AttentionCore {
- public:
-  using AttentionCore::AttentionCore;
-  void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
-    AttentionCore::forward(blas, shape, t);
-    pause(blas.stream(), &kUnit);
-  }
-  void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
-                const AttentionGradients& g) override {
-    AttentionCore::backward(blas, shape, t, g);
-    pause(blas.stream(), &kUnit);
-  }
-};
-
 class SlowWeightGradients : public FeedForward {
  public:
   void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
@@ -181,7 +163,7 @@ Bubble bubble(const Technique& technique, int micro_batches, double transfer) {
   const SlowLink link(bytes, std::max(transfer, 1e-6));
   World world(nullptr, nullptr);
   Communicator ranks(world, 0, world.rank(), "ranks");
-  SlowAttention attention(options.attention);
+  SlowAttention attention(options.attention, kUnit, kUnit);
   SlowWeightGradients feed_forward;
   ParallelModel model(options, technique, world, ranks,
                       {.attention = &attention, .feed_forward = &feed_forward});

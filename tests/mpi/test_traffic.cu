@@ -244,11 +244,6 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
   }
 }
 
-Technique data_parallel(DpSync sync, double bucket_mb = 25) {
-  return {Technique::data_parallel, sync, bucket_mb};
-}
-Technique zero(int stage) { return {.kind = Technique::zero, .stage = stage}; }
-
 }  // namespace
 
 TEST_CASE("02: traffic of all ways to sum gradients is 2 all", "[02][traffic]") {
