@@ -178,7 +178,7 @@ run:
 	mpirun -n $(RANKS) $(call MESH,07) $(if $(filter 8,$(RANKS)),--tp 2 --cp 2 --pp 2 --sequence-parallel --zero-stage 3)
 	@$(HOST)/summary 01=$(RUNS)/01.json 02=$(RUNS)/02.json $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json') \
 	  '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json' \
-	  '06 contiguous=$(RUNS)/06-contiguous.json' '06 zigzag=$(RUNS)/06-zigzag.json' '07 tp2 cp2 pp2=$(RUNS)/07.json'
+	  '06 contiguous=$(RUNS)/06-contiguous.json' '06 zigzag=$(RUNS)/06-zigzag.json' '07 $(if $(filter 8,$(RANKS)),tp2 cp2 pp2,dp)=$(RUNS)/07.json'
 
 # What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=03.
 main-of = $(or $(wildcard $(1)_*/main.cu),$(error $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p))))))
@@ -239,7 +239,7 @@ clean:
 help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
-	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--layers 4 ...'"
+	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--lr 1e-3 ...'"
 	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
