@@ -58,9 +58,10 @@ size_t free_device_memory() {
 double peak_flops() {
   const cudaDeviceProp device = this_device();
   const std::string_view name = device.name;
+  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
   if (PRECISION != 16) return 0;
-  if (name.find("H100") != name.npos || name.find("H200") != name.npos) return 989e12;
-  if (name.find("A100") != name.npos) return 312e12;
+  if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989e12;
+  if (has("A100")) return 312e12;
   return 0;
 }
 

@@ -4,7 +4,8 @@
     python3 tests/pytorch_speed.py --model smollm-1.7b --seq-len 2048 --device cuda --dtype bf16 --compile
 
 A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorch's fused attention (on a GPU in
-bf16: flash attention, or an error) and optimizer. Printed are medians over the steps after the warm-up. FLOPs
+bf16: flash attention, or an error) and optimizer. --compile compiles a layer, once for all of them, and the loss.
+A micro-batch that doesn't fit into memory is halved. Printed are medians over the steps after the warm-up. FLOPs
 are (6 N + 12 L h s) a token: N the parameters without the embedding table, L layers, h the model's width, s the
 sequence length; attention is not halved for causality.
 """
@@ -12,6 +13,7 @@ sequence length; attention is not halved for causality.
 import argparse
 import contextlib
 import functools
+import gc
 import statistics
 import time
 
@@ -54,6 +56,11 @@ def build_step(options):
     attention = functools.partial(F.scaled_dot_product_attention, is_causal=True,
                                   enable_gqa=config.kv_heads != config.heads)
     model = Llama(config, attention).to(options.device, TYPES[options.dtype])
+    loss_function = micro_batch_loss
+    if options.compile:
+        loss_function = torch.compile(loss_function, dynamic=False)
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)
     optimizer = adamw(model, lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
     shape = (options.micro_batch_size, options.seq_len)
     tokens, targets = torch.randint(options.vocab_size, (2, *shape), device=options.device)
@@ -61,10 +68,7 @@ def build_step(options):
 
     def loss_of():
         with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
-            return micro_batch_loss(model(tokens, positions), targets, targets.numel())
-
-    if options.compile:
-        loss_of = torch.compile(loss_of)
+            return loss_function(model(tokens, positions), targets, targets.numel())
 
     flash = options.device == "cuda" and options.dtype == "bf16"
 
@@ -81,10 +85,7 @@ def build_step(options):
     return model, step
 
 
-def main():
-    options = read_options()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+def measure(options):
     torch.manual_seed(1)
     model, step = build_step(options)
     seconds = []
@@ -98,8 +99,25 @@ def main():
     flops = tokens * (6 * counted + 12 * options.layers * options.d_model * options.seq_len)
     compiled = " compiled" if options.compile else ""
     print(f"PyTorch {torch.__version__} {options.device} {options.dtype}{compiled}, "
-          f"{torch.get_num_threads()} threads: {median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
+          f"{torch.get_num_threads()} threads, micro-batches of {options.micro_batch_size} x {options.seq_len}: "
+          f"{median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
           f"{flops / median / 1e12:.4f} TFLOP/s")
+
+
+def main():
+    options = read_options()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    while True:
+        try:
+            return measure(options)
+        except torch.cuda.OutOfMemoryError:
+            if options.micro_batch_size == 1:
+                raise
+        options.micro_batch_size //= 2
+        torch.compiler.reset()
+        gc.collect()  # a compiled layer refers to itself
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../model.h"
+#include "attention_tensor_core.h"
 #include "program.h"
 
 using namespace pentatron;
@@ -22,6 +23,9 @@ bool on_gpu() {
   CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
   return device.major > 0;
 }
+
+// The emulated ones take long and tell nothing of speed.
+bool has_tensor_cores() { return on_gpu() && can_run_tensor_core_attention(); }
 
 // ---- Measuring --------------------------------------------------------------------------------------------
 
@@ -229,12 +233,13 @@ void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
   });
 }
 
-// Of one model's sizes, at one micro-batch of `rows` tokens.
+// Of one model's sizes, at one micro-batch of `rows` tokens: on a GPU so many that none of their matrices
+// fits into its L2 cache, which isn't flushed between calls (50 MB in an H100; they have 134 MB in bf16).
 void bench_kernels() {
   const Stream stream("bench");
   const Blas blas(stream);
   const ModelConfig m = options_of({"--model", on_gpu() ? "smollm-1.7b" : "tiny"}).model;
-  const int64_t rows = on_gpu() ? 16384 : 256, d = m.d_model;
+  const int64_t rows = on_gpu() ? 32768 : 256, d = m.d_model;
   const HeadShape shape = {m.heads, m.kv_heads, m.head_size()};
   const Ceilings ceilings = measure_ceilings(stream, blas);
   std::printf("\nKernels of %s, %d rows\n", m.name.c_str(), int(rows));
@@ -253,33 +258,44 @@ void bench_kernels() {
 
 // ---- Attention --------------------------------------------------------------------------------------------
 
+constexpr int longest_tiled = 8192;  // longer ones take too long without tensor cores
+
 // FLOPs halved for causality: two products of sequence x sequence x head size in forward, five in backward.
+void bench_attention(const Stream& stream, const Blas& blas, Attention kind, int tokens, int sequence,
+                     int width, int size) {
+  const AttentionShape shape = {tokens / sequence, sequence, {width / size, width / size, size}};
+  const AttentionBlock block = whole_sequences(shape);
+  Workspace work(stream);
+  std::vector<Tensor> x;  // q, k, v, out, and their gradients
+  for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, width));
+  const Statistics lse = work.statistics(tokens, width / size), dots = work.statistics(lse.rows, lse.columns);
+  const double product = 1.0 * tokens * sequence * width;  // 2 FLOPs a multiply-add, halved
+  const double forward =
+      seconds_of(stream, [&] { attention_forward(kind, blas, block, x[0], x[1], x[2], {}, x[3], lse); });
+  const double backward = seconds_of(stream, [&] {
+    attention_dots(x[3], x[7], dots, stream);
+    attention_backward(kind, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, {}, false, x[4], x[5], x[6]);
+  });
+  std::printf("%-12s %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence, size,
+              2 * product / forward * 1e-12, 5 * product / backward * 1e-12);
+  std::fflush(stdout);
+}
+
 void bench_attention() {
   const Stream stream("bench");
   const Blas blas(stream);
   const int tokens = on_gpu() ? 32768 : 128, width = on_gpu() ? 2048 : 128, shortest = tokens / 16;
+  std::vector<Attention> kinds = {Attention::tiled};
+  if (has_tensor_cores()) kinds.push_back(Attention::tensor_core);
   std::printf("\nAttention, %d tokens, width %d, causal (FLOPs halved)\n", tokens, width);
-  std::printf("%10s %10s %22s %22s\n", "sequence", "head size", "forward, TFLOP/s", "backward, TFLOP/s");
-  for (const int size : {64, 128}) {
-    for (int sequence = shortest; sequence <= tokens; sequence *= 2) {
-      const AttentionShape shape = {tokens / sequence, sequence, {width / size, width / size, size}};
-      const AttentionBlock block = whole_sequences(shape);
-      Workspace work(stream);
-      std::vector<Tensor> x;  // q, k, v, out, and their gradients
-      for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, width));
-      const Statistics lse = work.statistics(tokens, width / size),
-                       dots = work.statistics(lse.rows, lse.columns);
-      const double product = 1.0 * tokens * sequence * width;  // 2 FLOPs a multiply-add, halved
-      const double forward = seconds_of(
-          stream, [&] { attention_forward(Attention::tiled, blas, block, x[0], x[1], x[2], {}, x[3], lse); });
-      const double backward = seconds_of(stream, [&] {
-        attention_dots(x[3], x[7], dots, stream);
-        attention_backward(Attention::tiled, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, {}, false,
-                           x[4], x[5], x[6]);
-      });
-      std::printf("%10d %10d %22.3f %22.3f\n", sequence, size, 2 * product / forward * 1e-12,
-                  5 * product / backward * 1e-12);
-      std::fflush(stdout);
+  std::printf("%-12s %10s %10s %18s %18s\n", "kind", "sequence", "head size", "forward, TFLOP/s",
+              "backward, TFLOP/s");
+  for (const Attention kind : kinds) {
+    for (const int size : {64, 128}) {
+      for (int sequence = shortest; sequence <= tokens; sequence *= 2) {
+        if (kind == Attention::tiled && sequence > longest_tiled) continue;
+        bench_attention(stream, blas, kind, tokens, sequence, width, size);
+      }
     }
   }
 }
@@ -292,15 +308,17 @@ void bench_training() {
   const std::vector<std::string> names =
       on_gpu() ? std::vector<std::string>{"smollm-135m", "smollm-1.7b", "llama-3.2-1b"}
                : std::vector<std::string>{"tiny"};
-  std::printf("\nTraining, %s, micro-batches of %d tokens, median of %d steps\n", precision_name, tokens,
-              steps);
+  // All of the models that a GPU trains have heads of 64.
+  const std::string attention(to_string(has_tensor_cores() ? Attention::tensor_core : Attention::tiled));
+  std::printf("\nTraining, %s, attention %s, micro-batches of %d tokens, median of %d steps\n",
+              precision_name, attention.c_str(), tokens, steps);
   std::printf("%-14s %9s %12s %10s %8s %12s\n", "model", "sequence", "tokens/s", "TFLOP/s", "MFU", "memory");
   for (const std::string& name : names) {
     for (const int sequence : on_gpu() ? std::vector<int>{2048, 4096} : std::vector<int>{64, 128}) {
       const std::string batch = std::to_string(tokens / sequence);
       const Options options =
           options_of({"--model", name, "--seq-len", std::to_string(sequence), "--micro-batch-size", batch,
-                      "--global-batch-size", batch, "--attention", "tiled"});
+                      "--global-batch-size", batch, "--attention", attention});
       const MemoryBytes needed = predict_memory(options, element_sizes, 1).total();
       const size_t bytes = std::accumulate(needed.begin(), needed.end(), size_t{0});
       std::printf("%-14s %9d ", name.c_str(), sequence);
