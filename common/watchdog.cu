@@ -33,7 +33,11 @@ Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
 }
 
 Watchdog::~Watchdog() {
-  stopping_ = true;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_one();
   thread_.join();
   for (Slot& slot : slots_) cudaEventDestroy(slot.done);
   MPI_Comm_free(&watchdogs);
@@ -94,8 +98,11 @@ void Watchdog::watch() {
   CUDA_CHECK(cudaSetDevice(device_));  // a new thread's is 0, where its first call would take memory
   Waiting oldest;
   double since = now();
-  while (!stopping_) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (stop_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stopping_; })) return;
+    }
     answer_questions();
     check_for_errors();
     const Waiting seen = oldest_unfinished();

@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -84,10 +85,11 @@ class Watchdog {
   std::atomic<double> called_ = 0;           // when; seconds since the start
   std::atomic<int64_t> calls_ = 0;           // that it has returned from
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::atomic<bool> stopping_ = false;
   bool asked_by_lower_rank_ = false;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of what follows
   std::vector<ncclComm_t> communicators_;
+  bool stopping_ = false;
+  std::condition_variable stop_;
   std::thread thread_;
 };
 
