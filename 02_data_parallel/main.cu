@@ -22,8 +22,8 @@ void train(const Options& options, World& world) {
 
   Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()));
+  const MemoryPrediction predicted = predict_memory(
+      options, element_sizes, micro_batches_of_a_rank(options, world.ranks()), {.data_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
   Communicator data_ranks(world, 0, world.rank(), "data");
   parameters.allocate();

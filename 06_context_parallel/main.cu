@@ -24,8 +24,9 @@ void train(const Options& options, World& world) {
 
   Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(
-      options, element_sizes, micro_batches_of_a_rank(options, 1), {.context_ranks = world.ranks()});
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
+                     {.data_ranks = world.ranks(), .context_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
   Communicator context_ranks(world, 0, world.rank(), "context");
   Communicator gradient_ranks(world, 0, world.rank(), "gradients");

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -45,15 +47,24 @@ void check_link(const std::string& option, const std::string& link) {
 #endif
 }
 
-// The ranks of this host come one after the other in their own communicator; this rank's place there picks
-// its GPU.
-int rank_on_host() {
-  MPI_Comm host;
-  int rank = 0;
-  MPI_CHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host));
-  MPI_CHECK(MPI_Comm_rank(host, &rank));
-  MPI_CHECK(MPI_Comm_free(&host));
-  return rank;
+// Of each rank, in their order: `mine` of that rank. All ranks call this.
+template <class T>
+std::vector<T> all_gather(const T& mine, int ranks) {
+  std::vector<T> all(ranks);
+  MPI_Request request;
+  MPI_CHECK(MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, MPI_COMM_WORLD,
+                           &request));
+  wait(request);
+  return all;
+}
+
+// How many lower ranks have the host of this one: that number of GPU is its own.
+int rank_on_host(int rank, int ranks) {
+  std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
+  int length = 0;
+  MPI_CHECK(MPI_Get_processor_name(host.data(), &length));
+  const auto hosts = all_gather(host, ranks);
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host));
 }
 
 // Communicators may be in use together only if what the host issues to them runs in its order (NCCL's and
@@ -92,7 +103,7 @@ World::World(int* argc, char*** argv) {
   at_failure([] { MPI_Abort(MPI_COMM_WORLD, 1); });
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
-  CUDA_CHECK(cudaSetDevice(rank_on_host() % devices));
+  CUDA_CHECK(cudaSetDevice(rank_on_host(rank_, ranks_) % devices));
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
 }
@@ -204,43 +215,42 @@ std::vector<OperationCount> World::operation_counts() const {
 
 // ---- Communicator -----------------------------------------------------------------------------------------
 
-static MPI_Comm split_world(World& world, int color, int key) {
-  const Watchdog::Call call(world.watchdog(), "MPI_Comm_split");
-  MPI_Comm group;
-  MPI_CHECK(MPI_Comm_split(MPI_COMM_WORLD, color, key, &group));
-  return group;
-}
-
-static MPI_Comm group_of(World& world, const std::vector<int>& members) {
-  const Watchdog::Call call(world.watchdog(), "MPI_Comm_create_group");
-  MPI_Group all, some;
-  MPI_Comm group;
-  constexpr int tag = 0;
-  MPI_CHECK(MPI_Comm_group(MPI_COMM_WORLD, &all));
-  MPI_CHECK(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some));
-  MPI_CHECK(MPI_Comm_create_group(MPI_COMM_WORLD, some, tag, &group));
-  MPI_CHECK(MPI_Group_free(&some));
-  MPI_CHECK(MPI_Group_free(&all));
-  return group;
+// The ranks with this rank's color, ordered by their keys.
+static std::vector<int> ranks_with_color(World& world, int color, int key) {
+  struct Choice {
+    int color, key;
+  };
+  const Watchdog::Call call(world.watchdog(), "MPI_Iallgather");
+  const std::vector<Choice> choices = all_gather(Choice{color, key}, world.ranks());
+  std::vector<int> members;
+  for (const int rank : world.all()) {
+    if (choices[rank].color == color) members.push_back(rank);
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return choices[a].key < choices[b].key; });
+  return members;
 }
 
 Communicator::Communicator(World& world, int color, int key, const std::string& name)
-    : Communicator(world, split_world(world, color, key), name) {}
+    : Communicator(world, ranks_with_color(world, color, key), name) {}
 
 Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name)
-    : Communicator(world, group_of(world, members), name) {}
-
-Communicator::Communicator(World& world, MPI_Comm group, const std::string& name)
-    : world_(world), name_(world.keep(name)), stream_(name_) {
-  MPI_CHECK(MPI_Comm_rank(group, &rank_));
-  MPI_CHECK(MPI_Comm_size(group, &ranks_));
+    : world_(world), name_(world.keep(name)), stream_(name_), ranks_(static_cast<int>(members.size())) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
+  rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
+  // The first member makes the identifier, and sends it to the others.
+  constexpr int tag = 0;
   ncclUniqueId id;
-  if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
   MPI_Request request;
-  MPI_CHECK(MPI_Ibcast(&id, sizeof id, MPI_BYTE, 0, group, &request));
-  wait(request);
-  MPI_CHECK(MPI_Comm_free(&group));
+  if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+  for (int peer = 1; rank_ == 0 && peer < ranks_; ++peer) {
+    MPI_CHECK(MPI_Isend(&id, sizeof id, MPI_BYTE, members[peer], tag, MPI_COMM_WORLD, &request));
+    wait(request);
+  }
+  if (rank_ > 0) {
+    MPI_CHECK(MPI_Irecv(&id, sizeof id, MPI_BYTE, members[0], tag, MPI_COMM_WORLD, &request));
+    wait(request);
+  }
   NCCL_CHECK(ncclCommInitRank(&comm_, ranks_, id, rank_));
   world_.watchdog().add(comm_);
   world_.communicators_.insert(this);

@@ -155,8 +155,6 @@ class Communicator {
   void sum_scalars(double* values, size_t size, cudaStream_t compute);
 
  private:
-  Communicator(World& world, MPI_Comm group, const std::string& name);  // frees `group`
-
   // Runs the NCCL call that issues an operation, and keeps the books.
   template <class T, class Issue>
   void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);

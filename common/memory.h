@@ -47,7 +47,8 @@ struct ModelPart {
 
 // How the model and its state are shared out over ranks.
 struct Sharding {
-  int zero_stage = 0, data_ranks = 1;  // 03_zero/zero.h; experts: over 1 / options.ep of these
+  int zero_stage = 0;  // 03_zero/zero.h
+  int data_ranks = 1;  // that hold the same weights: data x context; experts: 1 / options.ep of these
   bool gathered_weights_kept = false;  // likewise
   int tensor_ranks = 1;                // 04_tensor_parallel/tensor_parallel.h
   bool sequence_parallel = false;

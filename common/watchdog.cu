@@ -22,7 +22,9 @@ bool arrived(int source, int tag, MPI_Status& status) {
 }  // namespace
 
 Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
-  MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &watchdogs));
+  MPI_Request copied;
+  MPI_CHECK(MPI_Comm_idup(MPI_COMM_WORLD, &watchdogs, &copied));
+  wait(copied);
   CUDA_CHECK(cudaGetDevice(&device_));
   for (Slot& slot : slots_) {
     cudaEvent_t event;

@@ -415,7 +415,7 @@ void check_context_memory(CpExchange exchange, Attention attention) {
   }
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
-  const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, {.context_ranks = c});
+  const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, {.data_ranks = c, .context_ranks = c});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(of_deep[i] == predicted.total()[i]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -34,16 +35,25 @@ void wait(std::vector<MPI_Request>& requests) {
   requests.clear();
 }
 
-// The MPI communicator of some ranks of `parent`, in the order given.
-MPI_Comm communicator_of(MPI_Comm parent, const std::vector<int>& ranks, int tag) {
-  MPI_Group all = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+// A new MPI communicator of some ranks of the world, in the order given. The first one of these ranks is made
+// by a call that spins, which takes long where ranks share cores; so it is kept, and all later ones are
+// copies of it, for which one can wait in peace.
+MPI_Comm communicator_of(const std::vector<int>& world_ranks, int tag) {
+  static std::map<std::vector<int>, MPI_Comm> first;
+  const auto [entry, is_new] = first.try_emplace(world_ranks, MPI_COMM_NULL);
+  if (is_new) {
+    MPI_Group all = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    MPI_Group_incl(all, static_cast<int>(world_ranks.size()), world_ranks.data(), &group);
+    MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &entry->second);
+    MPI_Group_free(&group);
+    MPI_Group_free(&all);
+  }
   MPI_Comm comm = MPI_COMM_NULL;
-  MPI_Comm_group(parent, &all);
-  MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &group);
-  MPI_Comm_create_group(parent, group, tag, &comm);
+  std::vector<MPI_Request> copied(1);
+  MPI_Comm_idup(entry->second, &comm, copied.data());
+  wait(copied);
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  MPI_Group_free(&group);
-  MPI_Group_free(&all);
   return comm;
 }
 
@@ -115,7 +125,7 @@ ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, Members* memb
   if (!collect(id, rank, &members->world_ranks)) {
     return fail(ncclInvalidUsage, "the ranks of a new communicator do not agree who they are");
   }
-  members->comm = communicator_of(MPI_COMM_WORLD, members->world_ranks, id.tag);
+  members->comm = communicator_of(members->world_ranks, id.tag);
   return ncclSuccess;
 }
 
@@ -136,12 +146,8 @@ ncclResult_t split(const Members& parent, int color, int key, Members* members) 
     if (all[2 * rank] == color) chosen.emplace_back(all[2 * rank + 1], rank);
   }
   std::sort(chosen.begin(), chosen.end());
-  std::vector<int> in_parent;
-  for (const auto& [their_key, rank] : chosen) {
-    in_parent.push_back(rank);
-    members->world_ranks.push_back(parent.world_ranks[rank]);
-  }
-  members->comm = communicator_of(parent.comm, in_parent, kSplitTag);
+  for (const auto& [their_key, rank] : chosen) members->world_ranks.push_back(parent.world_ranks[rank]);
+  members->comm = communicator_of(members->world_ranks, kSplitTag);
   return ncclSuccess;
 }
 
