@@ -295,7 +295,7 @@ void declare_run(CommandLine& line, Options& options) {
               "scores in memory, in tiles, or tiles on tensor cores");
   line.group("Output");
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
-  line.file("--trace", options.trace, "write a Chrome trace of every stream (the first 250,000 operations)");
+  line.file("--trace", options.trace, "write a Chrome trace of the first 250,000 operations");
   line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,

@@ -130,7 +130,7 @@ CombinedCase case_of(const MeshShape& shape, int zero_stage) {
                             /*global_batch=*/2 * 2 * shape.dp),
                2);
   o.zero_stage = zero_stage;
-  o.sequence_parallel = zero_stage % 2 == 1;
+  o.sequence_parallel = zero_stage % 2 == 1 || shape.cp * shape.dp == 1;
   o.attention = Attention::tiled;
   return {shape, o};
 }
