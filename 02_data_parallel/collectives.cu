@@ -51,7 +51,7 @@ using Operation = std::function<void(const accum* in, accum* out)>;
 
 class Primer {
  public:
-  explicit Primer(World& world) : world_(world), ranks_(world, 0, world.rank(), "primer") {}
+  explicit Primer(World& world) : world_(world), ranks_(world, world.all(), "primer") {}
 
   void collectives() {
     const int n = ranks_.ranks(), rank = ranks_.rank();

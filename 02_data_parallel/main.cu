@@ -25,7 +25,7 @@ void train(const Options& options, World& world) {
   const MemoryPrediction predicted = predict_memory(
       options, element_sizes, micro_batches_of_a_rank(options, world.ranks()), {.data_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
-  Communicator data_ranks(world, 0, world.rank(), "data");
+  Communicator data_ranks(world, world.all(), "data");
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, data_ranks, compute);

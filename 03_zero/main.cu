@@ -26,7 +26,7 @@ void train(const Options& options, World& world) {
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
                      {.zero_stage = options.zero_stage, .data_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
-  Communicator data_ranks(world, 0, world.rank(), "data");
+  Communicator data_ranks(world, world.all(), "data");
   Zero hooks(options.zero_stage, parameters, data_ranks, compute);
   parameters.initialise(options.seed, compute);
   hooks.weights_changed();

@@ -27,7 +27,7 @@ void train(const Options& options, World& world) {
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
                      {.tensor_ranks = world.ranks(), .sequence_parallel = options.sequence_parallel});
   require_memory(predicted, free_device_memory());
-  Communicator tensor_ranks(world, 0, world.rank(), "tensor");
+  Communicator tensor_ranks(world, world.all(), "tensor");
   TensorParallel region(options.sequence_parallel,
                         int64_t{options.micro_batch_size} * options.sequence_length, options.model.d_model,
                         tensor_ranks, compute);

@@ -31,7 +31,7 @@ void train(const Options& options, int micro_batches, World& world) {
                      {.parts = parts_of_rank(schedule, world.rank(), chunks),
                       .deferred_weight_gradients = options.pp_schedule == PpSchedule::zb_h1});
   require_memory(predicted, free_device_memory());
-  Communicator pipeline_ranks(world, 0, world.rank(), "pipeline");
+  Communicator pipeline_ranks(world, world.all(), "pipeline");
   parameters.allocate(units_of(chunks));
   parameters.initialise(options.seed, compute);
   UnitHooks hooks;

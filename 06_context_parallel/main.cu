@@ -28,8 +28,8 @@ void train(const Options& options, World& world) {
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
                      {.data_ranks = world.ranks(), .context_ranks = world.ranks()});
   require_memory(predicted, free_device_memory());
-  Communicator context_ranks(world, 0, world.rank(), "context");
-  Communicator gradient_ranks(world, 0, world.rank(), "gradients");
+  Communicator context_ranks(world, world.all(), "context");
+  Communicator gradient_ranks(world, world.all(), "gradients");
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   RingAttention attention(options, context_ranks);

@@ -47,23 +47,16 @@ void check_link(const std::string& option, const std::string& link) {
 #endif
 }
 
-// Of each rank, in their order: `mine` of that rank. All ranks call this.
-template <class T>
-std::vector<T> all_gather(const T& mine, int ranks) {
-  std::vector<T> all(ranks);
-  MPI_Request request;
-  MPI_CHECK(MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, MPI_COMM_WORLD,
-                           &request));
-  wait(request);
-  return all;
-}
-
 // How many lower ranks have the host of this one: that number of GPU is its own.
 int rank_on_host(int rank, int ranks) {
   std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
   int length = 0;
   MPI_CHECK(MPI_Get_processor_name(host.data(), &length));
-  const auto hosts = all_gather(host, ranks);
+  std::vector<decltype(host)> hosts(ranks);
+  MPI_Request request;
+  MPI_CHECK(MPI_Iallgather(host.data(), sizeof host, MPI_BYTE, hosts.data(), sizeof host, MPI_BYTE,
+                           MPI_COMM_WORLD, &request));
+  wait(request);
   return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host));
 }
 
@@ -214,25 +207,6 @@ std::vector<OperationCount> World::operation_counts() const {
 }
 
 // ---- Communicator -----------------------------------------------------------------------------------------
-
-// The ranks with this rank's color, ordered by their keys.
-static std::vector<int> ranks_with_color(World& world, int color, int key) {
-  struct Choice {
-    int color, key;
-  };
-  const Watchdog::Call call(world.watchdog(), "MPI_Iallgather");
-  const std::vector<Choice> choices = all_gather(Choice{color, key}, world.ranks());
-  std::vector<int> members;
-  for (const int rank : world.all()) {
-    if (choices[rank].color == color) members.push_back(rank);
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return choices[a].key < choices[b].key; });
-  return members;
-}
-
-Communicator::Communicator(World& world, int color, int key, const std::string& name)
-    : Communicator(world, ranks_with_color(world, color, key), name) {}
 
 Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name)
     : world_(world), name_(world.keep(name)), stream_(name_), ranks_(static_cast<int>(members.size())) {

@@ -84,9 +84,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
 
 class Communicator {
  public:
-  // All ranks of the world call this. Those with the same color form a communicator, in the order of `key`.
-  Communicator(World& world, int color, int key, const std::string& name);
-  // Only the ranks of the world that are listed call this; they form a communicator in this order.
+  // `members`: ranks of the world. They form a communicator in this order, and only they call this.
   Communicator(World& world, const std::vector<int>& members, const std::string& name);
   ~Communicator();
   Communicator(const Communicator&) = delete;

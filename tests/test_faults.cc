@@ -209,7 +209,7 @@ TEST_CASE("the watchdog ends ranks whose host waits for ever", "[02][03][faults]
   REQUIRE(job.ends_within(kSoon));
   INFO(job.err());
   CHECK(job.status() != 0);
-  CHECK(job.err().find("the host has been in MPI_Iallgather for") != std::string::npos);
+  CHECK(job.err().find("the host has been in ncclCommInitRank for") != std::string::npos);
 }
 
 TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[02][03][faults]") {

@@ -77,7 +77,7 @@ send and receive: from each rank to the next
   CHECK(run.out.find("\n       65536 ") == std::string::npos);
 }
 
-TEST_CASE("02: the primer refuses wrong options, once", "[02][bad-input]") {
+TEST_CASE("02: the primer refuses wrong options, once", "[02][primer][bad-input]") {
   const TemporaryFolder folder;
   for (const std::string arguments :
        {"--max-bytes 12", "--link fast", "--link 5us,0GB/s", "--ranks-per-node -1", "--layers 2"}) {

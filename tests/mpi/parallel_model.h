@@ -89,7 +89,7 @@ struct ParallelModel {
                    other.feed_forward ? other.feed_forward : &usual_feed_forward};
     if (technique.kind == Technique::context_parallel) {
       positions = context_positions(options, ranks.rank(), ranks.ranks());
-      gradient_ranks = std::make_unique<Communicator>(world, 0, world.rank(), "gradients");
+      gradient_ranks = std::make_unique<Communicator>(world, world.all(), "gradients");
       context_parallel = std::make_unique<RingAttention>(options, ranks);
       seams.attention = context_parallel.get();
     } else {

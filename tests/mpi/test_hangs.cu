@@ -14,7 +14,7 @@ constexpr auto kForever = std::chrono::hours(24);  // the watchdog ends it
 
 struct Hang {
   World world{nullptr, nullptr};
-  Communicator data{world, 0, world.rank(), "data"};
+  Communicator data{world, world.all(), "data"};
   Stream compute{"compute"};
   DeviceArray<float> values{2, Purpose::communication};
 
@@ -52,7 +52,7 @@ TEST_CASE("hang: rank 1 never makes a communicator", "[.hang-call]") {
   World world(nullptr, nullptr);
   world.watchdog().set_timeout(kTimeout);
   if (mpi_tests::rank() == 1) std::this_thread::sleep_for(kForever);
-  Communicator data(world, 0, world.rank(), "data");
+  Communicator data(world, world.all(), "data");
 }
 
 TEST_CASE("hang: two ranks send to each other, ungrouped", "[.hang-send]") {

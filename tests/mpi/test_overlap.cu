@@ -84,7 +84,7 @@ Measured measure(const Technique& technique) {
   const SlowLink link =
       SlowLink::of_all_reduce(layer_elements(options.model), kAllReduce, mpi_tests::ranks());
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   SlowAttention attention(options.attention, kForward, kBackward);
   ParallelModel model(options, technique, world, ranks, {.attention = &attention});
   return measure(model, world);
@@ -182,7 +182,7 @@ std::vector<trace::Interval> measure_tensor_parallel(bool sequence_parallel) {
   const double elements = options.micro_batch_size * options.sequence_length * options.model.d_model;
   const SlowLink link = SlowLink::of_all_reduce(elements, kBorder, mpi_tests::ranks());
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   ParallelModel model(options, {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel},
                       world, ranks, {.make_region = make_region<SlowGradients>});
   return measure(model, world).intervals;
@@ -247,7 +247,7 @@ MeasuredRing measure_ring(World& world, int length) {
   Options o = test_options(/*layers=*/1, heads * size, heads, heads, /*d_ff=*/1, /*vocab_size=*/2,
                            length * world.ranks(), /*micro_batch=*/1, /*global_batch=*/1);
   o.attention = Attention::tiled;
-  Communicator context(world, 0, world.rank(), "context");
+  Communicator context(world, world.all(), "context");
   const Stream compute("compute");
   const Blas blas(compute);
   RingAttention ring(o, context);

@@ -71,7 +71,7 @@ bool holds_part_of(ParallelModel& model, int id, const std::vector<double>& glob
 void check_parity(const Technique& technique, const Options& options) {
   const Reference expected = train_alone(options);
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   ParallelModel model(options, technique, world, ranks);
   const auto gather = [&](size_t id, Content content) {
     return gather_parameter(world, model.parameters, static_cast<int>(id), content, model.stream);
@@ -255,7 +255,7 @@ TEST_CASE("03: all stages leave the same bits", "[03]") {
   options.steps = 3;
   options.grad_clip = 0;
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   const auto trained = [&](int stage) {
     ParallelModel model(options, zero(stage), world, ranks);
     for (int step = 0; step < options.steps; ++step) model.train_step(step, batches_of_step(options, step));

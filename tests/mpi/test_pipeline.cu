@@ -23,7 +23,7 @@ Options pipeline_options(int layers, int micro_batches) {
 void check_messages(const Technique& technique, int micro_batches) {
   const int p = mpi_tests::ranks(), stages = p * technique.chunks;
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   const Options options = pipeline_options(stages + 1, micro_batches);
   ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
@@ -77,7 +77,7 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
                          Recompute recompute = Recompute::none) {
   const int p = mpi_tests::ranks();
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   Options options = pipeline_options(2 * p * technique.chunks, micro_batches);
   options.recompute = recompute;
   const MemoryBytes before = memory_in_use();
@@ -162,7 +162,7 @@ Bubble bubble(const Technique& technique, int micro_batches, double transfer) {
       options.micro_batch_size * options.sequence_length * options.model.d_model * sizeof(real);
   const SlowLink link(bytes, std::max(transfer, 1e-6));
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   SlowAttention attention(options.attention, kUnit, kUnit);
   SlowWeightGradients feed_forward;
   ParallelModel model(options, technique, world, ranks,

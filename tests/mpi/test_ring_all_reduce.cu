@@ -19,7 +19,7 @@ std::vector<accum> numbers(size_t size) {
 
 TEST_CASE("02: the ring's reduce-scatter leaves the sum of part r on rank r", "[02][primer]") {
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ring");
+  Communicator ranks(world, world.all(), "ring");
   const size_t count = 5, size = count * ranks.ranks();
   const Array<accum> nccl(numbers(size)), ring(numbers(size)), received(count + 1), own(count);
   ranks.reduce_scatter(nccl.data(), own.data(), count);
@@ -32,7 +32,7 @@ TEST_CASE("02: the ring's reduce-scatter leaves the sum of part r on rank r", "[
 
 TEST_CASE("02: the ring's all-reduce gives what NCCL's gives", "[02][primer]") {
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ring");
+  Communicator ranks(world, world.all(), "ring");
   const int n = ranks.ranks();
   // More ranks than elements, and sizes that the ranks do not divide.
   for (const size_t size : {size_t{1}, size_t{2}, size_t{7}, size_t{840}, size_t{10007}}) {

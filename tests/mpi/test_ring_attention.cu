@@ -157,7 +157,7 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
 TEST_CASE("06: ring attention is attention of the whole sequence", "[06]") {
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
-  Communicator context(world, 0, world.rank(), "context");
+  Communicator context(world, world.all(), "context");
   Options options = attention_options(4, 2, 6, 10 * world.ranks(), 3);
   const BlockData want = reference(options);
   const double tolerance = 8 * epsilon<real>();
@@ -192,7 +192,9 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
     options.cp_layout = layout;
     std::vector<Errors> errors;
     for (const int ranks : {1, 2, 4, 8}) {
-      Communicator context(world, world.rank() / ranks, world.rank(), "context");
+      std::vector<int> members(ranks);  // this rank's of groups of so many
+      std::iota(members.begin(), members.end(), world.rank() / ranks * ranks);
+      Communicator context(world, members, "context");
       errors.push_back(ring_errors(options, context, want));
       const Errors &e = errors.back(), &alone = errors.front();
       if (world.rank() == 0 && std::getenv("VERBOSE")) {
@@ -212,7 +214,7 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
 // The trace shows what a rank launches: nothing for a block of which its queries see no key.
 TEST_CASE("06: empty blocks are not computed", "[06]") {
   World world(nullptr, nullptr);
-  Communicator context(world, 0, world.rank(), "context");
+  Communicator context(world, world.all(), "context");
   Options options = attention_options(2, 2, 4, 4 * world.ranks(), 1);
   options.attention = Attention::tiled;
   const BlockData want = reference(options);
@@ -244,7 +246,7 @@ TEST_CASE("06: the slowest rank of a zigzag has half as much to do", "[06]") {
   if (mpi_tests::ranks() != 8) return;
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
-  Communicator context(world, 0, world.rank(), "context");
+  Communicator context(world, world.all(), "context");
   Options options = attention_options(2, 2, 32, 2048 * 8, 1);
   options.attention = Attention::tiled;
   Random random;

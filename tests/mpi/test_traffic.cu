@@ -101,7 +101,7 @@ double sent_share(const std::string& operation, double ranks) {
 
 void check_step_traffic(const Technique& technique, const Options& options, const ExpectedTraffic& expected) {
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   ParallelModel model(options, technique, world, ranks);
   for (int step = 0; step < 2; ++step) {
     world.begin_counting();
@@ -311,7 +311,7 @@ MemoryBytes measured_bytes(const Options& options, const Technique& technique, W
 void check_memory(const Technique& technique) {
   const Options options = tiny_options();
   World world(nullptr, nullptr);
-  Communicator data(world, 0, world.rank(), "data");
+  Communicator data(world, world.all(), "data");
   const int d = world.ranks(), stage = technique.kind == Technique::zero ? technique.stage : 0;
   const MemoryBytes measured = measured_bytes(options, technique, world, data);
 
@@ -359,7 +359,7 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
   const int t = mpi_tests::ranks();
   if (t == 3) return;  // no divisor of the heads
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   const Technique technique = {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel};
   Options shallow = tiny_options(), deep = shallow;
   for (Options* o : {&shallow, &deep}) {
@@ -406,7 +406,7 @@ size_t activations_alone(const Options& options) {
 void check_context_memory(CpExchange exchange, Attention attention) {
   const int c = mpi_tests::ranks();
   World world(nullptr, nullptr);
-  Communicator ranks(world, 0, world.rank(), "ranks");
+  Communicator ranks(world, world.all(), "ranks");
   const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::bucket};
   Options shallow = context_options(2, c), deep = context_options(8, c);
   for (Options* o : {&shallow, &deep}) {
@@ -415,7 +415,8 @@ void check_context_memory(CpExchange exchange, Attention attention) {
   }
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
-  const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, {.data_ranks = c, .context_ranks = c});
+  const MemoryPrediction predicted =
+      predict_memory(deep, element_sizes, 2, {.data_ranks = c, .context_ranks = c});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(of_deep[i] == predicted.total()[i]);
@@ -488,7 +489,7 @@ TEST_CASE("after the first step nothing is allocated and nothing waits for the d
                             : technique.kind == Technique::context_parallel
                                 ? context_options(2, world.ranks())
                                 : uneven_options(4, 3);
-    Communicator data(world, 0, world.rank(), "data");
+    Communicator data(world, world.all(), "data");
     ParallelModel model(options, technique, world, data);
     model.train_step(0, random_batches(options, 0));
     const cuda_cpu::Counters before = cuda_cpu::counters();
