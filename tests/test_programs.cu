@@ -199,7 +199,7 @@ TEST_CASE("07: the program's steps are those of 01", "[07][program]") {
 
 TEST_CASE("07: the program's steps with experts are those of one rank", "[07][program]") {
   const std::string sizes =
-      " --experts 6 --moe-every 2 --aux-loss 0.1 --layers 5 --d-model 24 --heads 6 --kv-heads 6 --d-ff 24";
+      " --experts 6 --moe-every 2 --aux-loss 0.1 --layers 8 --d-model 24 --heads 6 --kv-heads 6 --d-ff 24";
   check_like("07_combined_5d", "07_combined_5d --ep 3 --dp 3 --pp 2", sizes, {6});
 }
 
