@@ -29,12 +29,13 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 }  // namespace
 
 void set_environment() {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);        // a kernel loaded late may wait behind a collective
-  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // repeatable products
-  setenv("NCCL_ALGO", "Ring", 0);                   // repeatable sums
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1",
-         0);                               // operations start in the order in which the host issued them
-  setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // ranks connect at once, not amid the first collectives
+  const std::pair<const char*, const char*> variables[] = {
+      {"CUDA_MODULE_LOADING", "EAGER"},        // a kernel loaded late may wait behind a collective
+      {"CUBLAS_WORKSPACE_CONFIG", ":4096:8"},  // repeatable products
+      {"NCCL_ALGO", "Ring"},                   // repeatable sums
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},     // operations start in the order in which the host issues them
+      {"NCCL_RUNTIME_CONNECT", "0"}};          // ranks connect at once, not amid the first collectives
+  for (const auto& [name, value] : variables) setenv(name, value, 0);
 }
 
 int run_program(const std::function<void()>& train) try {

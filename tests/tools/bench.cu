@@ -18,11 +18,7 @@ using namespace pentatron;
 
 namespace {
 
-bool on_gpu() {
-  cudaDeviceProp device;
-  CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-  return device.major > 0;
-}
+bool on_gpu() { return this_device().major > 0; }
 
 // The emulated ones take long and tell nothing of speed.
 bool has_tensor_cores() { return on_gpu() && can_run_tensor_core_attention(); }
