@@ -3,7 +3,7 @@
 # for wrong accesses and races in the kernels. What matters most comes first, and the report grows with each part, so
 # that whoever cuts it off loses only the rest. A part that fails, or takes longer than it may, is noted and the next
 # one begins; together they take nine minutes at most (GPU_CHECK_SECONDS). Left out are tests of the CPU stand-ins, and
-# of time that they model: [standin], [overlap].
+# of time that they model: [standin], [overlap]; and what is hidden, [.].
 set -uo pipefail
 unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
@@ -57,7 +57,7 @@ build_over_mpi() {
 
 # Some of what tests start has four ranks, which want a GPU each.
 [ "$gpus" -ge 4 ] && several='' || several='~[faults]~[primer]'
-run_tests() { part 60 "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]$several"; }
+run_tests() { part 60 "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"; }
 # run_mpi_tests SECONDS RANKS FOLDER FILTER; without MPICH's remarks about what an abort leaves behind.
 run_mpi_tests() { part "$1" "tests on $2 ranks, $3" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
 
@@ -104,7 +104,7 @@ check racecheck bf16
 check racecheck fp64
 
 build_all 60 bf16
-for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[overlap]'; done
+for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[overlap]~[.]'; done
 
 # Ranks that share a GPU take turns, so that one that waits keeps it from the others, unless the multi-process service
 # (MPS) lets their kernels run side by side. Without it there are two, for a few tests.
@@ -112,11 +112,11 @@ for precision in fp64 bf16; do build_over_mpi 60 $precision; done
 if command -v nvidia-cuda-mps-control > /dev/null && part 30 "MPS starts, and 01 runs with it" \
   bash -c 'nvidia-cuda-mps-control -d && build/cuda-bf16/01_single_gpu --steps 1'; then
   say "8 ranks share $gpus GPU(s) through MPS"
-  ranks=8 filter='~[standin]~[overlap]'
+  ranks=8 filter='~[standin]~[overlap]~[.]'
 else
   say "no MPS: 2 ranks share $gpus GPU(s), [02] and [03] only"
   quit_mps
-  ranks=2 filter='[02]~[standin]~[overlap],[03]~[standin]~[overlap]'
+  ranks=2 filter='[02]~[standin]~[overlap]~[.],[03]~[standin]~[overlap]~[.]'
 fi
 for precision in fp64 bf16; do run_mpi_tests 90 $ranks cuda-$precision-mpi "$filter"; done
 quit_mps
