@@ -10,7 +10,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <functional>
 #include <iomanip>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -84,29 +87,37 @@ inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int 
 }
 
 // The degrees that the options ask for; --dp 0 is what the others leave. Throws UsageError where they don't
-// make up `ranks`, or the experts' axis does not fit. What is only drawn may have any number of ranks.
+// make up `ranks`, or the experts' axis does not fit. What is only drawn may have other numbers of ranks.
 inline MeshShape mesh_shape(const Options& options, int ranks) {
   MeshShape shape = {options.tp, options.cp, options.dp, std::max(options.pp, 1), options.ep};
-  if (options.show_mesh || options.show_schedule)
-    ranks = shape.tp * shape.cp * std::max(shape.dp, 1) * shape.pp;
-  const auto times = [](std::initializer_list<int> degrees) {
-    std::string text;
-    int64_t product = 1;
-    for (const int degree : degrees) {
-      text += (text.empty() ? "" : " x ") + std::to_string(degree);
-      product *= degree;
-    }
-    return text + " = " + std::to_string(product);
+  // A product may be larger than an integer can be.
+  const auto product = [](std::initializer_list<int> degrees) {
+    return std::accumulate(degrees.begin(), degrees.end(), 1.0, std::multiplies<double>());
   };
+  const auto times = [&](std::initializer_list<int> degrees) {
+    std::ostringstream text;
+    for (const int degree : degrees) text << (text.tellp() > 0 ? " x " : "") << degree;
+    text << " = " << std::fixed << std::setprecision(0) << product(degrees);
+    return text.str();
+  };
+  if (options.show_mesh || options.show_schedule) {
+    constexpr int most_drawn = 4096;
+    const std::initializer_list<int> degrees = {shape.tp, shape.cp, std::max(shape.dp, 1), shape.pp};
+    if (product(degrees) > most_drawn) {
+      throw UsageError("--tp x --cp x --dp x --pp", times(degrees),
+                       "at most " + std::to_string(most_drawn) + " ranks in a picture");
+    }
+    ranks = static_cast<int>(product(degrees));
+  }
   if (shape.dp == 0) {
-    const int64_t others = int64_t{shape.tp} * shape.cp * shape.pp;
-    if (ranks % others != 0) {
+    const double others = product({shape.tp, shape.cp, shape.pp});
+    if (std::fmod(ranks, others) != 0) {
       throw UsageError("--tp x --cp x --pp", times({shape.tp, shape.cp, shape.pp}),
                        "a divisor of the number of ranks, " + std::to_string(ranks));
     }
     shape.dp = static_cast<int>(ranks / others);
   }
-  if (shape.ranks() != ranks) {
+  if (product({shape.tp, shape.cp, shape.dp, shape.pp}) != ranks) {
     throw UsageError("--tp x --cp x --dp x --pp", times({shape.tp, shape.cp, shape.dp, shape.pp}),
                      "the number of ranks, " + std::to_string(ranks));
   }

@@ -318,6 +318,10 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
           "--tp x --cp x --dp x --pp: 2 x 1 x 1 x 1 = 2 is not valid; expected the number of ranks, 4");
   refused("--tp 2 --cp 3",
           "--tp x --cp x --pp: 2 x 3 x 1 = 6 is not valid; expected a divisor of the number of ranks, 4");
+  refused(
+      "--show-mesh --dp 1048576 --cp 4096",
+      "--tp x --cp x --dp x --pp: 1 x 4096 x 1048576 x 1 = 4294967296 is not valid; expected at most 4096 "
+      "ranks in a picture");
   refused("--experts 6 --cp 2 --ep 3", "--ep: 3 is not valid; expected a divisor of --dp x --cp, 2 x 2 = 4");
   refused("--experts 6 --ep 4", "--ep: 4 is not valid; expected a divisor of --experts (6)");
   refused("--ep 2", "--ep: 2 is not valid; expected 1 without --experts");
