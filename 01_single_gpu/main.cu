@@ -3,13 +3,13 @@
 // the optimizer, log.
 //
 // Each later program plugs one technique into it: compare this file with theirs.
-#include "batch.h"
-#include "memory.h"
-#include "optimizer.h"
-#include "program.h"
-#include "sample.h"
-#include "totals.h"
-#include "transformer.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
 
 using namespace pentatron;
 

@@ -11,8 +11,8 @@
 // sums is a sum.
 #pragma once
 
-#include "comm.h"
-#include "seams.h"
+#include "model/seams.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

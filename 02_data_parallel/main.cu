@@ -1,13 +1,13 @@
 // 02: data parallelism. Each rank computes the gradients of its own micro-batches; data_parallel.h sums them.
-#include "batch.h"
-#include "comm.h"
 #include "data_parallel.h"
-#include "memory.h"
-#include "optimizer.h"
-#include "program.h"
-#include "sample.h"
-#include "totals.h"
-#include "transformer.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
 
 using namespace pentatron;
 

@@ -8,8 +8,8 @@
 //   Parts 1 and 2 travel likewise, one and two ranks further on, at the same time.
 #pragma once
 
-#include "comm.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

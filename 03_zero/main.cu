@@ -1,12 +1,12 @@
 // 03: ZeRO. As 02, but the data-parallel ranks share out optimizer states, gradients and weights (zero.h).
-#include "batch.h"
-#include "comm.h"
-#include "memory.h"
-#include "optimizer.h"
-#include "program.h"
-#include "sample.h"
-#include "totals.h"
-#include "transformer.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
 #include "zero.h"
 
 using namespace pentatron;

@@ -13,9 +13,9 @@
 #include <array>
 #include <vector>
 
-#include "comm.h"
-#include "kernels.h"
-#include "seams.h"
+#include "kernels/kernels.h"
+#include "model/seams.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

@@ -1,14 +1,14 @@
 // 04: tensor parallelism. All ranks train on the same micro-batches; each holds a part of every matrix, and
 // tensor_parallel.h adds up what they make of them.
-#include "batch.h"
-#include "comm.h"
-#include "memory.h"
-#include "optimizer.h"
-#include "program.h"
-#include "sample.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
 #include "tensor_parallel.h"
-#include "totals.h"
-#include "transformer.h"
 
 using namespace pentatron;
 

@@ -14,14 +14,14 @@
 //   g-bar    all-gather (again in backward)         reduce-scatter   a region's input
 //   g*       reduce-scatter                         all-gather       its output
 //
-// The split of the weights is declared (common/parameters.h); here is only what travels.
+// The split of the weights is declared (common/model/parameters.h); here is only what travels.
 #pragma once
 
 #include <string>
 
-#include "comm.h"
-#include "kernels.h"
-#include "seams.h"
+#include "kernels/kernels.h"
+#include "model/seams.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

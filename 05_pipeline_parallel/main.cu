@@ -1,15 +1,15 @@
 // 05: pipeline parallelism. Each rank holds some layers, and micro-batches go through the ranks in the order
 // of a schedule (schedule.h), which pipeline.h executes.
-#include "batch.h"
-#include "comm.h"
 #include "draw_schedule.h"
-#include "memory.h"
-#include "optimizer.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
 #include "pipeline.h"
-#include "program.h"
-#include "sample.h"
-#include "totals.h"
-#include "transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
 
 using namespace pentatron;
 

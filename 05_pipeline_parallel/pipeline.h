@@ -9,11 +9,11 @@
 #include <memory>
 #include <vector>
 
-#include "comm.h"
-#include "memory.h"
+#include "model/memory.h"
+#include "model/transformer.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
 #include "schedule.h"
-#include "totals.h"
-#include "transformer.h"
 
 namespace pentatron {
 

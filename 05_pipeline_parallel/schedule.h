@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "options.h"
+#include "program/options.h"
 
 namespace pentatron {
 

@@ -1,15 +1,15 @@
 // 06: context parallelism. Each rank has a part of every sequence; ring_attention.h lets its queries see the
 // keys of the other parts, and the gradients of all parts are summed as in 02.
 #include "../02_data_parallel/data_parallel.h"
-#include "batch.h"
-#include "comm.h"
-#include "memory.h"
-#include "optimizer.h"
-#include "program.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
 #include "ring_attention.h"
-#include "sample.h"
-#include "totals.h"
-#include "transformer.h"
 
 using namespace pentatron;
 

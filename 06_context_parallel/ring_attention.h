@@ -19,10 +19,10 @@
 #include <string>
 #include <type_traits>
 
-#include "batch.h"
-#include "comm.h"
-#include "kernels.h"
-#include "seams.h"
+#include "kernels/kernels.h"
+#include "model/batch.h"
+#include "model/seams.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

@@ -10,14 +10,14 @@
 #include "../04_tensor_parallel/tensor_parallel.h"
 #include "../05_pipeline_parallel/pipeline.h"
 #include "../06_context_parallel/ring_attention.h"
-#include "batch.h"
 #include "expert_parallel.h"
-#include "memory.h"
 #include "mesh.h"
-#include "optimizer.h"
-#include "program.h"
-#include "totals.h"
-#include "transformer.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/totals.h"
 
 namespace pentatron {
 

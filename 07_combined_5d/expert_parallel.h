@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "comm.h"
-#include "experts.h"
-#include "memory.h"
-#include "seams.h"
+#include "kernels/expert_kernels.h"
+#include "model/memory.h"
+#include "model/seams.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

@@ -2,7 +2,7 @@
 // the techniques of 02 to 06 and the experts act on one transformer (combined.h).
 #include "../05_pipeline_parallel/draw_schedule.h"
 #include "combined.h"
-#include "sample.h"
+#include "program/sample.h"
 
 using namespace pentatron;
 

@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
-#include "comm.h"
-#include "options.h"
-#include "parameters.h"
+#include "model/parameters.h"
+#include "program/options.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "matmul.h"
+#include "device/tensor.h"
+#include "kernels/matmul.h"
 #include "reference.h"
-#include "tensor.h"
 
 namespace pentatron {
 

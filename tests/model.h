@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "batch.h"
-#include "kernels.h"
-#include "optimizer.h"
-#include "totals.h"
-#include "transformer.h"
+#include "kernels/kernels.h"
+#include "model/batch.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/totals.h"
 
 namespace pentatron {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "precision.h"
+#include "device/precision.h"
 
 namespace pentatron {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "attention.h"
+#include "kernels/attention.h"
 #include "reference.h"
 
 namespace pentatron {

@@ -4,9 +4,9 @@
 #include <tuple>
 #include <utility>
 
-#include "attention.h"
-#include "attention_tensor_core.h"
 #include "device.h"
+#include "kernels/attention.h"
+#include "kernels/attention_tensor_core.h"
 #include "reference_attention.h"
 #ifndef __CUDACC__
 #include <cuda_warps.h>

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "catch.h"
-#include "data.h"
 #include "files.h"
-#include "options.h"
-#include "philox.h"
+#include "kernels/philox.h"
+#include "model/data.h"
+#include "program/options.h"
 
 using pentatron::TokenData;
 using pentatron::UsageError;

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "device.h"
-#include "experts.h"
 #include "finite_differences.h"
+#include "kernels/expert_kernels.h"
 #include "model.h"
 
 namespace pentatron {

@@ -1,10 +1,10 @@
 // Each backward kernel against its forward kernel, by central differences.
 #if PRECISION == 64
 
-#include "attention.h"
 #include "device.h"
 #include "finite_differences.h"
-#include "kernels.h"
+#include "kernels/attention.h"
+#include "kernels/kernels.h"
 
 namespace pentatron {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "device.h"
-#include "kernels.h"
-#include "pack.h"
+#include "kernels/kernels.h"
+#include "kernels/pack.h"
 
 namespace pentatron {
 

@@ -8,8 +8,8 @@
 
 #include "catch.h"
 #include "files.h"
-#include "log.h"
-#include "options.h"
+#include "program/log.h"
+#include "program/options.h"
 
 using pentatron::RunLog;
 using pentatron::StepRecord;
@@ -100,55 +100,48 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
   std::ostringstream out;
   RunLog log(out, path, 1, 1, 1, 0);
   log.summary(two_ranks());
-  const nlohmann::json expected = {{"ranks", 2},
-                                   {"layout", {{"dp", 2}, {"tp", 1}}},
-                                   {"parameters", 459328},
-                                   {"final_loss", third},
-                                   {"seconds", 12.5},
-                                   {"memory",
-                                    {{{"rank", 0},
-                                      {"predicted",
-                                       {{"weights", 100},
-                                        {"gradients", 200},
-                                        {"optimizer", 300},
-                                        {"activations", 400},
-                                        {"communication", 500}}},
-                                      {"of_which_transient",
-                                       {{"weights", 10},
-                                        {"gradients", 10},
-                                        {"optimizer", 0},
-                                        {"activations", 0},
-                                        {"communication", 0}}},
-                                      {"measured",
-                                       {{"weights", 101},
-                                        {"gradients", 201},
-                                        {"optimizer", 301},
-                                        {"activations", 401},
-                                        {"communication", 501}}}},
-                                     {{"rank", 1},
-                                      {"predicted",
-                                       {{"weights", 110},
-                                        {"gradients", 190},
-                                        {"optimizer", 300},
-                                        {"activations", 400},
-                                        {"communication", 500}}},
-                                      {"of_which_transient",
-                                       {{"weights", 0},
-                                        {"gradients", 0},
-                                        {"optimizer", 0},
-                                        {"activations", 0},
-                                        {"communication", 0}}},
-                                      {"measured",
-                                       {{"weights", 111},
-                                        {"gradients", 191},
-                                        {"optimizer", 301},
-                                        {"activations", 401},
-                                        {"communication", 501}}}}}},
-                                   {"communication",
-                                    {{{"rank", 0},
-                                      {"all_reduce", {{"calls", 3}, {"elements", 300}}},
-                                      {"all_gather", {{"calls", 1}, {"elements", 7}}}},
-                                     {{"rank", 1}}}}};
+  const nlohmann::json expected = {
+      {"ranks", 2},
+      {"layout", {{"dp", 2}, {"tp", 1}}},
+      {"parameters", 459328},
+      {"final_loss", third},
+      {"seconds", 12.5},
+      {"memory",
+       {{{"rank", 0},
+         {"predicted",
+          {{"weights", 100},
+           {"gradients", 200},
+           {"optimizer", 300},
+           {"activations", 400},
+           {"communication", 500}}},
+         {"of_which_transient",
+          {{"weights", 10}, {"gradients", 10}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
+         {"measured",
+          {{"weights", 101},
+           {"gradients", 201},
+           {"optimizer", 301},
+           {"activations", 401},
+           {"communication", 501}}}},
+        {{"rank", 1},
+         {"predicted",
+          {{"weights", 110},
+           {"gradients", 190},
+           {"optimizer", 300},
+           {"activations", 400},
+           {"communication", 500}}},
+         {"of_which_transient",
+          {{"weights", 0}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
+         {"measured",
+          {{"weights", 111},
+           {"gradients", 191},
+           {"optimizer", 301},
+           {"activations", 401},
+           {"communication", 501}}}}}},
+      {"communication",
+       {{{"rank", 0},
+         {"all_reduce", {{"calls", 3}, {"elements", 300}}},
+         {"all_gather", {{"calls", 1}, {"elements", 7}}}},
+        {{"rank", 1}}}}};
   const std::vector<nlohmann::json> lines = parsed_lines(path);
   REQUIRE(lines.size() == 1);
   CHECK(lines[0].size() == 1);
@@ -197,8 +190,8 @@ TEST_CASE("log: without a known peak there is no MFU", "[01][log]") {
 TEST_CASE("log: the memory table", "[01][log]") {
   std::ostringstream one;
   pentatron::print_memory_table(one, {{{{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0}, {}},
-                                         {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}},
-                                        {}}});
+                                        {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}},
+                                       {}}});
   CHECK(one.str() == R"(
 Device memory at the peak
                      predicted      measured    difference

@@ -7,7 +7,7 @@
 
 #include "catch.h"
 #include "files.h"
-#include "options.h"
+#include "program/options.h"
 
 using pentatron::Options;
 using pentatron::tests::TemporaryFolder;

@@ -1,7 +1,7 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
 // step of 02 to 07 are those of 01. The tests of parity look closer, but build their own training loop;
 // this one sees what is wrong in a main.cu.
-#include "precision.h"
+#include "device/precision.h"
 #if PRECISION == 64
 
 #if __has_include(<nccl.h>)  // without it there is only 01
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "cuda.h"
+#include "device/cuda.h"
 #include "files.h"
 
 namespace {

@@ -2,11 +2,11 @@
 // it learns.
 #include <numeric>
 
-#include "attention_tensor_core.h"
 #include "catch.h"
-#include "memory.h"
+#include "kernels/attention_tensor_core.h"
 #include "model.h"
-#include "program.h"
+#include "model/memory.h"
+#include "program/program.h"
 
 using namespace pentatron;
 

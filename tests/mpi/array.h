@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tensor.h"
+#include "device/tensor.h"
 
 namespace mpi_tests {
 

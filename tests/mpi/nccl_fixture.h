@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "array.h"
-#include "cuda.h"
+#include "device/cuda.h"
+#include "device/tensor.h"
 #include "device_access.h"
 #include "mpi_tests.h"
-#include "tensor.h"
 
 namespace mpi_tests {
 

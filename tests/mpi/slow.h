@@ -6,9 +6,9 @@
 #include <string>
 #include <thread>
 
-#include "seams.h"
-#include "tensor.h"
-#include "trace.h"
+#include "device/tensor.h"
+#include "device/trace.h"
+#include "model/seams.h"
 
 namespace pentatron {
 

@@ -1,6 +1,6 @@
 // All techniques at once must do what one rank does alone: on every mesh, and on meshes, models and options
 // that are drawn at random.
-#include "precision.h"
+#include "device/precision.h"
 #if PRECISION == 64
 
 #include <cstdlib>
@@ -9,8 +9,8 @@
 #include <random>
 
 #include "combined_model.h"
-#include "gather.h"
 #include "parity.h"
+#include "ranks/gather.h"
 
 namespace pentatron {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstdio>
 
 #include "combined_model.h"
-#include "gather.h"
 #include "parity.h"
-#include "program.h"
+#include "program/program.h"
+#include "ranks/gather.h"
 
 namespace pentatron {
 namespace {

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <thread>
 
-#include "comm.h"
 #include "mpi_tests.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 namespace {

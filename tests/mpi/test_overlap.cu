@@ -2,14 +2,14 @@
 // that a busy machine changes little: links are slowed down, and so is attention.
 #include <nccl.h>
 
-#include "precision.h"
+#include "device/precision.h"
 #if PRECISION == 32 && defined(NCCL_OVER_MPI)
 
 #include <cstdlib>
 
+#include "device/trace.h"
 #include "parallel_model.h"
 #include "slow.h"
-#include "trace.h"
 
 namespace pentatron {
 namespace {

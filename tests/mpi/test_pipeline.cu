@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "../../05_pipeline_parallel/simulate.h"
-#include "memory.h"
+#include "model/memory.h"
 #include "parallel_model.h"
-#include "program.h"
+#include "program/program.h"
 #include "slow.h"
 
 namespace pentatron {

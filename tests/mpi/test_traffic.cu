@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "memory.h"
+#include "model/memory.h"
 #include "parallel_model.h"
-#include "program.h"
+#include "program/program.h"
 
 #if __has_include(<cuda_cpu.h>)
 #include <cuda_cpu.h>

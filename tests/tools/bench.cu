@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "../model.h"
-#include "attention_tensor_core.h"
-#include "program.h"
+#include "kernels/attention_tensor_core.h"
+#include "program/program.h"
 
 using namespace pentatron;
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "log.h"
+#include "program/log.h"
 
 using namespace pentatron;
 

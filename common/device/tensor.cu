@@ -1,0 +1,43 @@
+#include "device/tensor.h"
+
+namespace pentatron {
+namespace {
+
+MemoryBytes in_use = {}, peak = {};
+
+void count(Purpose purpose, size_t bytes) {
+  const auto i = static_cast<size_t>(purpose);
+  in_use[i] += bytes;
+  peak[i] = std::max(peak[i], in_use[i]);
+}
+
+}  // namespace
+
+const MemoryBytes& memory_in_use() { return in_use; }
+const MemoryBytes& memory_peak() { return peak; }
+
+DeviceMemory::DeviceMemory(size_t bytes, Purpose purpose) : bytes_(bytes), purpose_(purpose) {
+  if (bytes > 0) CUDA_CHECK(cudaMalloc(&data_, bytes));
+  count(purpose_, bytes_);
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_) CUDA_CHECK(cudaFree(data_));
+  in_use[static_cast<size_t>(purpose_)] -= bytes_;
+}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(purpose_, other.purpose_);
+  return *this;
+}
+
+Stream::Stream(const char* name) {
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  trace::name_stream(stream_, name);
+}
+
+Stream::~Stream() { cudaStreamDestroy(stream_); }
+
+}  // namespace pentatron

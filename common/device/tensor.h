@@ -1,0 +1,132 @@
+// Tensors and the device memory that they view. Everything in the model is a matrix: activations are rows of
+// tokens, [batch x sequence, features], and weights are [output features, input features].
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "device/cuda.h"
+#include "device/precision.h"
+#include "model/memory.h"
+
+namespace pentatron {
+
+// A view of a row-major matrix in device memory; copying it copies no elements.
+template <class T>
+struct Matrix {
+  T* data = nullptr;
+  int64_t rows = 0, columns = 0;
+
+  size_t size() const { return static_cast<size_t>(rows) * columns; }
+  size_t bytes() const { return size() * sizeof(T); }
+  Matrix row_range(int64_t first, int64_t count) const { return {data + first * columns, count, columns}; }
+};
+
+using Tensor = Matrix<real>;       // weights and activations
+using Statistics = Matrix<accum>;  // row statistics, losses, gradients of weights
+
+// What is allocated now and what the most was, in bytes by purpose, since the process began.
+const MemoryBytes& memory_in_use();
+const MemoryBytes& memory_peak();
+
+// Device memory, counted by purpose and freed with its owner. Fresh memory has no defined content.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  DeviceMemory(size_t bytes, Purpose purpose);
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  Purpose purpose_ = Purpose::activations;
+};
+
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(size_t size, Purpose purpose) : memory_(size * sizeof(T), purpose) {}
+  T* data() const { return static_cast<T*>(memory_.data()); }
+  size_t size() const { return memory_.bytes() / sizeof(T); }
+
+ private:
+  DeviceMemory memory_;
+};
+
+// Pinned host memory: what an asynchronous copy may read or write.
+template <class T>
+class PinnedArray {
+ public:
+  PinnedArray() = default;
+  explicit PinnedArray(size_t size) : size_(size) {
+    void* data = nullptr;
+    CUDA_CHECK(cudaMallocHost(&data, std::max<size_t>(size, 1) * sizeof(T)));
+    data_.reset(static_cast<T*>(data));
+  }
+  T* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+  T& operator[](size_t i) const { return data_.get()[i]; }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { cudaFreeHost(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t size_ = 0;
+};
+
+// Owns many matrices of one purpose that live and die together.
+class DeviceArena {
+ public:
+  explicit DeviceArena(Purpose purpose) : purpose_(purpose) {}
+  template <class T>
+  Matrix<T> matrix(int64_t rows, int64_t columns) {
+    memory_.emplace_back(static_cast<size_t>(rows) * columns * sizeof(T), purpose_);
+    return {static_cast<T*>(memory_.back().data()), rows, columns};
+  }
+
+ private:
+  Purpose purpose_;
+  std::vector<DeviceMemory> memory_;
+};
+
+// A stream with a name for the trace.
+class Stream {
+ public:
+  explicit Stream(const char* name);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// A point in a stream that another stream can wait for. Waiting for an event that was never recorded waits
+// for nothing.
+class Event {
+ public:
+  Event() { CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void make_wait(cudaStream_t stream) const { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace pentatron

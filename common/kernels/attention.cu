@@ -1,0 +1,236 @@
+#include <cmath>
+
+#include "kernels/attention.h"
+#include "kernels/attention_tensor_core.h"
+#include "kernels/attention_tiled.h"
+#include "kernels/pack.h"
+
+namespace pentatron {
+namespace {
+
+// One head of each key and value head's group, of one sequence, as a batch of matrices with a row a token.
+template <class T>
+BatchedMatrix heads_of(Matrix<T> x /*[rows, heads*size]*/, int64_t first_row, int first_head, int heads_apart,
+                       int size) {
+  return {x.data + first_row * x.columns + first_head * size, data_type<T>, x.columns,
+          static_cast<int64_t>(heads_apart) * size};
+}
+
+// Likewise of scores of one sequence.
+BatchedMatrix scores_of(real* scores /*[heads*queries, keys]*/, const AttentionBlock& block, int first_head,
+                        int heads_apart) {
+  const int64_t per_head = static_cast<int64_t>(block.queries) * block.keys;
+  return {scores + first_head * per_head, real_type, block.keys, heads_apart * per_head};
+}
+
+// The scores memory of sequence b.
+real* of_sequence(const Scores& scores, const AttentionBlock& block, int b) {
+  const int64_t size = static_cast<int64_t>(block.head.heads) * block.queries * block.keys;
+  return scores.memory.data + (scores.kept ? b * size : 0);
+}
+
+}  // namespace
+
+// One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
+// lse is that of these keys, and is written, unless it is known: that of all keys.
+__global__ void probabilities_kernel(real* __restrict__ scores, int queries, int keys, bool diagonal,
+                                     int heads, bool lse_known, accum* __restrict__ lse) {
+  const int head = blockIdx.x / queries, query = blockIdx.x % queries;
+  const int visible = diagonal ? std::min(query + 1, keys) : keys;
+  real* row = scores + static_cast<size_t>(blockIdx.x) * keys;
+  accum of_row = lse_known ? lse[query * heads + head] : 0;
+  if (!lse_known) {
+    const accum largest = block_max_of<1>(row, visible);
+    accum sum = 0;
+    for (int j : block_range(visible)) sum += exp(accum(row[j]) - largest);
+    of_row = largest + log(block_sum(sum));
+  }
+  for (int j : block_range(visible)) row[j] = real(exp(accum(row[j]) - of_row));
+  for (int j : block_range(keys - visible)) row[visible + j] = real(0.0f);
+  if (lse_known) return;
+  for ([[maybe_unused]] int once : block_range(1)) lse[query * heads + head] = of_row;
+}
+
+// One block a row: (head, query). d_scores = probabilities * (d_probabilities - dots), in place.
+__global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
+                                        const accum* __restrict__ dots, int queries, int keys, int heads,
+                                        real* __restrict__ d_scores) {
+  const int head = blockIdx.x / queries, query = blockIdx.x % queries;
+  const size_t start = static_cast<size_t>(blockIdx.x) * keys;
+  const accum dot = dots[query * heads + head];
+  for (int j : block_range(keys)) {
+    d_scores[start + j] = real(accum(probabilities[start + j]) * (accum(d_scores[start + j]) - dot));
+  }
+}
+
+// One block a row of tokens: the dot products of its heads. A head is short, so a warp has several. Reads 2e
+// bytes an element.
+template <int width>
+__global__ void head_dots_kernel(const real* __restrict__ a, const real* __restrict__ b, int heads, int size,
+                                 accum* __restrict__ dots) {
+  const size_t row = blockIdx.x;
+  const int lanes = lanes_for(size / width);
+  for (int head : warp_range(heads, lanes)) {
+    const size_t start = (row * heads + head) * size;
+    accum sum = 0;
+    for (int j : lane_range(size, width, lanes)) {
+      const Pack<width> x = load<width>(a + start + j), y = load<width>(b + start + j);
+      for (int e = 0; e < width; ++e) sum += x[e] * y[e];
+    }
+    dots[row * heads + head] = lane_sum(sum, lanes);  // each lane writes the same
+  }
+}
+
+// One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
+//   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
+template <int width>
+__global__ void merge_kernel(const accum* __restrict__ block_out, const accum* __restrict__ block_lse,
+                             int queries, int query_stride, int heads, int size, accum* __restrict__ out,
+                             accum* __restrict__ lse) {
+  const size_t row = static_cast<size_t>(blockIdx.x / queries) * query_stride + blockIdx.x % queries;
+  const int lanes = lanes_for(size / width);
+  for (int head : warp_range(heads, lanes)) {
+    const size_t at = row * heads + head;
+    const accum before = lse[at], added = block_lse[at];
+    if (added == -INFINITY) continue;
+    const accum share = 1 / (1 + exp(before - added));
+    for (int j : lane_range(size, width, lanes)) {
+      const Pack<width> block = load<width>(block_out + at * size + j);
+      Pack<width> sum = before == -INFINITY ? block : load<width>(out + at * size + j);
+      for (int e = 0; e < width; ++e) sum[e] -= share * (sum[e] - block[e]);
+      store(out + at * size + j, sum);
+    }
+    lane_barrier(lanes);                                                   // all have read the lse
+    lse[at] = std::max(before, added) + log1p(exp(-abs(before - added)));  // each lane writes the same
+  }
+}
+
+namespace {
+
+// probabilities of sequence b: in forward with the lse, in backward from it.
+void compute_probabilities(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, int b,
+                           real* probabilities, bool lse_known, Statistics lse) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
+                first_key = static_cast<int64_t>(b) * block.key_stride;
+  const int group = heads / kv_heads;
+  for (int i = 0; i < group; ++i) {
+    batched_product(blas, Transpose::no, Transpose::yes, block.queries, block.keys, size, 1 / std::sqrt(size),
+                    heads_of(q, first_query, i, group, size), heads_of(k, first_key, 0, 1, size), 0,
+                    scores_of(probabilities, block, i, group), kv_heads, "gemm_attention_scores");
+  }
+  launch(probabilities_kernel, dim3(heads * block.queries), blas.stream(), probabilities, block.queries,
+         block.keys, block.diagonal, heads, lse_known, lse.data + first_query * heads);
+}
+
+template <class Result>
+void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
+                   Matrix<Result> out, Statistics lse) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int group = heads / kv_heads;
+  for (int b = 0; b < block.batch; ++b) {
+    const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
+                  first_key = static_cast<int64_t>(b) * block.key_stride;
+    real* const probabilities = of_sequence(scores, block, b);
+    compute_probabilities(blas, block, q, k, b, probabilities, false, lse);
+    for (int i = 0; i < group; ++i) {
+      batched_product(blas, Transpose::no, Transpose::no, block.queries, size, block.keys, 1,
+                      scores_of(probabilities, block, i, group), heads_of(v, first_key, 0, 1, size), 0,
+                      heads_of(out, first_query, i, group, size), kv_heads, "gemm_attention_out");
+    }
+  }
+}
+
+template <class Result>
+void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v,
+                    Scores scores, Statistics lse, Tensor d_out, Statistics dots, Tensor d_scores, bool add,
+                    Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys, group = heads / kv_heads;
+  const double scale = 1 / std::sqrt(size);
+  for (int b = 0; b < block.batch; ++b) {
+    const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
+                  first_key = static_cast<int64_t>(b) * block.key_stride;
+    real* const probabilities = of_sequence(scores, block, b);
+    if (!scores.kept) compute_probabilities(blas, block, q, k, b, probabilities, true, lse);
+    for (int i = 0; i < group; ++i) {  // the heads of a group add up in d_k and d_v
+      const BatchedMatrix d_out_of_head = heads_of(d_out, first_query, i, group, size);
+      batched_product(blas, Transpose::yes, Transpose::no, keys, size, queries, 1,
+                      scores_of(probabilities, block, i, group), d_out_of_head, add || i > 0,
+                      heads_of(d_v, first_key, 0, 1, size), kv_heads, "gemm_attention_d_v");
+      batched_product(blas, Transpose::no, Transpose::yes, queries, keys, size, 1, d_out_of_head,
+                      heads_of(v, first_key, 0, 1, size), 0, scores_of(d_scores.data, block, i, group),
+                      kv_heads, "gemm_attention_d_scores");
+    }
+    launch(softmax_backward_kernel, dim3(heads * queries), blas.stream(), probabilities,
+           dots.data + first_query * heads, queries, keys, heads, d_scores.data);
+    for (int i = 0; i < group; ++i) {
+      const BatchedMatrix d_scores_of_head = scores_of(d_scores.data, block, i, group);
+      batched_product(blas, Transpose::no, Transpose::no, queries, size, keys, scale, d_scores_of_head,
+                      heads_of(k, first_key, 0, 1, size), add, heads_of(d_q, first_query, i, group, size),
+                      kv_heads, "gemm_attention_d_q");
+      batched_product(blas, Transpose::yes, Transpose::no, keys, size, queries, scale, d_scores_of_head,
+                      heads_of(q, first_query, i, group, size), add || i > 0,
+                      heads_of(d_k, first_key, 0, 1, size), kv_heads, "gemm_attention_d_k");
+    }
+  }
+}
+
+}  // namespace
+
+template <class Result>
+void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
+                       Tensor v, Scores scores, Matrix<Result> out, Statistics lse) {
+  if (kind == Attention::tiled) return tiled_forward(block, q, k, v, out, lse, blas.stream());
+  if constexpr (has_tensor_core_attention) {
+    if (kind == Attention::tensor_core) return tensor_core_forward(block, q, k, v, out, lse, blas.stream());
+  }
+  naive_forward(blas, block, q, k, v, scores, out, lse);
+}
+
+template <class Result>
+void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
+                        Tensor v, Scores scores, Statistics lse, Tensor d_out, Statistics dots,
+                        Tensor d_scores, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
+                        Matrix<Result> d_v) {
+  if (kind == Attention::tiled) {
+    return tiled_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
+  }
+  if constexpr (has_tensor_core_attention) {
+    if (kind == Attention::tensor_core) {
+      return tensor_core_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
+    }
+  }
+  naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, d_scores, add, d_q, d_k, d_v);
+}
+
+void attention_dots(Tensor out, Tensor d_out, Statistics dots, cudaStream_t stream) {
+  const int heads = static_cast<int>(dots.columns), size = static_cast<int>(out.columns / dots.columns);
+  const int width = width_for(size, out.data, d_out.data);
+  launch(width == 1 ? head_dots_kernel<1> : head_dots_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, out.data, d_out.data, heads, size, dots.data);
+}
+
+void attention_merge(const AttentionBlock& block, Statistics block_out, Statistics block_lse, Statistics out,
+                     Statistics lse, cudaStream_t stream) {
+  const int width = width_for(block.head.head_size, block_out.data, out.data);
+  launch(width == 1 ? merge_kernel<1> : merge_kernel<pack_width>,
+         block_a_row(int64_t{block.batch} * block.queries, out.columns / width), stream, block_out.data,
+         block_lse.data, block.queries, block.query_stride, block.head.heads, block.head.head_size, out.data,
+         lse.data);
+}
+
+template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
+                                Tensor, Statistics);
+template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
+                                 Scores, Statistics, Tensor, Statistics, Tensor, bool, Tensor, Tensor,
+                                 Tensor);
+#if PRECISION == 16
+template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
+                                Statistics, Statistics);
+template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
+                                 Scores, Statistics, Tensor, Statistics, Tensor, bool, Statistics, Statistics,
+                                 Statistics);
+#endif
+
+}  // namespace pentatron

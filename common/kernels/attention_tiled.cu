@@ -1,0 +1,403 @@
+#include <cmath>
+
+#include "kernels/attention_tiled.h"
+
+namespace pentatron {
+
+// Every product here is of matrices in block memory, [tile, tile] or [tile, columns], where `columns` is the
+// head size rounded up. A thread computes a patch of the result at a time, in registers: on a GPU 4 x 4, on
+// the CPU 4 vectors.
+//
+// A kernel holds one tile fixed and loops over the others. The fixed tile lies transposed, [columns, tile],
+// those looped over as they come, [tile, columns]; scores, [looped, fixed], and sums, [fixed, columns], then
+// both have a contiguous factor on the right, and no tile is needed in two forms.
+constexpr int patch_rows = 4;
+#ifdef __CUDACC__
+constexpr int patch_columns = 4;
+#else
+constexpr int patch_columns = 64 / sizeof(accum);
+#endif
+using Patch = accum[patch_rows][patch_columns];
+
+// patch += a b, where element (i, k) of a lies at a[i * row_stride + k * depth_stride] and b's rows `leading`
+// apart.
+__device__ inline void multiply_add(const accum* __restrict__ a, int row_stride, int depth_stride,
+                                    const accum* __restrict__ b, int leading, int depth, Patch& patch) {
+  for (int k = 0; k < depth; ++k) {
+    for (int i = 0; i < patch_rows; ++i) {
+      const accum factor = a[i * row_stride + k * depth_stride];
+#pragma omp simd
+      for (int j = 0; j < patch_columns; ++j) patch[i][j] += factor * b[k * leading + j];
+    }
+  }
+}
+
+// A tile of rows of one head, and zeros beyond the last row and beyond the head: products need no bounds.
+__device__ inline void load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows,
+                            int size, int tile, int columns, accum* __restrict__ to /*[tile, columns]*/) {
+  for (int row : warp_range(tile)) {
+    const int there = row < rows ? size : 0;
+    for (int j : lane_range(there))
+      to[row * columns + j] = accum(from[static_cast<size_t>(row) * leading + j]);
+    for (int j : lane_range(columns - there)) to[row * columns + there + j] = 0;
+  }
+}
+
+__device__ inline void load_transposed(const real* __restrict__ from /*[rows, leading]*/, int leading,
+                                       int rows, int size, int tile, int columns,
+                                       accum* __restrict__ to /*[columns, tile]*/) {
+  for (int row : warp_range(tile)) {
+    const int there = row < rows ? size : 0;
+    for (int j : lane_range(there)) to[j * tile + row] = accum(from[static_cast<size_t>(row) * leading + j]);
+    for (int j : lane_range(columns - there)) to[(there + j) * tile + row] = 0;
+  }
+}
+
+__device__ inline void fill(accum* to, int size, accum value) {
+  for (int i : block_range(size)) to[i] = value;
+}
+
+// sum = factor * sum + weights^T looped; without `factor`, 1 everywhere.
+__device__ inline void accumulate_tile(const accum* __restrict__ weights /*[tile looped, tile fixed]*/,
+                                       const accum* __restrict__ looped /*[tile, columns]*/,
+                                       const accum* __restrict__ factor /*[tile]*/, int tile, int columns,
+                                       accum* __restrict__ sum /*[tile fixed, columns]*/) {
+  const int patches = columns / patch_columns;
+  for (int p : block_range(tile / patch_rows * patches)) {
+    const int row = p / patches * patch_rows, column = p % patches * patch_columns;
+    Patch patch = {};
+    multiply_add(weights + row, 1, tile, looped + column, columns, tile, patch);
+    for (int i = 0; i < patch_rows; ++i) {
+      const accum scale = factor ? factor[row + i] : 1;
+      accum* to = sum + (row + i) * columns + column;
+      for (int j = 0; j < patch_columns; ++j) to[j] = scale * to[j] + patch[i][j];
+    }
+  }
+}
+
+// ---- Forward ----------------------------------------------------------------------------------------------
+
+// scores = scale * k q^T, and -infinity where the query does not see the key. Keys [0, keys) of this tile are
+// there, and a query sees those up to its number plus `ahead`.
+__device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]*/,
+                                   const accum* __restrict__ q /*[columns, tile]*/, accum scale, int keys,
+                                   int ahead, int tile, int columns,
+                                   accum* __restrict__ scores /*[tile keys, tile queries]*/) {
+  const int patches = tile / patch_columns;
+  for (int p : block_range(tile / patch_rows * patches)) {
+    const int row = p / patches * patch_rows, column = p % patches * patch_columns;
+    Patch patch = {};
+    multiply_add(k + row * columns, columns, 1, q + column, tile, columns, patch);
+    for (int i = 0; i < patch_rows; ++i) {
+      const int key = row + i;
+      for (int j = 0; j < patch_columns; ++j) {
+        const bool visible = key < keys && key <= column + j + ahead;
+        scores[key * tile + column + j] = visible ? scale * patch[i][j] : -INFINITY;
+      }
+    }
+  }
+}
+
+// Scores become exp(score - largest), where `largest` now includes this tile; `factor` is what sums made with
+// the largest before have to be scaled by, and `sum` is that of the exponentials. A thread owns some queries.
+__device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[tile keys, tile queries]*/,
+                                      accum* __restrict__ largest /*[tile]*/, accum* __restrict__ factor,
+                                      accum* __restrict__ sum) {
+  for (int i : block_range(tile)) factor[i] = largest[i];
+  for (int key = 0; key < tile; ++key) {
+    for (int i : block_range(tile)) largest[i] = std::max(largest[i], scores[key * tile + i]);
+  }
+  for (int i : block_range(tile)) {
+    factor[i] = exp(factor[i] - largest[i]);  // 0 at first
+    sum[i] *= factor[i];
+  }
+  __syncthreads();  // all take part in the exponentials
+  for (int key : warp_range(tile)) {
+    for (int i : lane_range(tile)) scores[key * tile + i] = exp(scores[key * tile + i] - largest[i]);
+  }
+  __syncthreads();
+  for (int key = 0; key < tile; ++key) {
+    for (int i : block_range(tile)) sum[i] += scores[key * tile + i];
+  }
+}
+
+// One block a (sequence, head, tile of queries); it loops over the tiles of keys.
+template <class Result>
+__global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
+                                     const real* __restrict__ v, int queries, int keys, int query_stride,
+                                     int key_stride, bool diagonal, int heads, int kv_heads, int size,
+                                     accum scale, int tile, int columns, Result* __restrict__ out,
+                                     accum* __restrict__ lse) {
+  const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
+  const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
+  const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
+  const size_t kv_start = static_cast<size_t>(sequence) * key_stride * kv_heads * size +
+                          static_cast<size_t>(head / (heads / kv_heads)) * size;
+  const int rows = std::min(tile, queries - first_query), kv_leading = kv_heads * size;
+
+  accum* const q_tile = block_memory<accum>();  // [columns, tile]
+  accum* const k_tile = q_tile + tile * columns;
+  accum* const v_tile = k_tile + tile * columns;
+  accum* const out_tile = v_tile + tile * columns;  // [tile, columns], not yet divided by `sum`
+  accum* const scores = out_tile + tile * columns;
+  accum* const largest = scores + tile * tile;
+  accum* const factor = largest + tile;
+  accum* const sum = factor + tile;
+
+  load_transposed(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns, q_tile);
+  fill(out_tile, tile * columns, 0);
+  fill(largest, tile, -INFINITY);
+  fill(sum, tile, 0);
+  const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
+  for (int first_key = 0; first_key < visible_keys; first_key += tile) {
+    const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
+    __syncthreads();  // the tiles before have been used
+    load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
+    load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
+    __syncthreads();
+    tile_scores(k_tile, q_tile, scale, keys - first_key, diagonal ? first_query - first_key : tile, tile,
+                columns, scores);
+    __syncthreads();
+    online_softmax(tile, scores, largest, factor, sum);
+    accumulate_tile(scores, v_tile, factor, tile, columns, out_tile);
+  }
+  __syncthreads();
+  for (int row : warp_range(rows)) {
+    Result* const out_row = out + ((first_row + row) * heads + head) * size;
+    for (int j : lane_range(size)) out_row[j] = Result(out_tile[row * columns + j] / sum[row]);
+  }
+  for (int row : block_range(rows)) lse[(first_row + row) * heads + head] = largest[row] + log(sum[row]);
+}
+
+// ---- Backward ---------------------------------------------------------------------------------------------
+
+// probabilities = exp(scale * a1 b1 - lse) and d_scores = scale * probabilities * (a2 b2 - dots) of a tile:
+// (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round. As
+// above, `keys` are there, and a query sees those up to its number plus `ahead`.
+template <bool keys_looped>
+__device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/, const accum* __restrict__ a2,
+                               const accum* __restrict__ b1 /*[columns, tile]*/, const accum* __restrict__ b2,
+                               const accum* __restrict__ lse /*[tile]*/, const accum* __restrict__ dots,
+                               accum scale, int keys, int ahead, int tile, int columns,
+                               accum* __restrict__ probabilities /*[tile looped, tile fixed]*/,
+                               accum* __restrict__ d_scores) {
+  const int patches = tile / patch_columns;
+  for (int p : block_range(tile / patch_rows * patches)) {
+    const int row = p / patches * patch_rows, column = p % patches * patch_columns;
+    Patch scores = {}, d_probabilities = {};
+    multiply_add(a1 + row * columns, columns, 1, b1 + column, tile, columns, scores);
+    multiply_add(a2 + row * columns, columns, 1, b2 + column, tile, columns, d_probabilities);
+    for (int i = 0; i < patch_rows; ++i) {
+#pragma omp simd
+      for (int j = 0; j < patch_columns; ++j) {
+        const int looped = row + i, fixed = column + j;
+        const int query = keys_looped ? fixed : looped, key = keys_looped ? looped : fixed;
+        const bool visible = (key < keys) & (key <= query + ahead);  // && would be a branch
+        const accum exponent = scale * scores[i][j] - lse[query];
+        const accum probability = exp(visible ? exponent : -INFINITY);
+        probabilities[looped * tile + fixed] = probability;
+        d_scores[looped * tile + fixed] = scale * probability * (d_probabilities[i][j] - dots[query]);
+      }
+    }
+  }
+}
+
+// to (+)= rows of a tile.
+template <class Result>
+__device__ void store(const accum* __restrict__ from /*[tile, columns]*/, int columns, int rows, int size,
+                      bool add, Result* __restrict__ to /*[rows, leading]*/, int leading) {
+  for (int row : warp_range(rows)) {
+    Result* const to_row = to + static_cast<size_t>(row) * leading;
+    for (int j : lane_range(size)) {
+      to_row[j] = Result((add ? accum(to_row[j]) : accum(0)) + from[row * columns + j]);
+    }
+  }
+}
+
+// lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.
+__device__ inline void load_statistics(const accum* __restrict__ lse /*[rows, heads]*/,
+                                       const accum* __restrict__ dots, int heads, int rows, int tile,
+                                       accum* __restrict__ lse_tile, accum* __restrict__ dots_tile) {
+  for (int i : block_range(tile)) {
+    lse_tile[i] = i < rows ? lse[static_cast<size_t>(i) * heads] : 0;
+    dots_tile[i] = i < rows ? dots[static_cast<size_t>(i) * heads] : 0;
+  }
+}
+
+// d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its group
+// and the tiles of queries that see these keys.
+template <class Result>
+__global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const real* __restrict__ k,
+                                           const real* __restrict__ v, const real* __restrict__ d_out,
+                                           const accum* __restrict__ lse, const accum* __restrict__ dots,
+                                           int queries, int keys, int query_stride, int key_stride,
+                                           bool diagonal, int heads, int kv_heads, int size, accum scale,
+                                           int tile, int columns, bool add, Result* __restrict__ d_k,
+                                           Result* __restrict__ d_v) {
+  const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
+  const int kv_head = blockIdx.x / tiles % kv_heads, sequence = blockIdx.x / tiles / kv_heads;
+  const size_t first_row = static_cast<size_t>(sequence) * key_stride + first_key;
+  const size_t kv = (first_row * kv_heads + kv_head) * size;
+  const int rows = std::min(tile, keys - first_key), q_leading = heads * size, kv_leading = kv_heads * size;
+
+  accum* const k_tile = block_memory<accum>();  // [columns, tile], and so is v_tile
+  accum* const v_tile = k_tile + tile * columns;
+  accum* const q_tile = v_tile + tile * columns;  // [tile, columns], and so are the next ones
+  accum* const d_out_tile = q_tile + tile * columns;
+  accum* const d_k_tile = d_out_tile + tile * columns;
+  accum* const d_v_tile = d_k_tile + tile * columns;
+  accum* const probabilities = d_v_tile + tile * columns;  // [tile queries, tile keys]
+  accum* const d_scores = probabilities + tile * tile;
+  accum* const lse_tile = d_scores + tile * tile;
+  accum* const dots_tile = lse_tile + tile;
+
+  load_transposed(k + kv, kv_leading, rows, size, tile, columns, k_tile);
+  load_transposed(v + kv, kv_leading, rows, size, tile, columns, v_tile);
+  fill(d_k_tile, 2 * tile * columns, 0);  // and d_v_tile
+  for (int head = kv_head * (heads / kv_heads); head < (kv_head + 1) * (heads / kv_heads); ++head) {
+    for (int first_query = diagonal ? first_key : 0; first_query < queries; first_query += tile) {
+      const size_t row = static_cast<size_t>(sequence) * query_stride + first_query;
+      const size_t start = (row * heads + head) * size;
+      __syncthreads();  // the tiles before have been used
+      load(q + start, q_leading, queries - first_query, size, tile, columns, q_tile);
+      load(d_out + start, q_leading, queries - first_query, size, tile, columns, d_out_tile);
+      load_statistics(lse + row * heads + head, dots + row * heads + head, heads, queries - first_query, tile,
+                      lse_tile, dots_tile);
+      __syncthreads();
+      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale, rows,
+                            diagonal ? first_query - first_key : tile, tile, columns, probabilities,
+                            d_scores);
+      __syncthreads();
+      accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
+      accumulate_tile(d_scores, q_tile, nullptr, tile, columns, d_k_tile);
+    }
+  }
+  __syncthreads();
+  store(d_k_tile, columns, rows, size, add, d_k + kv, kv_leading);
+  store(d_v_tile, columns, rows, size, add, d_v + kv, kv_leading);
+}
+
+// d_q. One block a (sequence, head, tile of queries); it loops over the tiles of keys that these see.
+template <class Result>
+__global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const real* __restrict__ k,
+                                              const real* __restrict__ v, const real* __restrict__ d_out,
+                                              const accum* __restrict__ lse, const accum* __restrict__ dots,
+                                              int queries, int keys, int query_stride, int key_stride,
+                                              bool diagonal, int heads, int kv_heads, int size, accum scale,
+                                              int tile, int columns, bool add, Result* __restrict__ d_q) {
+  const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
+  const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
+  const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
+  const size_t start = (first_row * heads + head) * size;
+  const size_t kv_start = static_cast<size_t>(sequence) * key_stride * kv_heads * size +
+                          static_cast<size_t>(head / (heads / kv_heads)) * size;
+  const int rows = std::min(tile, queries - first_query), q_leading = heads * size,
+            kv_leading = kv_heads * size;
+
+  accum* const q_tile = block_memory<accum>();  // [columns, tile], and so is d_out_tile
+  accum* const d_out_tile = q_tile + tile * columns;
+  accum* const k_tile = d_out_tile + tile * columns;  // [tile, columns], and so are the next ones
+  accum* const v_tile = k_tile + tile * columns;
+  accum* const d_q_tile = v_tile + tile * columns;
+  accum* const probabilities = d_q_tile + tile * columns;  // [tile keys, tile queries]
+  accum* const d_scores = probabilities + tile * tile;
+  accum* const lse_tile = d_scores + tile * tile;
+  accum* const dots_tile = lse_tile + tile;
+
+  load_transposed(q + start, q_leading, rows, size, tile, columns, q_tile);
+  load_transposed(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
+  load_statistics(lse + first_row * heads + head, dots + first_row * heads + head, heads, rows, tile,
+                  lse_tile, dots_tile);
+  fill(d_q_tile, tile * columns, 0);
+  const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
+  for (int first_key = 0; first_key < visible_keys; first_key += tile) {
+    const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
+    __syncthreads();  // the tiles before have been used
+    load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
+    load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
+    __syncthreads();
+    tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale, keys - first_key,
+                         diagonal ? first_query - first_key : tile, tile, columns, probabilities, d_scores);
+    __syncthreads();
+    accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
+  }
+  __syncthreads();
+  store(d_q_tile, columns, rows, size, add, d_q + start, q_leading);
+}
+
+// ---- Launches ---------------------------------------------------------------------------------------------
+
+namespace {
+
+// Sizes of a kernel's tiles: rows, columns, and bytes of all of them together.
+struct Tiling {
+  int tile, columns;
+  size_t bytes;
+};
+
+// The largest tiles of which a block's memory has room for `matrices` [tile, columns], `squares` [tile, tile]
+// and `vectors` [tile]; but not longer than need be: what lies beyond the rows is computed, too.
+Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
+  int device = 0, available = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const int columns = (block.head.head_size + patch_columns - 1) / patch_columns * patch_columns;
+  const auto bytes = [&](int tile) {
+    return sizeof(accum) * tile * (matrices * columns + squares * tile + vectors);
+  };
+  const auto too_large = [&](int tile) {
+    return bytes(tile) > static_cast<size_t>(available) || tile / 2 >= std::max(block.queries, block.keys);
+  };
+  int tile = 64;
+  while (tile > patch_columns && too_large(tile)) tile /= 2;
+  return {tile, columns, bytes(tile)};
+}
+
+// Blocks of a grid: every tile of `rows` of every head of every sequence.
+dim3 tiles_of(const AttentionBlock& block, int rows, int heads, int tile) {
+  return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * block.batch);
+}
+
+}  // namespace
+
+template <class Result>
+void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                   Statistics lse, cudaStream_t stream) {
+  const auto [heads, kv_heads, size] = block.head;
+  const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
+  launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes, stream,
+                     q.data, k.data, v.data, block.queries, block.keys, block.query_stride, block.key_stride,
+                     block.diagonal, heads, kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data,
+                     lse.data);
+}
+
+template <class Result>
+void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Statistics lse, Tensor d_out,
+                    Statistics dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
+                    cudaStream_t stream) {
+  const auto [heads, kv_heads, size] = block.head;
+  const double scale = 1 / std::sqrt(size);
+  const Tiling over_keys = choose_tiling(block, 6, 2, 2), over_queries = choose_tiling(block, 5, 2, 2);
+  launch_with_memory(tiled_backward_keys_kernel<Result>,
+                     tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes, stream, q.data,
+                     k.data, v.data, d_out.data, lse.data, dots.data, block.queries, block.keys,
+                     block.query_stride, block.key_stride, block.diagonal, heads, kv_heads, size, scale,
+                     over_keys.tile, over_keys.columns, add, d_k.data, d_v.data);
+  launch_with_memory(tiled_backward_queries_kernel<Result>,
+                     tiles_of(block, block.queries, heads, over_queries.tile), over_queries.bytes, stream,
+                     q.data, k.data, v.data, d_out.data, lse.data, dots.data, block.queries, block.keys,
+                     block.query_stride, block.key_stride, block.diagonal, heads, kv_heads, size, scale,
+                     over_queries.tile, over_queries.columns, add, d_q.data);
+}
+
+template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, Statistics, cudaStream_t);
+template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Tensor, Statistics,
+                             bool, Tensor, Tensor, Tensor, cudaStream_t);
+#if PRECISION == 16
+template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Statistics,
+                            cudaStream_t);
+template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Tensor, Statistics,
+                             bool, Statistics, Statistics, Statistics, cudaStream_t);
+#endif
+
+}  // namespace pentatron

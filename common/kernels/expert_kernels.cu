@@ -1,0 +1,302 @@
+#include "kernels/expert_kernels.h"
+#include "kernels/pack.h"
+
+namespace pentatron {
+namespace {
+
+constexpr int most_bands = 256;
+constexpr int columns_per_block = 256;  // of the router's gradient
+
+}  // namespace
+
+// ---- The choice -------------------------------------------------------------------------------------------
+
+// One thread a row.
+__global__ void choose_experts_kernel(accum* __restrict__ logits, size_t rows, int experts, int top_k,
+                                      int32_t* __restrict__ chosen) {
+  for (size_t row : grid_range(rows)) {
+    accum* const x = logits + row * experts;
+    accum last = INFINITY;  // the logit chosen last, and its expert
+    int last_expert = -1;
+    for (int k = 0; k < top_k; ++k) {
+      int best = -1;
+      for (int e = 0; e < experts; ++e) {
+        const bool left = x[e] < last || (x[e] == last && e > last_expert);
+        if (left && (best < 0 || x[e] > x[best])) best = e;
+      }
+      if (best < 0)
+        best = k;  // only NaN is left: an expert that exists, so that the run can go on and show it
+      chosen[row * top_k + k] = best;
+      last = x[best];
+      last_expert = best;
+    }
+    const accum largest = x[chosen[row * top_k]];
+    accum sum = 0;
+    for (int e = 0; e < experts; ++e) sum += x[e] = exp(x[e] - largest);
+    for (int e = 0; e < experts; ++e) x[e] /= sum;
+  }
+}
+
+void choose_experts(Statistics logits, int top_k, int32_t* chosen, cudaStream_t stream) {
+  launch(choose_experts_kernel, elementwise_grid(8 * logits.rows), stream, logits.data, logits.rows,
+         logits.columns, top_k, chosen);
+}
+
+// One thread a row. The gradient of a softmax: p * (d - sum of p * d).
+__global__ void choose_experts_backward_kernel(const accum* __restrict__ probabilities,
+                                               const int32_t* __restrict__ chosen,
+                                               const accum* __restrict__ d_chosen,
+                                               const accum* __restrict__ fractions, accum balance_scale,
+                                               size_t rows, int experts, int top_k,
+                                               accum* __restrict__ d_logits) {
+  for (size_t row : grid_range(rows)) {
+    const accum* const p = probabilities + row * experts;
+    accum* const d = d_logits + row * experts;
+    for (int e = 0; e < experts; ++e) d[e] = balance_scale * fractions[e];
+    for (int k = 0; k < top_k; ++k) d[chosen[row * top_k + k]] += d_chosen[row * top_k + k];
+    accum mean = 0;
+    for (int e = 0; e < experts; ++e) mean += p[e] * d[e];
+    for (int e = 0; e < experts; ++e) d[e] = p[e] * (d[e] - mean);
+  }
+}
+
+void choose_experts_backward(Statistics probabilities, const int32_t* chosen, int top_k,
+                             const accum* d_chosen, const accum* fractions, double balance_scale,
+                             Statistics d_logits, cudaStream_t stream) {
+  launch(choose_experts_backward_kernel, elementwise_grid(8 * probabilities.rows), stream, probabilities.data,
+         chosen, d_chosen, fractions, balance_scale, probabilities.rows, probabilities.columns, top_k,
+         d_logits.data);
+}
+
+// One block an expert and 256 columns.
+__global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const real* __restrict__ x, int rows,
+                                    int experts, int d, accum* __restrict__ d_router) {
+  const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
+  const int columns = std::min(d - first, int{columns_per_block});
+  accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
+  accum* const sums = block_memory<accum>();  // [columns], each of one thread
+  for (int j : block_range(columns)) sums[j] = gradient[j];
+#pragma unroll 8
+  for (int row = 0; row < rows; ++row) {
+    const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
+    const real* const of_row = x + static_cast<size_t>(row) * d + first;
+    for (int j : block_range(columns)) sums[j] += factor * accum(of_row[j]);
+  }
+  for (int j : block_range(columns)) gradient[j] = sums[j];
+}
+
+void router_wgrad(Statistics d_logits, Tensor x, Statistics d_router, cudaStream_t stream) {
+  const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
+  launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
+                     columns_per_block * sizeof(accum), stream, d_logits.data, x.data, x.rows,
+                     d_logits.columns, x.columns, d_router.data);
+}
+
+// ---- The layout of the copies -----------------------------------------------------------------------------
+
+int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, most_bands); }
+
+// One thread a band of copies.
+__global__ void count_copies_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts, int bands,
+                                    int32_t* __restrict__ of_band) {
+  const size_t copies_a_band = (copies + bands - 1) / bands;
+  for (size_t band : grid_range(bands)) {
+    int32_t* const counts = of_band + band * experts;
+    for (int e = 0; e < experts; ++e) counts[e] = 0;
+    const size_t end = std::min(copies, (band + 1) * copies_a_band);
+    for (size_t copy = band * copies_a_band; copy < end; ++copy) ++counts[chosen[copy]];
+  }
+}
+
+// One thread an expert.
+__global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int experts, int bands,
+                                 int32_t* __restrict__ counts) {
+  for (size_t e : grid_range(experts)) {
+    int32_t sum = 0;
+    for (int band = 0; band < bands; ++band) sum += of_band[static_cast<size_t>(band) * experts + e];
+    counts[e] = sum;
+  }
+}
+
+// One thread an expert: its copies begin after those of the experts before, and those of a band after those
+// of the bands before.
+__global__ void first_places_kernel(const int32_t* __restrict__ counts, int experts, int bands,
+                                    int32_t* __restrict__ of_band) {
+  for (size_t e : grid_range(experts)) {
+    int32_t place = 0;
+    for (size_t before = 0; before < e; ++before) place += counts[before];
+    for (int band = 0; band < bands; ++band) {
+      int32_t& first = of_band[static_cast<size_t>(band) * experts + e];
+      const int32_t count = first;
+      first = place;
+      place += count;
+    }
+  }
+}
+
+// One thread a band of copies.
+__global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts,
+                                     int bands, int32_t* __restrict__ next_of_band,
+                                     int32_t* __restrict__ place) {
+  const size_t copies_a_band = (copies + bands - 1) / bands;
+  for (size_t band : grid_range(bands)) {
+    int32_t* const next = next_of_band + band * experts;
+    const size_t end = std::min(copies, (band + 1) * copies_a_band);
+    for (size_t copy = band * copies_a_band; copy < end; ++copy) place[copy] = next[chosen[copy]]++;
+  }
+}
+
+void place_copies(const int32_t* chosen, int64_t rows, int top_k, Matrix<int32_t> bands, int32_t* counts,
+                  int32_t* place, cudaStream_t stream) {
+  const int64_t copies = rows * top_k, experts = bands.columns;
+  launch(count_copies_kernel, elementwise_grid(8 * bands.rows), stream, chosen, copies, experts, bands.rows,
+         bands.data);
+  launch(sum_bands_kernel, elementwise_grid(8 * experts), stream, bands.data, experts, bands.rows, counts);
+  launch(first_places_kernel, elementwise_grid(8 * experts), stream, counts, experts, bands.rows, bands.data);
+  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), stream, chosen, copies, experts, bands.rows,
+         bands.data, place);
+}
+
+// ---- Rows to their places and back ------------------------------------------------------------------------
+
+// sum += factor * row.
+template <int width>
+__device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
+  const Pack<width> term = load<width>(row);
+  for (int e = 0; e < width; ++e) sum[e] += factor * term[e];
+}
+
+// One block a copy.
+template <int width>
+__global__ void copy_to_places_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
+                                      int top_k, int d, real* __restrict__ copies) {
+  const size_t copy = blockIdx.x;
+  const real* const from = x + copy / top_k * d;
+  real* const to = copies + static_cast<size_t>(place[copy]) * d;
+  for (int j : block_range(d, width)) store(to + j, load<width>(from + j));
+}
+
+void copy_to_places(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
+  const int width = width_for(x.columns, x.data, copies.data);
+  launch(width == 1 ? copy_to_places_kernel<1> : copy_to_places_kernel<pack_width>,
+         block_a_row(int64_t{x.rows} * top_k, x.columns / width), stream, x.data, place, top_k, x.columns,
+         copies.data);
+}
+
+// One block a row.
+template <int width>
+__global__ void copy_to_places_backward_kernel(const real* __restrict__ d_copies,
+                                               const int32_t* __restrict__ place, int top_k,
+                                               const accum* __restrict__ d_logits,
+                                               const real* __restrict__ router, int experts, int d,
+                                               real* __restrict__ d_x) {
+  const size_t row = blockIdx.x;
+  for (int j : block_range(d, width)) {
+    Pack<width> sum = {};
+    for (int k = 0; k < top_k; ++k)
+      add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
+    for (int e = 0; e < experts; ++e)
+      add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
+    store(d_x + row * d + j, sum);
+  }
+}
+
+void copy_to_places_backward(Tensor d_copies, const int32_t* place, int top_k, Statistics d_logits,
+                             Tensor router, Tensor d_x, cudaStream_t stream) {
+  const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
+  launch(width == 1 ? copy_to_places_backward_kernel<1> : copy_to_places_backward_kernel<pack_width>,
+         block_a_row(d_x.rows, d_x.columns / width), stream, d_copies.data, place, top_k, d_logits.data,
+         router.data, d_logits.columns, d_x.columns, d_x.data);
+}
+
+// One block a row.
+template <int width>
+__global__ void combine_copies_kernel(const real* __restrict__ returned,
+                                      const accum* __restrict__ probabilities,
+                                      const int32_t* __restrict__ chosen, const int32_t* __restrict__ place,
+                                      int experts, int top_k, int d, real* __restrict__ out) {
+  const size_t row = blockIdx.x;
+  for (int j : block_range(d, width)) {
+    Pack<width> sum = {};
+    for (int k = 0; k < top_k; ++k) {
+      const size_t copy = row * top_k + k;
+      const accum weight = probabilities[row * experts + chosen[copy]];
+      add_scaled(weight, returned + static_cast<size_t>(place[copy]) * d + j, sum);
+    }
+    store(out + row * d + j, sum);
+  }
+}
+
+void combine_copies(Tensor returned, Statistics probabilities, const int32_t* chosen, const int32_t* place,
+                    int top_k, Tensor out, cudaStream_t stream) {
+  const int width = width_for(out.columns, returned.data, out.data);
+  launch(width == 1 ? combine_copies_kernel<1> : combine_copies_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, returned.data, probabilities.data, chosen, place,
+         probabilities.columns, top_k, out.columns, out.data);
+}
+
+// One block a copy.
+template <int width>
+__global__ void combine_copies_backward_kernel(const real* __restrict__ d_out,
+                                               const real* __restrict__ returned,
+                                               const accum* __restrict__ probabilities,
+                                               const int32_t* __restrict__ chosen,
+                                               const int32_t* __restrict__ place, int experts, int top_k,
+                                               int d, real* __restrict__ d_returned,
+                                               accum* __restrict__ d_chosen) {
+  const size_t copy = blockIdx.x, row = copy / top_k, at = static_cast<size_t>(place[copy]) * d;
+  const accum weight = probabilities[row * experts + chosen[copy]];
+  accum dot = 0;
+  for (int j : block_range(d, width)) {
+    Pack<width> incoming = load<width>(d_out + row * d + j), came = load<width>(returned + at + j);
+    for (int e = 0; e < width; ++e) {
+      dot += incoming[e] * came[e];
+      incoming[e] *= weight;
+    }
+    store(d_returned + at + j, incoming);
+  }
+  dot = block_sum(dot);
+  for ([[maybe_unused]] int once : block_range(1)) d_chosen[copy] = dot;
+}
+
+void combine_copies_backward(Tensor d_out, Tensor returned, Statistics probabilities, const int32_t* chosen,
+                             const int32_t* place, int top_k, Tensor d_returned, accum* d_chosen,
+                             cudaStream_t stream) {
+  const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
+  launch(width == 1 ? combine_copies_backward_kernel<1> : combine_copies_backward_kernel<pack_width>,
+         block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width), stream, d_out.data, returned.data,
+         probabilities.data, chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data,
+         d_chosen);
+}
+
+// ---- Balance ----------------------------------------------------------------------------------------------
+
+__global__ void expert_fractions_kernel(const int32_t* counts, int experts, accum scale, accum* fractions) {
+  for (size_t e : grid_range(experts)) fractions[e] = scale * counts[e];
+}
+
+void expert_fractions(const int32_t* counts, int experts, double scale, accum* fractions,
+                      cudaStream_t stream) {
+  launch(expert_fractions_kernel, dim3(1), stream, counts, experts, scale, fractions);
+}
+
+// One block in all.
+__global__ void add_balance_loss_kernel(const accum* __restrict__ probabilities,
+                                        const accum* __restrict__ fractions, int rows, int experts,
+                                        accum scale, accum* __restrict__ loss) {
+  accum sum = 0;
+  for (int row : block_range(rows)) {
+    for (int e = 0; e < experts; ++e)
+      sum += fractions[e] * probabilities[static_cast<size_t>(row) * experts + e];
+  }
+  sum = block_sum(sum);
+  for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
+}
+
+void add_balance_loss(Statistics probabilities, const accum* fractions, double scale, accum* loss,
+                      cudaStream_t stream) {
+  launch(add_balance_loss_kernel, dim3(1), stream, probabilities.data, fractions, probabilities.rows,
+         probabilities.columns, scale, loss);
+}
+
+}  // namespace pentatron

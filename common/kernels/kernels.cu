@@ -1,0 +1,615 @@
+#include <cmath>
+
+#include "kernels/kernels.h"
+#include "kernels/pack.h"
+
+// Beside each memory-bound kernel stands what it has to move, in bytes an element: e is the size of a `real`,
+// s that of an `accum`. What a block reads a second time comes from its cache.
+
+namespace pentatron {
+
+// ---- Embedding --------------------------------------------------------------------------------------------
+
+// One block a row.
+template <int width>
+__global__ void embedding_forward_kernel(const real* __restrict__ table, const int32_t* __restrict__ tokens,
+                                         int first_token, int vocabulary, int d, real* __restrict__ out) {
+  const size_t row = blockIdx.x;
+  const int token = tokens[row] - first_token;
+  const bool here = 0 <= token && token < vocabulary;
+  const real* const of_token = table + (here ? static_cast<size_t>(token) * d : 0);
+  for (int j : block_range(d, width))
+    store(out + row * d + j, here ? load<width>(of_token + j) : Pack<width>{});
+}
+
+void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Tensor out,
+                       cudaStream_t stream) {
+  const int width = width_for(out.columns, table.data, out.data);
+  launch(width == 1 ? embedding_forward_kernel<1> : embedding_forward_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, table.data, tokens, first_token, table.rows,
+         out.columns, out.data);
+}
+
+// One block a place in `by_token`; the first place of each token adds up all the rows of that token.
+template <int width>
+__global__ void embedding_backward_kernel(const real* __restrict__ d, const int32_t* __restrict__ tokens,
+                                          const int32_t* __restrict__ by_token, int rows, int first_token,
+                                          int vocabulary, int columns, accum* __restrict__ gradient) {
+  const int place = blockIdx.x;
+  const int global_token = tokens[by_token[place]], token = global_token - first_token;
+  if (token < 0 || token >= vocabulary) return;
+  if (place > 0 && tokens[by_token[place - 1]] == global_token) return;
+  int end = place + 1;
+  while (end < rows && tokens[by_token[end]] == global_token) ++end;
+  accum* const of_token = gradient + static_cast<size_t>(token) * columns;
+  for (int j : block_range(columns, width)) {
+    Pack<width> sum = load<width>(of_token + j);
+#pragma unroll 4
+    for (int i = place; i < end; ++i) {
+      const Pack<width> term = load<width>(d + static_cast<size_t>(by_token[i]) * columns + j);
+      for (int e = 0; e < width; ++e) sum[e] += term[e];
+    }
+    store(of_token + j, sum);
+  }
+}
+
+void embedding_backward(Tensor d, const int32_t* tokens, const int32_t* by_token, int first_token,
+                        Statistics gradient, cudaStream_t stream) {
+  const int width = width_for(d.columns, d.data, gradient.data);
+  launch(width == 1 ? embedding_backward_kernel<1> : embedding_backward_kernel<pack_width>,
+         block_a_row(d.rows, d.columns / width), stream, d.data, tokens, by_token, d.rows, first_token,
+         gradient.rows, d.columns, gradient.data);
+}
+
+// ---- RMSNorm ----------------------------------------------------------------------------------------------
+
+// One block a row, of x = before + branch; without a branch, `before` is x itself and nothing is added.
+// Moves 4e (reads before and branch, writes x and out); without a branch 2e.
+template <int width>
+__global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
+                                       const real* __restrict__ weight, accum epsilon, int d, real* x,
+                                       real* __restrict__ out, accum* __restrict__ rstd) {
+  const size_t row = blockIdx.x, start = row * d;
+  accum sum = 0;
+  for (int j : block_range(d, width)) {
+    Pack<width> stream = load<width>(before + start + j);
+    if (branch) {
+      const Pack<width> added = load<width>(branch + start + j);
+      for (int e = 0; e < width; ++e) stream[e] = accum(real(stream[e] + added[e]));  // what others will read
+      store(x + start + j, stream);
+    }
+    for (int e = 0; e < width; ++e) sum += stream[e] * stream[e];
+  }
+  const accum scale = 1 / sqrt(block_sum(sum) / d + epsilon);
+  for (int j : block_range(d, width)) {  // a thread reads the elements that it has written
+    const Pack<width> stream = load<width>(x + start + j), weights = load<width>(weight + j);
+    Pack<width> normed;
+    for (int e = 0; e < width; ++e) normed[e] = stream[e] * scale * weights[e];
+    store(out + start + j, normed);
+  }
+  for ([[maybe_unused]] int once : block_range(1)) rstd[row] = scale;
+}
+
+void residual_rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x,
+                              Tensor out, accum* rstd, cudaStream_t stream) {
+  const int width = width_for(x.columns, before.data, branch.data, weight, x.data, out.data);
+  launch(width == 1 ? rmsnorm_forward_kernel<1> : rmsnorm_forward_kernel<pack_width>,
+         block_a_row(x.rows, x.columns / width), stream, before.data, branch.data, weight, epsilon, x.columns,
+         x.data, out.data, rstd);
+}
+
+void rmsnorm_forward(Tensor x, const real* weight, double epsilon, Tensor out, accum* rstd,
+                     cudaStream_t stream) {
+  residual_rmsnorm_forward(x, {}, weight, epsilon, x, out, rstd, stream);
+}
+
+int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
+
+// One block a band of rows. With n = x * rstd:
+//   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
+// Moves 3e (reads d_out and x, writes d_x), and e more where it adds to d_x.
+template <int width>
+__global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ x,
+                                        const real* __restrict__ weight, const accum* __restrict__ rstd,
+                                        bool add, int rows, int d, real* __restrict__ d_x,
+                                        accum* __restrict__ partials) {
+  accum* const partial = block_memory<accum>();  // [d]; a thread has the same columns of every row
+  const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
+  const int first = blockIdx.x * rows_a_band, last = std::min(rows, first + rows_a_band);
+  for (int j : block_range(d, width)) store(partial + j, Pack<width>{});
+  for (int row = first; row < last; ++row) {
+    const size_t start = static_cast<size_t>(row) * d;
+    const accum scale = rstd[row];
+    accum dot = 0;
+    for (int j : block_range(d, width)) {
+      const Pack<width> incoming = load<width>(d_out + start + j), weights = load<width>(weight + j),
+                        in = load<width>(x + start + j);
+      for (int e = 0; e < width; ++e) dot += incoming[e] * weights[e] * in[e];
+    }
+    const accum mean = block_sum(dot) * scale / d;
+    for (int j : block_range(d, width)) {
+      const Pack<width> incoming = load<width>(d_out + start + j), weights = load<width>(weight + j),
+                        in = load<width>(x + start + j);
+      Pack<width> sum = {}, of_weight = load<width>(partial + j);
+      if (add) sum = load<width>(d_x + start + j);
+      for (int e = 0; e < width; ++e) {
+        const accum normed = in[e] * scale;
+        sum[e] += scale * (incoming[e] * weights[e] - normed * mean);
+        of_weight[e] += incoming[e] * normed;
+      }
+      store(d_x + start + j, sum);
+      store(partial + j, of_weight);
+    }
+  }
+  for (int j : block_range(d, width)) {
+    store(partials + static_cast<size_t>(blockIdx.x) * d + j, load<width>(partial + j));
+  }
+}
+
+// One block for every 32 columns. Eight warps share out the rows, on the CPU one after the other, and their
+// sums meet in block memory.
+constexpr int column_warps = threads_per_block / 32;
+__global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int columns,
+                                   accum* __restrict__ sums) {
+  accum* const of_warp = block_memory<accum>();  // [column_warps, 32]
+  const int first = 32 * blockIdx.x, count = std::min(32, columns - first);
+  for (int warp : warp_range(column_warps)) {
+    for (int j : lane_range(count)) {
+      accum sum = 0;
+      for (int row = warp; row < rows; row += column_warps) {
+        sum += x[static_cast<size_t>(row) * columns + first + j];
+      }
+      of_warp[warp * 32 + j] = sum;
+    }
+  }
+  __syncthreads();
+  for (int j : block_range(count)) {
+    accum sum = 0;
+    for (int warp = 0; warp < column_warps; ++warp) sum += of_warp[warp * 32 + j];
+    sums[first + j] = sum;
+  }
+}
+
+void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* rstd, bool accumulate,
+                      Tensor d_x, Statistics partials, accum* weight_gradient, cudaStream_t stream) {
+  const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
+  const Grid bands = block_a_row(partials.rows, x.columns / width);
+  launch_with_memory(width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>, bands,
+                     x.columns * sizeof(accum), stream, d_out.data, x.data, weight, rstd, accumulate, x.rows,
+                     x.columns, d_x.data, partials.data);
+  launch_with_memory(column_sums_kernel, dim3((x.columns + 31) / 32), column_warps * 32 * sizeof(accum),
+                     stream, partials.data, partials.rows, partials.columns, weight_gradient);
+}
+
+// ---- Rotary positions -------------------------------------------------------------------------------------
+
+void fill_rotary_table(double theta, Statistics table, cudaStream_t stream) {
+  const int half = static_cast<int>(table.columns / 2);
+  PinnedArray<accum> host(table.size());
+  for (int64_t position = 0; position < table.rows; ++position) {
+    for (int i = 0; i < half; ++i) {
+      const double angle = position * std::pow(theta, -static_cast<double>(i) / half);
+      host[position * table.columns + i] = static_cast<accum>(std::cos(angle));
+      host[position * table.columns + half + i] = static_cast<accum>(std::sin(angle));
+    }
+  }
+  CUDA_CHECK(cudaMemcpyAsync(table.data, host.data(), table.bytes(), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// Turns a head: the pair (i, i + half) by its angle, or by minus its angle for direction = -1. A head is
+// short, so a warp has several.
+template <int width>
+__device__ void rotate_head(const real* from /*[2*half]*/, const accum* cos_sin, int half, int direction,
+                            int lanes, real* to) {
+  for (int i : lane_range(half, width, lanes)) {
+    const Pack<width> cos = load<width>(cos_sin + i), sin = load<width>(cos_sin + half + i),
+                      low = load<width>(from + i), high = load<width>(from + half + i);
+    Pack<width> turned_low, turned_high;
+    for (int e = 0; e < width; ++e) {
+      const accum s = direction * sin[e];
+      turned_low[e] = low[e] * cos[e] - high[e] * s;
+      turned_high[e] = high[e] * cos[e] + low[e] * s;
+    }
+    store(to + i, turned_low);
+    store(to + half + i, turned_high);
+  }
+}
+
+template <int width>
+__device__ void copy_row(const real* from, int columns, real* to) {
+  for (int j : block_range(columns, width)) store(to + j, load<width>(from + j));
+}
+
+// One block a row. Moves 2e: the split is where q and k are turned.
+template <int width>
+__global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_t* __restrict__ positions,
+                                      const accum* __restrict__ table, int heads, int kv_heads, int size,
+                                      real* __restrict__ q, real* __restrict__ k, real* __restrict__ v) {
+  const size_t row = blockIdx.x;
+  const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
+  const real* joined = qkv + row * (turned + kv_heads) * size;
+  const accum* cos_sin = table + static_cast<size_t>(positions[row]) * size;
+  for (int head : warp_range(turned, lanes)) {
+    real* const to =
+        head < heads ? q + (row * heads + head) * size : k + (row * kv_heads + head - heads) * size;
+    rotate_head<width>(joined + head * size, cos_sin, size / 2, 1, lanes, to);
+  }
+  copy_row<width>(joined + turned * size, kv_heads * size, v + row * kv_heads * size);
+}
+
+void rotary_forward(Tensor qkv, const int32_t* positions, Statistics table, HeadShape shape, Tensor q,
+                    Tensor k, Tensor v, cudaStream_t stream) {
+  const int width = width_for(shape.head_size / 2, qkv.data, table.data, q.data, k.data, v.data);
+  launch(width == 1 ? rotary_forward_kernel<1> : rotary_forward_kernel<pack_width>,
+         block_a_row(qkv.rows, qkv.columns / width / 2), stream, qkv.data, positions, table.data, shape.heads,
+         shape.kv_heads, shape.head_size, q.data, k.data, v.data);
+}
+
+// One block a row. Moves 2e, likewise.
+template <int width>
+__global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real* __restrict__ d_k,
+                                       const real* __restrict__ d_v, const int32_t* __restrict__ positions,
+                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
+                                       real* __restrict__ d_qkv) {
+  const size_t row = blockIdx.x;
+  const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
+  real* joined = d_qkv + row * (turned + kv_heads) * size;
+  const accum* cos_sin = table + static_cast<size_t>(positions[row]) * size;
+  for (int head : warp_range(turned, lanes)) {
+    const real* const from =
+        head < heads ? d_q + (row * heads + head) * size : d_k + (row * kv_heads + head - heads) * size;
+    rotate_head<width>(from, cos_sin, size / 2, -1, lanes, joined + head * size);
+  }
+  copy_row<width>(d_v + row * kv_heads * size, kv_heads * size, joined + turned * size);
+}
+
+void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions, Statistics table,
+                     HeadShape shape, Tensor d_qkv, cudaStream_t stream) {
+  const int width = width_for(shape.head_size / 2, d_q.data, d_k.data, d_v.data, table.data, d_qkv.data);
+  launch(width == 1 ? rotary_backward_kernel<1> : rotary_backward_kernel<pack_width>,
+         block_a_row(d_qkv.rows, d_qkv.columns / width / 2), stream, d_q.data, d_k.data, d_v.data, positions,
+         table.data, shape.heads, shape.kv_heads, shape.head_size, d_qkv.data);
+}
+
+// ---- SwiGLU -----------------------------------------------------------------------------------------------
+
+// One block a row. Moves 3e an element of `out`.
+template <int width>
+__global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
+  const size_t row = blockIdx.x;
+  const real *gates = gate_up + row * 2 * f, *ups = gates + f;
+  for (int j : block_range(f, width)) {
+    const Pack<width> gate = load<width>(gates + j), up = load<width>(ups + j);
+    Pack<width> product;
+    for (int e = 0; e < width; ++e) product[e] = gate[e] / (1 + exp(-gate[e])) * up[e];
+    store(out + row * f + j, product);
+  }
+}
+
+void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
+  const int width = width_for(out.columns, gate_up.data, out.data);
+  launch(width == 1 ? swiglu_forward_kernel<1> : swiglu_forward_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), stream, gate_up.data, out.columns, out.data);
+}
+
+// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))). Moves 5e an element of `d_out`.
+template <int width>
+__global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ gate_up,
+                                       int f, real* __restrict__ d_gate_up) {
+  const size_t row = blockIdx.x;
+  const real *gates = gate_up + row * 2 * f, *ups = gates + f;
+  real *d_gates = d_gate_up + row * 2 * f, *d_ups = d_gates + f;
+  for (int j : block_range(f, width)) {
+    const Pack<width> gate = load<width>(gates + j), up = load<width>(ups + j),
+                      d = load<width>(d_out + row * f + j);
+    Pack<width> d_gate, d_up;
+    for (int e = 0; e < width; ++e) {
+      const accum sigmoid = 1 / (1 + exp(-gate[e]));
+      d_gate[e] = d[e] * up[e] * sigmoid * (1 + gate[e] * (1 - sigmoid));
+      d_up[e] = d[e] * gate[e] * sigmoid;
+    }
+    store(d_gates + j, d_gate);
+    store(d_ups + j, d_up);
+  }
+}
+
+void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_t stream) {
+  const int width = width_for(d_out.columns, d_out.data, gate_up.data, d_gate_up.data);
+  launch(width == 1 ? swiglu_backward_kernel<1> : swiglu_backward_kernel<pack_width>,
+         block_a_row(d_out.rows, d_out.columns / width), stream, d_out.data, gate_up.data, d_out.columns,
+         d_gate_up.data);
+}
+
+// ---- Cross-entropy ----------------------------------------------------------------------------------------
+
+// One block a row. It goes through the logits in chunks that its cache holds, so that memory is read once,
+// for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
+// softmax; Milakov and Gimelshein, 2018). Moves e.
+template <int width>
+__global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
+                                                const int32_t* __restrict__ targets, int first_token,
+                                                int vocabulary, accum* __restrict__ statistics) {
+  const size_t row = blockIdx.x, rows = gridDim.x;
+  const real* row_logits = logits + row * vocabulary;
+  constexpr int logits_a_chunk = 8192;
+  accum largest = -INFINITY, sum = 0;  // of a thread's own logits, relative to the block's largest
+  for (int first = 0; first < vocabulary; first += logits_a_chunk) {
+    const int count = std::min(logits_a_chunk, vocabulary - first);
+    const accum before = largest;
+    largest = std::max(before, block_max_of<width>(row_logits + first, count));
+    sum *= exp(before - largest);  // 0 at first
+    for (int j : block_range(count, width)) {
+      const Pack<width> logit = load<width>(row_logits + first + j);
+      for (int e = 0; e < width; ++e) sum += exp(logit[e] - largest);
+    }
+  }
+  sum = block_sum(sum);
+  for ([[maybe_unused]] int once : block_range(1)) {
+    const int target = targets[row] - first_token;
+    const bool here = targets[row] != ignored_target && 0 <= target && target < vocabulary;
+    statistics[row] = largest;
+    statistics[rows + row] = sum;
+    statistics[2 * rows + row] = here ? accum(row_logits[target]) : accum(0);
+  }
+}
+
+void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_token, Statistics statistics,
+                              cudaStream_t stream) {
+  const int width = width_for(logits.columns, logits.data);
+  launch(width == 1 ? cross_entropy_statistics_kernel<1> : cross_entropy_statistics_kernel<pack_width>,
+         block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,
+         logits.columns, statistics.data);
+}
+
+__global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, size_t rows,
+                                             accum* __restrict__ statistics) {
+  for (size_t row : grid_range(rows)) {
+    statistics[rows + row] *= exp(statistics[row] - largest[row]);
+    statistics[row] = largest[row];
+  }
+}
+
+void cross_entropy_rescale(const accum* largest, Statistics statistics, cudaStream_t stream) {
+  launch(cross_entropy_rescale_kernel, elementwise_grid(statistics.columns), stream, largest,
+         statistics.columns, statistics.data);
+}
+
+// One block in all.
+__global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
+                                          const int32_t* __restrict__ targets, int rows, accum scale,
+                                          accum* __restrict__ loss) {
+  accum sum = 0;
+  for (int row : block_range(rows)) {
+    const accum largest = statistics[row], of_target = statistics[2 * rows + row];
+    const accum term = log(statistics[rows + row]) + largest - of_target;
+    sum += targets[row] == ignored_target ? accum(0) : term;
+  }
+  sum = block_sum(sum);
+  for ([[maybe_unused]] int once : block_range(1)) loss[0] = scale * sum;
+}
+
+void cross_entropy_loss(Statistics statistics, const int32_t* targets, double scale, accum* loss,
+                        cudaStream_t stream) {
+  launch(cross_entropy_loss_kernel, dim3(1), stream, statistics.data, targets, statistics.columns, scale,
+         loss);
+}
+
+// One block a row. Moves 2e, in place: a logit is read once more, and its gradient takes its place.
+template <int width>
+__global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
+                                              int first_token, int vocabulary, accum scale,
+                                              const accum* __restrict__ statistics) {
+  const size_t row = blockIdx.x, rows = gridDim.x;
+  const accum largest = statistics[row], row_scale = targets[row] == ignored_target ? accum(0) : scale;
+  const accum factor = row_scale / statistics[rows + row];
+  const int target = targets[row] - first_token;
+  real* row_logits = logits + row * vocabulary;
+  for (int j : block_range(vocabulary, width)) {
+    Pack<width> logit = load<width>(row_logits + j);
+    for (int e = 0; e < width; ++e) {
+      logit[e] = factor * exp(logit[e] - largest) - (j + e == target ? row_scale : accum(0));
+    }
+    store(row_logits + j, logit);
+  }
+}
+
+void cross_entropy_backward(Tensor logits, const int32_t* targets, int first_token, double scale,
+                            Statistics statistics, cudaStream_t stream) {
+  const int width = width_for(logits.columns, logits.data);
+  launch(width == 1 ? cross_entropy_backward_kernel<1> : cross_entropy_backward_kernel<pack_width>,
+         block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,
+         logits.columns, scale, statistics.data);
+}
+
+// ---- Elementwise ------------------------------------------------------------------------------------------
+
+// Moves 3e.
+template <int width>
+__global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
+  for (size_t i : grid_range(size, width)) {
+    Pack<width> sum = load<width>(x + i);
+    const Pack<width> added = load<width>(branch + i);
+    for (int e = 0; e < width; ++e) sum[e] += added[e];
+    store(out + i, sum);
+  }
+}
+
+void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
+  const int width = width_for(out.size(), x.data, branch.data, out.data);
+  launch(width == 1 ? residual_add_kernel<1> : residual_add_kernel<pack_width>, elementwise_grid(out.size()),
+         stream, x.data, branch.data, out.size(), out.data);
+}
+
+// Moves 3s.
+template <int width>
+__global__ void accumulate_kernel(const accum* __restrict__ term, accum* __restrict__ sum, size_t size) {
+  for (size_t i : grid_range(size, width)) {
+    Pack<width> total = load<width>(sum + i);
+    const Pack<width> added = load<width>(term + i);
+    for (int e = 0; e < width; ++e) total[e] += added[e];
+    store(sum + i, total);
+  }
+}
+
+void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream) {
+  const int width = width_for(size, term, sum);
+  launch(width == 1 ? accumulate_kernel<1> : accumulate_kernel<pack_width>, elementwise_grid(size), stream,
+         term, sum, size);
+}
+
+// Moves s + e.
+template <int width>
+__global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restrict__ out, size_t size) {
+  for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
+}
+
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
+  const int width = width_for(size, x, out);
+  launch(width == 1 ? round_to_real_kernel<1> : round_to_real_kernel<pack_width>, elementwise_grid(size),
+         stream, x, out, size);
+}
+
+// ---- Initialisation ---------------------------------------------------------------------------------------
+
+// Number `index` of a sequence of normal numbers: each Philox block gives four, by two Box-Muller transforms.
+// Not inlined, because a vectorised loop may round its last elements differently, and a slice of a matrix
+// must have the bits of the whole.
+__device__ __attribute__((noinline)) double normal_number(PhiloxKey key, uint64_t index) {
+  constexpr double two_to_minus_32 = 1.0 / 4294967296.0, two_pi = 6.283185307179586;
+  const PhiloxBlock bits = philox4x32(0, index / 4, key);
+  const int pair = index % 4 / 2;
+  const double u1 = (bits.word[2 * pair] + 0.5) * two_to_minus_32,
+               u2 = bits.word[2 * pair + 1] * two_to_minus_32;
+  return sqrt(-2 * log(u1)) * (index % 2 == 0 ? cos(two_pi * u2) : sin(two_pi * u2));
+}
+
+__global__ void fill_normal_kernel(real* weights, size_t first, size_t size, int64_t columns,
+                                   int64_t first_row, int64_t first_column, int64_t global_columns,
+                                   uint32_t key0, uint32_t key1, double standard_deviation) {
+  for (size_t i : grid_range(size)) {
+    const uint64_t row = first_row + (first + i) / columns, column = first_column + (first + i) % columns;
+    const double normal = normal_number({{key0, key1}}, row * global_columns + column);
+    weights[i] = real(static_cast<accum>(standard_deviation * normal));
+  }
+}
+
+void fill_normal(real* weights, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
+                 double standard_deviation, cudaStream_t stream) {
+  launch(fill_normal_kernel, elementwise_grid(size), stream, weights, first, size, slice.columns,
+         slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
+         standard_deviation);
+}
+
+__global__ void fill_constant_kernel(real* weights, size_t size, accum value) {
+  for (size_t i : grid_range(size)) weights[i] = real(value);
+}
+
+void fill_constant(real* weights, size_t size, double value, cudaStream_t stream) {
+  launch(fill_constant_kernel, elementwise_grid(size), stream, weights, size, value);
+}
+
+// ---- Optimizer --------------------------------------------------------------------------------------------
+
+// The number of blocks is the same on every device, and with it the order of the sum. Moves s.
+template <int width>
+__global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts) {
+  double sum = 0;
+  for (size_t i : grid_range(size, width)) {
+    const Pack<width> pack = load<width>(x + i);
+    for (int e = 0; e < width; ++e) sum += static_cast<double>(pack[e]) * pack[e];
+  }
+  sum = block_sum(sum);
+  for ([[maybe_unused]] int once : block_range(1)) parts[blockIdx.x] = sum;
+}
+
+// One block in all.
+__global__ void add_parts_kernel(const double* parts, int count, double* sum) {
+  double total = 0;
+  for (int i : block_range(count)) total += parts[i];
+  total = block_sum(total);
+  for ([[maybe_unused]] int once : block_range(1)) sum[0] += total;
+}
+
+void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
+  launch(width_for(size, x) == 1 ? sum_of_squares_kernel<1> : sum_of_squares_kernel<pack_width>,
+         dim3(norm_parts), stream, x, size, parts);
+  launch(add_parts_kernel, dim3(1), stream, parts, norm_parts, sum);
+}
+
+__global__ void clip_factor_kernel(const double* norm_squared, double max_norm, accum* clip) {
+  for ([[maybe_unused]] int once : block_range(1)) {
+    const double factor = max_norm / (sqrt(norm_squared[0]) + 1e-6);
+    clip[0] = static_cast<accum>(max_norm > 0 && factor < 1 ? factor : 1.0);
+  }
+}
+
+void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaStream_t stream) {
+  launch(clip_factor_kernel, dim3(1), stream, norm_squared, max_norm, clip);
+}
+
+// Stores new weights where they are kept: as `master`, and rounded where the weights are something else.
+template <int width>
+__device__ void store_weights(const Pack<width>& updated, size_t i, accum* master, real* weights) {
+  store(master + i, updated);
+  if constexpr (has_master_weights) store(weights + i, updated);
+}
+
+// The bias corrections of AdamW are folded into step_size and inverse_correction2, the weight decay into
+// `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the
+// digits. Moves 7s (reads gradient, two moments and master weight, writes all but the gradient), and e more
+// for weights beside master weights.
+template <int width>
+__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum step_size,
+                                  accum inverse_correction2, accum epsilon, accum decay, real* weights,
+                                  accum* master, const accum* __restrict__ gradients,
+                                  accum* __restrict__ moment1, accum* __restrict__ moment2, const accum* clip,
+                                  size_t size) {
+  const accum factor = clip[0];
+  for (size_t i : grid_range(size, width)) {
+    const Pack<width> gradient = load<width>(gradients + i);
+    Pack<width> m = load<width>(moment1 + i), v = load<width>(moment2 + i), weight = load<width>(master + i);
+    for (int e = 0; e < width; ++e) {
+      const accum g = factor * gradient[e];
+      m[e] = beta1 * m[e] + gain1 * g;
+      v[e] = beta2 * v[e] + gain2 * g * g;
+      weight[e] = weight[e] * decay - step_size * m[e] / (sqrt(v[e]) * inverse_correction2 + epsilon);
+    }
+    store(moment1 + i, m);
+    store(moment2 + i, v);
+    store_weights(weight, i, master, weights);
+  }
+}
+
+void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,
+                accum* moment2, const accum* clip, size_t size, cudaStream_t stream) {
+  const double correction1 = 1 - std::pow(adamw.beta1, adamw.step),
+               correction2 = 1 - std::pow(adamw.beta2, adamw.step);
+  const int width = width_for(size, weights, master, gradients, moment1, moment2);
+  launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size), stream,
+         adamw.beta1, adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr / correction1,
+         1 / std::sqrt(correction2), adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master,
+         gradients, moment1, moment2, clip, size);
+}
+
+// Moves 3s, and e more for weights beside master weights.
+template <int width>
+__global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
+                                const accum* __restrict__ gradients, const accum* clip, size_t size) {
+  const accum factor = clip[0];
+  for (size_t i : grid_range(size, width)) {
+    const Pack<width> gradient = load<width>(gradients + i);
+    Pack<width> weight = load<width>(master + i);
+    for (int e = 0; e < width; ++e) weight[e] -= lr * (factor * gradient[e] + weight_decay * weight[e]);
+    store_weights(weight, i, master, weights);
+  }
+}
+
+void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
+              const accum* clip, size_t size, cudaStream_t stream) {
+  const int width = width_for(size, weights, master, gradients);
+  launch(width == 1 ? sgd_step_kernel<1> : sgd_step_kernel<pack_width>, elementwise_grid(size), stream, lr,
+         weight_decay, weights, master, gradients, clip, size);
+}
+
+}  // namespace pentatron

@@ -1,0 +1,145 @@
+// Every kernel of the model and the optimizer but attention's (attention.h), each behind a function of the
+// kernel's name that launches it on `stream`. Shapes stand beside the arguments: "rows" are tokens, features
+// are contiguous.
+//
+// Sums run in a fixed order without atomics, so a run can be repeated bit for bit. All arithmetic is in
+// `accum`.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "device/tensor.h"
+#include "kernels/philox.h"
+
+namespace pentatron {
+
+// ---- Embedding --------------------------------------------------------------------------------------------
+
+// out[r] = table[tokens[r] - first_token], or zero where this table, rows [first_token, first_token +
+// table.rows) of the vocabulary, lacks the token.
+void embedding_forward(Tensor table /*[vocabulary, d]*/, const int32_t* tokens /*[rows]*/, int first_token,
+                       Tensor out /*[rows, d]*/, cudaStream_t stream);
+
+// gradient[t] += the sum of d[r] over the rows r with token t. `by_token` lists the rows sorted by token
+// (stable), so that each token's sum has one owner and a fixed order.
+void embedding_backward(Tensor d /*[rows, d]*/, const int32_t* tokens /*[rows]*/,
+                        const int32_t* by_token /*[rows]*/, int first_token,
+                        Statistics gradient /*[vocabulary, d]*/, cudaStream_t stream);
+
+// ---- RMSNorm (Zhang and Sennrich, 2019) -------------------------------------------------------------------
+
+// out = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + epsilon) a row.
+void rmsnorm_forward(Tensor x /*[rows, d]*/, const real* weight /*[d]*/, double epsilon,
+                     Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
+
+// x = before + branch, a residual connection, and then the same of x, in one pass over memory.
+void residual_rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d]*/,
+                              const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
+                              Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
+
+// Rows of `partials` that rmsnorm_backward needs: the rows are summed in that many bands, whatever the
+// device.
+int64_t rmsnorm_bands(int64_t rows);
+
+// d_x (+)= the gradient of x (added when `accumulate`, otherwise assigned); weight_gradient = that of the
+// weight, assigned.
+void rmsnorm_backward(Tensor d_out /*[rows, d]*/, Tensor x /*[rows, d]*/, const real* weight /*[d]*/,
+                      const accum* rstd /*[rows]*/, bool accumulate, Tensor d_x /*[rows, d]*/,
+                      Statistics partials /*[rmsnorm_bands(rows), d]*/, accum* weight_gradient /*[d]*/,
+                      cudaStream_t stream);
+
+// ---- Rotary positions (Su et al., 2021; rotate-half as in Llama) ------------------------------------------
+
+struct HeadShape {
+  int heads, kv_heads, head_size;  // of this rank
+  int qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
+};
+
+// table[p] = cos and then sin of p * theta^(-2i / head_size), i < head_size / 2; computed on the host in
+// double.
+void fill_rotary_table(double theta, Statistics table /*[positions, head_size]*/, cudaStream_t stream);
+
+// Splits the fused product qkv into q, k, v and turns q and k by their rows' positions.
+void rotary_forward(Tensor qkv /*[rows, q | k | v]*/, const int32_t* positions /*[rows]*/, Statistics table,
+                    HeadShape shape, Tensor q /*[rows, heads*head_size]*/,
+                    Tensor k /*[rows, kv_heads*head_size]*/, Tensor v /*as k*/, cudaStream_t stream);
+
+// The reverse: turns d_q and d_k back, and joins them with d_v.
+void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions /*[rows]*/,
+                     Statistics table, HeadShape shape, Tensor d_qkv /*[rows, q | k | v]*/,
+                     cudaStream_t stream);
+
+// ---- SwiGLU (Shazeer, 2020) -------------------------------------------------------------------------------
+
+// out = silu(gate) * up.
+void swiglu_forward(Tensor gate_up /*[rows, gate | up]*/, Tensor out /*[rows, f]*/, cudaStream_t stream);
+void swiglu_backward(Tensor d_out /*[rows, f]*/, Tensor gate_up, Tensor d_gate_up /*[rows, gate | up]*/,
+                     cudaStream_t stream);
+
+// ---- Cross-entropy over a slice of the vocabulary ---------------------------------------------------------
+
+constexpr int ignored_target = -1;  // such a row has no loss and no gradient
+
+// Of each row of logits, three rows of statistics: the largest logit; the sum of exp(logit - largest); the
+// target's logit, or 0 where another rank holds it.
+void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
+                              int first_token, Statistics statistics /*[3, rows]*/, cudaStream_t stream);
+
+// After the largest logits over all ranks are known, they replace those of this rank, to which its sums are
+// relative.
+void cross_entropy_rescale(const accum* largest /*[rows]*/, Statistics statistics /*[3, rows]*/,
+                           cudaStream_t stream);
+
+// loss[0] = scale * sum over the rows of log(sum) + largest - target's logit.
+void cross_entropy_loss(Statistics statistics /*[3, rows]*/, const int32_t* targets, double scale,
+                        accum* loss /*[1]*/, cudaStream_t stream);
+
+// logits = their gradient: scale * (softmax - one-hot target).
+void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets, int first_token,
+                            double scale, Statistics statistics /*[3, rows]*/, cudaStream_t stream);
+
+// ---- Elementwise ------------------------------------------------------------------------------------------
+
+void residual_add(Tensor x, Tensor branch, Tensor out /*all [rows, d]*/,
+                  cudaStream_t stream);                                            // out = x + branch
+void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream);  // sum += term
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);   // out = x
+
+// ---- Initialisation ---------------------------------------------------------------------------------------
+
+// A local matrix is the slice of a global one that begins at (first_row, first_column).
+struct GlobalSlice {
+  int64_t columns, first_row, first_column, global_columns;
+};
+// weights[i] = element first + i of the local matrix: standard_deviation * a normal number that depends on
+// (key, global index) alone, so that every slicing of the global matrix gives the same bits.
+void fill_normal(real* weights /*[size]*/, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
+                 double standard_deviation, cudaStream_t stream);
+void fill_constant(real* weights, size_t size, double value, cudaStream_t stream);
+
+// ---- Optimizer --------------------------------------------------------------------------------------------
+
+// sum[0] += the sum of the squares of x, in double.
+void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/, double* sum /*[1]*/,
+                    cudaStream_t stream);
+
+// clip[0] = min(1, max_norm / (sqrt(norm_squared[0]) + 1e-6)), as PyTorch's clip_grad_norm_; 1 when max_norm
+// is 0.
+void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaStream_t stream);
+
+struct AdamW {
+  double lr, beta1, beta2, epsilon, weight_decay;
+  int64_t step;  // from 1
+};
+// One step over `size` elements (Loshchilov and Hutter, 2019). The update is computed on `master`, from which
+// the weights are rounded; without master weights `master` is the weights themselves.
+void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,
+                accum* moment2, const accum* clip /*[1]*/, size_t size, cudaStream_t stream);
+
+// weights -= lr * (clip * gradients + weight_decay * weights).
+void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
+              const accum* clip, size_t size, cudaStream_t stream);
+
+}  // namespace pentatron

@@ -1,0 +1,63 @@
+#include "kernels/matmul.h"
+
+namespace pentatron {
+namespace {
+
+// Products of fp64 matrices sum in fp64, all others in fp32.
+constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+
+// Row-major c = op(a) op(b) + beta c, which is column-major c^T = op(b)^T op(a)^T + beta c^T.
+template <class C>
+void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
+             Matrix<C> c, const char* name) {
+  trace::Range range(blas.stream(), name);
+  const accum alpha = 1;
+  const int64_t k = transpose_a ? a.rows : a.columns;
+  CUBLAS_CHECK(cublasGemmEx(
+      blas, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+      static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
+      static_cast<int>(b.columns), a.data, real_type, static_cast<int>(a.columns), &beta, c.data,
+      data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
+}
+
+}  // namespace
+
+void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
+  if (status != CUBLAS_STATUS_SUCCESS) fail(call, cublasGetStatusString(status), file, line);
+}
+
+Blas::Blas(cudaStream_t stream) : stream_(stream) {
+  CUBLAS_CHECK(cublasCreate(&handle_));
+  CUBLAS_CHECK(cublasSetStream(handle_, stream));
+  // Parts of a long sum are added in `accum`, too.
+  CUBLAS_CHECK(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
+}
+
+Blas::~Blas() { cublasDestroy(handle_); }
+
+void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
+  product(blas, x, false, weight, true, 0, y, "gemm_forward");
+}
+
+void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
+  product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
+}
+
+void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Statistics d_weight) {
+  product(blas, d_y, true, x, false, 1, d_weight, "gemm_wgrad");
+}
+
+void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
+                     double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
+                     const char* name) {
+  trace::Range range(blas.stream(), name);
+  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
+  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
+                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
+                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
+                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
+                                          compute_type, CUBLAS_GEMM_DEFAULT));
+}
+
+}  // namespace pentatron

@@ -1,0 +1,58 @@
+// Matrix products over cuBLAS. A linear layer y = x W^T has three: forward, the gradient of its input
+// (dgrad), and the gradient of its weight (wgrad). cuBLAS is column-major, so a row-major matrix is handed
+// over as its transpose.
+#pragma once
+
+#include <cublas_v2.h>
+
+#include "device/tensor.h"
+
+namespace pentatron {
+
+// A failed call prints the call, the error's text, file:line and rank, and ends the process.
+#define CUBLAS_CHECK(call) pentatron::check_cublas((call), #call, __FILE__, __LINE__)
+void check_cublas(cublasStatus_t status, const char* call, const char* file, int line);
+
+// A cuBLAS handle bound to one stream.
+class Blas {
+ public:
+  explicit Blas(cudaStream_t stream);
+  ~Blas();
+  Blas(const Blas&) = delete;
+  Blas& operator=(const Blas&) = delete;
+  operator cublasHandle_t() const { return handle_; }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  cublasHandle_t handle_ = nullptr;
+  cudaStream_t stream_;
+};
+
+// y = x W^T.
+void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
+                    Tensor y /*[rows, out]*/);
+
+// d_x = d_y W.
+void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*[out, in]*/,
+                  Tensor d_x /*[rows, in]*/);
+
+// d_weight += d_y^T x, in `accum`.
+void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
+                  Statistics d_weight /*[out, in]*/);
+
+// One matrix of a batch in which matrix i begins `stride` elements after matrix i - 1; its rows are `leading`
+// elements apart.
+struct BatchedMatrix {
+  void* data;
+  cudaDataType_t type;
+  int64_t leading, stride;
+};
+enum class Transpose { no, yes };
+
+// c_i = alpha op(a_i) op(b_i) + beta c_i for i < count, with op(a_i) [m, k], op(b_i) [k, n], c_i [m, n], all
+// row-major; a and b are `real`, c is `real` or `accum`.
+void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
+                     double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
+                     const char* name);
+
+}  // namespace pentatron

@@ -1,0 +1,161 @@
+// The instructions of a warp that tensor cores need, one function each: PTX on a GPU of compute
+// capability 8.0 or later, emulated on the CPU (cpu/cuda/cuda_warps.h). A warp is 32 lanes; all of them call
+// a function together.
+//
+// mma multiplies matrices that lie in the registers of a warp, D += A B with A of 16 x 16 and B of 16 x 8
+// bfloat16, and D of 16 x 8 float. Each lane has a part of each, its fragment ("mma.m16n8k16" in the PTX
+// manual). A register holds two neighbours of a row of A or of a column of B. Lane 4 g + t has, with g < 8
+// and t < 4:
+//
+//        A      k = 2t, 2t+1   2t+8, 2t+9          B        column g             D        column 2t, 2t+1
+//      row g        a[0]          a[2]           k = 2t, 2t+1    b0            row g         d[0], d[1]
+//      row g+8      a[1]          a[3]           k = 2t+8, 2t+9  b1            row g+8       d[2], d[3]
+//
+// The layout of D is that of A's halves: two D side by side, rounded to bfloat16 and packed in pairs, are an
+// A. So a product can be multiplied again without leaving the registers of its lanes (as_left_factor).
+//
+// ldmatrix loads such fragments from shared memory, four 8 x 8 matrices at a time: lanes 8 m to 8 m + 7 give
+// the addresses of the rows (16 bytes) of matrix m, and lane 4 g + t gets elements 2t and 2t+1 of row g of
+// each. That is how A lies, and B if its columns are rows in memory. Where B's rows are rows in memory, the
+// transposed form is needed: lane 4 g + t gets rows 2t and 2t+1 of column g.
+//
+// cp.async copies from global to shared memory while the lanes go on computing.
+#pragma once
+
+#ifndef __CUDACC__
+#include <cuda_warps.h>
+#endif
+
+#include "device/cuda.h"
+#include "device/precision.h"
+
+namespace pentatron {
+
+constexpr unsigned lanes_of_warp = 32;
+
+#ifdef __CUDACC__
+
+inline __device__ unsigned thread_of_block() { return threadIdx.x; }
+inline __device__ void synchronize_block() { __syncthreads(); }
+
+// On an earlier GPU there are no such instructions; what is launched there is checked by the host.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+
+inline __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+inline __device__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+inline __device__ void load_matrices(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+inline __device__ void load_matrices_transposed(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// Begins to copy 16 bytes of global memory, or to write zeros where there are none (`from` is then not read).
+inline __device__ void begin_copy_16(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+inline __device__ void begin_copy_4(void* to, const void* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(there ? 4 : 0)
+               : "memory");
+}
+// Waits for the copies that this thread has begun; for those of others, synchronize_block() then does.
+inline __device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+inline __device__ float exp2_fast(float x) {  // 2^x, good to 2 units in the last place
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+#else
+
+inline __device__ void mma(float (&)[4], const uint32_t (&)[4], uint32_t, uint32_t) {}
+inline __device__ void load_matrices(uint32_t (&)[4], const __nv_bfloat16*) {}
+inline __device__ void load_matrices_transposed(uint32_t (&)[4], const __nv_bfloat16*) {}
+inline __device__ void begin_copy_16(void*, const void*, bool) {}
+inline __device__ void begin_copy_4(void*, const void*, bool) {}
+inline __device__ void wait_for_copies() {}
+inline __device__ float exp2_fast(float x) { return x; }
+
+#endif
+
+// The value of the lane whose number differs in one bit.
+inline __device__ float shuffle_xor(float value, int bit) { return __shfl_xor_sync(0xffffffff, value, bit); }
+
+// Two numbers, rounded, in a register.
+inline __device__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// `kernel`, for blocks of `threads` threads.
+template <int threads, auto kernel>
+constexpr auto in_warps() {
+  return kernel;
+}
+
+#else
+
+inline unsigned thread_of_block() { return cuda_cpu::fiber(); }
+inline void synchronize_block() { cuda_cpu::synchronize_fibers(); }
+inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  cuda_cpu::mma_m16n8k16(d, a, b0, b1);
+}
+inline void load_matrices(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+  cuda_cpu::ldmatrix_x4(registers, row, false);
+}
+inline void load_matrices_transposed(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+  cuda_cpu::ldmatrix_x4(registers, row, true);
+}
+inline void begin_copy_16(void* to, const void* from, bool there) {
+  cuda_cpu::cp_async(to, from, 16, !there);
+}
+inline void begin_copy_4(void* to, const void* from, bool there) { cuda_cpu::cp_async(to, from, 4, !there); }
+inline void wait_for_copies() { cuda_cpu::cp_async_wait_all(); }
+inline float exp2_fast(float x) { return exp2f(x); }
+inline float shuffle_xor(float value, int bit) { return cuda_cpu::shuffle_xor(value, bit); }
+inline uint32_t pack(float low, float high) {
+  return __nv_bfloat16_raw(__float2bfloat16(low)).x | uint32_t{__nv_bfloat16_raw(__float2bfloat16(high)).x}
+                                                          << 16;
+}
+
+template <int threads, auto kernel>
+struct InWarps;
+template <int threads, class... Parameters, void (*kernel)(Parameters...)>
+struct InWarps<threads, kernel> {
+  static void run(Parameters... arguments) {
+    if (threadIdx.x > 0) return;  // of the threads that a test may ask for, one runs all fibers
+    const auto body = [&] { kernel(arguments...); };
+    const auto call = [](const void* bound) { (*static_cast<decltype(body)*>(bound))(); };
+    cuda_cpu::run_fibers(threads, {call, &body});
+  }
+};
+template <int threads, auto kernel>
+constexpr auto in_warps() {
+  return InWarps<threads, kernel>::run;
+}
+
+#endif
+
+inline __device__ int lane() { return static_cast<int>(thread_of_block() % lanes_of_warp); }
+inline __device__ int warp() { return static_cast<int>(thread_of_block() / lanes_of_warp); }
+
+}  // namespace pentatron

@@ -1,0 +1,76 @@
+// The tokens of one micro-batch on the device, and how they get there.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "device/tensor.h"
+#include "model/data.h"
+#include "program/options.h"
+
+namespace pentatron {
+
+// Rows are batch x sequence; all arrays are [rows].
+struct Batch {
+  const int32_t* tokens;
+  const int32_t* targets;        // the next token, or ignored_target (kernels.h)
+  const int32_t* positions;      // in the sequence, for the rotary embedding
+  const int32_t* by_token;       // rows sorted by token (kernels.h, embedding_backward)
+  double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
+  double inverse_micro_batches;  // 1 / micro-batches of the global batch
+  bool last;                     // of this step's micro-batches
+};
+
+// Holds one micro-batch: what the host writes, pinned, and its copy on the device.
+class BatchBuffer {
+ public:
+  explicit BatchBuffer(int64_t rows);
+
+  // The host's side, [rows] each; written before `upload`, and not again before `upload` has run.
+  std::span<int32_t> tokens() { return array(0); }
+  std::span<int32_t> targets() { return array(1); }
+  std::span<int32_t> positions() { return array(2); }
+
+  // Sorts the rows by token and issues the copy; the batch may be used by what `stream` runs after it.
+  Batch upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream);
+
+ private:
+  static constexpr int arrays = 4;
+  std::span<int32_t> array(int i) { return {host_.data() + i * rows_, static_cast<size_t>(rows_)}; }
+
+  int64_t rows_;
+  PinnedArray<int32_t> host_;    // [arrays, rows]: tokens, targets, positions, by_token
+  DeviceArray<int32_t> device_;  // likewise
+};
+
+// How many micro-batches of a step each of `ranks` data-parallel ranks takes; throws UsageError where they
+// can't be shared out evenly.
+int micro_batches_of_a_rank(const Options& options, int ranks);
+
+// The positions of a sequence that a context-parallel rank holds, ascending: those of chunk `rank` of `ranks`
+// or, in a zigzag, of chunks `rank` and 2 ranks - 1 - rank of 2 ranks; the chunks are equally long.
+std::vector<int32_t> context_positions(const Options& options, int rank = 0, int ranks = 1);
+
+// The micro-batches of each step's global batch that this data-parallel rank takes: part `rank` of `ranks`
+// equal parts, and of every sequence some positions; all of them, unless they are given. The micro-batches of
+// all ranks together are the same in every layout.
+class BatchLoader {
+ public:
+  BatchLoader(const TokenData& data, const Options& options, int rank = 0, int ranks = 1,
+              const std::vector<int32_t>& positions = {});
+
+  int micro_batches() const { return static_cast<int>(buffers_.size()); }
+
+  // All micro-batches of a step. The previous step's must have been consumed: the caller has waited for its
+  // loss.
+  std::vector<Batch> load(int64_t step, cudaStream_t stream);
+
+ private:
+  const TokenData& data_;
+  const Options& options_;
+  int rank_, ranks_;
+  std::vector<int32_t> positions_;
+  std::vector<BatchBuffer> buffers_;  // [micro-batches]
+};
+
+}  // namespace pentatron

@@ -1,0 +1,302 @@
+#include <cmath>
+
+#include "kernels/kernels.h"
+#include "model/transformer.h"
+
+namespace pentatron {
+
+std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
+  std::vector<int> units;
+  for (const LayerRange& range : ranges) {
+    if (range.embedding) units.push_back(embedding_unit);
+    for (int layer = range.first; layer < range.last; ++layer) units.push_back(unit_of_layer(layer));
+    if (range.head) units.push_back(head_unit(range.last));
+  }
+  return units;
+}
+
+TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
+                                          Parameters& parameters) {
+  const int d = model.d_model, q = model.heads * model.head_size(), kv = model.kv_heads * model.head_size();
+  const auto matrix = [&](const std::string& name, int unit, int64_t rows, int64_t columns, TensorSplit split,
+                          double deviation) {
+    return parameters.declare({name, unit, rows, columns, split, not_an_expert, deviation});
+  };
+  const auto norm = [&](const std::string& name, int unit) {
+    return parameters.declare({name, unit, 1, d, TensorSplit::held_outside, not_an_expert, 0.0, false});
+  };
+  TransformerParameters ids;
+  ids.embedding = matrix("model.embed_tokens.weight", embedding_unit, model.vocab_size, d,
+                         TensorSplit::by_vocabulary, initial_deviation(d));
+  for (int layer = 0; layer < model.layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    const int unit = unit_of_layer(layer);
+    TransformerParameters::Layer of_layer;
+    of_layer.norm1 = norm(prefix + "input_layernorm.weight", unit);
+    of_layer.norm2 = norm(prefix + "post_attention_layernorm.weight", unit);
+    of_layer.q =
+        matrix(prefix + "self_attn.q_proj.weight", unit, q, d, TensorSplit::by_output, initial_deviation(d));
+    matrix(prefix + "self_attn.k_proj.weight", unit, kv, d, TensorSplit::by_output, initial_deviation(d));
+    matrix(prefix + "self_attn.v_proj.weight", unit, kv, d, TensorSplit::by_output, initial_deviation(d));
+    of_layer.o = matrix(prefix + "self_attn.o_proj.weight", unit, d, q, TensorSplit::by_input,
+                        initial_deviation(q) / std::sqrt(2.0 * model.layers));
+    feed_forward.declare(parameters, model, layer);
+    ids.layers.push_back(of_layer);
+  }
+  ids.final_norm = norm("model.norm.weight", head_unit(model.layers));
+  ids.head = matrix("lm_head.weight", head_unit(model.layers), model.vocab_size, d,
+                    TensorSplit::by_vocabulary, initial_deviation(d));
+  return ids;
+}
+
+Transformer::Transformer(const ModelConfig& model, const TransformerParameters& ids, Parameters& parameters,
+                         int batch, int sequence, int positions, Recompute recompute, Seams seams,
+                         cudaStream_t stream)
+    : model_(model),
+      ids_(ids),
+      parameters_(parameters),
+      recompute_(recompute),
+      seams_(seams),
+      stream_(stream),
+      blas_(stream) {
+  const int size = model.head_size(), tensor_ranks = parameters.mesh().tensor_ranks, d = model.d_model;
+  const HeadShape heads = {model.heads / tensor_ranks, model.kv_heads / tensor_ranks, size};
+  shape_ = {batch, sequence, heads};
+
+  rotary_table_ = memory_.matrix<accum>(positions, size);
+  fill_rotary_table(model.rope_theta, rotary_table_, stream);
+  branch_ = memory_.matrix<real>(rows(), d);
+  norm_partials_ = memory_.matrix<accum>(rmsnorm_bands(outside()), d);
+  const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);
+  if (recompute != Recompute::none) shared_scores_ = {memory_.matrix<real>(score_rows, score_columns), false};
+  attention_gradients_ = {memory_.matrix<real>(rows(), heads.heads * size),
+                          memory_.matrix<real>(rows(), heads.heads * size),
+                          memory_.matrix<real>(rows(), heads.kv_heads * size),
+                          memory_.matrix<real>(rows(), heads.kv_heads * size),
+                          memory_.matrix<real>(score_rows, score_columns),
+                          memory_.matrix<accum>(rows(), heads.heads)};
+  shared_gradients_ = allocate_gradients(memory_, any_layer);
+  if (recompute == Recompute::full) {
+    recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_, any_layer));
+  }
+}
+
+LayerGradients Transformer::allocate_gradients(DeviceArena& arena, int layer) const {
+  LayerGradients g;
+  g.qkv = arena.matrix<real>(rows(), shape_.head.qkv_columns());
+  g.feed_forward = seams_.feed_forward->allocate_gradients(arena, layer, rows());
+  g.norms = arena.matrix<accum>(2, model_.d_model);
+  return g;
+}
+
+// Everything but the input, which is the output of the layer before.
+LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) const {
+  const int d = model_.d_model, q = shape_.head.heads * shape_.head.head_size;
+  const int kv = shape_.head.kv_heads * shape_.head.head_size;
+  LayerActivations a;
+  a.rstd1 = arena.matrix<accum>(outside(), 1);
+  a.rstd2 = arena.matrix<accum>(outside(), 1);
+  a.normed1 = arena.matrix<real>(outside(), d);
+  a.normed2 = arena.matrix<real>(outside(), d);
+  a.middle = arena.matrix<real>(outside(), d);
+  a.attention = {arena.matrix<real>(rows(), q),
+                 arena.matrix<real>(rows(), kv),
+                 arena.matrix<real>(rows(), kv),
+                 arena.matrix<real>(rows(), q),
+                 arena.matrix<accum>(rows(), shape_.head.heads),
+                 shared_scores_};
+  if (recompute_ == Recompute::none) {
+    const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);
+    a.attention.scores = {arena.matrix<real>(shape_.batch * score_rows, score_columns), true};
+  }
+  a.feed_forward = seams_.feed_forward->allocate_kept(arena, layer, rows());
+  return a;
+}
+
+std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, WeightGradients when) const {
+  auto a = std::make_unique<Activations>(range, *seams_.hooks, when);
+  const int d = model_.d_model;
+  for (int layer = range.first; layer < range.last; ++layer) {
+    a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory, layer));
+    if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
+    if (a->queue.deferred()) {
+      a->gradients.push_back(allocate_gradients(a->memory, layer));
+      a->gradients.back().attention_out = a->memory.matrix<real>(rows(), d);
+      a->gradients.back().feed_forward_out = a->memory.matrix<real>(rows(), d);
+    }
+  }
+  a->output = a->memory.matrix<real>(outside(), d);
+  a->gradient = a->memory.matrix<real>(outside(), d);
+  if (range.embedding && a->queue.deferred()) a->embedding_out = a->memory.matrix<real>(rows(), d);
+  if (range.head) {
+    a->final_rstd = a->memory.matrix<accum>(outside(), 1);
+    a->final_normed = a->memory.matrix<real>(outside(), d);
+    a->logits = a->memory.matrix<real>(rows(), parameters_[ids_.head].local_rows);
+    a->loss_statistics = a->memory.matrix<accum>(3, rows());
+    a->loss = a->memory.matrix<accum>(1, 1);
+    a->final_norm_gradient = a->memory.matrix<accum>(1, d);
+  }
+  return a;
+}
+
+void Transformer::forward(const Batch& batch, Activations& a) {
+  const LayerRange range = a.range;
+  if (range.embedding) embedding_forward(batch, a.input());
+  Residual x = {a.input(), {}};
+  for (int layer = range.first; layer < range.last; ++layer) {
+    const int unit = unit_of_layer(layer);
+    seams_.hooks->before_weights(unit, Pass::forward);
+    x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
+    seams_.hooks->after_weights(unit, Pass::forward);
+  }
+  if (range.head) {
+    head_forward(batch, x, a);
+  } else {
+    residual_add(x.before, x.branch, a.output, stream_);
+  }
+}
+
+void Transformer::backward(const Batch& batch, Activations& a) {
+  const LayerRange range = a.range;
+  if (range.head) head_backward(batch, a);
+  for (int layer = range.last - 1; layer >= range.first; --layer) {
+    const int unit = unit_of_layer(layer);
+    seams_.hooks->before_weights(unit, Pass::backward);
+    const LayerActivations& kept = a.layers[layer - range.first];
+    if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
+    layer_backward(layer, batch, a);
+    seams_.hooks->after_weights(unit, Pass::backward);
+    a.queue.close(unit, batch.last);
+  }
+  if (range.embedding) embedding_backward(batch, a);
+  a.queue.drain_unless_deferred();
+}
+
+void Transformer::embedding_forward(const Batch& batch, Tensor x) {
+  seams_.hooks->before_weights(embedding_unit, Pass::forward);
+  pentatron::embedding_forward(parameters_.weights(ids_.embedding), batch.tokens, first_token(ids_.embedding),
+                               branch_, stream_);
+  seams_.hooks->after_weights(embedding_unit, Pass::forward);
+  const Tensor sum = seams_.region->leave(branch_);
+  CUDA_CHECK(cudaMemcpyAsync(x.data, sum.data, x.bytes(), cudaMemcpyDeviceToDevice, stream_));
+}
+
+void Transformer::embedding_backward(const Batch& batch, Activations& a) {
+  const Tensor d_rows = copied(seams_.region->leave_backward(a.gradient), a.embedding_out);
+  a.queue.push(embedding_unit, [this, d_rows, batch] {
+    pentatron::embedding_backward(d_rows, batch.tokens, batch.by_token, first_token(ids_.embedding),
+                                  parameters_.gradients(ids_.embedding), stream_);
+  });
+  a.queue.close(embedding_unit, batch.last);
+}
+
+Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
+                                    bool recomputing) {
+  const TransformerParameters::Layer& id = ids_.layers[layer];
+  TensorRegion& region = *seams_.region;
+  const AttentionTensors& t = a.attention;
+
+  norm_forward(id.norm1, x, a.input, a.normed1, a.rstd1);
+  const Tensor qkv = shared_gradients_.qkv;
+  linear_forward(blas_, region.enter(a.normed1), parameters_.weights(id.q, 3), qkv);
+  rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
+  seams_.attention->forward(blas_, shape_, t);
+  linear_forward(blas_, t.out, parameters_.weights(id.o), branch_);
+
+  norm_forward(id.norm2, {a.input, region.leave(branch_)}, a.middle, a.normed2, a.rstd2);
+  seams_.feed_forward->forward(blas_, parameters_, layer, batch, region.enter(a.normed2), a.feed_forward,
+                               recomputing, branch_);
+  return {a.middle, recomputing ? Tensor{} : region.leave(branch_)};
+}
+
+void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, Statistics rstd) {
+  const real* weight = parameters_.weights(norm).data;
+  if (from.branch.data == nullptr) {
+    rmsnorm_forward(x, weight, model_.norm_epsilon, normed, rstd.data, stream_);
+  } else {
+    residual_rmsnorm_forward(from.before, from.branch, weight, model_.norm_epsilon, x, normed, rstd.data,
+                             stream_);
+  }
+}
+
+void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {
+  const TransformerParameters::Layer& id = ids_.layers[layer];
+  TensorRegion& region = *seams_.region;
+  const int unit = unit_of_layer(layer), i = layer - activations.range.first;
+  const LayerActivations& a = activations.layers[i];
+  WgradQueue& queue = activations.queue;
+  const LayerGradients& of_layer = queue.deferred() ? activations.gradients[i] : shared_gradients_;
+  const Tensor d = activations.gradient;
+  const auto drain = [&queue] { queue.drain_unless_deferred(); };
+
+  // MLP. `d` is the gradient of the residual stream: it passes by the MLP, and what comes through it is
+  // added.
+  const Tensor d_mlp_out = copied(region.leave_backward(d), of_layer.feed_forward_out);
+  seams_.feed_forward->backward(blas_, parameters_, layer, batch, d_mlp_out, a.normed2, a.feed_forward,
+                                of_layer.feed_forward, region, queue, branch_);
+  norm_backward(unit, id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d,
+                of_layer.norms.row_range(1, 1), queue);
+
+  // Attention, likewise.
+  const AttentionTensors& t = a.attention;
+  const AttentionGradients& g = attention_gradients_;
+  const Tensor d_partial = copied(region.leave_backward(d), of_layer.attention_out), d_qkv = of_layer.qkv;
+  linear_dgrad(blas_, d_partial, parameters_.weights(id.o), g.d_out);
+  queue.push(unit, [=, this] { linear_wgrad(blas_, d_partial, t.out, parameters_.gradients(id.o)); });
+  seams_.attention->backward(blas_, shape_, t, g);
+  rotary_backward(g.d_q, g.d_k, g.d_v, batch.positions, rotary_table_, shape_.head, d_qkv, stream_);
+  if (!queue.deferred()) region.announce_regather(a.normed1);
+  linear_dgrad(blas_, d_qkv, parameters_.weights(id.q, 3), branch_);
+  queue.push(unit, [=, this, &region, normed = a.normed1] {
+    linear_wgrad(blas_, d_qkv, region.regather(normed), parameters_.gradients(id.q, 3));
+  });
+  norm_backward(unit, id.norm1, region.enter_backward(branch_, drain), a.input, a.rstd1, true, d,
+                of_layer.norms.row_range(0, 1), queue);
+}
+
+Tensor Transformer::copied(Tensor d, Tensor copy) const {
+  if (copy.data == nullptr) return d;
+  CUDA_CHECK(cudaMemcpyAsync(copy.data, d.data, d.bytes(), cudaMemcpyDeviceToDevice, stream_));
+  return copy;
+}
+
+void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
+  const int unit = head_unit(model_.layers);
+  seams_.hooks->before_weights(unit, Pass::forward);
+  norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
+  linear_forward(blas_, seams_.region->enter(a.final_normed), parameters_.weights(ids_.head), a.logits);
+  seams_.hooks->after_weights(unit, Pass::forward);
+  cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
+  seams_.region->combine(a.loss_statistics);
+  cross_entropy_loss(a.loss_statistics, batch.targets, batch.inverse_target_tokens, a.loss.data, stream_);
+}
+
+void Transformer::head_backward(const Batch& batch, Activations& a) {
+  const int unit = head_unit(model_.layers);
+  TensorRegion& region = *seams_.region;
+  seams_.hooks->before_weights(unit, Pass::backward);
+  cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
+                         a.loss_statistics, stream_);
+  if (!a.queue.deferred()) region.announce_regather(a.final_normed);
+  linear_dgrad(blas_, a.logits, parameters_.weights(ids_.head), branch_);
+  a.queue.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
+    linear_wgrad(blas_, d_logits, region.regather(normed), parameters_.gradients(ids_.head));
+  });
+  const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue.drain_unless_deferred(); });
+  norm_backward(unit, ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient,
+                a.final_norm_gradient, a.queue);
+  seams_.hooks->after_weights(unit, Pass::backward);
+  a.queue.close(unit, batch.last);
+}
+
+void Transformer::norm_backward(int unit, int norm, Tensor d_normed, Tensor x, Statistics rstd,
+                                bool accumulate, Tensor d, Statistics weight_gradient, WgradQueue& queue) {
+  rmsnorm_backward(d_normed, x, parameters_.weights(norm).data, rstd.data, accumulate, d, norm_partials_,
+                   weight_gradient.data, stream_);
+  queue.push(unit, [=, this] {
+    pentatron::accumulate(weight_gradient.data, parameters_.gradients(norm).data, weight_gradient.size(),
+                          stream_);
+  });
+}
+
+}  // namespace pentatron

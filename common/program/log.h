@@ -1,0 +1,87 @@
+// What a run shows: a line every few steps, the memory table at the end, and, with --log-json, every step and
+// a summary as one JSON object a line. Numbers come in as plain values, so that this file knows neither CUDA
+// nor ranks.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <iosfwd>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/memory.h"
+
+namespace pentatron {
+
+struct StepRecord {
+  int64_t step;      // from 1
+  double loss;       // nats per token of the global batch
+  double grad_norm;  // before clipping
+  double lr;
+  int64_t tokens;      // of the global batch
+  double seconds;      // that the step took
+  size_t memory_peak;  // bytes, the largest of all ranks
+  size_t comm_bytes;   // sent by a rank in this step, the largest of all ranks
+};
+
+struct RankMemory {
+  MemoryPrediction predicted;
+  MemoryBytes measured;  // at the peak
+};
+
+struct OperationCount {
+  std::string operation;  // "all_reduce", ...
+  int64_t calls;
+  int64_t elements;
+};
+
+struct RankReport {
+  RankMemory memory;
+  std::vector<OperationCount> communication;
+};
+
+// For the way from one rank to another.
+std::string to_text(const RankReport& report);
+RankReport rank_report(const std::string& text);
+
+struct Summary {
+  std::vector<std::pair<std::string, int>> layout;  // degree of each mesh dimension
+  int64_t parameters;                               // of the whole model
+  double final_loss;
+  double seconds;                 // of all steps
+  std::vector<RankReport> ranks;  // [ranks]
+};
+
+class RunLog {
+ public:
+  // flops_per_token: model FLOPs, forward and backward, without recomputation. peak_flops: FLOP/s of all
+  // ranks together, 0 where it is not known. json_path: empty for no log; throws UsageError if it cannot be
+  // written.
+  RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every, double flops_per_token,
+         double peak_flops);
+
+  void step(const StepRecord& record);
+  void summary(const Summary& summary);  // the table on the terminal, and the last line of the log
+
+ private:
+  void write_json(const std::string& line);
+
+  std::ostream& out_;
+  std::string json_path_;
+  std::ofstream json_;
+  int steps_;
+  int log_every_;
+  double flops_per_token_;
+  double peak_flops_;
+  double unshown_tokens_ = 0;   // since the last printed line
+  double unshown_seconds_ = 0;  // likewise
+};
+
+// Purpose by purpose, predicted and measured; with several ranks, the largest of all.
+void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);
+
+std::string human_bytes(double bytes);  // "1.50 MiB"
+std::string human_count(double count);  // "41.2k"
+
+}  // namespace pentatron

@@ -1,0 +1,23 @@
+#include <cmath>
+
+#include "program/totals.h"
+
+namespace pentatron {
+
+__global__ void add_loss_kernel(const accum* term, double* sum) {
+  for ([[maybe_unused]] int once : block_range(1)) sum[0] += term[0];
+}
+
+void StepTotals::add_loss(Statistics micro_batch_loss) {
+  launch(add_loss_kernel, dim3(1), stream_, micro_batch_loss.data, loss());
+}
+
+void StepTotals::wait() {
+  CUDA_CHECK(
+      cudaMemcpyAsync(host_.data(), device_.data(), size * sizeof(double), cudaMemcpyDeviceToHost, stream_));
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+double StepTotals::host_norm() const { return std::sqrt(host_[1]); }
+
+}  // namespace pentatron

@@ -1,0 +1,33 @@
+// The two numbers of a step that leave the device: its loss and its squared gradient norm. They lie side by
+// side, so that one collective can sum both over the ranks and one copy brings both to the host.
+#pragma once
+
+#include "device/tensor.h"
+
+namespace pentatron {
+
+class StepTotals {
+ public:
+  explicit StepTotals(cudaStream_t stream)
+      : stream_(stream), device_(size, Purpose::optimizer), host_(size) {}
+
+  void reset() { CUDA_CHECK(cudaMemsetAsync(device_.data(), 0, size * sizeof(double), stream_)); }
+  void add_loss(Statistics micro_batch_loss /*[1, 1]*/);
+
+  static constexpr int size = 2;
+  double* data() const { return device_.data(); }  // on the device: [loss, squared gradient norm]
+  double* loss() const { return device_.data(); }
+  double* norm_squared() const { return device_.data() + 1; }
+
+  // Waits for the stream, the only time in a step; then the host's values can be read.
+  void wait();
+  double host_loss() const { return host_[0]; }
+  double host_norm() const;
+
+ private:
+  cudaStream_t stream_;
+  DeviceArray<double> device_;
+  PinnedArray<double> host_;
+};
+
+}  // namespace pentatron

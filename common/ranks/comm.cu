@@ -1,0 +1,392 @@
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+
+#include "ranks/comm.h"
+#include "ranks/mpi_wait.h"
+#ifdef NCCL_OVER_MPI
+#include "modelled_link.h"
+#endif
+
+namespace pentatron {
+namespace {
+
+constexpr int no_peer = -1;
+
+template <class T>
+constexpr ncclDataType_t nccl_type = ncclFloat;
+template <>
+constexpr ncclDataType_t nccl_type<double> = ncclDouble;
+template <>
+constexpr ncclDataType_t nccl_type<__nv_bfloat16> = ncclBfloat16;
+template <>
+constexpr ncclDataType_t nccl_type<int32_t> = ncclInt32;
+
+// Each value combined over all ranks.
+std::vector<double> reduce(Watchdog& watchdog, std::vector<double> values, MPI_Op op) {
+  const Watchdog::Call call(watchdog, "MPI_Iallreduce");
+  std::vector<double> result(values.size());
+  MPI_Request request;
+  MPI_CHECK(MPI_Iallreduce(values.data(), result.data(), static_cast<int>(values.size()), MPI_DOUBLE, op,
+                           MPI_COMM_WORLD, &request));
+  wait(request);
+  return result;
+}
+
+// Links can be modelled where the stand-in does the communication.
+void check_link(const std::string& option, const std::string& link) {
+  if (link.empty()) return;
+#ifdef NCCL_OVER_MPI
+  std::string expected;
+  if (!nccl_mpi::parse_link(link, &expected))
+    throw UsageError(option, link, expected.substr(expected.find(' ') + 1));  // it begins with "expected"
+#else
+  throw UsageError(option, link, "no modelled link with real NCCL; build with NCCL=mpi");
+#endif
+}
+
+// How many lower ranks have the host of this one: that number of GPU is its own.
+int rank_on_host(int rank, int ranks) {
+  std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
+  int length = 0;
+  MPI_CHECK(MPI_Get_processor_name(host.data(), &length));
+  std::vector<decltype(host)> hosts(ranks);
+  MPI_Request request;
+  MPI_CHECK(MPI_Iallgather(host.data(), sizeof host, MPI_BYTE, hosts.data(), sizeof host, MPI_BYTE,
+                           MPI_COMM_WORLD, &request));
+  wait(request);
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host));
+}
+
+// Communicators may be in use together only if what the host issues to them runs in its order (NCCL's and
+// CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT); otherwise a pipeline's sends and receives deadlock.
+void check_versions() {
+#ifndef NCCL_OVER_MPI
+  int nccl = 0, driver = 0;
+  NCCL_CHECK(ncclGetVersion(&nccl));
+  CUDA_CHECK(cudaDriverGetVersion(&driver));
+  if (nccl < NCCL_VERSION(2, 26, 0)) fail("NCCL", "version 2.26 or later is needed", __FILE__, __LINE__);
+  if (std::min(driver, CUDART_VERSION) < 12030)
+    fail("CUDA", "a toolkit and a driver for CUDA 12.3 or later are needed", __FILE__, __LINE__);
+#endif
+}
+
+}  // namespace
+
+void check_nccl(ncclResult_t status, const char* call, const char* file, int line) {
+  if (status != ncclSuccess) fail(call, ncclGetErrorString(status), file, line);
+}
+
+// ---- World ------------------------------------------------------------------------------------------------
+
+World::World(int* argc, char*** argv) {
+  set_environment();
+  int running = 0, provided = 0;
+  MPI_CHECK(MPI_Initialized(&running));
+  started_mpi_ = !running;
+  if (started_mpi_) MPI_CHECK(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  MPI_CHECK(MPI_Query_thread(&provided));
+  MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
+  MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &ranks_));
+  if (provided < MPI_THREAD_MULTIPLE)
+    fail("MPI_Init_thread", "MPI_THREAD_MULTIPLE is missing", __FILE__, __LINE__);
+  set_rank_for_messages(rank_);
+  at_failure([] { MPI_Abort(MPI_COMM_WORLD, 1); });
+  int devices = 0;
+  CUDA_CHECK(cudaGetDeviceCount(&devices));
+  CUDA_CHECK(cudaSetDevice(rank_on_host(rank_, ranks_) % devices));
+  check_versions();
+  watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
+}
+
+World::~World() {
+  watchdog_.reset();
+  if (started_mpi_) MPI_Finalize();
+}
+
+void World::configure(const Options& options) {
+  watchdog_->set_timeout(options.timeout);
+  check_link("--link", options.link);
+  check_link("--link-between-nodes", options.link_between_nodes);
+  if (!options.link.empty()) setenv("NCCL_CPU_LINK", options.link.c_str(), true);
+  if (!options.link_between_nodes.empty()) {
+    setenv("NCCL_CPU_LINK_BETWEEN_NODES", options.link_between_nodes.c_str(), true);
+  }
+  if (options.ranks_per_node > 0) {
+    setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(options.ranks_per_node).c_str(), true);
+  }
+}
+
+std::vector<double> World::largest(const std::vector<double>& values) const {
+  return reduce(*watchdog_, values, MPI_MAX);
+}
+std::vector<double> World::sum(const std::vector<double>& values) const {
+  return reduce(*watchdog_, values, MPI_SUM);
+}
+
+std::vector<std::string> World::gather(const std::string& text) const {
+  const Watchdog::Call call(*watchdog_, "MPI_Igatherv");
+  MPI_Request request;
+  const int size = static_cast<int>(text.size());
+  std::vector<int> sizes(ranks_), offsets(ranks_);
+  MPI_CHECK(MPI_Igather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, MPI_COMM_WORLD, &request));
+  wait(request);
+  for (int rank = 1; rank < ranks_; ++rank) offsets[rank] = offsets[rank - 1] + sizes[rank - 1];
+  std::string all(rank_ == 0 ? offsets.back() + sizes.back() : 0, ' ');
+  MPI_CHECK(MPI_Igatherv(text.data(), size, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
+                         MPI_COMM_WORLD, &request));
+  wait(request);
+  std::vector<std::string> result;
+  for (int rank = 0; rank_ == 0 && rank < ranks_; ++rank)
+    result.push_back(all.substr(offsets[rank], sizes[rank]));
+  return result;
+}
+
+bool World::all_arrive(double seconds) const {
+  MPI_Request request;
+  MPI_CHECK(MPI_Ibarrier(MPI_COMM_WORLD, &request));
+  return wait_at_most(request, seconds);
+}
+
+int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train) {
+  World world(&argc, &argv);
+  // Each rank finds the same faults; a rank that finds one alone ends the others.
+  std::string complaint;
+  const int status = run_program([&] {
+    try {
+      train(world);
+    } catch (const UsageError& error) {
+      complaint = error.what();
+    } catch (const HelpRequest& help) {
+      if (world.rank() == 0) throw;
+    }
+  });
+  if (complaint.empty()) return status;
+  constexpr double patience = 3;  // seconds
+  const bool all = world.all_arrive(patience);
+  if (all ? world.rank() == 0 : true) std::fprintf(stderr, "%s\n", complaint.c_str());
+  if (!all) MPI_Abort(MPI_COMM_WORLD, exit_bad_usage);
+  return exit_bad_usage;
+}
+
+std::vector<int> World::all() const {
+  std::vector<int> ranks(ranks_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+TrafficByOperation World::traffic() const {
+  TrafficByOperation sum;
+  for (const Communicator* communicator : communicators_) {
+    for (const auto& [operation, traffic] : communicator->traffic()) {
+      sum[operation].calls += traffic.calls;
+      sum[operation].elements += traffic.elements;
+      sum[operation].sent_bytes += traffic.sent_bytes;
+    }
+  }
+  return sum;
+}
+
+void World::begin_counting() {
+  for (Communicator* communicator : communicators_) communicator->reset_traffic();
+}
+
+double World::sent_bytes() const {
+  double sum = 0;
+  for (const auto& [operation, traffic] : traffic()) sum += traffic.sent_bytes;
+  return sum;
+}
+
+std::vector<OperationCount> World::operation_counts() const {
+  std::vector<OperationCount> counts;
+  for (const auto& [operation, traffic] : traffic())
+    counts.push_back({operation, traffic.calls, traffic.elements});
+  return counts;
+}
+
+// ---- Communicator -----------------------------------------------------------------------------------------
+
+Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name)
+    : world_(world), name_(world.keep(name)), stream_(name_), ranks_(static_cast<int>(members.size())) {
+  const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
+  rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
+  // The first member makes the identifier, and sends it to the others.
+  constexpr int tag = 0;
+  ncclUniqueId id;
+  MPI_Request request;
+  if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+  for (int peer = 1; rank_ == 0 && peer < ranks_; ++peer) {
+    MPI_CHECK(MPI_Isend(&id, sizeof id, MPI_BYTE, members[peer], tag, MPI_COMM_WORLD, &request));
+    wait(request);
+  }
+  if (rank_ > 0) {
+    MPI_CHECK(MPI_Irecv(&id, sizeof id, MPI_BYTE, members[0], tag, MPI_COMM_WORLD, &request));
+    wait(request);
+  }
+  NCCL_CHECK(ncclCommInitRank(&comm_, ranks_, id, rank_));
+  world_.watchdog().add(comm_);
+  world_.communicators_.insert(this);
+}
+
+Communicator::~Communicator() {
+  cudaStreamSynchronize(stream_);
+  world_.communicators_.erase(this);
+  world_.watchdog().remove(comm_);
+  ncclCommDestroy(comm_);
+}
+
+void Communicator::wait_for(cudaStream_t producer) {
+  event_.record(producer);
+  event_.make_wait(stream_);
+}
+
+void Communicator::release(cudaStream_t consumer) {
+  event_.record(stream_);
+  event_.make_wait(consumer);
+}
+
+template <class T, class Issue>
+void Communicator::issue(const char* operation, size_t elements, double sent_share, int peer,
+                         const Issue& call) {
+  if (in_group_) {
+    call();
+    pending_.push_back({operation, elements, peer});
+  } else {
+    trace::Range range(stream_, operation);
+    {
+      const Watchdog::Call in(world_.watchdog(), operation);
+      call();
+    }
+    world_.watchdog().note(operation, name_, elements, peer, stream_);
+  }
+  Traffic& t = traffic_[operation];
+  t.calls += 1;
+  t.elements += elements;
+  t.sent_bytes += elements * sent_share * sizeof(T);
+}
+
+Communicator::Group::Group(Communicator& communicator)
+    : communicator_(communicator), range_(communicator.stream_, "group") {
+  NCCL_CHECK(ncclGroupStart());
+  communicator_.in_group_ = true;
+}
+
+Communicator::Group::~Group() {
+  Communicator& c = communicator_;
+  {
+    const Watchdog::Call call(c.world_.watchdog(), "ncclGroupEnd");
+    NCCL_CHECK(ncclGroupEnd());
+  }
+  for (const Pending& p : c.pending_)
+    c.world_.watchdog().note(p.operation, c.name_, p.elements, p.peer, c.stream_);
+  c.pending_.clear();
+  c.in_group_ = false;
+}
+
+template <class T>
+void Communicator::all_reduce(const T* in, T* out, size_t size, ncclRedOp_t op) {
+  issue<T>("all_reduce", size, 2.0 * (ranks_ - 1) / ranks_, no_peer,
+           [&] { NCCL_CHECK(ncclAllReduce(in, out, size, nccl_type<T>, op, comm_, stream_)); });
+}
+
+template <class T>
+void Communicator::reduce_scatter(const T* in, T* out, size_t size, ncclRedOp_t op) {
+  issue<T>("reduce_scatter", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer,
+           [&] { NCCL_CHECK(ncclReduceScatter(in, out, size, nccl_type<T>, op, comm_, stream_)); });
+}
+
+template <class T>
+void Communicator::all_gather(const T* in, T* out, size_t size) {
+  issue<T>("all_gather", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer,
+           [&] { NCCL_CHECK(ncclAllGather(in, out, size, nccl_type<T>, comm_, stream_)); });
+}
+
+template <class T>
+void Communicator::broadcast(T* data, size_t size, int root) {
+  const bool last_of_ring = rank_ == (root + ranks_ - 1) % ranks_;  // which passes nothing on
+  issue<T>("broadcast", size, last_of_ring ? 0 : 1, root,
+           [&] { NCCL_CHECK(ncclBroadcast(data, data, size, nccl_type<T>, root, comm_, stream_)); });
+}
+
+template <class T>
+void Communicator::send(const T* data, size_t size, int peer) {
+  issue<T>("send", size, 1, peer,
+           [&] { NCCL_CHECK(ncclSend(data, size, nccl_type<T>, peer, comm_, stream_)); });
+}
+
+template <class T>
+void Communicator::receive(T* data, size_t size, int peer) {
+  issue<T>("receive", size, 0, peer,
+           [&] { NCCL_CHECK(ncclRecv(data, size, nccl_type<T>, peer, comm_, stream_)); });
+}
+
+template <class T>
+void Communicator::connect(int to, int from, T* scratch) {
+  {
+    const Group exchange(*this);
+    send(scratch, 1, to);
+    receive(scratch + 1, 1, from);
+  }
+  stream_.synchronize();
+}
+
+template <class T>
+void Communicator::all_to_all(const T* in, T* out, size_t size) {
+  issue<T>("all_to_all", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer, [&] {
+    NCCL_CHECK(ncclGroupStart());
+    for (int peer = 0; peer < ranks_; ++peer) {
+      NCCL_CHECK(ncclSend(in + peer * size, size, nccl_type<T>, peer, comm_, stream_));
+      NCCL_CHECK(ncclRecv(out + peer * size, size, nccl_type<T>, peer, comm_, stream_));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+  });
+}
+
+template <class T>
+void Communicator::all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out) {
+  size_t elements = 0, sent = 0;
+  for (const Part<T>& part : in) {
+    elements += part.count;
+    if (part.peer != rank_) sent += part.count;
+  }
+  issue<T>("all_to_all_v", elements, elements == 0 ? 0 : static_cast<double>(sent) / elements, no_peer, [&] {
+    NCCL_CHECK(ncclGroupStart());
+    for (const Part<T>& part : in) {
+      if (part.count > 0)
+        NCCL_CHECK(ncclSend(part.data, part.count, nccl_type<T>, part.peer, comm_, stream_));
+    }
+    for (const Part<T>& part : out) {
+      if (part.count > 0)
+        NCCL_CHECK(ncclRecv(part.data, part.count, nccl_type<T>, part.peer, comm_, stream_));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+  });
+}
+
+void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute) {
+  wait_for(compute);
+  issue<double>("scalars", size, 2.0 * (ranks_ - 1) / ranks_, no_peer, [&] {
+    NCCL_CHECK(ncclAllReduce(values, values, size, ncclDouble, ncclSum, comm_, stream_));
+  });
+  release(compute);
+}
+
+#define PENTATRON_INSTANTIATE(T)                                                    \
+  template void Communicator::all_reduce<T>(const T*, T*, size_t, ncclRedOp_t);     \
+  template void Communicator::reduce_scatter<T>(const T*, T*, size_t, ncclRedOp_t); \
+  template void Communicator::all_gather<T>(const T*, T*, size_t);                  \
+  template void Communicator::broadcast<T>(T*, size_t, int);                        \
+  template void Communicator::send<T>(const T*, size_t, int);                       \
+  template void Communicator::receive<T>(T*, size_t, int);                          \
+  template void Communicator::connect<T>(int, int, T*);                             \
+  template void Communicator::all_to_all<T>(const T*, T*, size_t);                  \
+  template void Communicator::all_to_all_v<T>(const std::vector<Part<T>>&, const std::vector<Part<T>>&);
+PENTATRON_INSTANTIATE(float)
+PENTATRON_INSTANTIATE(double)
+PENTATRON_INSTANTIATE(__nv_bfloat16)
+PENTATRON_INSTANTIATE(int32_t)
+#undef PENTATRON_INSTANTIATE
+
+}  // namespace pentatron

@@ -1,0 +1,176 @@
+// Ranks and how they talk. A `World` is this process among all that mpirun started: MPI carries what the
+// hosts have to agree on, and watches for hangs. A `Communicator` is a thin layer over an ncclComm_t and a
+// stream of its own: collectives are issued to that stream, and only events order it against others.
+#pragma once
+
+#include <mpi.h>
+#include <nccl.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device/precision.h"
+#include "device/tensor.h"
+#include "program/log.h"
+#include "program/options.h"
+#include "program/program.h"
+#include "ranks/watchdog.h"
+
+// Failed calls print the call, the error's text, file:line and rank, and end every rank.
+#define NCCL_CHECK(call) pentatron::check_nccl((call), #call, __FILE__, __LINE__)
+
+namespace pentatron {
+
+void check_nccl(ncclResult_t status, const char* call, const char* file, int line);
+
+// Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
+// that this rank sent under the ring algorithm.
+struct Traffic {
+  int64_t calls = 0, elements = 0;
+  double sent_bytes = 0;
+};
+using TrafficByOperation = std::map<std::string, Traffic>;
+
+class Communicator;
+
+class World : public Peers {
+ public:
+  // Starts MPI, unless somebody has (tests have), picks this rank's GPU (its number on the host, modulo the
+  // GPUs there), and starts the watchdog.
+  World(int* argc, char*** argv);
+  ~World() override;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  // What the options say about communication: the watchdog's patience, and modelled links, which must be set
+  // before the first communicator is made.
+  void configure(const Options& options);
+
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+  Watchdog& watchdog() { return *watchdog_; }
+  // A copy that lives as long as the watchdog, which may be asked about a communicator that is gone.
+  const char* keep(const std::string& name) { return names_.insert(name).first->c_str(); }
+
+  // Host values. All ranks call these, in the same order; waiting yields the core.
+  std::vector<double> largest(const std::vector<double>& values) const override;
+  std::vector<double> sum(const std::vector<double>& values) const override;
+  std::vector<std::string> gather(const std::string& text) const override;
+  bool all_arrive(double seconds) const;  // a barrier that gives up
+  std::vector<int> all() const;           // 0, 1, ... ranks() - 1
+
+  // Of all communicators that there are, together.
+  void begin_counting() override;
+  double sent_bytes() const override;
+  std::vector<OperationCount> operation_counts() const override;
+  TrafficByOperation traffic() const;
+
+ private:
+  friend class Communicator;
+
+  int rank_ = 0, ranks_ = 1;
+  bool started_mpi_ = false;
+  std::set<std::string> names_;
+  std::set<Communicator*> communicators_;
+  std::unique_ptr<Watchdog> watchdog_;
+};
+
+// As run_program, on all ranks: after bad input rank 0 prints its line, once, and every rank returns 2.
+int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
+
+class Communicator {
+ public:
+  // `members`: ranks of the world. They form a communicator in this order, and only they call this.
+  Communicator(World& world, const std::vector<int>& members, const std::string& name);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  cudaStream_t stream() const { return stream_; }
+
+  // What is issued here from now on starts after what `producer` has been given so far.
+  void wait_for(cudaStream_t producer);
+  // What `consumer` is given from now on starts after what has been issued here so far.
+  void release(cudaStream_t consumer);
+
+  // Sends an element to one rank and receives one from another, or from the same, and waits for it. NCCL
+  // connects two ranks when they first exchange something, which may block the host: better now than between
+  // other operations.
+  template <class T>
+  void connect(int to, int from, T* scratch /*[2]*/);
+
+  // Collectives over `count` elements a rank. `in` may be `out` (all_reduce), the rank's own part of `out`
+  // (all_gather), or contain `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16,
+  // int32_t.
+  template <class T>
+  void all_reduce(const T* in, T* out, size_t count, ncclRedOp_t op = ncclSum);
+  template <class T>
+  void reduce_scatter(const T* in /*[ranks, count]*/, T* out /*[count]*/, size_t count,
+                      ncclRedOp_t op = ncclSum);
+  template <class T>
+  void all_gather(const T* in /*[count]*/, T* out /*[ranks, count]*/, size_t count);
+  template <class T>
+  void broadcast(T* data, size_t count, int root);
+  template <class T>
+  void send(const T* data, size_t count, int peer);
+  template <class T>
+  void receive(T* data, size_t count, int peer);
+  // Part i of `in` goes to rank i, and part i of `out` comes from rank i.
+  template <class T>
+  void all_to_all(const T* in /*[ranks, count]*/, T* out /*[ranks, count]*/, size_t count);
+  // The same with parts of any size, several for a rank or none. Between two ranks they match in order.
+  template <class T>
+  struct Part {
+    T* data;
+    size_t count;
+    int peer;
+  };
+  template <class T>
+  void all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out);
+
+  // While one exists, operations are collected; they start together, as one, when it goes.
+  class Group {
+   public:
+    explicit Group(Communicator& communicator);
+    ~Group();
+    Group(const Group&) = delete;
+
+   private:
+    Communicator& communicator_;
+    trace::Range range_;
+  };
+
+  const TrafficByOperation& traffic() const { return traffic_; }
+  void reset_traffic() { traffic_.clear(); }
+
+  // Sums `size` doubles, a few, over the ranks, in stream order of `compute`. Counted apart.
+  void sum_scalars(double* values, size_t size, cudaStream_t compute);
+
+ private:
+  // Runs the NCCL call that issues an operation, and keeps the books.
+  template <class T, class Issue>
+  void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);
+
+  World& world_;
+  const char* name_;
+  Stream stream_;
+  ncclComm_t comm_ = nullptr;
+  Event event_;
+  int rank_ = 0, ranks_ = 1;
+  TrafficByOperation traffic_;
+  struct Pending {
+    const char* operation;
+    size_t elements;
+    int peer;
+  };
+  bool in_group_ = false;
+  std::vector<Pending> pending_;  // issued in the group that is open
+};
+
+}  // namespace pentatron

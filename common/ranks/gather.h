@@ -1,0 +1,19 @@
+// A whole parameter on the host of every rank, for a checkpoint or a test. It takes the walk that the
+// optimizer and the gradient norm take, over the pieces that each rank owns and the parameters that they
+// cross, and so knows nothing of how a technique lays them out.
+#pragma once
+
+#include <vector>
+
+#include "model/parameters.h"
+#include "ranks/comm.h"
+
+namespace pentatron {
+
+enum class Content { weights, gradients };
+
+// [rows, columns] of the global shape. All ranks call this; waits for `stream`, whose work made the content.
+std::vector<double> gather_parameter(const World& world, const Parameters& parameters, int id,
+                                     Content content, cudaStream_t stream);
+
+}  // namespace pentatron

@@ -1,0 +1,205 @@
+#include <cstdio>
+#include <sstream>
+#include <vector>
+
+#include "ranks/mpi_wait.h"
+#include "ranks/watchdog.h"
+
+namespace pentatron {
+namespace {
+
+constexpr int tag_question = 1, tag_answer = 2;
+constexpr double patience = 2;  // seconds to wait for the other ranks' answers
+
+MPI_Comm watchdogs = MPI_COMM_NULL;
+
+bool arrived(int source, int tag, MPI_Status& status) {
+  int flag = 0;
+  MPI_Iprobe(source, tag, watchdogs, &flag, &status);
+  return flag != 0;
+}
+
+}  // namespace
+
+Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
+  MPI_Request copied;
+  MPI_CHECK(MPI_Comm_idup(MPI_COMM_WORLD, &watchdogs, &copied));
+  wait(copied);
+  CUDA_CHECK(cudaGetDevice(&device_));
+  for (Slot& slot : slots_) {
+    cudaEvent_t event;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    slot.done = event;
+  }
+  thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_one();
+  thread_.join();
+  for (Slot& slot : slots_) cudaEventDestroy(slot.done);
+  MPI_Comm_free(&watchdogs);
+}
+
+void Watchdog::note(const char* operation, const char* communicator, size_t elements, int peer,
+                    cudaStream_t stream) {
+  const int64_t sequence = issued_.load(std::memory_order_relaxed);
+  Slot& slot = slots_[sequence % kept];
+  slot.sequence = -1;  // being written
+  slot.operation = operation;
+  slot.communicator = communicator;
+  slot.elements = elements;
+  slot.peer = peer;
+  slot.issued = now();
+  CUDA_CHECK(cudaEventRecord(slot.done, stream));
+  slot.sequence = sequence;
+  issued_.store(sequence + 1);
+}
+
+double Watchdog::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+Watchdog::Waiting Watchdog::oldest_unfinished() const {
+  const int64_t issued = issued_;
+  for (int64_t i = std::max<int64_t>(0, issued - kept); i < issued; ++i) {
+    if (cudaEventQuery(slots_[i % kept].done) == cudaErrorNotReady) return {.operation = i};
+  }
+  if (call_ != nullptr) return {.call = calls_};
+  return {};
+}
+
+void Watchdog::add(ncclComm_t communicator) {
+  std::lock_guard lock(mutex_);
+  communicators_.push_back(communicator);
+}
+
+void Watchdog::remove(ncclComm_t communicator) {
+  std::lock_guard lock(mutex_);
+  std::erase(communicators_, communicator);
+}
+
+void Watchdog::check_for_errors() {
+  std::lock_guard lock(mutex_);
+  for (const ncclComm_t communicator : communicators_) {
+    ncclResult_t error = ncclSuccess;
+    ncclCommGetAsyncError(communicator, &error);
+    if (error == ncclSuccess || error == ncclInProgress) continue;
+    std::fprintf(stderr, "watchdog of rank %d: %s: %s\n%s", rank_, ncclGetErrorString(error),
+                 ncclGetLastError(communicator), report().c_str());
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+}
+
+void Watchdog::watch() {
+  CUDA_CHECK(cudaSetDevice(device_));  // a new thread's is 0, where its first call would take memory
+  Waiting oldest;
+  double since = now();
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (stop_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stopping_; })) return;
+    }
+    answer_questions();
+    check_for_errors();
+    const Waiting seen = oldest_unfinished();
+    if (seen != oldest || seen == Waiting()) {
+      oldest = seen;
+      since = now();
+    }
+    if (now() - since > timeout_ && !asked_by_lower_rank_) ask_and_abort();
+  }
+}
+
+// The last operations of this rank, the newest last, one a line.
+std::string Watchdog::report() const {
+  constexpr int64_t shown = 6;
+  const int64_t issued = issued_;
+  char line[256];
+  std::snprintf(line, sizeof line, "rank %d: %lld operations issued\n", rank_,
+                static_cast<long long>(issued));
+  std::string text = line;
+  for (int64_t i = std::max<int64_t>(0, issued - shown); i < issued; ++i) {
+    const Slot& slot = slots_[i % kept];
+    if (slot.sequence != i) continue;
+    const bool finished = cudaEventQuery(slot.done) == cudaSuccess;
+    const std::string peer = slot.peer < 0 ? "" : ", peer " + std::to_string(slot.peer);
+    std::snprintf(line, sizeof line, "  #%lld %s on %s, %zu elements%s: %s %.1f s\n",
+                  static_cast<long long>(i), slot.operation.load(), slot.communicator.load(),
+                  slot.elements.load(), peer.c_str(), finished ? "finished, issued before" : "waiting since",
+                  now() - slot.issued);
+    text += line;
+  }
+  if (const char* const call = call_) {
+    std::snprintf(line, sizeof line, "  the host has been in %s for %.1f s\n", call, now() - called_);
+    text += line;
+  }
+  return text;
+}
+
+void Watchdog::answer_questions() {
+  MPI_Status status;
+  while (arrived(MPI_ANY_SOURCE, tag_question, status)) {
+    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag_question, watchdogs, MPI_STATUS_IGNORE);
+    if (status.MPI_SOURCE < rank_) asked_by_lower_rank_ = true;  // that one reports for all
+    const std::string text = std::to_string(issued_) + "\n" + report();
+    MPI_Request request;
+    MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, tag_answer, watchdogs,
+              &request);
+    wait_at_most(request, patience);
+  }
+}
+
+void Watchdog::ask_and_abort() {
+  for (int peer = 0; peer < ranks_; ++peer) {
+    MPI_Request request;
+    if (peer != rank_) MPI_Isend(nullptr, 0, MPI_BYTE, peer, tag_question, watchdogs, &request);
+  }
+  std::vector<std::string> reports(ranks_);
+  std::vector<int64_t> issued(ranks_, -1);
+  reports[rank_] = report();
+  issued[rank_] = issued_;
+  const double deadline = now() + patience;
+  for (int answers = 1; answers < ranks_ && now() < deadline;) {
+    MPI_Status status;
+    answer_questions();
+    if (asked_by_lower_rank_) return;
+    if (!arrived(MPI_ANY_SOURCE, tag_answer, status)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      continue;
+    }
+    int length = 0;
+    MPI_Get_count(&status, MPI_CHAR, &length);
+    std::string text(length, ' ');
+    MPI_Recv(text.data(), length, MPI_CHAR, status.MPI_SOURCE, tag_answer, watchdogs, MPI_STATUS_IGNORE);
+    issued[status.MPI_SOURCE] = std::stoll(text);
+    reports[status.MPI_SOURCE] = text.substr(text.find('\n') + 1);
+    ++answers;
+  }
+
+  std::ostringstream text;
+  text << "watchdog of rank " << rank_ << ": nothing has moved for " << timeout_.load()
+       << " s. The last operations of all ranks:\n";
+  const int64_t most = *std::max_element(issued.begin(), issued.end());
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (issued[peer] < 0) text << "rank " << peer << ": does not answer\n";
+    text << reports[peer];
+  }
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (issued[peer] < 0 || issued[peer] == most) continue;
+    text << "rank " << peer << " is behind: it has issued " << issued[peer] << " operations, others " << most
+         << '\n';
+  }
+  std::fputs(text.str().c_str(), stderr);
+  std::fflush(stderr);
+  std::this_thread::sleep_for(
+      std::chrono::seconds(1));  // mpirun passes on no more once it has been told to abort
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+}  // namespace pentatron
