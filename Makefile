@@ -34,8 +34,10 @@ HOST := build/host$(addprefix -,$(SANITIZE))
 # The rooms of common, from the bottom up: a file includes only files of its own room and of rooms below.
 ROOMS := device kernels model ranks program
 # What runs on several ranks, needs MPI and NCCL: everything but 01.
-PARALLEL_SOURCES := $(wildcard common/ranks/*.cu)
+PARALLEL_SOURCES := $(wildcard common/ranks/*.cu) common/program/parallel_program.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
+# Programs beside the main.cu of their stage.
+SIDE_PROGRAMS := 02_data_parallel/collectives 07_combined_5d/experts
 COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
@@ -102,7 +104,7 @@ TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
-programs: $(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives
+programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
 tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
@@ -111,16 +113,16 @@ $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(S
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench: $(BUILD)/objects/tests/tools/bench.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
-$(BUILD)/collectives: $(BUILD)/objects/02_data_parallel/collectives.cu.o $(COMMON) $(STANDINS)
+$(foreach p,$(SIDE_PROGRAMS),$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc)))
 	@echo "link     $@"
 	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
-PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) collectives)
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)))
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
-$(PROGRAMS:%=$(BUILD)/%) $(BUILD)/collectives $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
+$(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
 
@@ -146,7 +148,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(BUILD)/objects/02_data_parallel/collectives.cu.o $(HOST)/tests/tools/summary.cc.o \
+  $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(HOST)/tests/tools/summary.cc.o \
   $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
@@ -182,8 +184,9 @@ run:
 	  '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json' \
 	  '06 contiguous=$(RUNS)/06-contiguous.json' '06 zigzag=$(RUNS)/06-zigzag.json' '07 $(if $(filter 8,$(RANKS)),tp2 cp2 pp2,dp)=$(RUNS)/07.json'
 
-# What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=03.
-main-of = $(or $(wildcard $(1)_*/main.cu),$(error $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p))))))
+# What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=experts.
+main-of = $(or $(wildcard $(1)_*/main.cu),$(wildcard [0-9]*/$(1).cu),$(error \
+  $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p)))) $(notdir $(SIDE_PROGRAMS))))
 DIFF = git --no-pager diff --no-index --color --stat --patch
 diff:
 	@$(DIFF) $(call main-of,$(A)) $(call main-of,$(B)) || true

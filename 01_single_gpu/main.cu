@@ -29,8 +29,7 @@ void train(const Options& options) {
   require_memory(predicted, free_device_memory());
   parameters.allocate();
   parameters.initialise(options.seed, compute);
-  UnitHooks hooks;
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+  const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
                     options.sequence_length, options.recompute, seams, compute);
@@ -54,7 +53,7 @@ void train(const Options& options) {
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish(predicted);
+  run.summarize(predicted);
   const auto logits = [&](const Batch& batch) {
     model.forward(batch, *activations);
     return activations->logits;

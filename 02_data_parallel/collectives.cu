@@ -11,6 +11,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "program/program.h"
 #include "ring_all_reduce.h"
 
 using namespace pentatron;

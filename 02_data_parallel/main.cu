@@ -7,7 +7,6 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
-#include "ranks/comm.h"
 
 using namespace pentatron;
 
@@ -20,16 +19,16 @@ void train(const Options& options, World& world) {
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
 
-  Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
+  Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted = predict_memory(
-      options, element_sizes, micro_batches_of_a_rank(options, world.ranks()), {.data_ranks = world.ranks()});
+      options, element_sizes, micro_batches_of_a_rank(options, world.ranks()), {.replicas = {world.ranks()}});
   require_memory(predicted, free_device_memory());
   Communicator data_ranks(world, world.all(), "data");
   parameters.allocate();
   parameters.initialise(options.seed, compute);
-  DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, data_ranks, compute);
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+  DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
+  const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
                     options.sequence_length, options.recompute, seams, compute);
@@ -48,14 +47,14 @@ void train(const Options& options, World& world) {
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
     }
-    hooks.finish();
+    data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish(predicted, {{"dp", world.ranks()}});
+  run.summarize(predicted, {{"dp", world.ranks()}});
   const auto logits = [&](const Batch& batch) {
     model.forward(batch, *activations);
     return activations->logits;

@@ -6,7 +6,6 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
-#include "ranks/comm.h"
 #include "zero.h"
 
 using namespace pentatron;
@@ -20,17 +19,17 @@ void train(const Options& options, World& world) {
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
 
-  Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
+  Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
-                     {.zero_stage = options.zero_stage, .data_ranks = world.ranks()});
+                     {.replicas = {world.ranks()}, .sharded_states = options.zero_stage});
   require_memory(predicted, free_device_memory());
   Communicator data_ranks(world, world.all(), "data");
-  Zero hooks(options.zero_stage, parameters, data_ranks, compute);
+  Zero zero(options.zero_stage, parameters.group(), data_ranks, compute);
   parameters.initialise(options.seed, compute);
-  hooks.weights_changed();
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+  zero.weights_changed();
+  const Seams seams = {{&zero}, &region, &attention, &feed_forward};
 
   Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
                     options.sequence_length, options.recompute, seams, compute);
@@ -49,15 +48,15 @@ void train(const Options& options, World& world) {
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
     }
-    hooks.finish();
+    zero.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
-    hooks.weights_changed();
+    zero.weights_changed();
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish(predicted, {{"dp", world.ranks()}});
+  run.summarize(predicted, {{"dp", world.ranks()}});
   const auto logits = [&](const Batch& batch) {
     model.forward(batch, *activations);
     return activations->logits;

@@ -7,7 +7,6 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
-#include "ranks/comm.h"
 #include "tensor_parallel.h"
 
 using namespace pentatron;
@@ -25,16 +24,13 @@ void train(const Options& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
-                     {.tensor_ranks = world.ranks(), .sequence_parallel = options.sequence_parallel});
+                     tensor_parallel_share(options, world.ranks()));
   require_memory(predicted, free_device_memory());
   Communicator tensor_ranks(world, world.all(), "tensor");
-  TensorParallel region(options.sequence_parallel,
-                        int64_t{options.micro_batch_size} * options.sequence_length, options.model.d_model,
-                        tensor_ranks, compute);
+  TensorParallel tensor_parallel(options, rows_of(options, {}).inside, tensor_ranks, compute);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
-  UnitHooks hooks;
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+  const Seams seams = {{}, &tensor_parallel, &attention, &feed_forward};
 
   Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
                     options.sequence_length, options.recompute, seams, compute);
@@ -53,14 +49,14 @@ void train(const Options& options, World& world) {
       model.backward(batch, *activations);
       if (world.rank() == 0) totals.add_loss(activations->loss);  // the same on all ranks
     }
-    region.sum_partial_gradients(parameters);
+    tensor_parallel.sum_partial_gradients(parameters);
     optimizer.add_norm_squared(totals.norm_squared());
     tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish(predicted, {{"tp", world.ranks()}});
+  run.summarize(predicted, {{"tp", world.ranks()}});
   const auto logits = [&](const Batch& batch) {
     model.forward(batch, *activations);
     return activations->logits;

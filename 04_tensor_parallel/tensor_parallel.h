@@ -5,14 +5,15 @@
 //
 //            forward                                backward
 //   f        identity                               all-reduce       a region's input
-//   g        all-reduce                             identity         its output
+//   f-bar    all-reduce                             identity         its output (g in the paper of 2019)
 //
 // Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation", 2022) also splits what lies
 // outside the regions, by rows of tokens. An all-reduce is a reduce-scatter and an all-gather, so this costs
-// the same, but for the region's input, which is kept split and is gathered again for the weight gradients:
+// the same, but for the region's input, which is kept split and is gathered again for the weight gradients
+// (its figure 5):
 //
-//   g-bar    all-gather (again in backward)         reduce-scatter   a region's input
-//   g*       reduce-scatter                         all-gather       its output
+//   g        all-gather (again in backward)         reduce-scatter   a region's input
+//   g-bar    reduce-scatter                         all-gather       its output
 //
 // The split of the weights is declared (common/model/parameters.h); here is only what travels.
 #pragma once
@@ -20,21 +21,25 @@
 #include <string>
 
 #include "kernels/kernels.h"
+#include "model/memory.h"
 #include "model/seams.h"
+#include "program/options.h"
 #include "ranks/comm.h"
 
 namespace pentatron {
 
 class TensorParallel : public TensorRegion {
  public:
-  // For micro-batches of `rows` tokens and a residual stream of width d.
-  TensorParallel(bool sequence_parallel, int64_t rows, int64_t d, Communicator& tensor, cudaStream_t compute)
-      : sequence_parallel_(sequence_parallel && tensor.ranks() > 1), tensor_(tensor), compute_(compute) {
+  // For micro-batches of `rows` tokens.
+  TensorParallel(const Options& options, int64_t rows, Communicator& tensor, cudaStream_t compute)
+      : sequence_parallel_(options.sequence_parallel && tensor.ranks() > 1),
+        tensor_(tensor),
+        compute_(compute) {
     if (tensor_.ranks() == 1) return;
     largest_ = memory_.matrix<accum>(1, rows);
     if (!sequence_parallel_) return;
-    gathered_ = memory_.matrix<real>(rows, d);
-    regathered_ = memory_.matrix<real>(rows, d);
+    gathered_ = memory_.matrix<real>(rows, options.model.d_model);
+    entered_ = memory_.matrix<real>(rows, options.model.d_model);
   }
 
   int64_t rows_outside(int64_t rows) const override {
@@ -47,56 +52,56 @@ class TensorParallel : public TensorRegion {
 
   Tensor leave(Tensor partial) override {
     const Tensor sum = begin_sum(partial);
-    tensor_.release(compute_);
+    wait_stream(compute_, tensor_.stream());
     return sum;
   }
 
-  Tensor leave_backward(Tensor d) override { return gather(d); }
+  Tensor leave_backward(Tensor d_out) override { return gather(d_out); }
 
   // The sum travels on the communication stream, while the compute stream makes weight gradients.
-  Tensor enter_backward(Tensor d, const std::function<void()>& meanwhile) override {
-    const Tensor sum = begin_sum(d);
+  Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) override {
+    const Tensor sum = begin_sum(d_in);
     meanwhile();
-    regathered_used_.record(compute_);
-    tensor_.release(compute_);
+    entered_used_.record(compute_);
+    wait_stream(compute_, tensor_.stream());
     return sum;
   }
 
   // Gathered while the compute stream makes the input gradient; x is an activation, which is there.
-  void announce_regather(Tensor x) override {
+  void prefetch_entered(Tensor x) override {
     if (!sequence_parallel_) return;
-    regathered_used_.make_wait(tensor_.stream());
-    tensor_.all_gather(x.data, regathered_.data, x.size());
-    regather_done_.record(tensor_.stream());
-    announced_ = x.data;
+    wait_event(tensor_.stream(), entered_used_);
+    tensor_.all_gather(x.data, entered_.data, x.size());
+    entered_came_.record(tensor_.stream());
+    prefetched_ = x.data;
   }
 
-  Tensor regather(Tensor x) override {
+  Tensor entered(Tensor x) override {
     if (!sequence_parallel_) return x;
-    if (announced_ != x.data) {
-      tensor_.wait_for(compute_);
-      announce_regather(x);
+    if (prefetched_ != x.data) {
+      wait_stream(tensor_.stream(), compute_);
+      prefetch_entered(x);
     }
-    announced_ = nullptr;
-    regather_done_.make_wait(compute_);
-    return regathered_.row_range(0, x.rows * tensor_.ranks());
+    prefetched_ = nullptr;
+    wait_event(compute_, entered_came_);
+    return entered_.row_range(0, x.rows * tensor_.ranks());
   }
 
   // ---- What the ranks have in common
 
   // Every rank's largest logits, sums and targets, instead of its logits: the largest of all, to which the
   // sums are then relative, and the sums of both.
-  void combine(Statistics statistics) override {
+  void combine(AccumTensor statistics) override {
     if (tensor_.ranks() == 1) return;
     const int64_t rows = statistics.columns;
-    tensor_.wait_for(compute_);
+    wait_stream(tensor_.stream(), compute_);
     tensor_.all_reduce(statistics.data, largest_.data, rows, ncclMax);
-    tensor_.release(compute_);
+    wait_stream(compute_, tensor_.stream());
     cross_entropy_rescale(largest_.data, statistics, compute_);
-    const Statistics sum_and_target = statistics.row_range(1, 2);
-    tensor_.wait_for(compute_);
+    const AccumTensor sum_and_target = statistics.row_range(1, 2);
+    wait_stream(tensor_.stream(), compute_);
     tensor_.all_reduce(sum_and_target.data, sum_and_target.data, sum_and_target.size());
-    tensor_.release(compute_);
+    wait_stream(compute_, tensor_.stream());
   }
 
   // Once a step, when this rank has the gradients of all its micro-batches, and before their norm: weights
@@ -104,18 +109,18 @@ class TensorParallel : public TensorRegion {
   // are split) or of its part of the region (inside).
   void sum_partial_gradients(const Parameters& parameters) {
     if (tensor_.ranks() == 1) return;
-    tensor_.wait_for(compute_);
+    wait_stream(tensor_.stream(), compute_);
     {
       const Communicator::Group together(tensor_);
-      for (const Piece& piece : parameters.pieces()) {
-        for (const Crossing& c : parameters.crossings(piece)) {
-          if (!is_partial(c.parameter->tensor_split)) continue;
-          accum* const gradients = piece.gradients + c.begin_in_piece;
-          tensor_.all_reduce(gradients, gradients, c.size);
+      for (const Shard& shard : parameters.shards()) {
+        for (const ParameterRange& range : parameters.ranges(shard)) {
+          if (!is_partial(range.parameter->tensor_split)) continue;
+          accum* const gradients = shard.gradients + range.begin_in_shard;
+          tensor_.all_reduce(gradients, gradients, range.size);
         }
       }
     }
-    tensor_.release(compute_);
+    wait_stream(compute_, tensor_.stream());
   }
 
  private:
@@ -126,9 +131,9 @@ class TensorParallel : public TensorRegion {
   // All rows, from each rank's; all of x without sequence parallelism.
   Tensor gather(Tensor x) {
     if (!sequence_parallel_) return x;
-    tensor_.wait_for(compute_);
+    wait_stream(tensor_.stream(), compute_);
     tensor_.all_gather(x.data, gathered_.data, x.size());
-    tensor_.release(compute_);
+    wait_stream(compute_, tensor_.stream());
     return gathered_.row_range(0, x.rows * tensor_.ranks());
   }
 
@@ -136,7 +141,7 @@ class TensorParallel : public TensorRegion {
   // stream.
   Tensor begin_sum(Tensor partial) {
     if (tensor_.ranks() == 1) return partial;
-    tensor_.wait_for(compute_);
+    wait_stream(tensor_.stream(), compute_);
     if (!sequence_parallel_) {
       tensor_.all_reduce(partial.data, partial.data, partial.size());
       return partial;
@@ -151,18 +156,30 @@ class TensorParallel : public TensorRegion {
   Communicator& tensor_;
   cudaStream_t compute_;
   DeviceArena memory_{Purpose::communication};
-  Statistics largest_;  // [1, rows]
-  Tensor gathered_;     // [rows, d]: a region's input in forward, the gradient of its output in backward
-  Tensor regathered_;   // [rows, d]: a region's input in backward
-  const real* announced_ = nullptr;  // whose gathering is under way
-  Event regather_done_, regathered_used_;
+  AccumTensor largest_;  // [1, rows]
+  Tensor gathered_;      // [rows, d]: a region's input in forward, the gradient of its output in backward
+  Tensor entered_;       // [rows, d]: a region's input in backward
+  const real* prefetched_ = nullptr;  // whose gathering is under way
+  Event entered_came_, entered_used_;
 };
 
-// Throws UsageError where the sizes can't be shared out over so many tensor ranks, and the tokens of one of
-// `context_ranks` with sequence parallelism.
-inline void check_tensor_parallel(const Options& options, int ranks, int context_ranks = 1) {
+// What each of so many tensor ranks has of what `share` says.
+inline RankShare tensor_parallel_share(const Options& options, int ranks, RankShare share = {}) {
+  if (ranks == 1) return share;
+  const bool sequence_parallel = options.sequence_parallel;
+  share.tensor_ranks = ranks;
+  share.outside_ranks = sequence_parallel ? ranks : 1;
+  const int64_t rows = rows_of(options, share).inside;
+  share.buffers += {sequence_parallel ? 2 * rows * options.model.d_model : 0, rows};
+  return share;
+}
+
+// Throws UsageError where the sizes can't be shared out over so many tensor ranks, and with sequence
+// parallelism the rows of a micro-batch, which `rows_option` names.
+inline void check_tensor_parallel(const Options& options, int ranks, int64_t rows,
+                                  const std::string& rows_option) {
   const ModelConfig& m = options.model;
-  const auto check = [&](const char* option, int64_t size, const std::string& with = "") {
+  const auto check = [&](const std::string& option, int64_t size, const std::string& with = "") {
     if (size % ranks == 0) return;
     throw UsageError(option, std::to_string(size),
                      "a multiple of the tensor ranks (" + std::to_string(ranks) + ")" + with);
@@ -171,11 +188,12 @@ inline void check_tensor_parallel(const Options& options, int ranks, int context
   check("--kv-heads", m.kv_heads);
   check("--d-ff", m.d_ff);
   check("--vocab-size", m.vocab_size);
-  if (!options.sequence_parallel) return;
-  const std::string tokens = "--micro-batch-size x --seq-len";
-  check((context_ranks > 1 ? tokens + " / --cp" : tokens).c_str(),
-        int64_t{options.micro_batch_size} * options.sequence_length / context_ranks,
-        " with --sequence-parallel");
+  if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
+}
+
+// The same where each rank has all rows.
+inline void check_tensor_parallel(const Options& options, int ranks) {
+  check_tensor_parallel(options, ranks, rows_of(options, {}).inside, "--micro-batch-size x --seq-len");
 }
 
 }  // namespace pentatron

@@ -9,7 +9,6 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
-#include "ranks/comm.h"
 
 using namespace pentatron;
 
@@ -24,22 +23,19 @@ void train(const Options& options, int micro_batches, World& world) {
   const Schedule schedule = make_schedule(options.pp_schedule, world.ranks(), micro_batches, options.vpp);
   const std::vector<LayerRange> chunks = layers_of_rank(options, world.rank(), world.ranks(), options.vpp);
 
-  Parameters parameters;
+  Parameters parameters({.units = units_of(chunks)});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches,
-                     {.parts = parts_of_rank(schedule, world.rank(), chunks),
-                      .deferred_weight_gradients = options.pp_schedule == PpSchedule::zb_h1});
+      predict_memory(options, element_sizes, micro_batches, pipeline_share(schedule, world.rank(), chunks));
   require_memory(predicted, free_device_memory());
   Communicator pipeline_ranks(world, world.all(), "pipeline");
-  parameters.allocate(units_of(chunks));
+  parameters.allocate();
   parameters.initialise(options.seed, compute);
-  UnitHooks hooks;
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+  const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
                     options.sequence_length, options.recompute, seams, compute);
-  Pipeline pipeline(schedule, world, world.all(), world.rank(), chunks, model, compute);
+  Pipeline pipeline(schedule, world, world.all(), chunks, model, compute);
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
@@ -56,7 +52,7 @@ void train(const Options& options, int micro_batches, World& world) {
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish(predicted, {{"pp", world.ranks()}});
+  run.summarize(predicted, {{"pp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return pipeline.forward(batch); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world));
 }

@@ -13,7 +13,7 @@
 #include "model/transformer.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
-#include "schedule.h"
+#include "simulate.h"
 
 namespace pentatron {
 
@@ -22,7 +22,7 @@ namespace pentatron {
 inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, int p, int v) {
   const ModelConfig& m = options.model;
   const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
-  const double in_layer = static_cast<double>(active_parameter_count(m) - 2 * in_head) / m.layers;
+  const double in_layer = static_cast<double>(active_parameter_count(options) - 2 * in_head) / m.layers;
   const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
   const std::vector<int> first = split_layers(m.layers, p * v, 0, in_head / (in_layer + in_attention));
   std::vector<LayerRange> chunks;
@@ -32,14 +32,14 @@ inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, 
 }
 
 // The communicators of the edges from the rank before, in a ring of pipeline ranks, and to the rank after.
-// There is none before the first stage and after the last, unless chunks go round.
+// There is none before the first stage and after the last, unless the edges form a ring, for several chunks.
 struct Edges {
   std::unique_ptr<Communicator> activations_in, activations_out, gradients_in, gradients_out;
 
   // `line`: the world's ranks of this pipeline, in its order. All of them call this.
-  Edges(World& world, const std::vector<int>& line, bool round, real* scratch /*[2], on the device*/) {
+  Edges(World& world, const std::vector<int>& line, bool ring, real* scratch /*[2], on the device*/) {
     const int p = static_cast<int>(line.size());
-    for (int edge = 0; edge < (round ? p : p - 1); ++edge) {  // in the same order on all ranks
+    for (int edge = 0; edge < (ring ? p : p - 1); ++edge) {  // in the same order on all ranks
       const std::vector<int> ends = {line[edge], line[(edge + 1) % p]};
       const auto connected = [&](const char* name, int peer) {
         auto communicator = std::make_unique<Communicator>(world, ends, name);
@@ -63,10 +63,10 @@ struct Edges {
 class Pipeline {
  public:
   // `line`: the world's ranks of this pipeline, in its order; they all make one. Allocates the activations of
-  // as many micro-batches as are in flight at a time.
-  Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line, int rank,
+  // as many micro-batches as are in flight at a time. Throws ScheduleError.
+  Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
-      : list_(schedule.ranks[rank]),
+      : list_(checked(schedule).ranks[std::find(line.begin(), line.end(), world.rank()) - line.begin()]),
         model_(model),
         compute_(compute),
         chunks_(make_chunks(schedule.kind, ranges)),
@@ -92,24 +92,24 @@ class Pipeline {
   }
 
  private:
-  // A place for a micro-batch on its way through one chunk.
+  // The memory of a micro-batch in flight in one chunk.
   struct Flight {
     std::unique_ptr<Activations> activations;
     Event output_sent, gradient_came, gradient_sent;
-    Event landed;  // compute has nothing more to do with the micro-batch
+    Event weight_gradients_made;  // the last of its work
   };
   // What came from the stage before.
   struct Input {
-    Tensor x;  // [1, rows * d]
-    Event came, used;
+    Tensor x;          // [1, rows * d]
+    Event came, used;  // the input gradient has been made
   };
   struct Chunk {
     std::vector<Flight> flights;
-    std::vector<Input> inputs;  // one more than flights, so that one can come ahead
+    std::vector<Input> inputs;  // input_buffers
   };
 
   std::vector<Chunk> make_chunks(PpSchedule kind, const std::vector<LayerRange>& ranges) {
-    const auto when = kind == PpSchedule::zb_h1 ? WeightGradients::deferred : WeightGradients::at_once;
+    const auto when = splits_backward(kind) ? WeightGradients::on_request : WeightGradients::during_backward;
     std::vector<Chunk> chunks(ranges.size());
     for (int c = 0; c < static_cast<int>(ranges.size()); ++c) {
       chunks[c].flights = std::vector<Flight>(peak_in_flight(list_, c).until_weight_gradient);
@@ -143,7 +143,7 @@ class Pipeline {
         return;
       case Action::weight_gradient:
         model_.backward_weights(*flight(i).activations);
-        flight(i).landed.record(compute_);
+        flight(i).weight_gradients_made.record(compute_);
         return;
       case Action::receive_activation:
         return receive_activation(i);
@@ -160,25 +160,25 @@ class Pipeline {
     Flight& f = flight(i);
     Activations& a = *f.activations;
     if (!a.range.embedding) {
-      input(i).came.make_wait(compute_);
+      wait_event(compute_, input(i).came);
       a.input() = {input(i).x.data, a.output.rows, a.output.columns};
     }
-    f.output_sent.make_wait(compute_);  // of the micro-batch that was here before
+    wait_event(compute_, f.output_sent);  // of the micro-batch that was here before
     model_.forward(batch, a);
   }
 
   void compute_backward(const Instruction& i, const Batch& batch) {
     Flight& f = flight(i);
-    f.gradient_came.make_wait(compute_);
-    f.gradient_sent.make_wait(compute_);  // that of the micro-batch that was here before
+    wait_event(compute_, f.gradient_came);
+    wait_event(compute_, f.gradient_sent);  // that of the micro-batch that was here before
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
-    if (!f.activations->queue.deferred()) f.landed.record(compute_);
+    if (i.action == Action::backward) f.weight_gradients_made.record(compute_);
   }
 
   void receive_activation(const Instruction& i) {
     Communicator& in = *edges_.activations_in;
-    input(i).used.make_wait(in.stream());
+    wait_event(in.stream(), input(i).used);
     in.receive(input(i).x.data, input(i).x.size(), Edges::before);
     input(i).came.record(in.stream());
   }
@@ -186,7 +186,7 @@ class Pipeline {
   void send_activation(const Instruction& i) {
     Communicator& out = *edges_.activations_out;
     const Tensor output = flight(i).activations->output;
-    out.wait_for(compute_);
+    wait_stream(out.stream(), compute_);
     out.send(output.data, output.size(), Edges::after);
     flight(i).output_sent.record(out.stream());
   }
@@ -195,8 +195,8 @@ class Pipeline {
     Communicator& in = *edges_.gradients_in;
     Flight& f = flight(i);
     const Tensor gradient = f.activations->gradient;
-    f.landed.make_wait(in.stream());  // the micro-batch that was here before
-    f.gradient_sent.make_wait(in.stream());
+    wait_event(in.stream(), f.weight_gradients_made);  // the micro-batch that was here before
+    wait_event(in.stream(), f.gradient_sent);
     in.receive(gradient.data, gradient.size(), Edges::after);
     f.gradient_came.record(in.stream());
   }
@@ -204,7 +204,7 @@ class Pipeline {
   void send_gradient(const Instruction& i) {
     Communicator& out = *edges_.gradients_out;
     const Tensor gradient = flight(i).activations->gradient;
-    out.wait_for(compute_);
+    wait_stream(out.stream(), compute_);
     out.send(gradient.data, gradient.size(), Edges::before);
     flight(i).gradient_sent.record(out.stream());
   }
@@ -217,18 +217,18 @@ class Pipeline {
   Edges edges_;
 };
 
-// What this rank keeps, for the memory prediction.
-inline std::vector<ModelPart> parts_of_rank(const Schedule& schedule, int rank,
-                                            const std::vector<LayerRange>& chunks) {
+// What a rank with these chunks has of what `share` says.
+inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::vector<LayerRange>& chunks,
+                                RankShare share = {}) {
   const Instructions& list = schedule.ranks[rank];
-  std::vector<ModelPart> parts;
-  for (size_t c = 0; c < chunks.size(); ++c) {
+  for (int c = 0; c < std::ssize(chunks); ++c) {
     const LayerRange& range = chunks[c];
-    parts.push_back({range.last - range.first, range.embedding, range.head,
-                     peak_in_flight(list, c).until_weight_gradient,
-                     range.embedding ? 0 : input_buffers(list, c), range.first});
+    share.parts.push_back({range.last - range.first, range.embedding, range.head,
+                           peak_in_flight(list, c).until_weight_gradient,
+                           range.embedding ? 0 : input_buffers(list, c), range.first});
   }
-  return parts;
+  share.gradients_on_request = splits_backward(schedule.kind);
+  return share;
 }
 
 }  // namespace pentatron

@@ -7,7 +7,7 @@
 //   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
 //   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
 //
-// p ranks, m micro-batches, v chunks a rank; rank k holds the stages k, p + k, 2p + k, ... of p * v.
+// p ranks, m micro-batches, v model chunks a rank; rank k holds the stages k, p + k, 2p + k, ... of p * v.
 #pragma once
 
 #include <algorithm>
@@ -34,14 +34,14 @@ enum class Action {
 struct Instruction {
   Action action;
   int micro_batch;
-  int chunk;
+  int chunk;  // of the model, on this rank
   bool operator==(const Instruction&) const = default;
 };
 using Instructions = std::vector<Instruction>;
 
 struct Schedule {
   PpSchedule kind;
-  int p, m, v;  // ranks, micro-batches, chunks a rank
+  int p, m, v;  // ranks, micro-batches, model chunks a rank
   std::vector<Instructions> ranks;
 
   int stages() const { return p * v; }
@@ -65,9 +65,12 @@ inline bool is_send(Action action) {
   return action == Action::send_activation || action == Action::send_gradient;
 }
 
+// Whether input and weight gradients are instructions of their own.
+inline bool splits_backward(PpSchedule kind) { return kind == PpSchedule::zb_h1; }
+
 // How a schedule computes a micro-batch, in this order.
 inline std::vector<Action> compute_actions(PpSchedule kind) {
-  if (kind == PpSchedule::zb_h1) return {Action::forward, Action::input_gradient, Action::weight_gradient};
+  if (splits_backward(kind)) return {Action::forward, Action::input_gradient, Action::weight_gradient};
   return {Action::forward, Action::backward};
 }
 
@@ -220,7 +223,7 @@ inline void complete_pipeline_options(Options& options, int ranks, int m) {
                      "at least " + std::to_string(p * v) + ", one a stage: " + std::to_string(p) +
                          " ranks x " + std::to_string(v) + " chunks (--vpp)");
   }
-  if (options.pp_schedule == PpSchedule::zb_h1 && options.recompute == Recompute::full) {
+  if (splits_backward(options.pp_schedule) && options.recompute == Recompute::full) {
     throw UsageError(
         "--recompute", "full",
         "none or selective with zb-h1, whose weight gradients need what full recomputation throws "
@@ -248,11 +251,11 @@ inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chun
   return peak;
 }
 
-// Buffers of a chunk for what it receives from the stage before: one more than there are micro-batches in
-// flight, so that one can be received ahead. Micro-batches leave in the order in which they came, so i uses
-// buffer i % buffers.
+// Buffers of a chunk for what it receives from the stage before. The input gradient is the last to read one,
+// so they are one more than there are micro-batches in flight until then: one can be received ahead.
+// Micro-batches leave in the order in which they came, so i uses buffer i % buffers.
 inline int input_buffers(const Instructions& list, int chunk) {
-  return peak_in_flight(list, chunk).until_weight_gradient + 1;
+  return peak_in_flight(list, chunk).until_input_gradient + 1;
 }
 
 // Messages that a rank sends in a step, each of micro-batch size x sequence x d_model elements.

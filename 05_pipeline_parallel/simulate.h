@@ -9,7 +9,6 @@
 
 #include <array>
 #include <limits>
-#include <stdexcept>
 
 #include "schedule.h"
 
@@ -50,9 +49,10 @@ struct Simulation {
   double bubble_ratio() const { return bubble() / work; }  // over ideal; r of it is r / (1 + r) of the whole
 };
 
-// The first violation, with its rank and instruction. A deadlock is a line for each rank that waits.
-struct ScheduleError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+// The first violation, with its rank and instruction; of a deadlock, each rank that waits. One line, as all
+// errors of a request.
+struct ScheduleError : UsageError {
+  using UsageError::UsageError;
 };
 
 class Simulator {
@@ -63,7 +63,7 @@ class Simulator {
 
   // Throws ScheduleError.
   Simulation run() {
-    for (int rank = 0; rank < s_.p; ++rank) check_lives(rank);
+    for (int rank = 0; rank < s_.p; ++rank) check_actions(rank);
     for (int rank = 0; rank < s_.p; ++rank) check_buffers(rank);
     for (int rank = 0; rank < s_.p; ++rank) check_order_of_messages(rank);
     play();
@@ -111,51 +111,52 @@ class Simulator {
   Interval& time(int rank, const Instruction& i) { return ranks_[rank].times[place(rank, i)]; }
 
   // What a rank does for one micro-batch and chunk, in this order.
-  std::vector<Action> life(int rank, int chunk) const {
-    std::vector<Action> life;
+  std::vector<Action> actions_of(int rank, int chunk) const {
+    std::vector<Action> actions;
     for (const Action compute : compute_actions(s_.kind)) {
       const Instruction i = {compute, 0, chunk};
-      if (const auto receive = receive_before(s_, rank, i)) life.push_back(*receive);
-      life.push_back(compute);
-      if (const auto send = send_after(s_, rank, i)) life.push_back(*send);
+      if (const auto receive = receive_before(s_, rank, i)) actions.push_back(*receive);
+      actions.push_back(compute);
+      if (const auto send = send_after(s_, rank, i)) actions.push_back(*send);
     }
-    return life;
+    return actions;
   }
 
-  // Every micro-batch lives its life to the end, once.
-  void check_lives(int rank) {
+  // All of that is done for every micro-batch, once and in this order.
+  void check_actions(int rank) {
     const Instructions& list = s_.ranks[rank];
     Rank& r = ranks_[rank];
     r.times.assign(list.size(), {never, never});
     r.places.assign(s_.v * s_.m * action_count, list.size());
-    std::vector<std::vector<Action>> lives;                                    // [chunks]
-    std::vector<std::vector<size_t>> age(s_.v, std::vector<size_t>(s_.m, 0));  // [chunks][micro-batches]
-    for (int chunk = 0; chunk < s_.v; ++chunk) lives.push_back(life(rank, chunk));
+    std::vector<std::vector<Action>> required;                                  // [chunks]
+    std::vector<std::vector<size_t>> done(s_.v, std::vector<size_t>(s_.m, 0));  // [chunks][micro-batches]
+    for (int chunk = 0; chunk < s_.v; ++chunk) required.push_back(actions_of(rank, chunk));
     for (size_t index = 0; index < list.size(); ++index) {
       const Instruction& i = list[index];
       if (i.micro_batch < 0 || i.micro_batch >= s_.m || i.chunk < 0 || i.chunk >= s_.v)
         fail(rank, index, "there is no such micro-batch or chunk");
-      const std::vector<Action>& life = lives[i.chunk];
-      size_t& now = age[i.chunk][i.micro_batch];
-      if (now == life.size()) fail(rank, index, "nothing is left to do for it");
-      if (i.action != life[now]) fail(rank, index, "its " + to_string(life[now]) + " has to come first");
+      const std::vector<Action>& actions = required[i.chunk];
+      size_t& next = done[i.chunk][i.micro_batch];
+      if (next == actions.size()) fail(rank, index, "nothing is left to do for it");
+      if (i.action != actions[next])
+        fail(rank, index, "its " + to_string(actions[next]) + " has to come first");
       place(rank, i) = index;
-      ++now;
+      ++next;
     }
     for (int chunk = 0; chunk < s_.v; ++chunk) {
       for (int i = 0; i < s_.m; ++i) {
-        const size_t now = age[chunk][i];
-        if (now < lives[chunk].size())
-          fail(rank, list.size(), to_string({lives[chunk][now], i, chunk}) + " is missing");
+        const size_t next = done[chunk][i];
+        if (next < required[chunk].size())
+          fail(rank, list.size(), to_string({required[chunk][next], i, chunk}) + " is missing");
       }
     }
   }
 
-  // The last work on the micro-batch that had the buffer before the one that is received.
+  // What reads the buffer last for the micro-batch that has it before the one that is received.
   std::optional<Instruction> last_use(int rank, const Instruction& receive) const {
     const int before = receive.micro_batch - ranks_[rank].buffers[receive.chunk];
     if (receive.action != Action::receive_activation || before < 0) return {};
-    return Instruction{compute_actions(s_.kind).back(), before, receive.chunk};
+    return Instruction{compute_actions(s_.kind)[1], before, receive.chunk};  // the input gradient
   }
 
   // An executor that posts a receive knows when its buffer will be free: the last use has been issued.
@@ -176,8 +177,8 @@ class Simulator {
     return {static_cast<Action>(action), message.micro_batch, stage / s_.p};
   }
 
-  // NCCL has no tags: the n-th receive gets what was sent n-th. (There are as many of both: each life is
-  // complete.)
+  // NCCL has no tags: the n-th receive gets what was sent n-th. (There are as many of both, as
+  // check_actions has seen.)
   void check_order_of_messages(int rank) const {
     for (const Action receive : {Action::receive_activation, Action::receive_gradient}) {
       const int peer = peer_of(s_, rank, receive);
@@ -212,7 +213,7 @@ class Simulator {
       if (index == size) continue;
       const Instruction& i = s_.ranks[rank][index];
       const Wait wait = is_message(i.action) ? message_wait(rank, i) : compute_wait(rank, i);
-      waiting += "\n  " + located(rank, index, wait.reason);
+      waiting += (waiting.empty() ? " " : "; ") + located(rank, index, wait.reason);
     }
     if (!waiting.empty()) throw ScheduleError("deadlock:" + waiting);
   }
@@ -287,6 +288,12 @@ class Simulator {
 // Throws ScheduleError.
 inline Simulation simulate(const Schedule& schedule, const Costs& costs = {}, int streams = message_streams) {
   return Simulator(schedule, costs, streams).run();
+}
+
+// The schedule, if it can be run; otherwise throws ScheduleError.
+inline const Schedule& checked(const Schedule& schedule) {
+  simulate(schedule);
+  return schedule;
 }
 
 }  // namespace pentatron

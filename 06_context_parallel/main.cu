@@ -8,7 +8,6 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
-#include "ranks/comm.h"
 #include "ring_attention.h"
 
 using namespace pentatron;
@@ -22,19 +21,19 @@ void train(const Options& options, World& world) {
   TensorRegion region;
   FeedForward feed_forward;
 
-  Parameters parameters({.shard_rank = world.rank(), .shard_ranks = world.ranks()});
+  Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
-                     {.data_ranks = world.ranks(), .context_ranks = world.ranks()});
+                     context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}}));
   require_memory(predicted, free_device_memory());
   Communicator context_ranks(world, world.all(), "context");
   Communicator gradient_ranks(world, world.all(), "gradients");
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   RingAttention attention(options, context_ranks);
-  DataParallel hooks(options.dp_sync, options.bucket_mb, parameters, gradient_ranks, compute);
-  const Seams seams = {&hooks, &region, &attention, &feed_forward};
+  DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), gradient_ranks, compute);
+  const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   const std::vector<int32_t> positions = context_positions(options, world.rank(), world.ranks());
   Transformer model(options.model, ids, parameters, options.micro_batch_size, std::ssize(positions),
@@ -54,14 +53,14 @@ void train(const Options& options, World& world) {
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
     }
-    hooks.finish();
+    data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     totals.wait();
     run.end_step(step, totals);
   }
-  run.finish(predicted, {{"cp", world.ranks()}});
+  run.summarize(predicted, {{"cp", world.ranks()}});
   const auto logits = [&](const Batch& batch) {
     model.forward(batch, *activations);
     return activations->logits;

@@ -6,12 +6,13 @@
 //               rank 0  rank 1  rank 2
 //   step 0      kv 0    kv 1    kv 2      forward: out and lse of a block are merged into those of the
 //   step 1      kv 2    kv 0    kv 1      blocks before, by log-sum-exp
-//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up at home; the sums of d_k and d_v travel one
-//   at the end  d_kv 0  d_kv 1  d_kv 2    step behind their k and v, and make one hop more, which is home
+//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up on its rank; the sums of d_k and d_v travel
+//   one at the end  d_kv 0  d_kv 1  d_kv 2    step behind their k and v, and make one hop more, to their own
+//   rank
 //
-// Under causality, the queries of the first chunk of a sequence have little to do, and those of the last one
+// Under causality, the queries of the first block of a sequence have little to do, and those of the last one
 // much. In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late
-// chunk, and all ranks have equally much. The alternative to the ring is to gather all keys and values, as
+// block, and all ranks have equally much. The alternative to the ring is to gather all keys and values, as
 // Llama 3 was trained (Grattafiori et al., 2024): simpler, but memory for them no longer falls with c.
 #pragma once
 
@@ -20,8 +21,9 @@
 #include <type_traits>
 
 #include "kernels/kernels.h"
-#include "model/batch.h"
+#include "model/memory.h"
 #include "model/seams.h"
+#include "program/options.h"
 #include "ranks/comm.h"
 
 namespace pentatron {
@@ -43,8 +45,19 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
   if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
   if (layout == CpLayout::contiguous)
     return origin < rank ? std::optional(block(0, all, false)) : std::nullopt;
-  // The chunks of the lower one of two ranks lie around those of the higher one.
+  // The two blocks of the lower one of two ranks lie around those of the higher one.
   return origin < rank ? block(0, half, false) : block(half, all, false);
+}
+
+// The positions of a sequence that a context rank holds, ascending: those of block `rank` of `ranks` or, in a
+// zigzag, of blocks `rank` and 2 ranks - 1 - rank of 2 ranks; the blocks are equally long.
+inline std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
+  const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
+  const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
+  std::vector<int32_t> positions;
+  for (int i = 0; i < block; ++i) positions.push_back(rank * block + i);
+  for (int i = 0; zigzag && i < block; ++i) positions.push_back((2 * ranks - 1 - rank) * block + i);
+  return positions;
 }
 
 class RingAttention : public AttentionCore {
@@ -56,7 +69,7 @@ class RingAttention : public AttentionCore {
         exchange_(options.cp_exchange),
         context_(context),
         ranks_(context.ranks()) {
-    if (alone()) return;
+    if (one_rank()) return;
     const ModelConfig& m = options.model;
     const int64_t sequence = options.sequence_length / ranks_, rows = options.micro_batch_size * sequence;
     const int64_t heads = m.heads / tensor_ranks, q = heads * m.head_size();
@@ -82,21 +95,21 @@ class RingAttention : public AttentionCore {
   // None for the model to keep: a block's probabilities are shares of that block alone until all have been
   // merged, so backward computes them again, whatever the recomputation.
   std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const override {
-    return alone() ? AttentionCore::score_shape(shape) : std::pair<int64_t, int64_t>{0, 0};
+    return one_rank() ? AttentionCore::score_shape(shape) : std::pair<int64_t, int64_t>{0, 0};
   }
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
-    if (alone()) return AttentionCore::forward(blas, shape, t);
+    if (one_rank()) return AttentionCore::forward(blas, shape, t);
     const cudaStream_t compute = blas.stream();
-    const Statistics out = wide(t.out, wide_);
+    const AccumTensor out = wide(t.out, wide_);
     KeysValues<real> present = {t.k, t.v};
     for (int step = 0; step < ranks_; ++step) {
-      context_.wait_for(compute);  // the memory of what comes has been used
+      wait_stream(context_.stream(), compute);  // the memory of what comes has been used
       const KeysValues<real> next = begin_exchange(step, present);
       if (const auto visible = visible_block(layout_, shape, context_.rank(), origin(step))) {
         forward_block(blas, *visible, step, t, present, out);
       }
-      context_.release(compute);
+      wait_stream(compute, context_.stream());
       present = next;
     }
     round_to(t.out, out, compute);
@@ -104,14 +117,14 @@ class RingAttention : public AttentionCore {
 
   void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                 const AttentionGradients& g) override {
-    if (alone()) return AttentionCore::backward(blas, shape, t, g);
+    if (one_rank()) return AttentionCore::backward(blas, shape, t, g);
     const cudaStream_t compute = blas.stream();
     attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
-    const Statistics d_q = wide(g.d_q, wide_);
+    const AccumTensor d_q = wide(g.d_q, wide_);
     zero(d_q, compute);
     KeysValues<real> present = {t.k, t.v};
     for (int step = 0; step < ranks_; ++step) {
-      context_.wait_for(compute);
+      wait_stream(context_.stream(), compute);
       const KeysValues<real> next = begin_exchange(step, present);
       begin_sums_hop(step);
       const KeysValues<accum> d_block = gradients_of_block(step);
@@ -119,17 +132,17 @@ class RingAttention : public AttentionCore {
       zero(d_block.v, compute);
       const auto visible = visible_block(layout_, shape, context_.rank(), origin(step));
       if (visible) backward_block(blas, *visible, t, g, present, d_q, d_block);
-      context_.release(compute);
+      wait_stream(compute, context_.stream());
       if (visible) add_to_sums(step, compute);
       present = next;
     }
-    context_.wait_for(compute);
-    const KeysValues<accum> home = {wide(g.d_k, own_sums().k), wide(g.d_v, own_sums().v)};
-    bring_home(home);
-    context_.release(compute);
+    wait_stream(context_.stream(), compute);
+    const KeysValues<accum> own = {wide(g.d_k, own_sums().k), wide(g.d_v, own_sums().v)};
+    return_sums(own);
+    wait_stream(compute, context_.stream());
     round_to(g.d_q, d_q, compute);
-    round_to(g.d_k, home.k, compute);
-    round_to(g.d_v, home.v, compute);
+    round_to(g.d_k, own.k, compute);
+    round_to(g.d_v, own.v, compute);
   }
 
  private:
@@ -138,18 +151,18 @@ class RingAttention : public AttentionCore {
     Matrix<T> k, v;    // [rows, kv_heads*head_size]
   };
 
-  bool alone() const { return ranks_ == 1; }
+  bool one_rank() const { return ranks_ == 1; }
   // The rank whose keys and values are computed with.
   int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
 
   // ---- A block
 
   void forward_block(const Blas& blas, const VisibleBlock& visible, int step, const AttentionTensors& t,
-                     KeysValues<real> kv, Statistics out) {
+                     KeysValues<real> kv, AccumTensor out) {
     const auto& [first, block] = visible;
     const bool merges = step > 0;  // the first block, on the diagonal, has a key for every query
-    const Statistics block_out = from(merges ? block_out_ : out, first);
-    const Statistics block_lse = from(merges ? block_lse_ : t.lse, first);
+    const AccumTensor block_out = from(merges ? block_out_ : out, first);
+    const AccumTensor block_lse = from(merges ? block_lse_ : t.lse, first);
     attention_forward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, block_out,
                       block_lse);
     if (merges)
@@ -157,7 +170,7 @@ class RingAttention : public AttentionCore {
   }
 
   void backward_block(const Blas& blas, const VisibleBlock& visible, const AttentionTensors& t,
-                      const AttentionGradients& g, KeysValues<real> kv, Statistics d_q,
+                      const AttentionGradients& g, KeysValues<real> kv, AccumTensor d_q,
                       KeysValues<accum> d_kv) {
     const auto& [first, block] = visible;
     attention_backward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, from(t.lse, first),
@@ -211,11 +224,12 @@ class RingAttention : public AttentionCore {
     return exchange_ == CpExchange::ring ? sums_[ranks_ % 2] : part_of(d_gathered_, context_.rank());
   }
 
-  void bring_home(KeysValues<accum> home) {
-    if (exchange_ == CpExchange::ring) return hop(sums_[(ranks_ - 1) % 2], home);
+  // The last hop, or what all-gather has in its place: to the rank whose keys and values they are of.
+  void return_sums(KeysValues<accum> own) {
+    if (exchange_ == CpExchange::ring) return hop(sums_[(ranks_ - 1) % 2], own);
     const Communicator::Group together(context_);
-    context_.reduce_scatter(d_gathered_.k.data, home.k.data, home.k.size());
-    context_.reduce_scatter(d_gathered_.v.data, home.v.data, home.v.size());
+    context_.reduce_scatter(d_gathered_.k.data, own.k.data, own.k.size());
+    context_.reduce_scatter(d_gathered_.v.data, own.v.data, own.v.size());
   }
 
   // Grouped: each rank sends and receives at the same time.
@@ -241,18 +255,18 @@ class RingAttention : public AttentionCore {
 
   // Where sums are made that become `result`: there, if it is wide enough, otherwise in `memory`.
   template <class T>
-  static Statistics wide(Matrix<T> result, Statistics memory) {
+  static AccumTensor wide(Matrix<T> result, AccumTensor memory) {
     if constexpr (std::is_same_v<T, accum>)
       return result;
     else
       return memory;
   }
   template <class T>
-  static void round_to(Matrix<T> result, Statistics sums, cudaStream_t stream) {
+  static void round_to(Matrix<T> result, AccumTensor sums, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, accum>) round_to_real(sums.data, result.data, sums.size(), stream);
   }
 
-  static void zero(Statistics x, cudaStream_t stream) {
+  static void zero(AccumTensor x, cudaStream_t stream) {
     CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), stream));
   }
 
@@ -266,9 +280,9 @@ class RingAttention : public AttentionCore {
   Communicator& context_;
   int ranks_;
   DeviceArena memory_{Purpose::communication};
-  Statistics block_out_, block_lse_;  // [rows, heads*head_size], [rows, heads]: of one block
-  Statistics wide_;                   // [rows, heads*head_size]: out in forward, d_q in backward
-  Tensor scores_, d_scores_;          // [heads*sequence, sequence]: of one block of one sequence
+  AccumTensor block_out_, block_lse_;  // [rows, heads*head_size], [rows, heads]: of one block
+  AccumTensor wide_;                   // [rows, heads*head_size]: out in forward, d_q in backward
+  Tensor scores_, d_scores_;           // [heads*sequence, sequence]: of one block of one sequence
   // The ring:
   KeysValues<real> travelling_[2];  // [rows, kv_heads*head_size]: one is computed with, one comes
   KeysValues<accum> sums_[2];       // likewise: one leaves, one comes
@@ -277,6 +291,19 @@ class RingAttention : public AttentionCore {
   KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size]
   KeysValues<accum> d_gathered_;  // likewise
 };
+
+// What each of so many context ranks has of what `share` says.
+inline RankShare context_parallel_share(const Options& options, int ranks, RankShare share = {}) {
+  if (ranks == 1) return share;
+  share.token_ranks = ranks;
+  const int64_t rows = rows_of(options, share).inside, block = options.sequence_length / ranks;
+  const Columns c = columns_of(options.model, share.tensor_ranks);
+  const bool ring = options.cp_exchange == CpExchange::ring;
+  share.buffers += Elements{2 * rows * c.kv * (ring ? 2 : ranks), 2 * rows * c.kv * (ring ? 3 : ranks)};
+  share.buffers.accum += rows * (c.q * (std::is_same_v<real, accum> ? 1 : 2) + c.heads);
+  if (options.attention == Attention::naive) share.buffers.real += 2 * c.heads * block * block;
+  return share;
+}
 
 // Throws UsageError where sequences can't be shared out over so many context ranks.
 inline void check_context_parallel(const Options& options, int ranks) {

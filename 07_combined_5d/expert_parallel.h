@@ -1,14 +1,16 @@
 // Experts: some layers have, in place of one MLP, E of them and a router that sends each token to top_k
 // (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020; without dropping: Gale et al., "MegaBlocks", 2022).
-// They are split over n ranks, E / n each; tokens travel to their experts and back:
+// The experts are split over n ranks, E / n each; tokens travel to their experts and back:
 //
-//   forward    route, copy rows into the order of experts   all-to-all   MLPs   all-to-all   weigh and add up
-//   backward   the same borders with gradients: weigh       all-to-all   MLPs   all-to-all   add up
+//   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all), weigh,
+//   add up backward   weigh the gradient   dispatch (all-to-all)   grouped products   combine (all-to-all),
+//   add up
 //
 // The ranks that share out the experts have different tokens: they are data and context ranks. So an expert
-// sees the tokens of n ranks, and its gradient is summed over the data x context ranks that hold it, 1 / n of
-// all. The tensor axis splits each expert as it splits a dense MLP. The router lies inside the tensor region:
-// all tensor ranks choose alike, and each has a part of the gradient of the choice.
+// sees the tokens of n ranks, and its gradient is summed over the ranks that hold it, 1 / n of all: experts
+// are a parameter group of their own. The tensor axis splits each expert as it splits a dense MLP. The router
+// lies inside the tensor region: all tensor ranks choose alike, and each has a part of the gradient of the
+// choice.
 //
 // The balance loss of a micro-batch and layer is coefficient * E * sum over experts of f P, with f the part
 // of its copies that an expert gets, and P its mean probability (Switch). The unit is the micro-batch,
@@ -16,6 +18,8 @@
 // the step is what is added to the loss. So every layout has the loss of one rank.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,81 +27,101 @@
 #include "kernels/expert_kernels.h"
 #include "model/memory.h"
 #include "model/seams.h"
+#include "program/options.h"
+#include "program/totals.h"
 #include "ranks/comm.h"
 
 namespace pentatron {
 
-// `copies` are the rows of this rank's tokens, top_k times each, in the order of experts; `arrivals` the rows
-// at this rank's experts, by expert, and for one expert by the rank that they come from.
-struct KeptByExperts {
-  Statistics probabilities;         // [rows, experts]
+// Parameter groups.
+constexpr int dense_group = 0, expert_group = 1;
+
+// `permuted` are the rows of this rank's tokens, top_k copies of each, in the order of experts; `dispatched`
+// the rows at this rank's experts, by expert, and for one expert by the rank that they come from.
+struct ExpertActivations {
+  AccumTensor probabilities;        // [rows, experts]
   Matrix<int32_t> chosen, place;    // [rows, top_k]
-  Statistics fractions;             // [1, experts]: of a micro-batch's copies
-  Tensor arrivals;                  // [capacity, d]
-  Tensor gate_up, product;          // [capacity, gate | up], [capacity, f]
+  AccumTensor fractions;            // [1, experts]: of a micro-batch's copies
+  Tensor dispatched;                // [buffer, d]
+  Tensor gate_up, product;          // [buffer, gate | up], [buffer, f]
   Tensor returned;                  // [copies, d]
-  PinnedArray<int32_t> sent, came;  // [experts]: copies for each; [ranks, own experts]: arrivals from each
+  PinnedArray<int32_t> sent, came;  // [experts]: copies for each; [ranks, own experts]: rows from each
 };
 
-struct GradientsOfExperts {
-  Tensor arrivals;          // [capacity, d]: of what the experts return
-  Tensor gate_up, product;  // [capacity, gate | up], [capacity, f]
-  Statistics logits;        // [rows, experts]
+struct ExpertGradients {
+  Tensor returned;          // [buffer, d]: of what the experts return
+  Tensor gate_up, product;  // [buffer, gate | up], [buffer, f]
+  AccumTensor logits;       // [rows, experts]
 };
+
+// Rows that a rank has room for in a micro-batch of which it has `rows` tokens: those of
+// options.expert_buffer even shares or, by default, of the worst case, in which all tokens of all ranks that
+// share out the experts come here.
+inline int64_t expert_buffer_rows(const Options& options, int64_t rows) {
+  const int64_t own = options.experts / options.ep;
+  const int64_t all = rows * options.ep * std::min<int64_t>(options.top_k, own);
+  if (options.expert_buffer == 0) return all;
+  return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.top_k))));
+}
 
 class ExpertParallel : public FeedForward {
  public:
-  // For micro-batches of which this rank has `rows` tokens. `experts`: the ranks that share out the experts;
-  // `tokens`: those that share out the tokens of a micro-batch.
-  ExpertParallel(const Options& options, const ParameterMesh& mesh, int64_t rows, Communicator& experts,
-                 Communicator& tokens, cudaStream_t compute)
-      : model_(options.model),
-        rows_(rows),
-        copies_(rows * model_.top_k),
-        f_(model_.d_ff / mesh.tensor_ranks),
-        own_(model_.experts / experts.ranks()),
-        coefficient_(options.aux_loss),
-        first_tensor_rank_(mesh.tensor_rank == 0),
+  // `experts`: the ranks that share out the experts. `tokens`, `tensor`: those that share out the tokens of a
+  // micro-batch, and the columns of each expert; null where this rank has all.
+  ExpertParallel(const Options& options, Communicator& experts, cudaStream_t compute,
+                 Communicator* tokens = nullptr, Communicator* tensor = nullptr)
+      : options_(options),
+        rows_(int64_t{options.micro_batch_size} * options.sequence_length / (tokens ? tokens->ranks() : 1)),
+        copies_(rows_ * options.top_k),
+        buffer_rows_(options.experts > 0 ? expert_buffer_rows(options, rows_) : 0),
+        f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
+        own_(options.experts / experts.ranks()),
+        first_tensor_rank_(!tensor || tensor->rank() == 0),
         experts_(experts),
         tokens_(tokens),
         compute_(compute) {
-    if (model_.experts == 0) return;
-    capacity_ = expert_capacity(options, rows);
+    if (options_.experts == 0) return;
     loss_ = memory_.matrix<accum>(1, 1);
-    counts_ = memory_.matrix<int32_t>(2, model_.experts);
-    bands_ = memory_.matrix<int32_t>(copy_bands(rows), model_.experts);
-    d_chosen_ = memory_.matrix<accum>(rows, model_.top_k);
-    d_copies_ = memory_.matrix<real>(copies_, model_.d_model);
-    if (alone()) return;
-    outgoing_ = travelling_.matrix<real>(copies_, model_.d_model);
-    results_ = travelling_.matrix<real>(capacity_, model_.d_model);
+    CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
+    counts_ = memory_.matrix<int32_t>(2, options_.experts);
+    bands_ = memory_.matrix<int32_t>(copy_bands(rows_), options_.experts);
+    d_chosen_ = memory_.matrix<accum>(rows_, options_.top_k);
+    d_permuted_ = memory_.matrix<real>(copies_, options_.model.d_model);
+    if (one_rank()) return;
+    permuted_ = exchanged_.matrix<real>(copies_, options_.model.d_model);
+    results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
     connect();
   }
 
-  // ---- The balance loss of a step: this rank's part of it
-
-  bool has_experts() const { return model_.experts > 0; }
-  void begin_step() {
-    if (model_.experts > 0) CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
+  // The balance loss of this rank's part of a step, [1, 1], and to the totals, once a step after the last
+  // forward.
+  AccumTensor balance_loss() const { return loss_; }
+  void add_balance_loss(StepTotals& totals) {
+    if (options_.experts == 0) return;
+    totals.add_loss(loss_);
+    CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
-  // To be added to the totals of the step, on every rank, after its last forward.
-  Statistics balance_loss() const { return loss_; }
 
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
     router_.resize(model.layers);
-    if (!model.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
+    if (!options_.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
     const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
     const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
     const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
     router_[layer] = parameters.declare(
-        {prefix + "gate.weight", unit, model.experts, d, TensorSplit::held_inside, not_an_expert, into});
-    for (int e = 0; e < model.experts; ++e) {
+        {prefix + "gate.weight", unit, options_.experts, d, TensorSplit::held_inside, into});
+    for (int e = 0; e < options_.experts; ++e) {
       const std::string name = prefix + "experts." + std::to_string(e) + ".";
-      parameters.declare({name + "gate_proj.weight", unit, f, d, TensorSplit::by_output, e, into});
-      parameters.declare({name + "up_proj.weight", unit, f, d, TensorSplit::by_output, e, into});
-      parameters.declare({name + "down_proj.weight", unit, d, f, TensorSplit::by_input, e, out_of});
+      const auto declare = [&](const char* matrix, int rows, int columns, TensorSplit split,
+                               double deviation) {
+        parameters.declare({name + matrix, unit, rows, columns, split, deviation, true, expert_group,
+                            e / own_ == experts_.rank()});
+      };
+      declare("gate_proj.weight", f, d, TensorSplit::by_output, into);
+      declare("up_proj.weight", f, d, TensorSplit::by_output, into);
+      declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
     }
   }
 
@@ -105,13 +129,13 @@ class ExpertParallel : public FeedForward {
     FeedForwardTensors t;
     if (may_be_dense(layer)) t = FeedForward::allocate_kept(arena, layer, rows);
     if (!may_have_experts(layer)) return t;
-    const int e = model_.experts, d = model_.d_model;
-    t.experts = std::make_shared<KeptByExperts>(
-        KeptByExperts{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, model_.top_k),
-                      arena.matrix<int32_t>(rows, model_.top_k), arena.matrix<accum>(1, e),
-                      arena.matrix<real>(capacity_, d), arena.matrix<real>(capacity_, 2 * f_),
-                      arena.matrix<real>(capacity_, f_), arena.matrix<real>(copies_, d),
-                      PinnedArray<int32_t>(e), PinnedArray<int32_t>(e)});
+    const int e = options_.experts, d = options_.model.d_model;
+    t.other = std::make_shared<ExpertActivations>(
+        ExpertActivations{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.top_k),
+                          arena.matrix<int32_t>(rows, options_.top_k), arena.matrix<accum>(1, e),
+                          arena.matrix<real>(buffer_rows_, d), arena.matrix<real>(buffer_rows_, 2 * f_),
+                          arena.matrix<real>(buffer_rows_, f_), arena.matrix<real>(copies_, d),
+                          PinnedArray<int32_t>(e), PinnedArray<int32_t>(e)});
     return t;
   }
 
@@ -119,78 +143,81 @@ class ExpertParallel : public FeedForward {
     FeedForwardGradients g;
     if (may_be_dense(layer)) g = FeedForward::allocate_gradients(arena, layer, rows);
     if (!may_have_experts(layer)) return g;
-    g.experts = std::make_shared<GradientsOfExperts>(GradientsOfExperts{
-        arena.matrix<real>(capacity_, model_.d_model), arena.matrix<real>(capacity_, 2 * f_),
-        arena.matrix<real>(capacity_, f_), arena.matrix<accum>(rows, model_.experts)});
+    g.other = std::make_shared<ExpertGradients>(ExpertGradients{
+        arena.matrix<real>(buffer_rows_, options_.model.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
+        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.experts)});
     return g;
   }
 
   void forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor h,
                const FeedForwardTensors& kept, bool recomputing, Tensor partial) override {
-    if (!model_.has_experts(layer))
+    if (!options_.has_experts(layer))
       return FeedForward::forward(blas, parameters, layer, batch, h, kept, recomputing, partial);
-    KeptByExperts& a = *kept.experts;
-    const Tensor copies = alone() ? a.arrivals : outgoing_, results = alone() ? a.returned : results_;
+    ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
+    const Tensor permuted = one_rank() ? a.dispatched : permuted_;
+    const Tensor results = one_rank() ? a.returned : results_;
     router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
-    choose_experts(a.probabilities, model_.top_k, a.chosen.data, compute_);
-    place_copies(a.chosen.data, rows_, model_.top_k, bands_, counts_.data, a.place.data, compute_);
+    route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_);
+    make_permutation(a.chosen.data, rows_, options_.top_k, bands_, counts_.data, a.place.data, compute_);
     exchange_counts(a);
-    copy_to_places(h, a.place.data, model_.top_k, copies, compute_);
+    permute_tokens(h, a.place.data, options_.top_k, permuted, compute_);
     balance(batch, recomputing, a);
     await_counts(a);
 
-    exchange(Way::to_experts, a, copies, a.arrivals);
-    experts_.release(compute_);
+    exchange(Direction::dispatch, a, permuted, a.dispatched);
+    wait_stream(compute_, experts_.stream());
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
     for (const RowsOfExpert& e : groups)
-      linear_forward(blas, e.of(a.arrivals), parameters.weights(e.gate, 2), e.of(a.gate_up));
+      linear_forward(blas, e.of(a.dispatched), parameters.weights(e.gate, 2), e.of(a.gate_up));
     if (!groups.empty()) swiglu_forward(all(groups, a.gate_up), all(groups, a.product), compute_);
     for (const RowsOfExpert& e : groups)
       linear_forward(blas, e.of(a.product), parameters.weights(e.gate + 2), e.of(results));
-    exchange(Way::back, a, a.returned, results);
-    experts_.release(compute_);
+    exchange(Direction::combine, a, a.returned, results);
+    wait_stream(compute_, experts_.stream());
     if (recomputing) return;
-    combine_copies(a.returned, a.probabilities, a.chosen.data, a.place.data, model_.top_k, partial, compute_);
+    combine_tokens(a.returned, a.probabilities, a.chosen.data, a.place.data, options_.top_k, partial,
+                   compute_);
   }
 
   void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
                 Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
                 const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                 Tensor d_h) override {
-    if (!model_.has_experts(layer)) {
+    if (!options_.has_experts(layer)) {
       return FeedForward::backward(blas, parameters, layer, batch, d_partial, normed, kept, gradients, region,
                                    queue, d_h);
     }
-    const KeptByExperts& a = *kept.experts;
-    const GradientsOfExperts& g = *gradients.experts;
-    const Tensor d_copies = alone() ? g.arrivals : outgoing_, d_arrivals = alone() ? d_copies_ : results_;
-    if (!queue.deferred()) region.announce_regather(normed);
-    combine_copies_backward(d_partial, a.returned, a.probabilities, a.chosen.data, a.place.data, model_.top_k,
-                            d_copies, d_chosen_.data, compute_);
-    exchange(Way::to_experts, a, d_copies, g.arrivals);
-    choose_experts_backward(a.probabilities, a.chosen.data, model_.top_k, d_chosen_.data, a.fractions.data,
-                            balance_scale(batch), g.logits, compute_);
-    experts_.release(compute_);
+    const ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
+    const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
+    const Tensor d_returned = one_rank() ? g.returned : permuted_;
+    const Tensor d_dispatched = one_rank() ? d_permuted_ : results_;
+    queue.prefetch(region, normed);
+    combine_tokens_backward(d_partial, a.returned, a.probabilities, a.chosen.data, a.place.data,
+                            options_.top_k, d_returned, d_chosen_.data, compute_);
+    exchange(Direction::dispatch, a, d_returned, g.returned);
+    route_tokens_backward(a.probabilities, a.chosen.data, options_.top_k, d_chosen_.data, a.fractions.data,
+                          balance_scale(batch), g.logits, compute_);
+    wait_stream(compute_, experts_.stream());
 
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
     for (const RowsOfExpert& e : groups)
-      linear_dgrad(blas, e.of(g.arrivals), parameters.weights(e.gate + 2), e.of(g.product));
+      linear_dgrad(blas, e.of(g.returned), parameters.weights(e.gate + 2), e.of(g.product));
     if (!groups.empty())
       swiglu_backward(all(groups, g.product), all(groups, a.gate_up), all(groups, g.gate_up), compute_);
     for (const RowsOfExpert& e : groups)
-      linear_dgrad(blas, e.of(g.gate_up), parameters.weights(e.gate, 2), e.of(d_arrivals));
-    exchange(Way::back, a, d_copies_, d_arrivals);
+      linear_dgrad(blas, e.of(g.gate_up), parameters.weights(e.gate, 2), e.of(d_dispatched));
+    exchange(Direction::combine, a, d_permuted_, d_dispatched);
 
     queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
       for (const RowsOfExpert& e : groups) {
-        linear_wgrad(blas, e.of(g.arrivals), e.of(a.product), parameters.gradients(e.gate + 2));
-        linear_wgrad(blas, e.of(g.gate_up), e.of(a.arrivals), parameters.gradients(e.gate, 2));
+        linear_wgrad(blas, e.of(g.returned), e.of(a.product), parameters.gradients(e.gate + 2));
+        linear_wgrad(blas, e.of(g.gate_up), e.of(a.dispatched), parameters.gradients(e.gate, 2));
       }
-      router_wgrad(g.logits, region.regather(normed), parameters.gradients(router_[layer]), compute_);
+      router_wgrad(g.logits, region.entered(normed), parameters.gradients(router_[layer]), compute_);
     });
-    queue.drain_unless_deferred();  // while the gradients travel
-    experts_.release(compute_);
-    copy_to_places_backward(d_copies_, a.place.data, model_.top_k, g.logits,
+    queue.drain();  // while the gradients travel
+    wait_stream(compute_, experts_.stream());
+    permute_tokens_backward(d_permuted_, a.place.data, options_.top_k, g.logits,
                             parameters.weights(router_[layer]), d_h, compute_);
   }
 
@@ -204,19 +231,20 @@ class ExpertParallel : public FeedForward {
   static Tensor all(const std::vector<RowsOfExpert>& groups, Tensor arrivals) {
     return arrivals.row_range(0, groups.back().first + groups.back().rows);
   }
-  enum class Way { to_experts, back };
+  enum class Direction { dispatch, combine };
 
   // With one rank nothing travels: copies are written where arrivals are expected.
-  bool alone() const { return experts_.ranks() == 1; }
+  bool one_rank() const { return experts_.ranks() == 1; }
   bool may_have_experts(int layer) const {
-    return layer == any_layer ? model_.experts > 0 : model_.has_experts(layer);
+    return layer == any_layer ? options_.experts > 0 : options_.has_experts(layer);
   }
   bool may_be_dense(int layer) const {
-    return layer == any_layer ? model_.experts == 0 || model_.moe_every > 1 : !model_.has_experts(layer);
+    return layer == any_layer ? options_.experts == 0 || options_.moe_every > 1
+                              : !options_.has_experts(layer);
   }
 
   // [rows, d] times [experts, d]^T in `accum`: what is rounded to bf16 may tie, or choose another expert.
-  static void router_logits(const Blas& blas, Tensor h, Tensor router, Statistics logits) {
+  static void router_logits(const Blas& blas, Tensor h, Tensor router, AccumTensor logits) {
     const auto e = static_cast<int>(router.rows), d = static_cast<int>(h.columns);
     batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
                     {h.data, real_type, d, 0}, {router.data, real_type, d, 0}, 0,
@@ -230,11 +258,11 @@ class ExpertParallel : public FeedForward {
   }
 
   // How many rows come from every rank for each expert here; on their way to the host.
-  void exchange_counts(const KeptByExperts& a) {
-    const Matrix<int32_t> came = alone() ? counts_ : counts_.row_range(1, 1);
-    experts_.wait_for(compute_);
-    if (!alone()) experts_.all_to_all(counts_.data, came.data, own_);
-    const size_t bytes = model_.experts * sizeof(int32_t);
+  void exchange_counts(const ExpertActivations& a) {
+    const Matrix<int32_t> came = one_rank() ? counts_ : counts_.row_range(1, 1);
+    wait_stream(experts_.stream(), compute_);
+    if (!one_rank()) experts_.all_to_all(counts_.data, came.data, own_);
+    const size_t bytes = options_.experts * sizeof(int32_t);
     CUDA_CHECK(
         cudaMemcpyAsync(a.sent.data(), counts_.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
     CUDA_CHECK(cudaMemcpyAsync(a.came.data(), came.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
@@ -242,17 +270,17 @@ class ExpertParallel : public FeedForward {
 
   // The one time in a layer that the host waits: when no token is dropped, the sizes of messages and products
   // are data. It waits for the counts alone, while the compute stream copies rows.
-  void await_counts(const KeptByExperts& a) {
+  void await_counts(const ExpertActivations& a) {
     CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
-    int64_t arrivals = 0;
-    for (int i = 0; i < model_.experts; ++i) arrivals += a.came[i];
-    if (arrivals <= capacity_) return;
+    int64_t rows = 0;
+    for (int i = 0; i < options_.experts; ++i) rows += a.came[i];
+    if (rows <= buffer_rows_) return;
     const std::string text =
-        std::to_string(arrivals) + " rows for the experts of a rank, room for " + std::to_string(capacity_);
-    fail("--expert-capacity", text.c_str(), __FILE__, __LINE__);
+        std::to_string(rows) + " rows for the experts of a rank, room for " + std::to_string(buffer_rows_);
+    fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
   }
 
-  std::vector<RowsOfExpert> rows_of_experts(const KeptByExperts& a, int layer) const {
+  std::vector<RowsOfExpert> rows_of_experts(const ExpertActivations& a, int layer) const {
     std::vector<RowsOfExpert> groups;
     int64_t first = 0;
     for (int i = 0; i < own_; ++i) {
@@ -266,105 +294,103 @@ class ExpertParallel : public FeedForward {
   }
 
   // Rows between the two orders, a message for each rank and expert, so that they arrive in their places. The
-  // caller releases the compute stream.
-  void exchange(Way way, const KeptByExperts& a, Tensor copies, Tensor arrivals) {
-    if (alone()) return;
+  // caller lets the compute stream wait.
+  void exchange(Direction direction, const ExpertActivations& a, Tensor permuted, Tensor dispatched) {
+    if (one_rank()) return;
     using Part = Communicator::Part<real>;
-    const size_t d = model_.d_model;
-    std::vector<Part> of_copies, of_arrivals;
-    real* at = copies.data;
-    for (int e = 0; e < model_.experts; ++e) {
-      of_copies.push_back({at, a.sent[e] * d, e / own_});
+    const size_t d = options_.model.d_model;
+    std::vector<Part> of_permuted, of_dispatched;
+    real* at = permuted.data;
+    for (int e = 0; e < options_.experts; ++e) {
+      of_permuted.push_back({at, a.sent[e] * d, e / own_});
       at += a.sent[e] * d;
     }
-    at = arrivals.data;
+    at = dispatched.data;
     for (int i = 0; i < own_; ++i) {
       for (int rank = 0; rank < experts_.ranks(); ++rank) {
         const size_t size = a.came[rank * own_ + i] * d;
-        of_arrivals.push_back({at, size, rank});
+        of_dispatched.push_back({at, size, rank});
         at += size;
       }
     }
-    experts_.wait_for(compute_);
-    way == Way::to_experts ? experts_.all_to_all_v(of_copies, of_arrivals)
-                           : experts_.all_to_all_v(of_arrivals, of_copies);
+    wait_stream(experts_.stream(), compute_);
+    direction == Direction::dispatch ? experts_.all_to_all_v(of_permuted, of_dispatched)
+                                     : experts_.all_to_all_v(of_dispatched, of_permuted);
   }
 
-  int64_t tokens_of_micro_batch() const { return rows_ * tokens_.ranks(); }
+  int64_t tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
 
   // The loss and the gradient of the probabilities are this times the fractions; once for all tensor ranks.
   double balance_scale(const Batch& batch) const {
     if (!first_tensor_rank_) return 0;
-    return coefficient_ * model_.experts * batch.inverse_micro_batches /
+    return options_.aux_loss * options_.experts * batch.inverse_micro_batches /
            static_cast<double>(tokens_of_micro_batch());
   }
 
   // The fractions over the whole micro-batch; then the loss of this rank's rows, which is linear in them.
-  void balance(const Batch& batch, bool recomputing, const KeptByExperts& a) {
-    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * model_.top_k);
-    expert_fractions(counts_.data, model_.experts, 1 / copies_of_micro_batch, a.fractions.data, compute_);
-    if (tokens_.ranks() > 1) {
-      tokens_.wait_for(compute_);
-      tokens_.all_reduce(a.fractions.data, a.fractions.data, model_.experts);
-      tokens_.release(compute_);
+  void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
+    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.top_k);
+    expert_fractions(counts_.data, options_.experts, 1 / copies_of_micro_batch, a.fractions.data, compute_);
+    if (tokens_ && tokens_->ranks() > 1) {
+      wait_stream(tokens_->stream(), compute_);
+      tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.experts);
+      wait_stream(compute_, tokens_->stream());
     }
     if (recomputing) return;
-    add_balance_loss(a.probabilities, a.fractions.data, balance_scale(batch), loss_.data, compute_);
+    pentatron::add_balance_loss(a.probabilities, a.fractions.data, balance_scale(batch), loss_.data,
+                                compute_);
   }
 
-  const ModelConfig model_;
+  const Options options_;
   const int64_t rows_, copies_;
-  const int64_t f_;  // columns of this rank's part of an expert
-  const int own_;    // experts of this rank
-  const double coefficient_;
+  const int64_t buffer_rows_;  // for dispatched rows
+  const int64_t f_;            // columns of this rank's part of an expert
+  const int own_;              // experts of this rank
   const bool first_tensor_rank_;
-  Communicator &experts_, &tokens_;
+  Communicator& experts_;
+  Communicator* tokens_;
   cudaStream_t compute_;
-  int64_t capacity_ = 0;     // rows
   std::vector<int> router_;  // [layers]: its number; the experts' parameters follow
 
   // Work space that all layers and micro-batches share.
-  DeviceArena memory_{Purpose::activations}, travelling_{Purpose::communication};
-  Statistics loss_;         // [1, 1]
-  Matrix<int32_t> counts_;  // [2, experts]: copies for each expert; arrivals, [ranks, own experts]
+  DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
+  AccumTensor loss_;        // [1, 1]
+  Matrix<int32_t> counts_;  // [2, experts]: copies for each expert; rows that come, [ranks, own experts]
   Matrix<int32_t> bands_;   // [copy_bands, experts]
-  Statistics d_chosen_;     // [rows, top_k]
-  Tensor d_copies_;         // [copies, d]: gradients of the copies
-  Tensor outgoing_;         // [copies, d]: copies in forward, in backward gradients of what came back
-  Tensor results_;          // [capacity, d]: what the experts return in forward, gradients of arrivals after
+  AccumTensor d_chosen_;    // [rows, top_k]
+  Tensor d_permuted_;       // [copies, d]: gradients of the copies
+  Tensor permuted_;         // [copies, d]: in forward; in backward gradients of what was returned
+  Tensor results_;  // [buffer, d]: what the experts return in forward; gradients of dispatched rows after
 };
 
-// What the experts do beside what all do: data parallelism, or ZeRO, of the two spans, each over its ranks.
-class HooksOfBothSpans : public UnitHooks {
- public:
-  HooksOfBothSpans(UnitHooks& dense, UnitHooks& experts) : dense_(dense), experts_(experts) {}
-  void before_weights(int unit, Pass pass) override {
-    dense_.before_weights(unit, pass);
-    experts_.before_weights(unit, pass);
-  }
-  void after_weights(int unit, Pass pass) override {
-    dense_.after_weights(unit, pass);
-    experts_.after_weights(unit, pass);
-  }
-  void before_gradients(int unit) override {
-    dense_.before_gradients(unit);
-    experts_.before_gradients(unit);
-  }
-  void after_gradients(int unit, bool last) override {
-    dense_.after_gradients(unit, last);
-    experts_.after_gradients(unit, last);
-  }
-  void finish() override {
-    dense_.finish();
-    experts_.finish();
-  }
-  void weights_changed() override {
-    dense_.weights_changed();
-    experts_.weights_changed();
-  }
+// What a rank has of what `share` says, when each of `replicas[0]` / options.ep ranks holds the same experts.
+inline RankShare expert_parallel_share(const Options& options, RankShare share) {
+  if (options.experts == 0) return share;
+  const Columns c = columns_of(options.model, share.tensor_ranks);
+  const int64_t r = rows_of(options, share).inside, e = options.experts, copies = r * options.top_k;
+  const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
+  const FeedForwardMemory dense = {{mlp}, {r * 3 * c.f}, {r * 3 * c.f}};
+  const FeedForwardMemory experts = {{e * c.d, e / options.ep * mlp},  // a router, and the experts
+                                     {buffer * (c.d + 3 * c.f) + copies * c.d, (r + 1) * e, 2 * copies},
+                                     {buffer * (c.d + 3 * c.f), r * e}};
+  share.replicas.push_back(share.replicas[0] / options.ep);
+  share.feed_forward = [=](int layer) {
+    if (layer != any_layer) return options.has_experts(layer) ? experts : dense;
+    if (options.moe_every == 1) return experts;
+    return FeedForwardMemory{{}, experts.kept + dense.kept, experts.gradients + dense.gradients};
+  };
+  // The gradients of copies and of what was chosen, the loss, and counts, which are made in 256 bands.
+  share.work += {copies * c.d, copies + 1, (2 + std::min<int64_t>(r, 256)) * e};
+  if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
+  return share;
+}
 
- private:
-  UnitHooks &dense_, &experts_;
-};
+// For ranks that all share out the experts. Throws UsageError where they can't.
+inline void complete_expert_options(Options& options, int ranks) {
+  options.ep = ranks;
+  if (options.experts > 0 && options.experts % ranks == 0) return;
+  throw UsageError("--experts", std::to_string(options.experts),
+                   "a multiple of the ranks (" + std::to_string(ranks) + ")");
+}
 
 }  // namespace pentatron

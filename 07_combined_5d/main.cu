@@ -1,57 +1,76 @@
-// 07: all of them at once. Ranks form a mesh (mesh.h) of tensor, context, data and pipeline axes; on each,
-// the techniques of 02 to 06 and the experts act on one transformer (combined.h).
-#include "../05_pipeline_parallel/draw_schedule.h"
-#include "combined.h"
+// 07: all of them at once: 01, where each line that is new or changed ends with the stage that it comes from.
+#include "combined.h"  // 02-07
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
 #include "program/sample.h"
+#include "program/totals.h"
 
 using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, const MeshShape& shape, World& world) {
+void train(const Options& options, const MeshShape& shape, World& world) {  // 07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
-  const MemoryPrediction predicted = predict_memory(options, shape, world.rank());
+  const Stream compute("compute");
+  Mesh mesh(shape, world);                                                                   // 07
+  const auto chunks = layers_of_rank(options, mesh.place.pp, shape.pp, options.vpp);         // 05
+  const auto positions = context_positions(options, mesh.place.cp, shape.cp);                // 06
+  TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);         // 04
+  RingAttention attention(options, mesh.context, shape.tp);                                  // 06
+  ExpertParallel feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
+
+  Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted = predict_memory(options, element_sizes, shape, world.rank());  // 02-07
   require_memory(predicted, free_device_memory());
-  Combined combined(options, shape, world);
-  BatchLoader loader(data, options, combined.mesh.place.dp, shape.dp, combined.positions);
-  Run run(options, data, combined.parameters, world);
+  const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);  // 02, 03
+  const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
+  parameters.initialise(options.seed, compute);
+  const Seams seams = {{dense.get(), experts.get()}, &tensor_parallel, &attention, &feed_forward};  // 02-07
+  for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                                    // 03
+
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, std::ssize(positions),  // 06
+                    options.sequence_length, options.recompute, seams, compute);
+  Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);  // 02
 
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step();
-    combined.accumulate(loader.load(step, combined.compute));
-    combined.update(step);
-    run.end_step(step, combined.totals);
+    totals.reset();
+    parameters.zero_gradients(compute);
+    pipeline.run(loader.load(step, compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
+    feed_forward.add_balance_loss(totals);                                             // 07
+    for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                // 02, 03
+    tensor_parallel.sum_partial_gradients(parameters);                                 // 04
+    optimizer.add_norm_squared(totals.norm_squared());
+    mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
+    optimizer.step(step, totals.norm_squared());
+    for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
+    totals.wait();
+    run.end_step(step, totals);
   }
-  run.finish(predicted,
-             {{"tp", shape.tp}, {"cp", shape.cp}, {"dp", shape.dp}, {"pp", shape.pp}, {"ep", shape.ep}});
-  // Of data-parallel ranks, which all compute the same, one is heard.
+  run.summarize(predicted, shape.degrees());  // 02
   const auto logits = [&](const Batch& batch) {
-    const Tensor mine = combined.pipeline.forward(batch);
-    return combined.mesh.place.dp == 0 ? mine : Tensor();
+    const Tensor logits = pipeline.forward(batch);  // 05
+    return mesh.place.dp == 0 ? logits : Tensor();  // 02
   };
-  run.show_sample(write_sample(options, combined.parameters[combined.ids.head], logits, combined.compute,
-                               world, combined.positions));
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));  // 02
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    Options options = parse_options(
-        argc, argv, "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.",
-        {OptionGroup::mesh, OptionGroup::data_parallel, OptionGroup::zero, OptionGroup::tensor_parallel,
-         OptionGroup::pipeline, OptionGroup::context_parallel, OptionGroup::experts,
-         OptionGroup::communication},
-        Attention::tiled);
-    const MeshShape shape = mesh_shape(options, world.ranks());
-    check_combined(options, shape);
-    if (options.show_mesh || options.show_schedule) {
-      if (world.rank() == 0 && options.show_mesh) std::cout << draw_mesh(shape);
-      if (world.rank() == 0 && options.show_schedule)
-        show_schedule(options, micro_batches_of_a_rank(options, shape.dp));
-      return;
-    }
-    world.configure(options);
+  return run_program_on_ranks(argc, argv, [&](World& world) {      // 02
+    Options options = parse_combined_options(argc, argv);          // 02-07
+    const MeshShape shape = checked_mesh(options, world.ranks());  // 07
+    if (show_pictures(options, shape, world.rank())) return;       // 05, 07
+    world.configure(options);                                      // 02
     train(options, shape, world);
   });
 }

@@ -28,6 +28,9 @@ namespace pentatron {
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
   int ranks() const { return tp * cp * dp * pp; }
+  std::vector<std::pair<std::string, int>> degrees() const {
+    return {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}, {"ep", ep}};
+  }
 };
 
 // A rank's places on the axes.
@@ -163,17 +166,18 @@ class Mesh {
                          "expert gradients"),
         all(world, members_of(shape, MeshGroup::all, world.rank()), "all") {}
 
-  // How the axes split parameters and share out their optimizer.
-  ParameterMesh of_parameters(const ModelConfig& model) const {
-    return {.tensor_rank = tensor.rank(),
-            .tensor_ranks = tensor.ranks(),
-            .expert_rank = experts.rank(),
-            .expert_ranks = experts.ranks(),
-            .experts = model.experts,
-            .shard_rank = gradients.rank(),
-            .shard_ranks = gradients.ranks(),
-            .expert_shard_rank = expert_gradients.rank(),
-            .expert_shard_ranks = expert_gradients.ranks()};
+  // How the axes split parameters, of which this rank holds some units; in the order of the parameter groups
+  // (expert_parallel.h).
+  ParameterLayout parameter_layout(const std::vector<int>& units) const {
+    return {tensor.rank(),
+            tensor.ranks(),
+            {{gradients.rank(), gradients.ranks()}, {expert_gradients.rank(), expert_gradients.ranks()}},
+            units};
+  }
+
+  // Tokens of a micro-batch on this rank.
+  int64_t rows(const TrainingConfig& config) const {
+    return int64_t{config.micro_batch_size} * config.sequence_length / shape.cp;
   }
 
   const MeshShape shape;

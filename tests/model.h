@@ -10,6 +10,7 @@
 #include "model/batch.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "program/options.h"
 #include "program/totals.h"
 
 namespace pentatron {
@@ -90,7 +91,7 @@ class HostBatchLoader {
                            const std::vector<int32_t>& positions = {})
       : sequence_length_(options.sequence_length),
         first_(rank * micro_batches_of_a_rank(options, ranks)),
-        positions_(positions.empty() ? context_positions(options) : positions) {
+        positions_(positions.empty() ? all_positions(options) : positions) {
     for (int i = 0; i < micro_batches_of_a_rank(options, ranks); ++i)
       buffers_.emplace_back(options.micro_batch_size * std::ssize(positions_));
   }
@@ -124,7 +125,6 @@ class HostBatchLoader {
 struct TestModel {
   Options options;
   Stream stream{"compute"};
-  UnitHooks hooks;
   TensorRegion region;
   AttentionCore attention{options.attention};
   FeedForward feed_forward;
@@ -147,7 +147,7 @@ struct TestModel {
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
   }
 
-  Seams seams() { return {&hooks, &region, &attention, &feed_forward}; }
+  Seams seams() { return {{}, &region, &attention, &feed_forward}; }
 
   // Forward and backward of all micro-batches; gradients, loss and norm are then there.
   void accumulate(const std::vector<HostBatch>& batches) {

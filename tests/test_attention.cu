@@ -7,6 +7,7 @@
 #include "device.h"
 #include "kernels/attention.h"
 #include "kernels/attention_tensor_core.h"
+#include "program/options.h"
 #include "reference_attention.h"
 #ifndef __CUDACC__
 #include <cuda_warps.h>
@@ -49,7 +50,7 @@ TEST_CASE("linear layer: the three products", "[01][kernels]") {
     linear_dgrad(device.blas, device_d_y, device_weight, d_x);
     require_close(device.download(d_x), product(d_y, false, weight, false), sum_of<real>(out));
 
-    const Statistics d_weight = device.upload<accum>(before);
+    const AccumTensor d_weight = device.upload<accum>(before);
     linear_wgrad(device.blas, device_d_y, device_x, d_weight);
     HostMatrix want = product(d_y, true, x, false);
     for (size_t i = 0; i < want.values.size(); ++i) want.values[i] += before.values[i];
@@ -123,11 +124,11 @@ class DeviceBlock {
   // `kept`: the scores of every sequence.
   Scores scores(bool kept) { return {fresh_scores(kept ? block_.batch : 1), kept}; }
   template <class Result>
-  void forward(Tensor q, Tensor k, Tensor v, Scores scores, Matrix<Result> out, Statistics lse) {
+  void forward(Tensor q, Tensor k, Tensor v, Scores scores, Matrix<Result> out, AccumTensor lse) {
     attention_forward(kind_, device_.blas, block_, q, k, v, scores, out, lse);
   }
   template <class Result>
-  void backward(Tensor q, Tensor k, Tensor v, Scores scores, Statistics lse, Tensor d_out, Statistics dots,
+  void backward(Tensor q, Tensor k, Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
                 bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
     const Tensor d_scores = fresh_scores(1);
     attention_backward(kind_, device_.blas, block_, q, k, v, scores, lse, d_out, dots, d_scores, add, d_q,
@@ -159,13 +160,13 @@ void device_attention(Device& device, Attention kind, const AttentionBlock& bloc
   const Tensor q = device.upload<real>(a.q), k = device.upload<real>(a.k), v = device.upload<real>(a.v),
                d_out = device.upload<real>(a.d_out);
   const Matrix<Result> out = device.upload<Result>(a.out);
-  const Statistics lse = device.upload<accum>(a.lse);
+  const AccumTensor lse = device.upload<accum>(a.lse);
   DeviceBlock on_device(device, kind, block);
   const Scores scores = on_device.scores(kept);
   on_device.forward(q, k, v, scores, out, lse);
   a.out = device.download(out), a.lse = device.download(lse);
 
-  const Statistics dots = device.fresh<accum>(q.rows, block.head.heads);
+  const AccumTensor dots = device.fresh<accum>(q.rows, block.head.heads);
   attention_dots(device.upload<real>(rounded<real>(a.out)), d_out, dots, device.stream);
   const Matrix<Result> d_q = device.upload<Result>(a.d_q), d_k = device.upload<Result>(a.d_k),
                        d_v = device.upload<Result>(a.d_v);
@@ -360,8 +361,8 @@ TEST_CASE("attention: merging, rows without a key, and far apart", "[06][kernels
       }
     }
   }
-  const Statistics device_out = device.upload<accum>(out), device_added = device.upload<accum>(added);
-  const Statistics device_lse = device.upload<accum>(lse);
+  const AccumTensor device_out = device.upload<accum>(out), device_added = device.upload<accum>(added);
+  const AccumTensor device_lse = device.upload<accum>(lse);
   attention_merge(block, device_added, device.upload<accum>(added_lse), device_out, device_lse,
                   device.stream);
   const HostMatrix got = device.download(device_out), got_lse = device.download(device_lse);
@@ -419,10 +420,10 @@ TEST_CASE("attention: a sequence in parts has the results of the whole", "[06][k
       };
       const auto from = [](auto x, int first) { return x.row_range(first, x.rows - first); };
 
-      const Statistics out = device.fresh<accum>(q.rows, q.columns),
-                       lse = device.upload<accum>(HostMatrix(q.rows, shape.head.heads, -INFINITY));
-      const Statistics block_out = device.fresh<accum>(q.rows, q.columns),
-                       block_lse = device.fresh<accum>(q.rows, shape.head.heads);
+      const AccumTensor out = device.fresh<accum>(q.rows, q.columns),
+                        lse = device.upload<accum>(HostMatrix(q.rows, shape.head.heads, -INFINITY));
+      const AccumTensor block_out = device.fresh<accum>(q.rows, q.columns),
+                        block_lse = device.fresh<accum>(q.rows, shape.head.heads);
       for (const auto& [i, j] : pairs) {
         const AttentionBlock block = block_of(i, j);
         DeviceBlock on_device(device, kind, block);
@@ -434,12 +435,12 @@ TEST_CASE("attention: a sequence in parts has the results of the whole", "[06][k
       }
       got.out = device.download(out), got.lse = device.download(lse);
 
-      const Statistics dots = device.fresh<accum>(q.rows, shape.head.heads);
+      const AccumTensor dots = device.fresh<accum>(q.rows, shape.head.heads);
       attention_dots(device.upload<real>(rounded<real>(got.out)), d_out, dots, device.stream);
       const auto zeros = [&](Tensor like) {
         return device.upload<accum>(HostMatrix(like.rows, like.columns));
       };
-      const Statistics d_q = zeros(q), d_k = zeros(k), d_v = zeros(v);
+      const AccumTensor d_q = zeros(q), d_k = zeros(k), d_v = zeros(v);
       std::shuffle(pairs.begin(), pairs.end(), shuffle);
       for (const auto& [i, j] : pairs) {
         DeviceBlock on_device(device, kind, block_of(i, j));

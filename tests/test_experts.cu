@@ -54,14 +54,14 @@ std::vector<int32_t> download(Matrix<int32_t> from, cudaStream_t stream) {
 void check_routing(const HostMatrix& logits, int top_k) {
   Device device;
   const Routing want = route_on_host(logits, top_k);
-  const Statistics probabilities = device.upload<accum>(logits);
+  const AccumTensor probabilities = device.upload<accum>(logits);
   const auto chosen = device.fresh<int32_t>(logits.rows, top_k),
              place = device.fresh<int32_t>(logits.rows, top_k);
   const auto counts = device.fresh<int32_t>(1, logits.columns);
-  choose_experts(probabilities, top_k, chosen.data, device.stream);
-  place_copies(chosen.data, logits.rows, top_k,
-               device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts.data, place.data,
-               device.stream);
+  route_tokens(probabilities, top_k, chosen.data, device.stream);
+  make_permutation(chosen.data, logits.rows, top_k,
+                   device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts.data, place.data,
+                   device.stream);
   CHECK(download(chosen, device.stream) == want.chosen);
   CHECK(download(counts, device.stream) == want.counts);
   CHECK(download(place, device.stream) == want.place);
@@ -73,7 +73,7 @@ void check_routing(const HostMatrix& logits, int top_k) {
 struct OnDevice {
   HostMatrix logits;
   Routing host;
-  Statistics probabilities;
+  AccumTensor probabilities;
   const int32_t *chosen, *place;
 
   OnDevice(Device& device, Random& random, Sizes s)
@@ -111,9 +111,9 @@ TEST_CASE("experts: all tokens to one, none to the others", "[07][experts][kerne
 
 TEST_CASE("experts: a router that diverged chooses experts that exist", "[07][experts][kernels]") {
   Device device;
-  const Statistics logits = device.upload<accum>(HostMatrix(4, 3, NAN));
+  const AccumTensor logits = device.upload<accum>(HostMatrix(4, 3, NAN));
   const auto chosen = device.fresh<int32_t>(4, 2);
-  choose_experts(logits, 2, chosen.data, device.stream);
+  route_tokens(logits, 2, chosen.data, device.stream);
   for (const int32_t e : download(chosen, device.stream)) CHECK((e >= 0 && e < 3));
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
     for (int copy = 0; copy < s.rows * s.top_k; ++copy)
       for (int j = 0; j < s.d; ++j) want(routing.host.place[copy], j) = x(copy / s.top_k, j);
     const Tensor copies = device.fresh<real>(want.rows, s.d);
-    copy_to_places(device.upload<real>(x), routing.place, s.top_k, copies, device.stream);
+    permute_tokens(device.upload<real>(x), routing.place, s.top_k, copies, device.stream);
     REQUIRE(device.download(copies) == want);
 
     const HostMatrix d_copies = random.normal<real>(want.rows, s.d),
@@ -143,7 +143,7 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
       }
     }
     const Tensor d_x = device.fresh<real>(s.rows, s.d);
-    copy_to_places_backward(device.upload<real>(d_copies), routing.place, s.top_k,
+    permute_tokens_backward(device.upload<real>(d_copies), routing.place, s.top_k,
                             device.upload<accum>(d_logits), device.upload<real>(router), d_x, device.stream);
     require_close(device.download(d_x), want_d_x, sum_of<real>(s.top_k + s.experts));
   }
@@ -168,10 +168,10 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
     }
     const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
                  d_returned = device.fresh<real>(s.rows * s.top_k, s.d);
-    const Statistics d_chosen = device.fresh<accum>(s.rows, s.top_k);
-    combine_copies(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
+    const AccumTensor d_chosen = device.fresh<accum>(s.rows, s.top_k);
+    combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
                    device.stream);
-    combine_copies_backward(device.upload<real>(d_out), device_returned, routing.probabilities,
+    combine_tokens_backward(device.upload<real>(d_out), device_returned, routing.probabilities,
                             routing.chosen, routing.place, s.top_k, d_returned, d_chosen.data, device.stream);
     require_close(device.download(out), want, sum_of<real>(s.top_k));
     require_close(device.download(d_returned), want_d_returned, sum_of<real>(1));
@@ -190,7 +190,7 @@ TEST_CASE("experts: the router's weight gradient is added", "[07][experts][kerne
     for (int row = 0; row < s.rows; ++row)
       for (int e = 0; e < s.experts; ++e)
         for (int j = 0; j < s.d; ++j) want(e, j) += d_logits(row, e) * x(row, j);
-    const Statistics gradient = device.upload<accum>(before);
+    const AccumTensor gradient = device.upload<accum>(before);
     router_wgrad(device.upload<accum>(d_logits), device.upload<real>(x), gradient, device.stream);
     require_close(device.download(gradient), want, sum_of<accum>(s.rows));
   }
@@ -209,8 +209,8 @@ TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
       want(0, e) = routing.host.counts[e] / copies;
       for (int row = 0; row < s.rows; ++row) loss += 0.25 * want(0, e) * routing.host.probabilities(row, e);
     }
-    const Statistics fractions = device.fresh<accum>(1, s.experts),
-                     sum = device.upload<accum>(HostMatrix(1, 1, 0.5));
+    const AccumTensor fractions = device.fresh<accum>(1, s.experts),
+                      sum = device.upload<accum>(HostMatrix(1, 1, 0.5));
     expert_fractions(device.upload(routing.host.counts), s.experts, 1 / copies, fractions.data,
                      device.stream);
     add_balance_loss(routing.probabilities, fractions.data, 0.25, sum.data, device.stream);
@@ -234,24 +234,24 @@ TEST_CASE("gradient: experts' weights, router and balance", "[07][experts][kerne
   for (int e = 0; e < s.experts; ++e) fractions(0, e) = routing.host.counts[e] / double(s.rows * s.top_k);
   const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
                d_returned = device.fresh<real>(s.rows * s.top_k, s.d);
-  const Statistics probabilities = device.fresh<accum>(s.rows, s.experts),
-                   device_fractions = device.upload<accum>(fractions), loss = device.fresh<accum>(1, 1),
-                   d_chosen = device.fresh<accum>(s.rows, s.top_k),
-                   d_logits = device.fresh<accum>(s.rows, s.experts);
+  const AccumTensor probabilities = device.fresh<accum>(s.rows, s.experts),
+                    device_fractions = device.upload<accum>(fractions), loss = device.fresh<accum>(1, 1),
+                    d_chosen = device.fresh<accum>(s.rows, s.top_k),
+                    d_logits = device.fresh<accum>(s.rows, s.experts);
   const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
   const auto forward = [&](const HostMatrix& logits) {
     device.write(probabilities, logits);
-    choose_experts(probabilities, s.top_k, chosen.data, device.stream);
-    combine_copies(device_returned, probabilities, chosen.data, routing.place, s.top_k, out, device.stream);
+    route_tokens(probabilities, s.top_k, chosen.data, device.stream);
+    combine_tokens(device_returned, probabilities, chosen.data, routing.place, s.top_k, out, device.stream);
     device.write(loss, HostMatrix(1, 1));
     add_balance_loss(probabilities, device_fractions.data, scale, loss.data, device.stream);
     return dot(w, device.download(out)) + device.download(loss)(0, 0);
   };
   forward(routing.logits);
-  combine_copies_backward(device.upload<real>(w), device_returned, probabilities, chosen.data, routing.place,
+  combine_tokens_backward(device.upload<real>(w), device_returned, probabilities, chosen.data, routing.place,
                           s.top_k, d_returned, d_chosen.data, device.stream);
-  choose_experts_backward(probabilities, chosen.data, s.top_k, d_chosen.data, device_fractions.data, scale,
-                          d_logits, device.stream);
+  route_tokens_backward(probabilities, chosen.data, s.top_k, d_chosen.data, device_fractions.data, scale,
+                        d_logits, device.stream);
   check_gradient(device.download(d_logits), routing.logits, forward);
   device.write(probabilities, routing.host.probabilities);
   check_gradient(device.download(d_returned), returned, [&](const HostMatrix& changed) {

@@ -24,7 +24,7 @@ TEST_CASE("gradient: embedding", "[01][kernels]") {
 
   const Tensor device_table = device.upload<real>(table), out = device.fresh<real>(rows, d);
   const int32_t* device_tokens = device.upload(tokens);
-  const Statistics gradient = device.upload<accum>(HostMatrix(vocabulary, d));
+  const AccumTensor gradient = device.upload<accum>(HostMatrix(vocabulary, d));
   embedding_backward(device.upload<real>(w), device_tokens, device.upload(by_token), first, gradient,
                      device.stream);
   check_gradient(device.download(gradient), table, [&](const HostMatrix& x) {
@@ -42,7 +42,7 @@ TEST_CASE("gradient: rmsnorm", "[01][kernels]") {
                    w = random.normal<real>(rows, d);
   const Tensor device_x = device.upload<real>(x), device_weight = device.upload<real>(weight),
                out = device.fresh<real>(rows, d), d_x = device.fresh<real>(rows, d);
-  const Statistics rstd = device.fresh<accum>(rows, 1), d_weight = device.fresh<accum>(1, d);
+  const AccumTensor rstd = device.fresh<accum>(rows, 1), d_weight = device.fresh<accum>(1, d);
   const auto forward = [&] {
     rmsnorm_forward(device_x, device_weight.data, 1e-5, out, rstd.data, device.stream);
     return dot(w, device.download(out));
@@ -69,7 +69,7 @@ TEST_CASE("gradient: rotary positions", "[01][kernels]") {
   const HostMatrix qkv = random.normal<real>(rows, shape.qkv_columns()),
                    w_q = random.normal<real>(rows, q_columns), w_k = random.normal<real>(rows, k_columns),
                    w_v = random.normal<real>(rows, k_columns);
-  const Statistics table = device.fresh<accum>(31, shape.head_size);
+  const AccumTensor table = device.fresh<accum>(31, shape.head_size);
   fill_rotary_table(100, table, device.stream);
   const int32_t* positions = device.upload(std::vector<int32_t>{30, 0, 7});
   const Tensor device_qkv = device.upload<real>(qkv), d_qkv = device.fresh<real>(rows, qkv.columns),
@@ -107,7 +107,7 @@ TEST_CASE("gradient: cross-entropy", "[01][kernels]") {
   const HostMatrix logits = random.normal<real>(rows, vocabulary, 2);
   const int32_t* targets = device.upload(std::vector<int32_t>{0, 10, ignored_target, 3, 3});
   const Tensor device_logits = device.upload<real>(logits);
-  const Statistics statistics = device.fresh<accum>(3, rows), loss = device.fresh<accum>(1, 1);
+  const AccumTensor statistics = device.fresh<accum>(3, rows), loss = device.fresh<accum>(1, 1);
   const auto forward = [&] {
     cross_entropy_statistics(device_logits, targets, 0, statistics, device.stream);
     cross_entropy_loss(statistics, targets, scale, loss.data, device.stream);
@@ -137,7 +137,7 @@ TEST_CASE("gradient: attention", "[01][kernels]") {
     d_x[i] = device.fresh<real>(rows, inputs[i].columns);
   }
   const Tensor out = device.fresh<real>(rows, q_columns);
-  const Statistics lse = device.fresh<accum>(rows, shape.head.heads);
+  const AccumTensor lse = device.fresh<accum>(rows, shape.head.heads);
   const Scores scores{device.fresh<real>(shape.batch * shape.score_rows(), shape.sequence), true};
   const auto forward = [&] {
     attention_forward(kind, device.blas, block, x[0], x[1], x[2], scores, out, lse);
@@ -145,7 +145,7 @@ TEST_CASE("gradient: attention", "[01][kernels]") {
   };
   forward();
   const Tensor d_out = device.upload<real>(w);
-  const Statistics dots = device.fresh<accum>(rows, shape.head.heads);
+  const AccumTensor dots = device.fresh<accum>(rows, shape.head.heads);
   attention_dots(out, d_out, dots, device.stream);
   attention_backward(kind, device.blas, block, x[0], x[1], x[2], scores, lse, d_out, dots,
                      device.fresh<real>(shape.score_rows(), shape.sequence), false, d_x[0], d_x[1], d_x[2]);

@@ -47,7 +47,7 @@ TEST_CASE("ranges: a grid visits every element once", "[01][kernels]") {
     for (const size_t n : {1, 2, 6, 37, 2048, 10007}) {
       CAPTURE(blocks, n);
       const HostMatrix once(1, n, 1);
-      const Statistics visits = device.upload<accum>(HostMatrix(1, n));
+      const AccumTensor visits = device.upload<accum>(HostMatrix(1, n));
       launch(count_visits_kernel, dim3(blocks), device.stream, n, visits.data);
       REQUIRE(device.download(visits) == once);
     }
@@ -69,7 +69,7 @@ TEST_CASE("reductions: every thread gets the sum and the largest", "[01][kernels
       want(0, i) = std::accumulate(x.values.begin(), x.values.end(), 0.0);
       want(1, i) = *std::max_element(x.values.begin(), x.values.end());
     }
-    const Statistics out = device.fresh<accum>(2, n);
+    const AccumTensor out = device.fresh<accum>(2, n);
     launch(reduce_kernel, dim3(1), device.stream, device.upload<accum>(x).data, n, out.data);
     REQUIRE(device.download(out) == want);
   }
@@ -123,7 +123,7 @@ TEST_CASE("embedding backward: the rows of a token add up onto its gradient", "[
       }
       for (const auto [first, count] : vocabulary_slices) {
         CAPTURE(rows, d, distinct, first, count);
-        const Statistics gradient = device.upload<accum>(before.slice(first, count, 0, d));
+        const AccumTensor gradient = device.upload<accum>(before.slice(first, count, 0, d));
         embedding_backward(device.upload<real>(d_out), device.upload(tokens), device.upload(by_token), first,
                            gradient, device.stream);
         require_close(device.download(gradient), want.slice(first, count, 0, d), sum_of<accum>(rows));
@@ -149,7 +149,7 @@ TEST_CASE("rmsnorm: forward", "[01][kernels]") {
         for (int64_t j = 0; j < d; ++j) want(i, j) = x(i, j) * want_rstd(i, 0) * weight(0, j);
       }
       const Tensor out = device.fresh<real>(rows, d);
-      const Statistics rstd = device.fresh<accum>(rows, 1);
+      const AccumTensor rstd = device.fresh<accum>(rows, 1);
       rmsnorm_forward(device.upload<real>(x), device.upload<real>(weight).data, norm_epsilon, out, rstd.data,
                       device.stream);
       require_close(device.download(out), want, sum_of<real>(d));
@@ -167,12 +167,12 @@ TEST_CASE("rmsnorm: forward, of a stream that a branch is added to", "[01][kerne
                  branch = device.upload<real>(random.normal<real>(rows, d)),
                  weight = device.upload<real>(random.normal<real>(1, d));
     const Tensor want_x = device.fresh<real>(rows, d), want = device.fresh<real>(rows, d);
-    const Statistics want_rstd = device.fresh<accum>(rows, 1);
+    const AccumTensor want_rstd = device.fresh<accum>(rows, 1);
     residual_add(before, branch, want_x, device.stream);
     rmsnorm_forward(want_x, weight.data, 0.5, want, want_rstd.data, device.stream);
 
     const Tensor x = device.fresh<real>(rows, d), out = device.fresh<real>(rows, d);
-    const Statistics rstd = device.fresh<accum>(rows, 1);
+    const AccumTensor rstd = device.fresh<accum>(rows, 1);
     residual_rmsnorm_forward(before, branch, weight.data, 0.5, x, out, rstd.data, device.stream);
     REQUIRE(device.download(x) == device.download(want_x));
     require_close(device.download(out), device.download(want), sum_of<real>(d));
@@ -217,8 +217,8 @@ TEST_CASE("rmsnorm: backward, assigned and added", "[01][kernels]") {
         }
       }
       const Tensor d_x = add ? device.upload<real>(before) : device.fresh<real>(rows, d);
-      const Statistics partials = device.fresh<accum>(rmsnorm_bands(rows), d);
-      const Statistics d_weight = device.fresh<accum>(1, d);
+      const AccumTensor partials = device.fresh<accum>(rmsnorm_bands(rows), d);
+      const AccumTensor d_weight = device.fresh<accum>(1, d);
       rmsnorm_backward(device.upload<real>(d_out), device.upload<real>(x), device.upload<real>(weight).data,
                        device.upload<accum>(rounded<accum>(rstd)).data, add, d_x, partials, d_weight.data,
                        device.stream);
@@ -249,7 +249,7 @@ TEST_CASE("rotary: the table", "[01][kernels]") {
   const int positions = 301;
   for (const int size : {2, 6, 10, 64}) {
     CAPTURE(size);
-    const Statistics table = device.fresh<accum>(positions, size);
+    const AccumTensor table = device.fresh<accum>(positions, size);
     fill_rotary_table(10000, table, device.stream);
     // Computed in double. An angle is off by its own rounding, which grows with the position.
     const double angle_error = positions * epsilon<double>();
@@ -281,7 +281,7 @@ TEST_CASE("rotary: forward splits and turns, backward turns back and joins", "[0
       const int positions_known = 53;
       const HostMatrix table = rounded<accum>(rotary_table(positions_known, shape.head_size, 500));
       const std::vector<int32_t> positions = random.integers(rows, 0, positions_known);  // in any order
-      const Statistics device_table = device.upload<accum>(table);
+      const AccumTensor device_table = device.upload<accum>(table);
       const int32_t* device_positions = device.upload(positions);
 
       const HostMatrix joined = random.normal<real>(rows, shape.qkv_columns());
@@ -393,7 +393,7 @@ void check_cross_entropy(Device& device, const HostMatrix& logits, const std::ve
   const int64_t rows = logits.rows, columns = logits.columns;
 
   std::vector<Tensor> slices;
-  std::vector<Statistics> of_slices;
+  std::vector<AccumTensor> of_slices;
   HostMatrix combined(3, rows);  // largest, sum, target's logit
   for (int64_t i = 0; i < rows; ++i) combined(0, i) = -INFINITY;
   for (size_t s = 0; s + 1 < cuts.size(); ++s) {
@@ -403,8 +403,8 @@ void check_cross_entropy(Device& device, const HostMatrix& logits, const std::ve
     const HostMatrix of_slice = device.download(of_slices[s]);
     for (int64_t i = 0; i < rows; ++i) combined(0, i) = std::max(combined(0, i), of_slice(0, i));
   }
-  const Statistics largest = device.upload<accum>(rounded<accum>(combined.slice(0, 1, 0, rows)));
-  for (const Statistics& of_slice : of_slices) {
+  const AccumTensor largest = device.upload<accum>(rounded<accum>(combined.slice(0, 1, 0, rows)));
+  for (const AccumTensor& of_slice : of_slices) {
     cross_entropy_rescale(largest.data, of_slice, device.stream);
     const HostMatrix rescaled = device.download(of_slice);
     REQUIRE(rescaled.slice(0, 1, 0, rows) == combined.slice(0, 1, 0, rows));
@@ -412,12 +412,12 @@ void check_cross_entropy(Device& device, const HostMatrix& logits, const std::ve
       for (int64_t i = 0; i < rows; ++i) combined(row, i) += rescaled(row, i);
     }
   }
-  const Statistics statistics = device.upload<accum>(rounded<accum>(combined));
+  const AccumTensor statistics = device.upload<accum>(rounded<accum>(combined));
   REQUIRE(combined.slice(0, 1, 0, rows) == want.statistics.slice(0, 1, 0, rows));
   REQUIRE(combined.slice(2, 1, 0, rows) == want.statistics.slice(2, 1, 0, rows));
   require_close(combined.slice(1, 1, 0, rows), want.statistics.slice(1, 1, 0, rows), sum_of<accum>(columns));
 
-  const Statistics loss = device.fresh<accum>(1, 1);
+  const AccumTensor loss = device.fresh<accum>(1, 1);
   cross_entropy_loss(statistics, device_targets, scale, loss.data, device.stream);
   require_close(device.download(loss), want.loss, sum_of<accum>(rows + columns));
 
@@ -500,7 +500,7 @@ TEST_CASE("elementwise: residual_add and accumulate", "[01][kernels]") {
     residual_add(in_place, device.upload<real>(branch), in_place, device.stream);
     REQUIRE(device.download(in_place) == device.download(out));
 
-    const Statistics onto = device.upload<accum>(sum);
+    const AccumTensor onto = device.upload<accum>(sum);
     accumulate(device.upload<accum>(term).data, onto.data, onto.size(), device.stream);
     REQUIRE(device.download(onto) == rounded<accum>(want_sum));  // one rounding, the same one
   }
@@ -614,7 +614,7 @@ TEST_CASE("clip_factor", "[01][kernels]") {
            {INFINITY, 1, 0},                // as PyTorch
        }) {
     CAPTURE(norm_squared, max_norm);
-    const Statistics clip = device.fresh<accum>(1, 1);
+    const AccumTensor clip = device.fresh<accum>(1, 1);
     clip_factor(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, clip.data,
                 device.stream);
     REQUIRE(device.download(clip)(0, 0) == rounded<accum>(want));
@@ -624,11 +624,11 @@ TEST_CASE("clip_factor", "[01][kernels]") {
 // The weights, and where the optimizer computes them: apart, or the weights themselves.
 struct Weights {
   Tensor weights;
-  Statistics master;
+  AccumTensor master;
 
   Weights(Device& device, const HostMatrix& start) : weights(device.upload<real>(start)) {
     master = has_master_weights ? device.upload<accum>(start)
-                                : Statistics{reinterpret_cast<accum*>(weights.data), 1, start.columns};
+                                : AccumTensor{reinterpret_cast<accum*>(weights.data), 1, start.columns};
   }
   void check(Device& device, const HostMatrix& want, double terms) const {
     require_close(device.download(master), want, sum_of<accum>(terms));
@@ -641,13 +641,13 @@ constexpr double clip = 0.375;
 TEST_CASE("AdamW: several steps", "[01][kernels]") {
   Device device;
   Random random;
-  const Statistics device_clip = device.upload<accum>(HostMatrix(1, 1, clip));
+  const AccumTensor device_clip = device.upload<accum>(HostMatrix(1, 1, clip));
   // An epsilon that matters shows whether it is added after the bias correction.
   for (const AdamW adamw : {AdamW{1e-2, 0.9, 0.999, 1e-8, 0.1, 0}, {0.1, 0.5, 0.9, 0.1, 0, 0}}) {
     for (const int64_t size : {1, 37, 2049, 10007}) {
       HostMatrix w = random.normal<real>(1, size), m(1, size), v(1, size);
       const Weights weights(device, w);
-      const Statistics moment1 = device.upload<accum>(m), moment2 = device.upload<accum>(v);
+      const AccumTensor moment1 = device.upload<accum>(m), moment2 = device.upload<accum>(v);
       for (int step = 1; step <= 5; ++step) {
         CAPTURE(adamw.lr, size, step);
         const HostMatrix gradients = random.normal<accum>(1, size);
@@ -675,7 +675,7 @@ TEST_CASE("AdamW: several steps", "[01][kernels]") {
 TEST_CASE("SGD: several steps", "[01][kernels]") {
   Device device;
   Random random;
-  const Statistics device_clip = device.upload<accum>(HostMatrix(1, 1, clip));
+  const AccumTensor device_clip = device.upload<accum>(HostMatrix(1, 1, clip));
   for (const double weight_decay : {0.0, 0.1}) {
     for (const int64_t size : {1, 37, 2049, 10007}) {
       HostMatrix w = random.normal<real>(1, size);

@@ -114,7 +114,7 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
            {"optimizer", 300},
            {"activations", 400},
            {"communication", 500}}},
-         {"of_which_transient",
+         {"of_which_unit_buffers",
           {{"weights", 10}, {"gradients", 10}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
          {"measured",
           {{"weights", 101},
@@ -129,7 +129,7 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
            {"optimizer", 300},
            {"activations", 400},
            {"communication", 500}}},
-         {"of_which_transient",
+         {"of_which_unit_buffers",
           {{"weights", 0}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
          {"measured",
           {{"weights", 111},
@@ -209,7 +209,7 @@ Device memory at the peak
   CHECK(lines[1] == "Device memory at the peak, the largest of 2 ranks");
   CHECK(lines[3] == "         weights         110 B         111 B       +0.91 %");
   CHECK(lines[4] == "       gradients         200 B         201 B       +0.50 %");
-  CHECK(lines[9] == "  (weights: of which transient 10 B)");
+  CHECK(lines[9] == "  (weights: of which unit buffers 10 B)");
 }
 
 TEST_CASE("log: quantities for people", "[01][log]") {

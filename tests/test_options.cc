@@ -314,21 +314,21 @@ TEST_CASE("options: experts", "[07][experts][options]") {
   const auto experts = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
     return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
-                                    {pentatron::OptionGroup::experts});
+                                    {pentatron::OptionGroup::mesh, pentatron::OptionGroup::experts});
   };
-  CHECK(experts({}).model.experts == 0);
+  CHECK(experts({}).experts == 0);
   CHECK(experts({"--ep", "1", "--top-k", "9", "--moe-every", "9"}).ep ==
         1);  // without experts nothing matters
   const Options options = experts({"--experts", "12", "--top-k", "3", "--moe-every", "4", "--ep", "6",
-                                   "--aux-loss", "0.5", "--expert-capacity", "1.5"});
-  CHECK(options.model.experts == 12);
-  CHECK(options.model.top_k == 3);
-  CHECK(options.model.moe_every == 4);
-  CHECK(options.model.has_experts(3));
-  CHECK(!options.model.has_experts(4));
+                                   "--aux-loss", "0.5", "--expert-buffer", "1.5"});
+  CHECK(options.experts == 12);
+  CHECK(options.top_k == 3);
+  CHECK(options.moe_every == 4);
+  CHECK(options.has_experts(3));
+  CHECK(!options.has_experts(4));
   CHECK(options.ep == 6);
   CHECK(options.aux_loss == 0.5);
-  CHECK(options.expert_capacity == 1.5);
+  CHECK(options.expert_buffer == 1.5);
   CHECK_THROWS_WITH(experts({"--ep", "2"}), "--ep: 2 is not valid; expected 1 without --experts");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--top-k", "9"}),
                     "--top-k: 9 is not valid; expected at most --experts (8)");
@@ -336,24 +336,24 @@ TEST_CASE("options: experts", "[07][experts][options]") {
                     "--ep: 3 is not valid; expected a divisor of --experts (8)");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--moe-every", "9"}),
                     "--moe-every: 9 is not valid; expected at most --layers (8)");
-  CHECK_THROWS_WITH(experts({"--experts", "8", "--expert-capacity", "0.5"}),
-                    "--expert-capacity: 0.5 is not valid; expected 0, or 1 or more");
+  CHECK_THROWS_WITH(experts({"--experts", "8", "--expert-buffer", "0.5"}),
+                    "--expert-buffer: 0.5 is not valid; expected 0, or 1 or more");
 }
 
 TEST_CASE("options: parameters of a model with experts", "[07][experts][options]") {
   // tiny: width 64, MLP 192; a layer's attention 4 * 64^2, its norms 2 * 64, an MLP 3 * 64 * 192
-  pentatron::ModelConfig model = parse({}).model;
+  Options options = parse({});
   const int64_t mlp = 3 * 64 * 192, router = 8 * 64;
   const int64_t rest = 8 * (4 * 64 * 64 + 2 * 64) + 64 + 2 * 64 * 256;
-  CHECK(parameter_count(model) == rest + 8 * mlp);
-  CHECK(active_parameter_count(model) == rest + 8 * mlp);
-  model.experts = 8;
-  model.top_k = 2;
-  CHECK(parameter_count(model) == rest + 8 * (8 * mlp + router));
-  CHECK(active_parameter_count(model) == rest + 8 * (2 * mlp + router));
-  model.moe_every = 3;  // layers 2 and 5 of 0 to 7
-  CHECK(parameter_count(model) == rest + 6 * mlp + 2 * (8 * mlp + router));
-  CHECK(active_parameter_count(model) == rest + 6 * mlp + 2 * (2 * mlp + router));
+  CHECK(parameter_count(options) == rest + 8 * mlp);
+  CHECK(active_parameter_count(options) == rest + 8 * mlp);
+  options.experts = 8;
+  options.top_k = 2;
+  CHECK(parameter_count(options) == rest + 8 * (8 * mlp + router));
+  CHECK(active_parameter_count(options) == rest + 8 * (2 * mlp + router));
+  options.moe_every = 3;  // layers 2 and 5 of 0 to 7
+  CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (8 * mlp + router));
+  CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (2 * mlp + router));
 }
 
 TEST_CASE("options: a program's own default of --attention", "[06][options]") {

@@ -343,17 +343,17 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
   };
   // One rank wants a gradient that the other makes only after an activation of the first.
   CHECK(complaint(with(2, "F0 SA0 RG0 B0 F1 SA1 RG1 B1", "RA0 F0 RA1 F1 B0 SG0 B1 SG1")) ==
-        "deadlock:\n"
-        "  rank 0, instruction 3 (backward of micro-batch 0, chunk 0): what it needs is never received\n"
-        "  rank 1, instruction 3 (forward of micro-batch 1, chunk 0): what it needs is never received");
+        "deadlock: rank 0, instruction 3 (backward of micro-batch 0, chunk 0): what it needs is never "
+        "received; "
+        "rank 1, instruction 3 (forward of micro-batch 1, chunk 0): what it needs is never received");
   // Activation 2 is ready, but its send was issued behind a receive that waits for the one before it.
   const std::string last = "RA0 F0 RA1 F1 RA2 F2 B0 SG0 B1 SG1 B2 SG2";
   CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 RG0 SA2 RG1 B0 RG2 B1 B2", last)) == "");
   CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 RG0 RG1 SA2 B0 RG2 B1 B2", last)) ==
-        "deadlock:\n"
-        "  rank 0, instruction 6 (receive_gradient of micro-batch 1, chunk 0): the message before it on its "
-        "stream is never complete\n"
-        "  rank 1, instruction 5 (forward of micro-batch 2, chunk 0): what it needs is never received");
+        "deadlock: rank 0, instruction 6 (receive_gradient of micro-batch 1, chunk 0): the message before it "
+        "on its "
+        "stream is never complete; "
+        "rank 1, instruction 5 (forward of micro-batch 2, chunk 0): what it needs is never received");
   // A chunk before the one whose output it needs.
   const Schedule chunks = {PpSchedule::interleaved,
                            1,
@@ -363,9 +363,9 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
                              {Action::forward, 0, 0},
                              {Action::backward, 0, 1},
                              {Action::backward, 0, 0}}}};
-  CHECK(complaint(chunks) ==
-        "deadlock:\n"
-        "  rank 0, instruction 0 (forward of micro-batch 0, chunk 1): what it needs is computed later");
+  CHECK(
+      complaint(chunks) ==
+      "deadlock: rank 0, instruction 0 (forward of micro-batch 0, chunk 1): what it needs is computed later");
 
   // Why four streams: one for all stops 1f1b, one a direction closes the ring of an interleaved schedule.
   const Schedule in_turn = make_schedule(PpSchedule::one_f_one_b, 4, 8, 1);

@@ -135,7 +135,7 @@ TEST_CASE("weights begin with the standard deviation of their layer", "[01][tran
 TEST_CASE("floating-point operations of a token, counted by hand", "[01][transformer]") {
   const Options options = test_options(/*layers=*/2, /*d_model=*/64, /*heads=*/4, /*kv_heads=*/2,
                                        /*d_ff=*/192, /*vocab_size=*/100, /*sequence=*/4, 1, 1);
-  CHECK(flops_per_token(options.model, options.sequence_length) == 6 * 105'024 + 12 * 2 * 64 * 4);
+  CHECK(flops_per_token(options) == 6 * 105'024 + 12 * 2 * 64 * 4);
 }
 
 TEST_CASE("memory is as predicted", "[01][transformer][memory]") {

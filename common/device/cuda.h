@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/errors.h"
 #include "device/trace.h"
 
 // A failed call prints the call, the error's text, file:line and rank, and ends the process with status 1.
@@ -26,12 +27,9 @@
 namespace pentatron {
 
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
-[[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// The rank that error messages name, and what ends the other ranks after one; set once, after MPI has
-// started.
-void set_rank_for_messages(int rank);
-void at_failure(void (*end_other_ranks)());
+// Sets variables that CUDA, cuBLAS and NCCL read when they start; those that the user has set stay.
+void set_environment();
 
 cudaDeviceProp this_device();  // what the device of this rank is and can do
 

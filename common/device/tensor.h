@@ -11,7 +11,7 @@
 
 #include "device/cuda.h"
 #include "device/precision.h"
-#include "model/memory.h"
+#include "device/purpose.h"
 
 namespace pentatron {
 
@@ -26,8 +26,8 @@ struct Matrix {
   Matrix row_range(int64_t first, int64_t count) const { return {data + first * columns, count, columns}; }
 };
 
-using Tensor = Matrix<real>;       // weights and activations
-using Statistics = Matrix<accum>;  // row statistics, losses, gradients of weights
+using Tensor = Matrix<real>;        // weights and activations
+using AccumTensor = Matrix<accum>;  // what is summed: gradients of weights, losses, statistics of rows
 
 // What is allocated now and what the most was, in bytes by purpose, since the process began.
 const MemoryBytes& memory_in_use();
@@ -114,8 +114,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// A point in a stream that another stream can wait for. Waiting for an event that was never recorded waits
-// for nothing.
+// A point in a stream, for which another stream can wait.
 class Event {
  public:
   Event() { CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -123,10 +122,23 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
-  void make_wait(cudaStream_t stream) const { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
 
  private:
+  friend void wait_event(cudaStream_t stream, const Event& event);
   cudaEvent_t event_ = nullptr;
 };
+
+// What `stream` is given from now on starts after the point at which `event` was recorded last. An event that
+// was never recorded holds nobody.
+inline void wait_event(cudaStream_t stream, const Event& event) {
+  CUDA_CHECK(cudaStreamWaitEvent(stream, event.event_, 0));
+}
+
+// What `stream` is given from now on starts after all that `other` has been given so far.
+inline void wait_stream(cudaStream_t stream, cudaStream_t other) {
+  Event event;
+  event.record(other);
+  wait_event(stream, event);
+}
 
 }  // namespace pentatron

@@ -109,7 +109,7 @@ namespace {
 
 // probabilities of sequence b: in forward with the lse, in backward from it.
 void compute_probabilities(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, int b,
-                           real* probabilities, bool lse_known, Statistics lse) {
+                           real* probabilities, bool lse_known, AccumTensor lse) {
   const auto [heads, kv_heads, size] = block.head;
   const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
                 first_key = static_cast<int64_t>(b) * block.key_stride;
@@ -125,7 +125,7 @@ void compute_probabilities(const Blas& blas, const AttentionBlock& block, Tensor
 
 template <class Result>
 void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
-                   Matrix<Result> out, Statistics lse) {
+                   Matrix<Result> out, AccumTensor lse) {
   const auto [heads, kv_heads, size] = block.head;
   const int group = heads / kv_heads;
   for (int b = 0; b < block.batch; ++b) {
@@ -143,7 +143,7 @@ void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tens
 
 template <class Result>
 void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v,
-                    Scores scores, Statistics lse, Tensor d_out, Statistics dots, Tensor d_scores, bool add,
+                    Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots, Tensor d_scores, bool add,
                     Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys, group = heads / kv_heads;
@@ -180,7 +180,7 @@ void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Ten
 
 template <class Result>
 void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                       Tensor v, Scores scores, Matrix<Result> out, Statistics lse) {
+                       Tensor v, Scores scores, Matrix<Result> out, AccumTensor lse) {
   if (kind == Attention::tiled) return tiled_forward(block, q, k, v, out, lse, blas.stream());
   if constexpr (has_tensor_core_attention) {
     if (kind == Attention::tensor_core) return tensor_core_forward(block, q, k, v, out, lse, blas.stream());
@@ -190,7 +190,7 @@ void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& b
 
 template <class Result>
 void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                        Tensor v, Scores scores, Statistics lse, Tensor d_out, Statistics dots,
+                        Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
                         Tensor d_scores, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
                         Matrix<Result> d_v) {
   if (kind == Attention::tiled) {
@@ -204,15 +204,15 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
   naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, d_scores, add, d_q, d_k, d_v);
 }
 
-void attention_dots(Tensor out, Tensor d_out, Statistics dots, cudaStream_t stream) {
+void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t stream) {
   const int heads = static_cast<int>(dots.columns), size = static_cast<int>(out.columns / dots.columns);
   const int width = width_for(size, out.data, d_out.data);
   launch(width == 1 ? head_dots_kernel<1> : head_dots_kernel<pack_width>,
          block_a_row(out.rows, out.columns / width), stream, out.data, d_out.data, heads, size, dots.data);
 }
 
-void attention_merge(const AttentionBlock& block, Statistics block_out, Statistics block_lse, Statistics out,
-                     Statistics lse, cudaStream_t stream) {
+void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTensor block_lse,
+                     AccumTensor out, AccumTensor lse, cudaStream_t stream) {
   const int width = width_for(block.head.head_size, block_out.data, out.data);
   launch(width == 1 ? merge_kernel<1> : merge_kernel<pack_width>,
          block_a_row(int64_t{block.batch} * block.queries, out.columns / width), stream, block_out.data,
@@ -221,16 +221,16 @@ void attention_merge(const AttentionBlock& block, Statistics block_out, Statisti
 }
 
 template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
-                                Tensor, Statistics);
+                                Tensor, AccumTensor);
 template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, Statistics, Tensor, Statistics, Tensor, bool, Tensor, Tensor,
+                                 Scores, AccumTensor, Tensor, AccumTensor, Tensor, bool, Tensor, Tensor,
                                  Tensor);
 #if PRECISION == 16
 template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
-                                Statistics, Statistics);
+                                AccumTensor, AccumTensor);
 template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, Statistics, Tensor, Statistics, Tensor, bool, Statistics, Statistics,
-                                 Statistics);
+                                 Scores, AccumTensor, Tensor, AccumTensor, Tensor, bool, AccumTensor,
+                                 AccumTensor, AccumTensor);
 #endif
 
 }  // namespace pentatron

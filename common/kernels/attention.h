@@ -8,9 +8,9 @@
 #pragma once
 
 #include "device/tensor.h"
+#include "kernels/config.h"
 #include "kernels/kernels.h"
 #include "kernels/matmul.h"
-#include "program/options.h"
 
 namespace pentatron {
 
@@ -48,16 +48,16 @@ template <class Result>
 void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block,
                        Tensor q /*[rows, heads*head_size]*/, Tensor k /*[rows, kv_heads*head_size]*/,
                        Tensor v /*as k*/, Scores scores, Matrix<Result> out /*as q*/,
-                       Statistics lse /*[rows, heads]*/);
+                       AccumTensor lse /*[rows, heads]*/);
 
 // (out, lse) = what they are of their own keys and those of a further block together. An lse of -infinity
 // stands for no key at all: its `out` is not looked at.
-void attention_merge(const AttentionBlock& block, Statistics block_out /*[rows, heads*head_size]*/,
-                     Statistics block_lse /*[rows, heads]*/, Statistics out, Statistics lse,
+void attention_merge(const AttentionBlock& block, AccumTensor block_out /*[rows, heads*head_size]*/,
+                     AccumTensor block_lse /*[rows, heads]*/, AccumTensor out, AccumTensor lse,
                      cudaStream_t stream);
 
 // dots = D = rowsum(d_out * out) of each head, over all keys; blocks need it for backward.
-void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, Statistics dots /*[rows, heads]*/,
+void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, AccumTensor dots /*[rows, heads]*/,
                     cudaStream_t stream);
 
 // This block's part of d_q, d_k and d_v, added to what they are (`add`) or assigned. With lse and D of all
@@ -66,7 +66,7 @@ void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, Statis
 //   section 3.1).
 template <class Result>
 void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                        Tensor v, Scores scores, Statistics lse, Tensor d_out, Statistics dots,
+                        Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
                         Tensor d_scores /*at least heads*queries x keys; none where attention is tiled*/,
                         bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v);
 

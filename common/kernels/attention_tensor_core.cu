@@ -521,7 +521,7 @@ float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); 
 
 template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                         Statistics lse, cudaStream_t stream) {
+                         AccumTensor lse, cudaStream_t stream) {
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
@@ -535,8 +535,8 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
 }
 
 template <class Result>
-void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Statistics lse,
-                          Tensor d_out, Statistics dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
+void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
+                          Tensor d_out, AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
                           Matrix<Result> d_v, cudaStream_t stream) {
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   for_head_size(block.head.head_size, [&](auto head_size) {
@@ -558,14 +558,14 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
   });
 }
 
-template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, Statistics,
+template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor,
                                   cudaStream_t);
-template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Statistics,
+template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
                                   cudaStream_t);
-template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Tensor,
-                                   Statistics, bool, Tensor, Tensor, Tensor, cudaStream_t);
-template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Tensor,
-                                   Statistics, bool, Statistics, Statistics, Statistics, cudaStream_t);
+template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
+                                   AccumTensor, bool, Tensor, Tensor, Tensor, cudaStream_t);
+template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
+                                   AccumTensor, bool, AccumTensor, AccumTensor, AccumTensor, cudaStream_t);
 
 #endif
 

@@ -362,7 +362,7 @@ dim3 tiles_of(const AttentionBlock& block, int rows, int heads, int tile) {
 
 template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                   Statistics lse, cudaStream_t stream) {
+                   AccumTensor lse, cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
   const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
   launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes, stream,
@@ -372,8 +372,8 @@ void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Ma
 }
 
 template <class Result>
-void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Statistics lse, Tensor d_out,
-                    Statistics dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
+void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
+                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
   const double scale = 1 / std::sqrt(size);
@@ -390,14 +390,14 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, S
                      over_queries.tile, over_queries.columns, add, d_q.data);
 }
 
-template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, Statistics, cudaStream_t);
-template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Tensor, Statistics,
+template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor, cudaStream_t);
+template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor, AccumTensor,
                              bool, Tensor, Tensor, Tensor, cudaStream_t);
 #if PRECISION == 16
-template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Statistics,
+template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
                             cudaStream_t);
-template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, Statistics, Tensor, Statistics,
-                             bool, Statistics, Statistics, Statistics, cudaStream_t);
+template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor, AccumTensor,
+                             bool, AccumTensor, AccumTensor, AccumTensor, cudaStream_t);
 #endif
 
 }  // namespace pentatron

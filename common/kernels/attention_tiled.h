@@ -13,11 +13,11 @@ namespace pentatron {
 
 template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                   Statistics lse, cudaStream_t stream);
+                   AccumTensor lse, cudaStream_t stream);
 
 template <class Result>
-void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Statistics lse, Tensor d_out,
-                    Statistics dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
+void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
+                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream);
 
 }  // namespace pentatron

@@ -12,8 +12,8 @@ constexpr int columns_per_block = 256;  // of the router's gradient
 // ---- The choice -------------------------------------------------------------------------------------------
 
 // One thread a row.
-__global__ void choose_experts_kernel(accum* __restrict__ logits, size_t rows, int experts, int top_k,
-                                      int32_t* __restrict__ chosen) {
+__global__ void route_tokens_kernel(accum* __restrict__ logits, size_t rows, int experts, int top_k,
+                                    int32_t* __restrict__ chosen) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
     accum last = INFINITY;  // the logit chosen last, and its expert
@@ -37,18 +37,18 @@ __global__ void choose_experts_kernel(accum* __restrict__ logits, size_t rows, i
   }
 }
 
-void choose_experts(Statistics logits, int top_k, int32_t* chosen, cudaStream_t stream) {
-  launch(choose_experts_kernel, elementwise_grid(8 * logits.rows), stream, logits.data, logits.rows,
+void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream) {
+  launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), stream, logits.data, logits.rows,
          logits.columns, top_k, chosen);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
-__global__ void choose_experts_backward_kernel(const accum* __restrict__ probabilities,
-                                               const int32_t* __restrict__ chosen,
-                                               const accum* __restrict__ d_chosen,
-                                               const accum* __restrict__ fractions, accum balance_scale,
-                                               size_t rows, int experts, int top_k,
-                                               accum* __restrict__ d_logits) {
+__global__ void route_tokens_backward_kernel(const accum* __restrict__ probabilities,
+                                             const int32_t* __restrict__ chosen,
+                                             const accum* __restrict__ d_chosen,
+                                             const accum* __restrict__ fractions, accum balance_scale,
+                                             size_t rows, int experts, int top_k,
+                                             accum* __restrict__ d_logits) {
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
     accum* const d = d_logits + row * experts;
@@ -60,10 +60,10 @@ __global__ void choose_experts_backward_kernel(const accum* __restrict__ probabi
   }
 }
 
-void choose_experts_backward(Statistics probabilities, const int32_t* chosen, int top_k,
-                             const accum* d_chosen, const accum* fractions, double balance_scale,
-                             Statistics d_logits, cudaStream_t stream) {
-  launch(choose_experts_backward_kernel, elementwise_grid(8 * probabilities.rows), stream, probabilities.data,
+void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int top_k, const accum* d_chosen,
+                           const accum* fractions, double balance_scale, AccumTensor d_logits,
+                           cudaStream_t stream) {
+  launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows), stream, probabilities.data,
          chosen, d_chosen, fractions, balance_scale, probabilities.rows, probabilities.columns, top_k,
          d_logits.data);
 }
@@ -85,7 +85,7 @@ __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const re
   for (int j : block_range(columns)) gradient[j] = sums[j];
 }
 
-void router_wgrad(Statistics d_logits, Tensor x, Statistics d_router, cudaStream_t stream) {
+void router_wgrad(AccumTensor d_logits, Tensor x, AccumTensor d_router, cudaStream_t stream) {
   const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
   launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
                      columns_per_block * sizeof(accum), stream, d_logits.data, x.data, x.rows,
@@ -146,8 +146,8 @@ __global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t 
   }
 }
 
-void place_copies(const int32_t* chosen, int64_t rows, int top_k, Matrix<int32_t> bands, int32_t* counts,
-                  int32_t* place, cudaStream_t stream) {
+void make_permutation(const int32_t* chosen, int64_t rows, int top_k, Matrix<int32_t> bands, int32_t* counts,
+                      int32_t* place, cudaStream_t stream) {
   const int64_t copies = rows * top_k, experts = bands.columns;
   launch(count_copies_kernel, elementwise_grid(8 * bands.rows), stream, chosen, copies, experts, bands.rows,
          bands.data);
@@ -168,7 +168,7 @@ __device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
 
 // One block a copy.
 template <int width>
-__global__ void copy_to_places_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
+__global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
                                       int top_k, int d, real* __restrict__ copies) {
   const size_t copy = blockIdx.x;
   const real* const from = x + copy / top_k * d;
@@ -176,16 +176,16 @@ __global__ void copy_to_places_kernel(const real* __restrict__ x, const int32_t*
   for (int j : block_range(d, width)) store(to + j, load<width>(from + j));
 }
 
-void copy_to_places(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
+void permute_tokens(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
   const int width = width_for(x.columns, x.data, copies.data);
-  launch(width == 1 ? copy_to_places_kernel<1> : copy_to_places_kernel<pack_width>,
+  launch(width == 1 ? permute_tokens_kernel<1> : permute_tokens_kernel<pack_width>,
          block_a_row(int64_t{x.rows} * top_k, x.columns / width), stream, x.data, place, top_k, x.columns,
          copies.data);
 }
 
 // One block a row.
 template <int width>
-__global__ void copy_to_places_backward_kernel(const real* __restrict__ d_copies,
+__global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies,
                                                const int32_t* __restrict__ place, int top_k,
                                                const accum* __restrict__ d_logits,
                                                const real* __restrict__ router, int experts, int d,
@@ -201,17 +201,17 @@ __global__ void copy_to_places_backward_kernel(const real* __restrict__ d_copies
   }
 }
 
-void copy_to_places_backward(Tensor d_copies, const int32_t* place, int top_k, Statistics d_logits,
+void permute_tokens_backward(Tensor d_copies, const int32_t* place, int top_k, AccumTensor d_logits,
                              Tensor router, Tensor d_x, cudaStream_t stream) {
   const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
-  launch(width == 1 ? copy_to_places_backward_kernel<1> : copy_to_places_backward_kernel<pack_width>,
+  launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
          block_a_row(d_x.rows, d_x.columns / width), stream, d_copies.data, place, top_k, d_logits.data,
          router.data, d_logits.columns, d_x.columns, d_x.data);
 }
 
 // One block a row.
 template <int width>
-__global__ void combine_copies_kernel(const real* __restrict__ returned,
+__global__ void combine_tokens_kernel(const real* __restrict__ returned,
                                       const accum* __restrict__ probabilities,
                                       const int32_t* __restrict__ chosen, const int32_t* __restrict__ place,
                                       int experts, int top_k, int d, real* __restrict__ out) {
@@ -227,17 +227,17 @@ __global__ void combine_copies_kernel(const real* __restrict__ returned,
   }
 }
 
-void combine_copies(Tensor returned, Statistics probabilities, const int32_t* chosen, const int32_t* place,
+void combine_tokens(Tensor returned, AccumTensor probabilities, const int32_t* chosen, const int32_t* place,
                     int top_k, Tensor out, cudaStream_t stream) {
   const int width = width_for(out.columns, returned.data, out.data);
-  launch(width == 1 ? combine_copies_kernel<1> : combine_copies_kernel<pack_width>,
+  launch(width == 1 ? combine_tokens_kernel<1> : combine_tokens_kernel<pack_width>,
          block_a_row(out.rows, out.columns / width), stream, returned.data, probabilities.data, chosen, place,
          probabilities.columns, top_k, out.columns, out.data);
 }
 
 // One block a copy.
 template <int width>
-__global__ void combine_copies_backward_kernel(const real* __restrict__ d_out,
+__global__ void combine_tokens_backward_kernel(const real* __restrict__ d_out,
                                                const real* __restrict__ returned,
                                                const accum* __restrict__ probabilities,
                                                const int32_t* __restrict__ chosen,
@@ -259,11 +259,11 @@ __global__ void combine_copies_backward_kernel(const real* __restrict__ d_out,
   for ([[maybe_unused]] int once : block_range(1)) d_chosen[copy] = dot;
 }
 
-void combine_copies_backward(Tensor d_out, Tensor returned, Statistics probabilities, const int32_t* chosen,
+void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, const int32_t* chosen,
                              const int32_t* place, int top_k, Tensor d_returned, accum* d_chosen,
                              cudaStream_t stream) {
   const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
-  launch(width == 1 ? combine_copies_backward_kernel<1> : combine_copies_backward_kernel<pack_width>,
+  launch(width == 1 ? combine_tokens_backward_kernel<1> : combine_tokens_backward_kernel<pack_width>,
          block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width), stream, d_out.data, returned.data,
          probabilities.data, chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data,
          d_chosen);
@@ -293,7 +293,7 @@ __global__ void add_balance_loss_kernel(const accum* __restrict__ probabilities,
   for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
 }
 
-void add_balance_loss(Statistics probabilities, const accum* fractions, double scale, accum* loss,
+void add_balance_loss(AccumTensor probabilities, const accum* fractions, double scale, accum* loss,
                       cudaStream_t stream) {
   launch(add_balance_loss_kernel, dim3(1), stream, probabilities.data, fractions, probabilities.rows,
          probabilities.columns, scale, loss);

@@ -32,7 +32,7 @@ void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Ten
 
 // One block a place in `by_token`; the first place of each token adds up all the rows of that token.
 template <int width>
-__global__ void embedding_backward_kernel(const real* __restrict__ d, const int32_t* __restrict__ tokens,
+__global__ void embedding_backward_kernel(const real* __restrict__ d_out, const int32_t* __restrict__ tokens,
                                           const int32_t* __restrict__ by_token, int rows, int first_token,
                                           int vocabulary, int columns, accum* __restrict__ gradient) {
   const int place = blockIdx.x;
@@ -46,19 +46,19 @@ __global__ void embedding_backward_kernel(const real* __restrict__ d, const int3
     Pack<width> sum = load<width>(of_token + j);
 #pragma unroll 4
     for (int i = place; i < end; ++i) {
-      const Pack<width> term = load<width>(d + static_cast<size_t>(by_token[i]) * columns + j);
+      const Pack<width> term = load<width>(d_out + static_cast<size_t>(by_token[i]) * columns + j);
       for (int e = 0; e < width; ++e) sum[e] += term[e];
     }
     store(of_token + j, sum);
   }
 }
 
-void embedding_backward(Tensor d, const int32_t* tokens, const int32_t* by_token, int first_token,
-                        Statistics gradient, cudaStream_t stream) {
-  const int width = width_for(d.columns, d.data, gradient.data);
+void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_token, int first_token,
+                        AccumTensor gradient, cudaStream_t stream) {
+  const int width = width_for(d_out.columns, d_out.data, gradient.data);
   launch(width == 1 ? embedding_backward_kernel<1> : embedding_backward_kernel<pack_width>,
-         block_a_row(d.rows, d.columns / width), stream, d.data, tokens, by_token, d.rows, first_token,
-         gradient.rows, d.columns, gradient.data);
+         block_a_row(d_out.rows, d_out.columns / width), stream, d_out.data, tokens, by_token, d_out.rows,
+         first_token, gradient.rows, d_out.columns, gradient.data);
 }
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ __global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int co
 }
 
 void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* rstd, bool accumulate,
-                      Tensor d_x, Statistics partials, accum* weight_gradient, cudaStream_t stream) {
+                      Tensor d_x, AccumTensor partials, accum* weight_gradient, cudaStream_t stream) {
   const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
   const Grid bands = block_a_row(partials.rows, x.columns / width);
   launch_with_memory(width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>, bands,
@@ -183,7 +183,7 @@ void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* r
 
 // ---- Rotary positions -------------------------------------------------------------------------------------
 
-void fill_rotary_table(double theta, Statistics table, cudaStream_t stream) {
+void fill_rotary_table(double theta, AccumTensor table, cudaStream_t stream) {
   const int half = static_cast<int>(table.columns / 2);
   PinnedArray<accum> host(table.size());
   for (int64_t position = 0; position < table.rows; ++position) {
@@ -238,7 +238,7 @@ __global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_
   copy_row<width>(joined + turned * size, kv_heads * size, v + row * kv_heads * size);
 }
 
-void rotary_forward(Tensor qkv, const int32_t* positions, Statistics table, HeadShape shape, Tensor q,
+void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, HeadShape shape, Tensor q,
                     Tensor k, Tensor v, cudaStream_t stream) {
   const int width = width_for(shape.head_size / 2, qkv.data, table.data, q.data, k.data, v.data);
   launch(width == 1 ? rotary_forward_kernel<1> : rotary_forward_kernel<pack_width>,
@@ -264,7 +264,7 @@ __global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real*
   copy_row<width>(d_v + row * kv_heads * size, kv_heads * size, joined + turned * size);
 }
 
-void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions, Statistics table,
+void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions, AccumTensor table,
                      HeadShape shape, Tensor d_qkv, cudaStream_t stream) {
   const int width = width_for(shape.head_size / 2, d_q.data, d_k.data, d_v.data, table.data, d_qkv.data);
   launch(width == 1 ? rotary_backward_kernel<1> : rotary_backward_kernel<pack_width>,
@@ -354,7 +354,7 @@ __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
   }
 }
 
-void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_token, Statistics statistics,
+void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_token, AccumTensor statistics,
                               cudaStream_t stream) {
   const int width = width_for(logits.columns, logits.data);
   launch(width == 1 ? cross_entropy_statistics_kernel<1> : cross_entropy_statistics_kernel<pack_width>,
@@ -370,7 +370,7 @@ __global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, 
   }
 }
 
-void cross_entropy_rescale(const accum* largest, Statistics statistics, cudaStream_t stream) {
+void cross_entropy_rescale(const accum* largest, AccumTensor statistics, cudaStream_t stream) {
   launch(cross_entropy_rescale_kernel, elementwise_grid(statistics.columns), stream, largest,
          statistics.columns, statistics.data);
 }
@@ -389,7 +389,7 @@ __global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
   for ([[maybe_unused]] int once : block_range(1)) loss[0] = scale * sum;
 }
 
-void cross_entropy_loss(Statistics statistics, const int32_t* targets, double scale, accum* loss,
+void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double scale, accum* loss,
                         cudaStream_t stream) {
   launch(cross_entropy_loss_kernel, dim3(1), stream, statistics.data, targets, statistics.columns, scale,
          loss);
@@ -415,7 +415,7 @@ __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const i
 }
 
 void cross_entropy_backward(Tensor logits, const int32_t* targets, int first_token, double scale,
-                            Statistics statistics, cudaStream_t stream) {
+                            AccumTensor statistics, cudaStream_t stream) {
   const int width = width_for(logits.columns, logits.data);
   launch(width == 1 ? cross_entropy_backward_kernel<1> : cross_entropy_backward_kernel<pack_width>,
          block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "device/tensor.h"
+#include "kernels/config.h"
 #include "kernels/philox.h"
 
 namespace pentatron {
@@ -22,11 +23,11 @@ namespace pentatron {
 void embedding_forward(Tensor table /*[vocabulary, d]*/, const int32_t* tokens /*[rows]*/, int first_token,
                        Tensor out /*[rows, d]*/, cudaStream_t stream);
 
-// gradient[t] += the sum of d[r] over the rows r with token t. `by_token` lists the rows sorted by token
+// gradient[t] += the sum of d_out[r] over the rows r with token t. `by_token` lists the rows sorted by token
 // (stable), so that each token's sum has one owner and a fixed order.
-void embedding_backward(Tensor d /*[rows, d]*/, const int32_t* tokens /*[rows]*/,
+void embedding_backward(Tensor d_out /*[rows, d]*/, const int32_t* tokens /*[rows]*/,
                         const int32_t* by_token /*[rows]*/, int first_token,
-                        Statistics gradient /*[vocabulary, d]*/, cudaStream_t stream);
+                        AccumTensor gradient /*[vocabulary, d]*/, cudaStream_t stream);
 
 // ---- RMSNorm (Zhang and Sennrich, 2019) -------------------------------------------------------------------
 
@@ -47,7 +48,7 @@ int64_t rmsnorm_bands(int64_t rows);
 // weight, assigned.
 void rmsnorm_backward(Tensor d_out /*[rows, d]*/, Tensor x /*[rows, d]*/, const real* weight /*[d]*/,
                       const accum* rstd /*[rows]*/, bool accumulate, Tensor d_x /*[rows, d]*/,
-                      Statistics partials /*[rmsnorm_bands(rows), d]*/, accum* weight_gradient /*[d]*/,
+                      AccumTensor partials /*[rmsnorm_bands(rows), d]*/, accum* weight_gradient /*[d]*/,
                       cudaStream_t stream);
 
 // ---- Rotary positions (Su et al., 2021; rotate-half as in Llama) ------------------------------------------
@@ -59,16 +60,16 @@ struct HeadShape {
 
 // table[p] = cos and then sin of p * theta^(-2i / head_size), i < head_size / 2; computed on the host in
 // double.
-void fill_rotary_table(double theta, Statistics table /*[positions, head_size]*/, cudaStream_t stream);
+void fill_rotary_table(double theta, AccumTensor table /*[positions, head_size]*/, cudaStream_t stream);
 
 // Splits the fused product qkv into q, k, v and turns q and k by their rows' positions.
-void rotary_forward(Tensor qkv /*[rows, q | k | v]*/, const int32_t* positions /*[rows]*/, Statistics table,
+void rotary_forward(Tensor qkv /*[rows, q | k | v]*/, const int32_t* positions /*[rows]*/, AccumTensor table,
                     HeadShape shape, Tensor q /*[rows, heads*head_size]*/,
                     Tensor k /*[rows, kv_heads*head_size]*/, Tensor v /*as k*/, cudaStream_t stream);
 
 // The reverse: turns d_q and d_k back, and joins them with d_v.
 void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions /*[rows]*/,
-                     Statistics table, HeadShape shape, Tensor d_qkv /*[rows, q | k | v]*/,
+                     AccumTensor table, HeadShape shape, Tensor d_qkv /*[rows, q | k | v]*/,
                      cudaStream_t stream);
 
 // ---- SwiGLU (Shazeer, 2020) -------------------------------------------------------------------------------
@@ -85,20 +86,20 @@ constexpr int ignored_target = -1;  // such a row has no loss and no gradient
 // Of each row of logits, three rows of statistics: the largest logit; the sum of exp(logit - largest); the
 // target's logit, or 0 where another rank holds it.
 void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
-                              int first_token, Statistics statistics /*[3, rows]*/, cudaStream_t stream);
+                              int first_token, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
 // After the largest logits over all ranks are known, they replace those of this rank, to which its sums are
 // relative.
-void cross_entropy_rescale(const accum* largest /*[rows]*/, Statistics statistics /*[3, rows]*/,
+void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statistics /*[3, rows]*/,
                            cudaStream_t stream);
 
 // loss[0] = scale * sum over the rows of log(sum) + largest - target's logit.
-void cross_entropy_loss(Statistics statistics /*[3, rows]*/, const int32_t* targets, double scale,
+void cross_entropy_loss(AccumTensor statistics /*[3, rows]*/, const int32_t* targets, double scale,
                         accum* loss /*[1]*/, cudaStream_t stream);
 
 // logits = their gradient: scale * (softmax - one-hot target).
 void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets, int first_token,
-                            double scale, Statistics statistics /*[3, rows]*/, cudaStream_t stream);
+                            double scale, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
 // ---- Elementwise ------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
   product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
 }
 
-void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Statistics d_weight) {
+void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, AccumTensor d_weight) {
   product(blas, d_y, true, x, false, 1, d_weight, "gemm_wgrad");
 }
 

@@ -38,7 +38,7 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 
 // d_weight += d_y^T x, in `accum`.
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
-                  Statistics d_weight /*[out, in]*/);
+                  AccumTensor d_weight /*[out, in]*/);
 
 // One matrix of a batch in which matrix i begins `stride` elements after matrix i - 1; its rows are `leading`
 // elements apart.

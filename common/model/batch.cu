@@ -25,49 +25,46 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
           last};
 }
 
-int micro_batches_of_a_rank(const Options& options, int ranks) {
-  const int64_t at_once = int64_t{options.micro_batch_size} * ranks;  // sequences, on all ranks
-  if (options.global_batch_size % at_once != 0) {
-    throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
+int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {
+  const int64_t at_once = int64_t{config.micro_batch_size} * ranks;  // sequences, on all ranks
+  if (config.global_batch_size % at_once != 0) {
+    throw UsageError("--global-batch-size", std::to_string(config.global_batch_size),
                      "a multiple of --micro-batch-size times ranks (" +
-                         std::to_string(options.micro_batch_size) + " x " + std::to_string(ranks) + ")");
+                         std::to_string(config.micro_batch_size) + " x " + std::to_string(ranks) + ")");
   }
-  return static_cast<int>(options.global_batch_size / at_once);
+  return static_cast<int>(config.global_batch_size / at_once);
 }
 
-std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
-  const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
-  const int chunk = options.sequence_length / (zigzag ? 2 * ranks : ranks);
-  std::vector<int32_t> positions;
-  for (int i = 0; i < chunk; ++i) positions.push_back(rank * chunk + i);
-  for (int i = 0; zigzag && i < chunk; ++i) positions.push_back((2 * ranks - 1 - rank) * chunk + i);
+std::vector<int32_t> all_positions(const TrainingConfig& config) {
+  std::vector<int32_t> positions(config.sequence_length);
+  std::iota(positions.begin(), positions.end(), 0);
   return positions;
 }
 
-BatchLoader::BatchLoader(const TokenData& data, const Options& options, int rank, int ranks,
+BatchLoader::BatchLoader(const TokenData& data, const TrainingConfig& config, int rank, int ranks,
                          const std::vector<int32_t>& positions)
     : data_(data),
-      options_(options),
+      config_(config),
       rank_(rank),
       ranks_(ranks),
-      positions_(positions.empty() ? context_positions(options) : positions) {
-  for (int i = 0; i < micro_batches_of_a_rank(options, ranks); ++i) {
-    buffers_.emplace_back(options.micro_batch_size * std::ssize(positions_));
+      positions_(positions.empty() ? all_positions(config) : positions) {
+  for (int i = 0; i < micro_batches_of_a_rank(config, ranks); ++i) {
+    buffers_.emplace_back(config.micro_batch_size * std::ssize(positions_));
   }
 }
 
 std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
-  const double target_tokens = static_cast<double>(options_.global_batch_size) * options_.sequence_length;
+  const double target_tokens = static_cast<double>(config_.global_batch_size) * config_.sequence_length;
   const int64_t first_micro_batch = int64_t{rank_} * micro_batches();
-  std::vector<int32_t> tokens(size_t(options_.micro_batch_size) * options_.sequence_length), targets(tokens);
+  std::vector<int32_t> tokens(size_t(config_.micro_batch_size) * config_.sequence_length), targets(tokens);
   std::vector<Batch> batches;
   for (int i = 0; i < micro_batches(); ++i) {
     BatchBuffer& buffer = buffers_[i];
-    fill_sequences(data_, options_.seed, step, (first_micro_batch + i) * options_.micro_batch_size,
-                   options_.sequence_length, tokens, targets);
+    fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
+                   config_.sequence_length, tokens, targets);
     for (size_t row = 0; row < buffer.positions().size(); ++row) {
       const int32_t position = positions_[row % positions_.size()];
-      const size_t in_batch = row / positions_.size() * options_.sequence_length + position;
+      const size_t in_batch = row / positions_.size() * config_.sequence_length + position;
       buffer.tokens()[row] = tokens[in_batch];
       buffer.targets()[row] = targets[in_batch];
       buffer.positions()[row] = position;

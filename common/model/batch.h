@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "device/tensor.h"
+#include "model/config.h"
 #include "model/data.h"
-#include "program/options.h"
 
 namespace pentatron {
 
@@ -43,20 +43,18 @@ class BatchBuffer {
   DeviceArray<int32_t> device_;  // likewise
 };
 
-// How many micro-batches of a step each of `ranks` data-parallel ranks takes; throws UsageError where they
+// How many micro-batches of a step each of `ranks` ranks takes; throws UsageError where they
 // can't be shared out evenly.
-int micro_batches_of_a_rank(const Options& options, int ranks);
+int micro_batches_of_a_rank(const TrainingConfig& config, int ranks);
 
-// The positions of a sequence that a context-parallel rank holds, ascending: those of chunk `rank` of `ranks`
-// or, in a zigzag, of chunks `rank` and 2 ranks - 1 - rank of 2 ranks; the chunks are equally long.
-std::vector<int32_t> context_positions(const Options& options, int rank = 0, int ranks = 1);
+std::vector<int32_t> all_positions(const TrainingConfig& config);  // 0, 1, ... of a sequence
 
-// The micro-batches of each step's global batch that this data-parallel rank takes: part `rank` of `ranks`
-// equal parts, and of every sequence some positions; all of them, unless they are given. The micro-batches of
+// The micro-batches of each step's global batch that this rank takes: part `rank` of `ranks` equal parts, and
+// of every sequence the tokens at some positions; all of them, unless they are given. The micro-batches of
 // all ranks together are the same in every layout.
 class BatchLoader {
  public:
-  BatchLoader(const TokenData& data, const Options& options, int rank = 0, int ranks = 1,
+  BatchLoader(const TokenData& data, const TrainingConfig& config, int rank = 0, int ranks = 1,
               const std::vector<int32_t>& positions = {});
 
   int micro_batches() const { return static_cast<int>(buffers_.size()); }
@@ -67,7 +65,7 @@ class BatchLoader {
 
  private:
   const TokenData& data_;
-  const Options& options_;
+  const TrainingConfig& config_;
   int rank_, ranks_;
   std::vector<int32_t> positions_;
   std::vector<BatchBuffer> buffers_;  // [micro-batches]

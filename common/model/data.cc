@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "device/errors.h"
 #include "kernels/philox.h"
-#include "program/options.h"
 
 namespace pentatron {
 namespace {

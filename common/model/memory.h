@@ -1,24 +1,15 @@
-// What device memory is used for. Every device allocation carries a purpose, and the memory table, the log
-// and the predictions list the bytes of each in this order.
+// The device memory that a rank will need at its peak, from the sizes of the model and of the batch alone
+// (01_single_gpu/README.md derives the formulas). What a technique changes is handed in, as a RankShare.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <functional>
 #include <vector>
 
-#include "program/options.h"
+#include "device/purpose.h"
+#include "model/config.h"
 
 namespace pentatron {
-
-enum class Purpose { weights, gradients, optimizer, activations, communication };
-
-inline constexpr size_t purposes = 5;
-inline constexpr std::array<std::string_view, purposes> purpose_names = {"weights", "gradients", "optimizer",
-                                                                         "activations", "communication"};
-
-using MemoryBytes = std::array<size_t, purposes>;  // bytes, indexed by Purpose
 
 // Bytes of an element: weights and activations, and everything that is summed; and whether the optimizer
 // keeps master weights.
@@ -27,13 +18,21 @@ struct ElementSizes {
   bool master_weights;
 };
 
-// Partial sums of the gradient norm (kernels.h, sum_of_squares).
-inline constexpr int norm_parts = 1024;
+// Numbers of elements, of the types that there are.
+struct Elements {
+  int64_t real = 0, accum = 0, int32 = 0;
+  Elements operator+(Elements b) const { return {real + b.real, accum + b.accum, int32 + b.int32}; }
+  Elements operator*(int64_t times) const { return {real * times, accum * times, int32 * times}; }
+  Elements& operator+=(Elements b) { return *this = *this + b; }
+  size_t bytes(ElementSizes element) const {
+    return real * element.real + accum * element.accum + int32 * sizeof(int32_t);
+  }
+};
 
-// What is there all the time, and what comes on top for a while.
-struct MemoryPrediction {
-  MemoryBytes resident = {}, transient = {};
-  MemoryBytes total() const;
+// What a rank has of one layer's MLP.
+struct FeedForwardMemory {
+  std::vector<int64_t> parameters;  // [parameter groups]: elements
+  Elements kept, gradients;  // of one micro-batch: FeedForwardTensors and FeedForwardGradients (seams.h)
 };
 
 // Layers that a rank holds, and for how many micro-batches at once it keeps what they need for backward.
@@ -41,33 +40,46 @@ struct ModelPart {
   int layers;
   bool embedding = true, head = true;
   int in_flight = 1;
-  int inputs = 0;  // buffers for what comes from the stage before
+  int inputs = 0;  // buffers for what comes from another rank
   int first = 0;   // number of its first layer
 };
 
-// How the model and its state are shared out over ranks.
-struct Sharding {
-  int zero_stage = 0;  // 03_zero/zero.h
-  int data_ranks = 1;  // that hold the same weights: data x context; experts: 1 / options.ep of these
-  bool gathered_weights_kept = false;  // likewise
-  int tensor_ranks = 1;                // 04_tensor_parallel/tensor_parallel.h
-  bool sequence_parallel = false;
-  std::vector<ModelPart> parts = {};  // 05_pipeline_parallel/pipeline.h; none: the whole model is one
-  bool deferred_weight_gradients = false;
-  int context_ranks = 1;  // 06_context_parallel/ring_attention.h
+// What one rank has of the model, its state and a micro-batch. The default is one device, which has all; each
+// technique sets what it changes.
+struct RankShare {
+  std::vector<int> replicas = {1};   // [parameter groups]: ranks with the same parameters (parameters.h)
+  int sharded_states = 0;            // 1: they share out optimizer states, 2: and gradients, 3: and weights
+  bool gathers_once_a_step = false;  // the weights, if they are shared out; otherwise for every use
+  int tensor_ranks = 1;              // that share out heads, MLP columns and vocabulary
+  int token_ranks = 1, outside_ranks = 1;  // that share out the tokens; and those outside the tensor regions
+  std::vector<ModelPart> parts = {};       // none: the whole model is one
+  bool gradients_on_request = false;       // weight gradients are made on request (seams.h)
+  // Of a layer or, with -1, of memory that serves any layer; empty: a dense MLP.
+  std::function<FeedForwardMemory(int layer)> feed_forward = {};
+  Elements work, buffers;  // of a technique: activations, communication
 };
 
-// What a rank will hold at its peak, from the sizes of the model and of the batch alone
-// (01_single_gpu/README.md derives it). micro_batches: of a step, on this rank.
-MemoryPrediction predict_memory(const Options& options, ElementSizes element, int micro_batches,
-                                Sharding sharding = {});
+// Tokens of one micro-batch on this rank: inside the tensor regions, and outside of them.
+struct Rows {
+  int64_t inside, outside;
+};
+Rows rows_of(const TrainingConfig& config, const RankShare& share);
 
-// Rows that the experts of a rank have room for in a micro-batch of which it has `rows` tokens
-// (07_combined_5d/expert_parallel.h): those of options.expert_capacity even shares or, by default, of the
-// worst case, in which all tokens of all ranks that share out the experts come here.
-int64_t expert_capacity(const Options& options, int64_t rows);
+// Columns of a rank's part of queries, keys (and values), MLP and vocabulary, and its heads.
+struct Columns {
+  int64_t d, q, kv, f, vocabulary, heads;
+};
+Columns columns_of(const ModelConfig& model, int tensor_ranks);
 
-// Throws UsageError when that is more than `available` bytes.
-void require_memory(const MemoryPrediction& predicted, size_t available);
+// What is there all the time; and the unit buffers, which hold a unit's weights or gradients while they are
+// not in shards.
+struct MemoryPrediction {
+  MemoryBytes resident = {}, unit_buffers = {};
+  MemoryBytes total() const;
+};
+
+// micro_batches: of a step, on this rank.
+MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes element, int micro_batches,
+                                RankShare share = {});
 
 }  // namespace pentatron

@@ -4,109 +4,110 @@
 #include "model/parameters.h"
 
 namespace pentatron {
-namespace {
 
-// The part of `size` that rank `rank` of `ranks` holds begins at rank * size / ranks; sizes are checked to
-// divide.
-int64_t share(int64_t size, int ranks) { return size / ranks; }
+// ---- ParameterGroup ---------------------------------------------------------------------------------------
 
-size_t round_up(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+size_t ParameterGroup::declare(int unit, size_t size, bool held) {
+  if (unit >= std::ssize(flat_)) flat_.resize(unit + 1);
+  const size_t offset = flat_[unit].used;
+  flat_[unit].used += size;
+  if (held && size > 0 && (units_.empty() || units_.back() < unit)) units_.push_back(unit);
+  return offset;
+}
 
-}  // namespace
+size_t ParameterGroup::size(int unit) const {
+  if (unit >= std::ssize(flat_)) return 0;
+  // 16 bytes of weights are at least 16 bytes of gradients.
+  const size_t multiple = replicas_.ranks * (16 / sizeof(real));
+  return (flat_[unit].used + multiple - 1) / multiple * multiple;
+}
+
+size_t ParameterGroup::largest_size() const {
+  size_t largest = 0;
+  for (const int unit : units_) largest = std::max(largest, size(unit));
+  return largest;
+}
+
+real* ParameterGroup::allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
+
+accum* ParameterGroup::allocate_gradients(size_t size) {
+  resident_gradients_.push_back(gradient_memory_.matrix<accum>(1, size));
+  return resident_gradients_.back().data;
+}
+
+void ParameterGroup::add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
+  shards_.push_back({number_, unit, begin, end, weights, gradients});
+}
+
+void ParameterGroup::allocate() {
+  size_t all = 0;
+  for (const int unit : units_) all += size(unit);
+  if (all == 0) return;
+  real* weights_end = allocate_weights(all);
+  accum* gradients_end = allocate_gradients(all);
+  flat_gradients_ = resident_gradients_.back();
+  for (const int unit : units_) {
+    weights(unit) = weights_end;
+    gradients(unit) = gradients_end;
+    add_shard(unit, 0, size(unit), weights_end, gradients_end);
+    weights_end += size(unit);
+    gradients_end += size(unit);
+  }
+}
+
+// ---- Parameters -------------------------------------------------------------------------------------------
+
+Parameters::Parameters(ParameterLayout layout) : layout_(std::move(layout)) {
+  for (const Replicas& replicas : layout_.groups)
+    groups_.emplace_back(static_cast<int>(groups_.size()), replicas);
+}
 
 int Parameters::declare(const Declaration& declaration) {
   Parameter p{declaration, 0, 0, declaration.rows, declaration.columns, 0};
-  switch (p.tensor_split) {
+  switch (p.tensor_split) {  // sizes are checked to divide
     case TensorSplit::by_output:
     case TensorSplit::by_vocabulary:
-      p.local_rows = share(p.rows, mesh_.tensor_ranks);
-      p.first_row = mesh_.tensor_rank * p.local_rows;
+      p.local_rows = p.rows / layout_.tensor_ranks;
+      p.first_row = layout_.tensor_rank * p.local_rows;
       break;
     case TensorSplit::by_input:
-      p.local_columns = share(p.columns, mesh_.tensor_ranks);
-      p.first_column = mesh_.tensor_rank * p.local_columns;
+      p.local_columns = p.columns / layout_.tensor_ranks;
+      p.first_column = layout_.tensor_rank * p.local_columns;
       break;
     case TensorSplit::held_outside:
     case TensorSplit::held_inside:
       break;
   }
-  const bool elsewhere =
-      p.expert != not_an_expert && p.expert / (mesh_.experts / mesh_.expert_ranks) != mesh_.expert_rank;
-  if (elsewhere) p.local_rows = 0;
-  if (p.unit >= units()) {
-    storage_.resize(p.unit + 1);
-    used_.resize(p.unit + 1);
-  }
-  size_t& used = used_[p.unit][static_cast<int>(p.span())];
-  p.offset = used;
-  used += p.local_size();
+  if (!p.held) p.local_rows = 0;
+  const std::vector<int>& units = layout_.units;
+  const bool unit_is_here = units.empty() || std::binary_search(units.begin(), units.end(), p.unit);
+  p.offset = groups_[p.group].declare(p.unit, p.local_size(), unit_is_here);
   parameters_.push_back(p);
   return static_cast<int>(parameters_.size()) - 1;
 }
 
-size_t Parameters::span_size(int unit, Span span) const {
-  constexpr size_t elements_in_16_bytes =
-      16 / sizeof(real);  // 16 bytes of weights are at least 16 bytes of gradients
-  return round_up(used_[unit][static_cast<int>(span)], shards(span) * elements_in_16_bytes);
-}
-
-real* Parameters::allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
-
-accum* Parameters::allocate_gradients(size_t size) {
-  resident_gradients_.push_back(gradient_memory_.matrix<accum>(1, size));
-  return resident_gradients_.back().data;
-}
-
-void Parameters::allocate(Span span, const std::vector<int>& units) {
-  size_t size = 0;
-  for (const int unit : units) size += span_size(unit, span);
-  if (size == 0) return;
-  real* weights = allocate_weights(size);
-  accum* gradients = allocate_gradients(size);
-  flat_gradients_[static_cast<int>(span)] = resident_gradients_.back();
-  for (const int unit : units) {
-    const size_t of_unit = span_size(unit, span);
-    if (of_unit == 0) continue;
-    storage_[unit].weights[static_cast<int>(span)] = weights;
-    storage_[unit].gradients[static_cast<int>(span)] = gradients;
-    pieces_.push_back({unit, span, 0, of_unit, weights, gradients, false});
-    weights += of_unit;
-    gradients += of_unit;
-  }
-}
-
 void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
-  for (const Piece& piece : pieces_) {
-    fill_constant(piece.weights, piece.end - piece.begin, 0, stream);  // for the padding
-    for (const Crossing& c : crossings(piece)) {
-      const Parameter& p = *c.parameter;
+  for (const Shard& shard : shards()) {
+    fill_constant(shard.weights, shard.size(), 0, stream);  // for the padding
+    for (const ParameterRange& range : ranges(shard)) {
+      const Parameter& p = *range.parameter;
+      real* const weights = shard.weights + range.begin_in_shard;
       if (p.standard_deviation == 0) {
-        fill_constant(piece.weights + c.begin_in_piece, c.size, 1, stream);
+        fill_constant(weights, range.size, 1, stream);
       } else {
         const GlobalSlice slice = {p.local_columns, p.first_row, p.first_column, p.columns};
-        fill_normal(piece.weights + c.begin_in_piece, c.begin_in_parameter, c.size, slice,
-                    philox_key(seed, p.name), p.standard_deviation, stream);
+        fill_normal(weights, range.begin_in_parameter, range.size, slice, philox_key(seed, p.name),
+                    p.standard_deviation, stream);
       }
     }
   }
 }
 
 void Parameters::zero_gradients(cudaStream_t stream) {
-  for (const Statistics& gradients : resident_gradients_) {
-    CUDA_CHECK(cudaMemsetAsync(gradients.data, 0, gradients.bytes(), stream));
+  for (const ParameterGroup& group : groups_) {
+    for (const AccumTensor& gradients : group.resident_gradients_)
+      CUDA_CHECK(cudaMemsetAsync(gradients.data, 0, gradients.bytes(), stream));
   }
-}
-
-bool Parameters::counts(const Piece& piece) const { return piece.sharded || shard(piece.span) == 0; }
-
-bool Parameters::counts(const Parameter& parameter) const {
-  return !held_by_all(parameter.tensor_split) || mesh_.tensor_rank == 0;
-}
-
-std::vector<int> Parameters::all_units() const {
-  std::vector<int> all(units());
-  std::iota(all.begin(), all.end(), 0);
-  return all;
 }
 
 int Parameters::find(const std::string& name) const {
@@ -125,34 +126,42 @@ Tensor Parameters::weights(int id, int count) const {
   const Parameter& p = parameters_[id];
   int64_t rows = 0;
   for (int i = id; i < id + count; ++i) rows += parameters_[i].local_rows;
-  return {storage_[p.unit].weights[static_cast<int>(p.span())] + p.offset, rows, p.local_columns};
+  real* const flat = groups_[p.group].flat_[p.unit].weights;
+  return {flat == nullptr ? nullptr : flat + p.offset, rows, p.local_columns};
 }
 
-Statistics Parameters::gradients(int id, int count) const {
+AccumTensor Parameters::gradients(int id, int count) const {
   const Tensor shape = weights(id, count);
   const Parameter& p = parameters_[id];
-  return {storage_[p.unit].gradients[static_cast<int>(p.span())] + p.offset, shape.rows, shape.columns};
+  accum* const flat = groups_[p.group].flat_[p.unit].gradients;
+  return {flat == nullptr ? nullptr : flat + p.offset, shape.rows, shape.columns};
 }
 
-Statistics Parameters::unit_gradients(int unit, Span span) const {
-  return {storage_[unit].gradients[static_cast<int>(span)], 1, static_cast<int64_t>(span_size(unit, span))};
+std::vector<Shard> Parameters::shards() const {
+  std::vector<Shard> all;
+  for (const ParameterGroup& group : groups_)
+    all.insert(all.end(), group.shards_.begin(), group.shards_.end());
+  return all;
 }
 
-std::vector<Crossing> Parameters::crossings(const Piece& piece) const {
-  std::vector<Crossing> result;
+std::vector<ParameterRange> Parameters::ranges(const Shard& shard) const {
+  std::vector<ParameterRange> result;
   for (const Parameter& p : parameters_) {
-    if (p.unit != piece.unit || p.span() != piece.span) continue;
-    const size_t begin = std::max(piece.begin, p.offset),
-                 end = std::min(piece.end, p.offset + p.local_size());
-    if (begin < end) result.push_back({&p, begin - p.offset, begin - piece.begin, end - begin});
+    if (p.unit != shard.unit || p.group != shard.group) continue;
+    const size_t begin = std::max(shard.begin, p.offset),
+                 end = std::min(shard.end, p.offset + p.local_size());
+    if (begin < end) result.push_back({&p, begin - p.offset, begin - shard.begin, end - begin});
   }
   return result;
 }
 
-std::vector<Crossing> Parameters::counted_crossings(const Piece& piece) const {
-  if (!counts(piece)) return {};
-  std::vector<Crossing> result = crossings(piece);
-  std::erase_if(result, [this](const Crossing& c) { return !counts(*c.parameter); });
+std::vector<ParameterRange> Parameters::counted_ranges(const Shard& shard) const {
+  const ParameterGroup& group = groups_[shard.group];
+  const bool whole = shard.size() == group.size(shard.unit);  // all replicas have it, and one of them counts
+  if (whole && group.replicas().rank > 0) return {};
+  std::vector<ParameterRange> result = ranges(shard);
+  if (layout_.tensor_rank > 0)  // what all tensor ranks hold counts on the first
+    std::erase_if(result, [](const ParameterRange& r) { return held_by_all(r.parameter->tensor_split); });
   return result;
 }
 

@@ -1,17 +1,16 @@
-// The model's parameters, declared once: a name, a global shape, the unit that uses it, and how each axis of
-// the mesh treats it. Everything else follows from the declarations: the slice that a rank holds, its initial
-// value, where it lies, what the optimizer updates, what counts in the gradient norm, and how a full tensor
-// is gathered.
+// The model's parameters, declared once: a name, a global shape, the unit that uses it, and how it is split.
+// Everything else follows from the declarations: the slice that a rank holds, its initial value, where it
+// lies, what the optimizer updates, what counts in the gradient norm, and how a full tensor is gathered.
 //
-// A unit (the embedding, one layer, the head) is what techniques move as a whole. Its parameters lie one
-// after the other in two flat spans, of weights and, likewise, of gradients: the dense parameters, whose
-// gradients are summed over data x context, and the experts, summed over their own group. A bucket or a ZeRO
-// shard is a range of a span; a piece is the range that this rank's optimizer owns.
+//   unit     the embedding, one layer, or the head: what a technique moves as a whole
+//   group    parameters whose gradients are summed over the same ranks; one device has one group
+//   shard    what this rank's optimizer updates of a unit: all of it, or one of equal parts
+//
+// A group's parameters of a unit lie one after the other as one flat array of weights and, likewise, one of
+// gradients (PyTorch's FSDP calls this a flat parameter).
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,145 +18,149 @@
 
 namespace pentatron {
 
-// What the tensor axis does with a parameter. A column-split linear layer of Megatron's is split by output, a
-// row-split one by input; an embedding or head by vocabulary. The rest is held by all ranks: outside the
-// tensor regions (norms: each rank's gradient is partial exactly when sequence parallelism splits the rows)
-// or inside (a router: always partial).
+// What the tensor axis does with a parameter (one device: read past this until 04). A column-split linear
+// layer of Megatron's is split by output, a row-split one by input; an embedding or head by vocabulary. The
+// rest is held by all tensor ranks: outside the tensor regions (norms: each rank's gradient is partial
+// exactly when the rows are split there) or inside (always partial).
 enum class TensorSplit { by_output, by_input, by_vocabulary, held_outside, held_inside };
 constexpr bool held_by_all(TensorSplit split) {
   return split == TensorSplit::held_outside || split == TensorSplit::held_inside;
 }
-
-constexpr int not_an_expert = -1;
 
 struct Declaration {
   std::string name;       // as in Hugging Face's Llama
   int unit;               // 0: embedding, 1 + i: layer i, 1 + layers: head
   int64_t rows, columns;  // global shape: [output features, input features], or [1, features] for a norm
   TensorSplit tensor_split;
-  int expert = not_an_expert;       // the expert axis holds it on the one rank that owns this expert
   double standard_deviation = 0.0;  // of the initial values; 0: they are all one
   bool decays = true;               // weight decay applies
+  int group = 0;
+  bool held = true;  // false: only other ranks hold it
 };
-
-// This rank's place on the axes that split parameters or share out their optimizer.
-struct ParameterMesh {
-  int tensor_rank = 0, tensor_ranks = 1;
-  int expert_rank = 0, expert_ranks = 1;
-  int experts = 0;
-  // Data x context, over which gradients are summed; for the experts their own group. Spans are padded so
-  // that this many equal shards exist.
-  int shard_rank = 0, shard_ranks = 1;
-  int expert_shard_rank = 0, expert_shard_ranks = 1;
-};
-
-enum class Span { dense, experts };
-constexpr int spans = 2;
 
 struct Parameter : Declaration {
   int64_t first_row, first_column;    // where the slice begins in the global matrix
-  int64_t local_rows, local_columns;  // its shape, 0 rows where another expert rank owns it
-  size_t offset;                      // elements from the beginning of its span
-  Span span() const { return expert == not_an_expert ? Span::dense : Span::experts; }
+  int64_t local_rows, local_columns;  // its shape; 0 rows where it is not held
+  size_t offset;                      // elements from the beginning of the unit's flat array
   size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
 };
 
-// A unit's two spans in memory. Null until something binds them: all at once here, unit by unit under ZeRO.
-struct UnitStorage {
-  real* weights[spans] = {};
-  accum* gradients[spans] = {};
+// Elements [begin, end) of a unit's flat arrays, which this rank's optimizer updates.
+struct Shard {
+  int group, unit;
+  size_t begin, end;
+  real* weights;     // element `begin`
+  accum* gradients;  // likewise
+  size_t size() const { return end - begin; }
 };
 
-// A range of a span that this rank's optimizer updates.
-struct Piece {
-  int unit;
-  Span span;
-  size_t begin, end;  // elements of the span
-  real* weights;      // element `begin`
-  accum* gradients;   // likewise
-  bool sharded;       // other data x context ranks own the rest of the span
-};
-
-// The part of a parameter that lies in a piece.
-struct Crossing {
+// The elements of one parameter that lie in a shard.
+struct ParameterRange {
   const Parameter* parameter;
-  size_t begin_in_parameter, begin_in_piece, size;  // elements
+  size_t begin_in_parameter, begin_in_shard, size;
+};
+
+// Ranks that hold the same parameters and work on different tokens: the sum of their gradients is the
+// gradient.
+struct Replicas {
+  int rank = 0, ranks = 1;
+};
+
+class ParameterGroup {
+ public:
+  ParameterGroup(int number, Replicas replicas) : number_(number), replicas_(replicas) {}
+
+  const Replicas& replicas() const { return replicas_; }
+  // With parameters of this group on this rank, ascending.
+  const std::vector<int>& units() const { return units_; }
+  // Elements of a unit's flat arrays. They are padded, so that equal shards exist for all replicas and begin
+  // at multiples of 16 bytes. Padding is never read as a weight and has zero gradients.
+  size_t size(int unit) const;
+  size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
+  size_t largest_size() const;  // of all units
+
+  // Where a unit's flat arrays are now, and null while they are nowhere. A technique may bind other memory at
+  // any time, so nobody else keeps these pointers.
+  real*& weights(int unit) { return flat_[unit].weights; }
+  accum*& gradients(int unit) { return flat_[unit].gradients; }
+
+  // Allocates and binds all units whole: each is a shard. Their gradients lie end to end in flat_gradients().
+  void allocate();
+  AccumTensor flat_gradients() const { return flat_gradients_; }  // [1, size of all units]
+  // Or a technique allocates itself, and says what the optimizer is to update. The memory lives as long as
+  // this object. Gradients are resident: every step begins by zeroing them.
+  real* allocate_weights(size_t size);
+  accum* allocate_gradients(size_t size);
+  void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients);
+
+ private:
+  friend class Parameters;
+  struct Flat {
+    size_t used = 0;  // elements declared so far
+    real* weights = nullptr;
+    accum* gradients = nullptr;
+  };
+  // Returns the offset of a parameter of so many elements.
+  size_t declare(int unit, size_t size, bool held);
+
+  int number_;
+  Replicas replicas_;
+  std::vector<Flat> flat_;  // [units of the model]
+  std::vector<int> units_;
+  std::vector<Shard> shards_;
+  DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
+  std::vector<AccumTensor> resident_gradients_;
+  AccumTensor flat_gradients_;
+};
+
+// How the parameters are split over ranks, and this rank's place. The default is one device.
+struct ParameterLayout {
+  int tensor_rank = 0, tensor_ranks = 1;
+  std::vector<Replicas> groups = {{}};  // [groups]
+  std::vector<int> units = {};          // that this rank holds, ascending; none: all
 };
 
 class Parameters {
  public:
-  explicit Parameters(ParameterMesh mesh = {}) : mesh_(mesh) {}
+  explicit Parameters(ParameterLayout layout = {});
 
   // Returns the parameter's number. Parameters that one product reads together are declared one after the
   // other.
   int declare(const Declaration& declaration);
 
-  // Allocates and binds weights and gradients of these units, in ascending order, whole, and makes a piece of
-  // each span. The gradients of a span lie one unit after the other.
-  void allocate(Span span, const std::vector<int>& units);
-  void allocate(const std::vector<int>& units) {
-    for (const Span span : {Span::dense, Span::experts}) allocate(span, units);
+  void allocate() {
+    for (ParameterGroup& group : groups_) group.allocate();
   }
-  void allocate() { allocate(all_units()); }
 
-  // Memory that lives as long as this object. Gradients are resident: every step begins by zeroing them.
-  real* allocate_weights(size_t size);
-  accum* allocate_gradients(size_t size);
-
-  // Initial values of all pieces: the same numbers in every layout.
+  // Initial values of all shards: the same numbers in every layout.
   void initialise(uint64_t seed, cudaStream_t stream);
 
   void zero_gradients(cudaStream_t stream);
 
-  int units() const { return static_cast<int>(storage_.size()); }
-  std::vector<int> all_units() const;  // 0, 1, ... units() - 1
+  ParameterGroup& group(int number = 0) { return groups_[number]; }
   const std::vector<Parameter>& all() const { return parameters_; }
   const Parameter& operator[](int id) const { return parameters_[id]; }
   int find(const std::string& name) const;  // -1 where there is none
   int64_t global_size() const;              // elements of the whole model
-  const ParameterMesh& mesh() const { return mesh_; }
-
-  // Elements of a span with its padding, which is never read as a weight and has zero gradients; of one shard
-  // of it.
-  size_t span_size(int unit, Span span) const;
-  size_t shard_size(int unit, Span span) const { return span_size(unit, span) / shards(span); }
-  int shards(Span span) const { return span == Span::dense ? mesh_.shard_ranks : mesh_.expert_shard_ranks; }
-  int shard(Span span) const { return span == Span::dense ? mesh_.shard_rank : mesh_.expert_shard_rank; }
+  const ParameterLayout& layout() const { return layout_; }
 
   // The local slice of a parameter, or of `count` parameters with the same columns as one matrix. Looked up
-  // at each use, never kept, because ZeRO binds other memory.
+  // at each use, never kept; without memory while its unit is bound to none.
   Tensor weights(int id, int count = 1) const;
-  Statistics gradients(int id, int count = 1) const;
+  AccumTensor gradients(int id, int count = 1) const;
 
-  // The gradients of a unit's span, and those of all units in the order of units (after `allocate`); [1,
-  // size].
-  Statistics unit_gradients(int unit, Span span) const;
-  Statistics flat_gradients(Span span) const { return flat_gradients_[static_cast<int>(span)]; }
-
-  UnitStorage& storage(int unit) { return storage_[unit]; }
-  std::vector<Piece>& pieces() { return pieces_; }
-  const std::vector<Piece>& pieces() const { return pieces_; }
-
-  // The walk that optimizer, clipping, norm and gathering share: which parameters a piece crosses, in order.
-  std::vector<Crossing> crossings(const Piece& piece) const;
+  // The walk that optimizer, clipping, norm and gathering share: the shards of all groups, and the parameters
+  // that lie in each, in order.
+  std::vector<Shard> shards() const;
+  std::vector<ParameterRange> ranges(const Shard& shard) const;
   // Those that this rank counts when something is summed over all ranks, so that each element of the model
   // counts once.
-  std::vector<Crossing> counted_crossings(const Piece& piece) const;
+  std::vector<ParameterRange> counted_ranges(const Shard& shard) const;
 
  private:
-  // A piece that is not sharded is held by every rank of its group, and one of them counts it; likewise the
-  // parameters that the tensor ranks do not split.
-  bool counts(const Piece& piece) const;
-  bool counts(const Parameter& parameter) const;
-
-  ParameterMesh mesh_;
+  ParameterLayout layout_;
   std::vector<Parameter> parameters_;
-  std::vector<UnitStorage> storage_;             // [units]
-  std::vector<std::array<size_t, spans>> used_;  // [units]: elements declared so far
-  std::vector<Piece> pieces_;
-  DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
-  std::vector<Statistics> resident_gradients_;
-  std::array<Statistics, spans> flat_gradients_;  // those that `allocate` made last
+  std::vector<ParameterGroup> groups_;
 };
 
 }  // namespace pentatron

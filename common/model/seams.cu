@@ -5,20 +5,24 @@
 
 namespace pentatron {
 
-void WgradQueue::drain() {
+void WgradQueue::issue_all() {
   for (const Entry& entry : entries_) {
     if (entry.unit != open_unit_) {
-      hooks_.before_gradients(entry.unit);
+      for (UnitHooks* hooks : hooks_) hooks->before_gradients(entry.unit);
       open_unit_ = entry.unit;
     }
     if (entry.work) {
       entry.work();
     } else {
-      hooks_.after_gradients(entry.unit, entry.last);
+      for (UnitHooks* hooks : hooks_) hooks->after_gradients(entry.unit, entry.last);
       open_unit_ = -1;
     }
   }
   entries_.clear();
+}
+
+void WgradQueue::prefetch(TensorRegion& region, Tensor x) {
+  if (when_ == WeightGradients::during_backward) region.prefetch_entered(x);
 }
 
 AttentionCore::AttentionCore(Attention kind) : kind_(kind) {
@@ -48,11 +52,10 @@ void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int 
   const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
   const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
   gate_.resize(std::max<size_t>(gate_.size(), layer + 1));
-  gate_[layer] = parameters.declare(
-      {prefix + "gate_proj.weight", unit, f, d, TensorSplit::by_output, not_an_expert, into});
+  gate_[layer] = parameters.declare({prefix + "gate_proj.weight", unit, f, d, TensorSplit::by_output, into});
   f_ = parameters[gate_[layer]].local_rows;
-  parameters.declare({prefix + "up_proj.weight", unit, f, d, TensorSplit::by_output, not_an_expert, into});
-  parameters.declare({prefix + "down_proj.weight", unit, d, f, TensorSplit::by_input, not_an_expert, out_of});
+  parameters.declare({prefix + "up_proj.weight", unit, f, d, TensorSplit::by_output, into});
+  parameters.declare({prefix + "down_proj.weight", unit, d, f, TensorSplit::by_input, out_of});
 }
 
 FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int, int64_t rows) const {
@@ -82,10 +85,10 @@ void FeedForward::backward(const Blas& blas, const Parameters& parameters, int l
   queue.push(unit,
              [=, &blas, &parameters] { linear_wgrad(blas, d_partial, product, parameters.gradients(down)); });
   swiglu_backward(d_product, gate_up, d_gate_up, blas.stream());
-  if (!queue.deferred()) region.announce_regather(normed);
+  queue.prefetch(region, normed);
   linear_dgrad(blas, d_gate_up, parameters.weights(gate, 2), d_h);
   queue.push(unit, [=, &blas, &parameters, &region] {
-    linear_wgrad(blas, d_gate_up, region.regather(normed), parameters.gradients(gate, 2));
+    linear_wgrad(blas, d_gate_up, region.entered(normed), parameters.gradients(gate, 2));
   });
 }
 

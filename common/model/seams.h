@@ -16,8 +16,8 @@
 #include "kernels/attention.h"
 #include "kernels/matmul.h"
 #include "model/batch.h"
+#include "model/config.h"
 #include "model/parameters.h"
-#include "program/options.h"
 
 namespace pentatron {
 
@@ -34,30 +34,39 @@ class UnitHooks {
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
   // After a step's last micro-batch: whatever the compute stream is given next has the global gradient.
-  virtual void finish() {}
+  virtual void finish_gradient_sync() {}
   // After the optimizer has written, or initialised, the weights that this rank updates.
   virtual void weights_changed() {}
 };
 
-// Whether weight gradients are made during backward, or when somebody asks for them.
-enum class WeightGradients { at_once, deferred };
+class TensorRegion;
 
-// A micro-batch's weight gradients wait here until they are wanted: while a collective on an input gradient
-// flies, or, in a zero-bubble schedule, until a bubble has to be filled.
+// When the weight gradients of a micro-batch are made: during backward, or only when somebody asks for them.
+// (Read past the second until 05.)
+enum class WeightGradients { during_backward, on_request };
+
+// Backward goes on with input gradients alone, so the work on weight gradients waits here for a good moment:
+// while a collective on an input gradient is under way, or until somebody asks for it.
 class WgradQueue {
  public:
-  WgradQueue(UnitHooks& hooks, WeightGradients when) : hooks_(hooks), when_(when) {}
-  bool deferred() const { return when_ == WeightGradients::deferred; }
+  WgradQueue(std::vector<UnitHooks*> hooks, WeightGradients when) : hooks_(std::move(hooks)), when_(when) {}
 
   // `work` adds to weight gradients of `unit`.
   void push(int unit, std::function<void()> work) { entries_.push_back({unit, std::move(work)}); }
-  // Nothing more comes for this unit in this micro-batch.
-  void close(int unit, bool last) { entries_.push_back({unit, nullptr, last}); }
-  // Issues everything that waits; unless it is deferred.
-  void drain();
-  void drain_unless_deferred() {
-    if (!deferred()) drain();
+  // Nothing more comes for this unit in this micro-batch: a good moment, too.
+  void close(int unit, bool last) {
+    entries_.push_back({unit, nullptr, last});
+    drain();
   }
+  // Work that will be pushed next wants a region's input again: if a good moment comes soon, the region can
+  // begin to fetch it.
+  void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/);
+  // A good moment: issues everything that waits, unless it waits for a request.
+  void drain() {
+    if (when_ == WeightGradients::during_backward) issue_all();
+  }
+  // The request.
+  void issue_all();
 
  private:
   struct Entry {
@@ -65,7 +74,7 @@ class WgradQueue {
     std::function<void()> work;  // empty: the unit is complete
     bool last = false;
   };
-  UnitHooks& hooks_;
+  std::vector<UnitHooks*> hooks_;
   WeightGradients when_;
   std::vector<Entry> entries_;
   int open_unit_ = -1;  // whose before_gradients has been called, and after_gradients not yet
@@ -82,35 +91,35 @@ class TensorRegion {
   // A region's partial output [rows, d] -> its sum over the tensor ranks, [outside, d].
   virtual Tensor leave(Tensor partial) { return partial; }
   // The gradient of a region's output: [outside, d] -> [rows, d].
-  virtual Tensor leave_backward(Tensor d) { return d; }
+  virtual Tensor leave_backward(Tensor d_out) { return d_out; }
   // The partial gradient of a region's input [rows, d] -> its sum over the tensor ranks, [outside, d].
   // `meanwhile` issues work that may run while that sum is made.
-  virtual Tensor enter_backward(Tensor d, const std::function<void()>& meanwhile) {
+  virtual Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) {
     meanwhile();
-    return d;
+    return d_in;
   }
-  // A region's input once more, for the weight gradients: announced before the input gradient is computed,
-  // used after; or, when weight gradients are deferred, used without having been announced.
-  virtual void announce_regather([[maybe_unused]] Tensor x /*[outside, d]*/) {}
-  virtual Tensor regather(Tensor x /*[outside, d]*/) { return x; }
+  // What enter(x) returned, once more, for the weight gradients; prefetch may say ahead that it will be
+  // wanted.
+  virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
+  virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
   // A cross-entropy's statistics over this rank's vocabulary -> over all of it, in place (kernels.h).
-  virtual void combine([[maybe_unused]] Statistics statistics /*[3, rows]*/) {}
+  virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 
 struct AttentionTensors {
   Tensor q, k,
       v;       // [rows, heads*head_size], [rows, kv_heads*head_size] twice; q and k turned by their positions
   Tensor out;  // as q
-  Statistics lse;  // [rows, heads]
+  AccumTensor lse;  // [rows, heads]
   Scores scores;
 };
 
 // What attention's backward works in.
 struct AttentionGradients {
-  Tensor d_out;              // [rows, heads*head_size]
-  Tensor d_q, d_k, d_v;      // as q, k, v
-  Tensor d_scores;           // [score_shape]
-  Statistics d_out_dot_out;  // [rows, heads]
+  Tensor d_out;               // [rows, heads*head_size]
+  Tensor d_q, d_k, d_v;       // as q, k, v
+  Tensor d_scores;            // [score_shape]
+  AccumTensor d_out_dot_out;  // [rows, heads]
 };
 
 class AttentionCore {
@@ -127,19 +136,14 @@ class AttentionCore {
   const Attention kind_;
 };
 
-struct KeptByExperts;  // 07_combined_5d/expert_parallel.h
-struct GradientsOfExperts;
-
-// What a layer's MLP keeps of a micro-batch.
+// What a layer's MLP keeps of a micro-batch, and what its backward works in.
 struct FeedForwardTensors {
-  Tensor gate_up, product;                 // [rows, gate | up], and their SwiGLU [rows, f]
-  std::shared_ptr<KeptByExperts> experts;  // where it has some
+  Tensor gate_up, product;      // [rows, gate | up], and their SwiGLU [rows, f]
+  std::shared_ptr<void> other;  // what another FeedForward has instead
 };
-
-// What its backward works in.
 struct FeedForwardGradients {
-  Tensor gate_up, product;  // of the same
-  std::shared_ptr<GradientsOfExperts> experts;
+  Tensor gate_up, product;      // of the same
+  std::shared_ptr<void> other;  // likewise
 };
 
 // Memory for this layer is for all of them, one after the other.
@@ -168,7 +172,7 @@ class FeedForward {
 };
 
 struct Seams {
-  UnitHooks* hooks;
+  std::vector<UnitHooks*> hooks;  // called in this order
   TensorRegion* region;
   AttentionCore* attention;
   FeedForward* feed_forward;

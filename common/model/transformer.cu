@@ -20,10 +20,10 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
   const int d = model.d_model, q = model.heads * model.head_size(), kv = model.kv_heads * model.head_size();
   const auto matrix = [&](const std::string& name, int unit, int64_t rows, int64_t columns, TensorSplit split,
                           double deviation) {
-    return parameters.declare({name, unit, rows, columns, split, not_an_expert, deviation});
+    return parameters.declare({name, unit, rows, columns, split, deviation});
   };
   const auto norm = [&](const std::string& name, int unit) {
-    return parameters.declare({name, unit, 1, d, TensorSplit::held_outside, not_an_expert, 0.0, false});
+    return parameters.declare({name, unit, 1, d, TensorSplit::held_outside, 0.0, false});
   };
   TransformerParameters ids;
   ids.embedding = matrix("model.embed_tokens.weight", embedding_unit, model.vocab_size, d,
@@ -59,7 +59,7 @@ Transformer::Transformer(const ModelConfig& model, const TransformerParameters& 
       seams_(seams),
       stream_(stream),
       blas_(stream) {
-  const int size = model.head_size(), tensor_ranks = parameters.mesh().tensor_ranks, d = model.d_model;
+  const int size = model.head_size(), tensor_ranks = parameters.layout().tensor_ranks, d = model.d_model;
   const HeadShape heads = {model.heads / tensor_ranks, model.kv_heads / tensor_ranks, size};
   shape_ = {batch, sequence, heads};
 
@@ -114,20 +114,21 @@ LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) cons
 }
 
 std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, WeightGradients when) const {
-  auto a = std::make_unique<Activations>(range, *seams_.hooks, when);
+  auto a = std::make_unique<Activations>(range, seams_.hooks, when);
   const int d = model_.d_model;
+  const bool on_request = when == WeightGradients::on_request;
   for (int layer = range.first; layer < range.last; ++layer) {
     a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory, layer));
     if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
-    if (a->queue.deferred()) {
-      a->gradients.push_back(allocate_gradients(a->memory, layer));
+    a->gradients.push_back(on_request ? allocate_gradients(a->memory, layer) : shared_gradients_);
+    if (on_request) {
       a->gradients.back().attention_out = a->memory.matrix<real>(rows(), d);
       a->gradients.back().feed_forward_out = a->memory.matrix<real>(rows(), d);
     }
   }
   a->output = a->memory.matrix<real>(outside(), d);
   a->gradient = a->memory.matrix<real>(outside(), d);
-  if (range.embedding && a->queue.deferred()) a->embedding_out = a->memory.matrix<real>(rows(), d);
+  if (range.embedding && on_request) a->embedding_out = a->memory.matrix<real>(rows(), d);
   if (range.head) {
     a->final_rstd = a->memory.matrix<accum>(outside(), 1);
     a->final_normed = a->memory.matrix<real>(outside(), d);
@@ -145,9 +146,9 @@ void Transformer::forward(const Batch& batch, Activations& a) {
   Residual x = {a.input(), {}};
   for (int layer = range.first; layer < range.last; ++layer) {
     const int unit = unit_of_layer(layer);
-    seams_.hooks->before_weights(unit, Pass::forward);
+    before_weights(unit, Pass::forward);
     x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
-    seams_.hooks->after_weights(unit, Pass::forward);
+    after_weights(unit, Pass::forward);
   }
   if (range.head) {
     head_forward(batch, x, a);
@@ -161,22 +162,28 @@ void Transformer::backward(const Batch& batch, Activations& a) {
   if (range.head) head_backward(batch, a);
   for (int layer = range.last - 1; layer >= range.first; --layer) {
     const int unit = unit_of_layer(layer);
-    seams_.hooks->before_weights(unit, Pass::backward);
+    before_weights(unit, Pass::backward);
     const LayerActivations& kept = a.layers[layer - range.first];
     if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
     layer_backward(layer, batch, a);
-    seams_.hooks->after_weights(unit, Pass::backward);
+    after_weights(unit, Pass::backward);
     a.queue.close(unit, batch.last);
   }
   if (range.embedding) embedding_backward(batch, a);
-  a.queue.drain_unless_deferred();
+}
+
+void Transformer::before_weights(int unit, Pass pass) {
+  for (UnitHooks* hooks : seams_.hooks) hooks->before_weights(unit, pass);
+}
+void Transformer::after_weights(int unit, Pass pass) {
+  for (UnitHooks* hooks : seams_.hooks) hooks->after_weights(unit, pass);
 }
 
 void Transformer::embedding_forward(const Batch& batch, Tensor x) {
-  seams_.hooks->before_weights(embedding_unit, Pass::forward);
+  before_weights(embedding_unit, Pass::forward);
   pentatron::embedding_forward(parameters_.weights(ids_.embedding), batch.tokens, first_token(ids_.embedding),
                                branch_, stream_);
-  seams_.hooks->after_weights(embedding_unit, Pass::forward);
+  after_weights(embedding_unit, Pass::forward);
   const Tensor sum = seams_.region->leave(branch_);
   CUDA_CHECK(cudaMemcpyAsync(x.data, sum.data, x.bytes(), cudaMemcpyDeviceToDevice, stream_));
 }
@@ -209,7 +216,7 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
   return {a.middle, recomputing ? Tensor{} : region.leave(branch_)};
 }
 
-void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, Statistics rstd) {
+void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd) {
   const real* weight = parameters_.weights(norm).data;
   if (from.branch.data == nullptr) {
     rmsnorm_forward(x, weight, model_.norm_epsilon, normed, rstd.data, stream_);
@@ -225,47 +232,47 @@ void Transformer::layer_backward(int layer, const Batch& batch, Activations& act
   const int unit = unit_of_layer(layer), i = layer - activations.range.first;
   const LayerActivations& a = activations.layers[i];
   WgradQueue& queue = activations.queue;
-  const LayerGradients& of_layer = queue.deferred() ? activations.gradients[i] : shared_gradients_;
-  const Tensor d = activations.gradient;
-  const auto drain = [&queue] { queue.drain_unless_deferred(); };
+  const LayerGradients& of_layer = activations.gradients[i];
+  const Tensor d_stream = activations.gradient;
+  const auto drain = [&queue] { queue.drain(); };
 
-  // MLP. `d` is the gradient of the residual stream: it passes by the MLP, and what comes through it is
-  // added.
-  const Tensor d_mlp_out = copied(region.leave_backward(d), of_layer.feed_forward_out);
+  // MLP. The gradient of the residual stream passes by the MLP, and what comes through it is added.
+  const Tensor d_mlp_out = copied(region.leave_backward(d_stream), of_layer.feed_forward_out);
   seams_.feed_forward->backward(blas_, parameters_, layer, batch, d_mlp_out, a.normed2, a.feed_forward,
                                 of_layer.feed_forward, region, queue, branch_);
-  norm_backward(unit, id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d,
+  norm_backward(unit, id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d_stream,
                 of_layer.norms.row_range(1, 1), queue);
 
   // Attention, likewise.
   const AttentionTensors& t = a.attention;
   const AttentionGradients& g = attention_gradients_;
-  const Tensor d_partial = copied(region.leave_backward(d), of_layer.attention_out), d_qkv = of_layer.qkv;
+  const Tensor d_partial = copied(region.leave_backward(d_stream), of_layer.attention_out),
+               d_qkv = of_layer.qkv;
   linear_dgrad(blas_, d_partial, parameters_.weights(id.o), g.d_out);
   queue.push(unit, [=, this] { linear_wgrad(blas_, d_partial, t.out, parameters_.gradients(id.o)); });
   seams_.attention->backward(blas_, shape_, t, g);
   rotary_backward(g.d_q, g.d_k, g.d_v, batch.positions, rotary_table_, shape_.head, d_qkv, stream_);
-  if (!queue.deferred()) region.announce_regather(a.normed1);
+  queue.prefetch(region, a.normed1);
   linear_dgrad(blas_, d_qkv, parameters_.weights(id.q, 3), branch_);
   queue.push(unit, [=, this, &region, normed = a.normed1] {
-    linear_wgrad(blas_, d_qkv, region.regather(normed), parameters_.gradients(id.q, 3));
+    linear_wgrad(blas_, d_qkv, region.entered(normed), parameters_.gradients(id.q, 3));
   });
-  norm_backward(unit, id.norm1, region.enter_backward(branch_, drain), a.input, a.rstd1, true, d,
+  norm_backward(unit, id.norm1, region.enter_backward(branch_, drain), a.input, a.rstd1, true, d_stream,
                 of_layer.norms.row_range(0, 1), queue);
 }
 
-Tensor Transformer::copied(Tensor d, Tensor copy) const {
-  if (copy.data == nullptr) return d;
-  CUDA_CHECK(cudaMemcpyAsync(copy.data, d.data, d.bytes(), cudaMemcpyDeviceToDevice, stream_));
+Tensor Transformer::copied(Tensor gradient, Tensor copy) const {
+  if (copy.data == nullptr) return gradient;
+  CUDA_CHECK(cudaMemcpyAsync(copy.data, gradient.data, gradient.bytes(), cudaMemcpyDeviceToDevice, stream_));
   return copy;
 }
 
 void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   const int unit = head_unit(model_.layers);
-  seams_.hooks->before_weights(unit, Pass::forward);
+  before_weights(unit, Pass::forward);
   norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
   linear_forward(blas_, seams_.region->enter(a.final_normed), parameters_.weights(ids_.head), a.logits);
-  seams_.hooks->after_weights(unit, Pass::forward);
+  after_weights(unit, Pass::forward);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
   seams_.region->combine(a.loss_statistics);
   cross_entropy_loss(a.loss_statistics, batch.targets, batch.inverse_target_tokens, a.loss.data, stream_);
@@ -274,24 +281,24 @@ void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
 void Transformer::head_backward(const Batch& batch, Activations& a) {
   const int unit = head_unit(model_.layers);
   TensorRegion& region = *seams_.region;
-  seams_.hooks->before_weights(unit, Pass::backward);
+  before_weights(unit, Pass::backward);
   cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
                          a.loss_statistics, stream_);
-  if (!a.queue.deferred()) region.announce_regather(a.final_normed);
+  a.queue.prefetch(region, a.final_normed);
   linear_dgrad(blas_, a.logits, parameters_.weights(ids_.head), branch_);
   a.queue.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
-    linear_wgrad(blas_, d_logits, region.regather(normed), parameters_.gradients(ids_.head));
+    linear_wgrad(blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
   });
-  const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue.drain_unless_deferred(); });
+  const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue.drain(); });
   norm_backward(unit, ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient,
                 a.final_norm_gradient, a.queue);
-  seams_.hooks->after_weights(unit, Pass::backward);
+  after_weights(unit, Pass::backward);
   a.queue.close(unit, batch.last);
 }
 
-void Transformer::norm_backward(int unit, int norm, Tensor d_normed, Tensor x, Statistics rstd,
-                                bool accumulate, Tensor d, Statistics weight_gradient, WgradQueue& queue) {
-  rmsnorm_backward(d_normed, x, parameters_.weights(norm).data, rstd.data, accumulate, d, norm_partials_,
+void Transformer::norm_backward(int unit, int norm, Tensor d_normed, Tensor x, AccumTensor rstd,
+                                bool accumulate, Tensor d_x, AccumTensor weight_gradient, WgradQueue& queue) {
+  rmsnorm_backward(d_normed, x, parameters_.weights(norm).data, rstd.data, accumulate, d_x, norm_partials_,
                    weight_gradient.data, stream_);
   queue.push(unit, [=, this] {
     pentatron::accumulate(weight_gradient.data, parameters_.gradients(norm).data, weight_gradient.size(),

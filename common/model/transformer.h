@@ -19,15 +19,16 @@ namespace pentatron {
 
 // What one layer keeps for backward.
 struct LayerActivations {
-  Tensor input;             // [outside, d]: the residual stream before the layer
-  Statistics rstd1, rstd2;  // [outside, 1]
-  Tensor normed1, normed2;  // [outside, d]: what enters attention and MLP
+  Tensor input;              // [outside, d]: the residual stream before the layer
+  AccumTensor rstd1, rstd2;  // [outside, 1]
+  Tensor normed1, normed2;   // [outside, d]: what enters attention and MLP
   AttentionTensors attention;
   Tensor middle;  // [outside, d]: the residual stream between attention and MLP
   FeedForwardTensors feed_forward;
 };
 
-// Layers [first, last), with what comes before and after them.
+// Layers [first, last), with what comes before and after them. 01 has the whole model in one range: read past
+// other ranges until 05.
 struct LayerRange {
   int first, last;
   bool embedding, head;
@@ -36,37 +37,38 @@ struct LayerRange {
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
 
-// What the weight gradients of a layer are made of, beside what the layer keeps.
+// What the weight gradients of a layer are made of, beside what the layer keeps. All layers share one, unless
+// weight gradients are made on request, when the layer below has long begun.
 struct LayerGradients {
   Tensor qkv;  // [rows, q | k | v]
   FeedForwardGradients feed_forward;
-  Statistics norms;  // [2, d]: the gradients of both norms' weights
-  // Copies of the gradients of what attention and MLP add to the residual stream, where weight gradients are
-  // deferred: the stream's own gradient goes on changing.
+  AccumTensor norms;  // [2, d]: the gradients of both norms' weights
+  // On request only: copies of the gradients of what attention and MLP add to the residual stream, because
+  // the stream's own gradient goes on changing.
   Tensor attention_out, feed_forward_out;  // [rows, d]
 };
 
 // What one micro-batch keeps for backward, its input and output, and its loss. Made by
 // Transformer::make_activations, and reused from step to step.
 struct Activations {
-  Activations(LayerRange of, UnitHooks& hooks, WeightGradients when) : range(of), queue(hooks, when) {}
+  Activations(LayerRange of, const std::vector<UnitHooks*>& hooks, WeightGradients when)
+      : range(of), queue(hooks, when) {}
 
   const LayerRange range;
   WgradQueue queue;
-  std::vector<LayerActivations> layers;  // [layers of the range]
-  Tensor output;                         // [outside, d]: the residual stream after the range
-  Tensor gradient;                       // [outside, d]: of `output` before backward, of `input()` after it
+  std::vector<LayerActivations> layers;   // [layers of the range]
+  std::vector<LayerGradients> gradients;  // likewise
+  Tensor output;                          // [outside, d]: the residual stream after the range
+  Tensor gradient;                        // [outside, d]: of `output` before backward, of `input()` after it
   // Where the range has the head:
-  Statistics final_rstd;           // [outside, 1]
-  Tensor final_normed;             // [outside, d]
-  Tensor logits;                   // [rows, vocabulary of this rank]; after backward their gradient
-  Statistics loss_statistics;      // [3, rows]: of the cross-entropy
-  Statistics loss;                 // [1, 1]: this micro-batch's part of the loss; assigned, never added to
-  Statistics final_norm_gradient;  // [1, d]
-
-  // Where weight gradients are deferred:
-  std::vector<LayerGradients> gradients;  // [layers of the range]
-  Tensor embedding_out;  // [rows, d]: a copy of its gradient, where the range has the embedding
+  AccumTensor final_rstd;           // [outside, 1]
+  Tensor final_normed;              // [outside, d]
+  Tensor logits;                    // [rows, vocabulary of this rank]; after backward their gradient
+  AccumTensor loss_statistics;      // [3, rows]: of the cross-entropy
+  AccumTensor loss;                 // [1, 1]: this micro-batch's part of the loss; assigned, never added to
+  AccumTensor final_norm_gradient;  // [1, d]
+  // Where it has the embedding and weight gradients are made on request:
+  Tensor embedding_out;  // [rows, d]: a copy of its gradient
 
   Tensor& input() { return layers.front().input; }
 
@@ -100,10 +102,10 @@ class Transformer {
               int sequence, int positions, Recompute recompute, Seams seams, cudaStream_t stream);
 
   // For micro-batches that go through a range of one layer or more. Without the embedding, the input is
-  // somebody else's memory: input() is to be set. Weight gradients can't be deferred with full recomputation,
-  // which throws away what they need.
-  std::unique_ptr<Activations> make_activations(LayerRange range,
-                                                WeightGradients when = WeightGradients::at_once) const;
+  // somebody else's memory: input() is to be set. Weight gradients on request do not go with full
+  // recomputation, which throws away what they need.
+  std::unique_ptr<Activations> make_activations(
+      LayerRange range, WeightGradients when = WeightGradients::during_backward) const;
 
   // From the tokens or activations.input() to activations.output, or to the loss.
   void forward(const Batch& batch, Activations& activations);
@@ -111,8 +113,8 @@ class Transformer {
   // From the loss or activations.gradient to the weight gradients (added to) and, without embedding, to
   // activations.gradient.
   void backward(const Batch& batch, Activations& activations);
-  // Adds the weight gradients that backward has deferred.
-  void backward_weights(Activations& activations) { activations.queue.drain(); }
+  // Adds the weight gradients, where they are made on request.
+  void backward_weights(Activations& activations) { activations.queue.issue_all(); }
 
   // Elements of [outside, d]: what one stage hands to the next.
   size_t boundary_size() const { return static_cast<size_t>(outside()) * model_.d_model; }
@@ -127,15 +129,17 @@ class Transformer {
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
   // x = from, and its norm.
-  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, Statistics rstd);
+  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
   void head_forward(const Batch& batch, Residual x, Activations& a);
   void head_backward(const Batch& batch, Activations& a);
-  // d (+)= the gradient of a norm's input; its weight gradient, already summed over rows, joins the queue.
-  void norm_backward(int unit, int norm, Tensor d_normed, Tensor x, Statistics rstd, bool accumulate,
-                     Tensor d, Statistics weight_gradient, WgradQueue& queue);
-  // d, or its copy where there is memory for one.
-  Tensor copied(Tensor d, Tensor copy) const;
+  // d_x (+)= the gradient of a norm's input; its weight gradient, already summed over rows, joins the queue.
+  void norm_backward(int unit, int norm, Tensor d_normed, Tensor x, AccumTensor rstd, bool accumulate,
+                     Tensor d_x, AccumTensor weight_gradient, WgradQueue& queue);
+  // The gradient, or its copy where there is memory for one.
+  Tensor copied(Tensor gradient, Tensor copy) const;
+  void before_weights(int unit, Pass pass);
+  void after_weights(int unit, Pass pass);
 
   int64_t rows() const { return static_cast<int64_t>(shape_.batch) * shape_.sequence; }
   int64_t outside() const { return seams_.region->rows_outside(rows()); }
@@ -152,12 +156,12 @@ class Transformer {
 
   // Work space that all micro-batches share.
   DeviceArena memory_{Purpose::activations};
-  Statistics rotary_table_;  // [positions, head_size]
-  Tensor branch_;            // [rows, d]: output of a region, gradient of its input
-  Scores shared_scores_;     // unless they are kept
+  AccumTensor rotary_table_;  // [positions, head_size]
+  Tensor branch_;             // [rows, d]: output of a region, gradient of its input
+  Scores shared_scores_;      // unless they are kept
   AttentionGradients attention_gradients_;
-  LayerGradients shared_gradients_;  // unless they are deferred; `qkv` is the product in forward, too
-  Statistics norm_partials_;         // [rmsnorm_bands, d]
+  LayerGradients shared_gradients_;               // `qkv` is the product in forward, too
+  AccumTensor norm_partials_;                     // [rmsnorm_bands, d]
   std::unique_ptr<LayerActivations> recomputed_;  // full recomputation: what a layer does not keep
 };
 

@@ -10,7 +10,7 @@
 #include <ostream>
 #include <sstream>
 
-#include "program/options.h"
+#include "device/errors.h"
 
 namespace pentatron {
 namespace {
@@ -54,7 +54,7 @@ std::string json_summary(const Summary& summary) {
     const RankMemory& memory = summary.ranks[rank].memory;
     json << (rank == 0 ? "" : ", ") << "{\"rank\": " << rank
          << ", \"predicted\": " << json_memory(memory.predicted.total())
-         << ", \"of_which_transient\": " << json_memory(memory.predicted.transient)
+         << ", \"of_which_unit_buffers\": " << json_memory(memory.predicted.unit_buffers)
          << ", \"measured\": " << json_memory(memory.measured) << '}';
   }
   json << "], \"communication\": [";
@@ -109,7 +109,7 @@ std::string human_count(double count) { return human(count, 1000, {"", "k", "M",
 
 std::string to_text(const RankReport& report) {
   nlohmann::json json = {{"resident", report.memory.predicted.resident},
-                         {"transient", report.memory.predicted.transient},
+                         {"unit_buffers", report.memory.predicted.unit_buffers},
                          {"measured", report.memory.measured},
                          {"communication", nlohmann::json::array()}};
   for (const OperationCount& c : report.communication) {
@@ -120,7 +120,7 @@ std::string to_text(const RankReport& report) {
 
 RankReport rank_report(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
-  RankReport report{{{json["resident"], json["transient"]}, json["measured"]}, {}};
+  RankReport report{{{json["resident"], json["unit_buffers"]}, json["measured"]}, {}};
   for (const auto& c : json["communication"]) report.communication.push_back({c[0], c[1], c[2]});
   return report;
 }
@@ -204,10 +204,11 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
   row("sum", largest([&](const RankMemory& rank) { return total(rank.predicted.total()); }),
       largest([&](const RankMemory& rank) { return total(rank.measured); }));
   for (size_t i = 0; i < purposes; ++i) {
-    const size_t transient = largest([&](const RankMemory& rank) { return rank.predicted.transient[i]; });
-    if (transient > 0) {
-      out << "  (" << purpose_names[i] << ": of which transient "
-          << human_bytes(static_cast<double>(transient)) << ")\n";
+    const size_t unit_buffers =
+        largest([&](const RankMemory& rank) { return rank.predicted.unit_buffers[i]; });
+    if (unit_buffers > 0) {
+      out << "  (" << purpose_names[i] << ": of which unit buffers "
+          << human_bytes(static_cast<double>(unit_buffers)) << ")\n";
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/memory.h"
+#include "ranks/peers.h"
 
 namespace pentatron {
 
@@ -28,12 +29,6 @@ struct StepRecord {
 struct RankMemory {
   MemoryPrediction predicted;
   MemoryBytes measured;  // at the peak
-};
-
-struct OperationCount {
-  std::string operation;  // "all_reduce", ...
-  int64_t calls;
-  int64_t elements;
 };
 
 struct RankReport {

@@ -318,7 +318,8 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.choice("--dp-sync", options.dp_sync, dp_sync_names,
                   "when gradients are summed over the ranks (without ZeRO)");
       line.number("--bucket-mb", options.bucket_mb, 1e-6, 1e6,
-                  "megabytes of gradients that are summed at once");
+                  "megabytes of gradients that are summed at once",
+                  "25, or an eighth of all where that is less");
       return;
     case OptionGroup::zero:
       line.group("ZeRO");
@@ -334,7 +335,7 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Pipeline parallelism");
       line.choice("--pp-schedule", options.pp_schedule, pp_schedule_names,
                   "in which order ranks take their micro-batches");
-      line.whole("--vpp", options.vpp, 1, 1000, "chunks of layers on a rank", "2 if interleaved, else 1");
+      line.whole("--vpp", options.vpp, 1, 1000, "model chunks on a rank", "2 if interleaved, else 1");
       line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
       line.flag("--show-schedule", options.show_schedule, "draw the schedule, train nothing");
       line.file("--show-schedule-svg", options.show_schedule_svg, "and write it as an SVG picture");
@@ -342,7 +343,7 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
     case OptionGroup::context_parallel:
       line.group("Context parallelism");
       line.choice("--cp-layout", options.cp_layout, cp_layout_names,
-                  "which tokens of a sequence a rank holds: a chunk, or an early and a late one");
+                  "which tokens of a sequence a rank holds: a block, or an early and a late one");
       line.choice("--cp-exchange", options.cp_exchange, cp_exchange_names,
                   "how keys and values reach the other ranks");
       return;
@@ -351,17 +352,16 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.whole("--tp", options.tp, 1, 1 << 20, "tensor ranks");
       line.whole("--cp", options.cp, 1, 1 << 20, "context ranks");
       line.whole("--dp", options.dp, 0, 1 << 20, "data ranks, 0: what the other axes leave");
+      line.whole("--ep", options.ep, 1, 1 << 20, "ranks that share out the experts");
       line.flag("--show-mesh", options.show_mesh, "print who is who, train nothing");
       return;
     case OptionGroup::experts:
       line.group("Experts");
-      line.whole("--experts", options.model.experts, 0, 1024,
-                 "MLPs of a layer that has several, 0: none has");
-      line.whole("--top-k", options.model.top_k, 1, 1024, "experts that a token is sent to");
-      line.whole("--moe-every", options.model.moe_every, 1, 1000, "the last of so many layers has experts");
-      line.whole("--ep", options.ep, 1, 1 << 20, "ranks that share out the experts");
+      line.whole("--experts", options.experts, 0, 1024, "MLPs of a layer that has several, 0: none has");
+      line.whole("--top-k", options.top_k, 1, 1024, "experts that a token is sent to");
+      line.whole("--moe-every", options.moe_every, 1, 1000, "the last of so many layers has experts");
       line.number("--aux-loss", options.aux_loss, 0, 1000, "of the loss that balances the experts");
-      line.number("--expert-capacity", options.expert_capacity, 0, 1e6,
+      line.number("--expert-buffer", options.expert_buffer, 0, 1e6,
                   "room for so many times an even share of rows, 0: for all cases");
       return;
   }
@@ -372,17 +372,17 @@ void check_experts(const Options& options) {
   const auto check = [](bool valid, const char* option, int value, const std::string& expected) {
     if (!valid) throw UsageError(option, std::to_string(value), expected);
   };
-  if (model.experts == 0) return check(options.ep == 1, "--ep", options.ep, "1 without --experts");
-  const std::string experts = "--experts (" + std::to_string(model.experts) + ")";
-  check(model.top_k <= model.experts, "--top-k", model.top_k, "at most " + experts);
-  check(model.moe_every <= model.layers, "--moe-every", model.moe_every,
+  if (options.experts == 0) return check(options.ep == 1, "--ep", options.ep, "1 without --experts");
+  const std::string experts = "--experts (" + std::to_string(options.experts) + ")";
+  check(options.top_k <= options.experts, "--top-k", options.top_k, "at most " + experts);
+  check(options.moe_every <= model.layers, "--moe-every", options.moe_every,
         "at most --layers (" + std::to_string(model.layers) + ")");
-  check(model.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
-  if (options.expert_capacity > 0 && options.expert_capacity < 1)
-    throw UsageError("--expert-capacity", text(options.expert_capacity), "0, or 1 or more");
+  check(options.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
+  if (options.expert_buffer > 0 && options.expert_buffer < 1)
+    throw UsageError("--expert-buffer", text(options.expert_buffer), "0, or 1 or more");
   // The rows of a micro-batch that a sample does not need are alike, and would all choose the same experts.
-  check(options.expert_capacity == 0 || options.sample == 0, "--sample", options.sample,
-        "0 with --expert-capacity");
+  check(options.expert_buffer == 0 || options.sample == 0, "--sample", options.sample,
+        "0 with --expert-buffer");
 }
 
 void check_sizes(const Options& options) {
@@ -443,13 +443,6 @@ void check_writable(const std::string& option, const std::string& path) {
   if (!writable) throw UsageError(option, path, "a file that can be written");
 }
 
-// A value may hold anything, and the message is to stay one line.
-std::string one_line(std::string words) {
-  std::replace_if(
-      words.begin(), words.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
-  return words;
-}
-
 bool same_file(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   namespace fs = std::filesystem;
@@ -476,23 +469,20 @@ void check_files(const Options& options) {
 
 }  // namespace
 
-UsageError::UsageError(const std::string& line) : std::runtime_error(one_line(line)) {}
-
-UsageError::UsageError(const std::string& option, const std::string& value, const std::string& expected)
-    : UsageError(option + ": " + (value.empty() ? "\"\"" : value) + " is not valid; expected " + expected) {}
-
-int64_t parameter_count(const ModelConfig& m) {
+int64_t parameter_count(const Options& options) {
+  const ModelConfig& m = options.model;
   const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
   const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
-  const int64_t routed = m.experts > 0 ? m.layers / m.moe_every : 0;  // layers with a router and experts
-  const int64_t mlps = (m.layers - routed) * mlp + routed * (m.experts * (d + mlp));
+  const int64_t routed = options.experts > 0 ? m.layers / options.moe_every : 0;  // layers with experts
+  const int64_t mlps = (m.layers - routed) * mlp + routed * (options.experts * (d + mlp));
   return m.layers * (norms + attention) + mlps + d + 2 * d * m.vocab_size;
 }
 
-int64_t active_parameter_count(const ModelConfig& m) {
-  if (m.experts == 0) return parameter_count(m);
-  const int64_t idle = int64_t{m.layers / m.moe_every} * (m.experts - m.top_k);  // experts
-  return parameter_count(m) - idle * 3 * m.d_model * m.d_ff;
+int64_t active_parameter_count(const Options& options) {
+  const ModelConfig& m = options.model;
+  if (options.experts == 0) return parameter_count(options);
+  const int64_t idle = int64_t{m.layers / options.moe_every} * (options.experts - options.top_k);  // experts
+  return parameter_count(options) - idle * 3 * m.d_model * m.d_ff;
 }
 
 std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
@@ -509,7 +499,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   options.attention = attention;
   use_preset(options, presets().front().model.name);
   options.data = PENTATRON_CORPUS;
-  options.min_lr = -1;  // not given
+  options.min_lr = options.bucket_mb = -1;  // not given
 
   CommandLine line{std::string(description)};
   declare_model(line, options);
@@ -521,6 +511,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   line.parse(argc, argv);
 
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
+  if (options.bucket_mb < 0) options.bucket_mb = std::min(25.0, 4e-6 * parameter_count(options) / 8);
   if (options.vpp == 0) options.vpp = options.pp_schedule == PpSchedule::interleaved ? 2 : 1;
   if (!options.show_schedule_svg.empty()) options.show_schedule = true;
   check_sizes(options);

@@ -9,66 +9,27 @@
 #include <string>
 #include <string_view>
 
+#include "device/errors.h"
+#include "model/config.h"
+#include "ranks/peers.h"
+
 namespace pentatron {
-
-// An impossible request. main() prints the line once, on stderr, and ends with exit_bad_usage.
-struct UsageError : std::runtime_error {
-  explicit UsageError(const std::string& line);
-  // "--layers: -3 is not valid; expected a whole number from 1 to 1000"
-  UsageError(const std::string& option, const std::string& value, const std::string& expected);
-};
-
-inline constexpr int exit_bad_usage = 2;
 
 // --help was given. main() prints what(), the help text, on stdout and ends with status 0.
 struct HelpRequest : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The sizes of a Llama decoder.
-struct ModelConfig {
-  std::string name;  // of the preset that the sizes come from
-  int layers;
-  int d_model;     // width of the residual stream
-  int heads;       // query heads
-  int kv_heads;    // key and value heads, each shared by heads / kv_heads query heads
-  int d_ff;        // width of the SwiGLU MLP
-  int vocab_size;  // tokens
-  double rope_theta;
-  double norm_epsilon;
-  int experts = 0;    // MLPs of a layer that has several; 0: no layer has
-  int top_k = 2;      // of them each token is sent to
-  int moe_every = 1;  // the last of so many layers has experts
-
-  int head_size() const { return d_model / heads; }
-  bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
-};
-
-// Elements of all parameters, the head counted apart from the embedding; and of those that one token uses:
-// top_k experts of a layer.
-int64_t parameter_count(const ModelConfig& model);
-int64_t active_parameter_count(const ModelConfig& model);
-
-// What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
-enum class Recompute { none, selective, full };
-
-// How attention is computed: with its scores in memory, in tiles, or in tiles on tensor cores (attention.h);
-// and the largest head whose tiles fit into a block's memory.
-enum class Attention { naive, tiled, tensor_core };
-inline constexpr int largest_tiled_head = 256;
-
-enum class OptimizerKind { adamw, sgd };
-
-// When data-parallel ranks sum their gradients: after backward, unit by unit during it, or in slices of equal
-// size.
+// When data-parallel ranks sum their gradients: after backward, unit by unit during it, or in buckets of
+// equal size.
 enum class DpSync { naive, overlap, bucket };
 
 // The order in which pipeline ranks take their micro-batches: all forward, all backward; one forward, one
-// backward; the same with several chunks of layers on a rank; with weight gradients put off to fill the
+// backward; the same with several model chunks on a rank; with weight gradients put off to fill the
 // bubble.
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
 
-// Which tokens of a sequence a context rank holds: one chunk of it, or two, an early and a late one; and how
+// Which tokens of a sequence a context rank holds: one block of it, or two, an early and a late one; and how
 // keys and values reach the other ranks.
 enum class CpLayout { contiguous, zigzag };
 enum class CpExchange { ring, all_gather };
@@ -83,50 +44,31 @@ std::string_view to_string(CpExchange exchange);
 
 // Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
 // parse_options.
-struct Options {
-  ModelConfig model;
-
-  std::string data;            // path; common/corpus.txt unless given
-  int sequence_length = 0;     // tokens
-  int micro_batch_size = 4;    // sequences in one forward and backward
-  int global_batch_size = 32;  // sequences in one optimizer step, over all ranks
-  int steps = 200;
-  uint64_t seed = 1;
-
-  OptimizerKind optimizer = OptimizerKind::adamw;
-  double lr = 0;      // highest learning rate: reached after the warm-up
-  double min_lr = 0;  // reached at the last step, along a cosine
-  int warmup_steps = 10;
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double epsilon = 1e-8;
-  double weight_decay = 0.1;
-  double grad_clip = 1.0;  // highest norm of the gradient; 0: not clipped
-
-  Recompute recompute = Recompute::none;
-  Attention attention = Attention::naive;
+struct Options : TrainingConfig, CommunicationConfig {
+  std::string data;  // path; common/corpus.txt unless given
 
   DpSync dp_sync = DpSync::bucket;
-  double bucket_mb = 25;  // megabytes (10^6 bytes) of a slice
+  double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
   int zero_stage = 1;
   bool sequence_parallel = false;  // tensor ranks also split the rows outside their regions
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
-  int vpp = 0;                    // chunks of layers on a pipeline rank
+  int vpp = 0;                    // model chunks on a pipeline rank
   int pp = 0;                     // pipeline ranks; 0: all that there are
   bool show_schedule = false;     // draw the schedule, and train nothing
   std::string show_schedule_svg;  // path; empty: no picture of it
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
-  int tp = 1, cp = 1, ep = 1;  // tensor and context ranks, and those that share out the experts
-  int dp = 0;                  // data ranks; 0: what the other axes leave
-  bool show_mesh = false;      // print who is who, and train nothing
-  double aux_loss = 0.01;      // of the loss that balances the experts
-  double expert_capacity = 0;  // room for so many times an expert rank's even share of rows; 0: for all cases
+  int tp = 1, cp = 1;      // tensor and context ranks
+  int dp = 0;              // data ranks; 0: what the other axes leave
+  bool show_mesh = false;  // print who is who, and train nothing
 
-  double timeout = 300;            // seconds after which a stream that has not moved ends the run
-  std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
-  std::string link_between_nodes;  // likewise between nodes of ranks_per_node ranks
-  int ranks_per_node = 0;          // 0: all ranks are on one node
+  int experts = 0;           // MLPs of a layer that has several; 0: no layer has
+  int top_k = 2;             // of them each token is sent to
+  int moe_every = 1;         // the last of so many layers has experts
+  int ep = 1;                // ranks that share out the experts
+  double aux_loss = 0.01;    // of the loss that balances the experts
+  double expert_buffer = 0;  // room for so many times an expert rank's even share of rows; 0: for all cases
+  bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
 
   int64_t max_bytes = 16 << 20;  // the largest message of the primer of the collectives
 
@@ -136,6 +78,11 @@ struct Options {
   int log_every = 10;    // steps between two printed lines
   int sample = 0;        // bytes of text that the trained model writes at the end
 };
+
+// Elements of all parameters, the head counted apart from the embedding; and of those that one token uses:
+// top_k experts of a layer.
+int64_t parameter_count(const Options& options);
+int64_t active_parameter_count(const Options& options);
 
 // What a program takes beside the options that all have.
 enum class OptionGroup {

@@ -28,16 +28,6 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 
 }  // namespace
 
-void set_environment() {
-  const std::pair<const char*, const char*> variables[] = {
-      {"CUDA_MODULE_LOADING", "EAGER"},        // a kernel loaded late may wait behind a collective
-      {"CUBLAS_WORKSPACE_CONFIG", ":4096:8"},  // repeatable products
-      {"NCCL_ALGO", "Ring"},                   // repeatable sums
-      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},     // operations start in the order in which the host issues them
-      {"NCCL_RUNTIME_CONNECT", "0"}};          // ranks connect at once, not amid the first collectives
-  for (const auto& [name, value] : variables) setenv(name, value, 0);
-}
-
 int run_program(const std::function<void()>& train) try {
   set_environment();
   train();
@@ -56,6 +46,15 @@ size_t free_device_memory() {
   return free;
 }
 
+void require_memory(const MemoryPrediction& predicted, size_t available) {
+  const MemoryBytes bytes = predicted.total();
+  const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
+  if (total <= available) return;
+  throw UsageError(
+      "--model, --micro-batch-size, --seq-len", "a run that needs " + human_bytes(static_cast<double>(total)),
+      "at most the " + human_bytes(static_cast<double>(available)) + " of device memory that are free");
+}
+
 double peak_flops() {
   const cudaDeviceProp device = this_device();
   const std::string_view name = device.name;
@@ -66,17 +65,18 @@ double peak_flops() {
   return 0;
 }
 
-double flops_per_token(const ModelConfig& model, int sequence_length) {
+double flops_per_token(const Options& options) {
+  const ModelConfig& m = options.model;
   const double in_products =
-      static_cast<double>(active_parameter_count(model) - int64_t{model.vocab_size} * model.d_model);
-  return 6 * in_products + 12.0 * model.layers * model.d_model * sequence_length;
+      static_cast<double>(active_parameter_count(options) - int64_t{m.vocab_size} * m.d_model);
+  return 6 * in_products + 12.0 * m.layers * m.d_model * options.sequence_length;
 }
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, Peers& peers)
     : options_(options), peers_(peers), parameters_(parameters.global_size()) {
   if (peers.rank() == 0) {
-    log_.emplace(std::cout, options.log_json, options.steps, options.log_every,
-                 flops_per_token(options.model, options.sequence_length), peers.ranks() * peak_flops());
+    log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
+                 peers.ranks() * peak_flops());
     print_banner(options, data, parameters_, peers.ranks());
   }
   peers.begin_counting();
@@ -101,7 +101,8 @@ void Run::end_step(int64_t step, const StepTotals& totals) {
               static_cast<size_t>(largest[1]), static_cast<size_t>(largest[2] + 0.5)});
 }
 
-void Run::finish(const MemoryPrediction& predicted, const std::vector<std::pair<std::string, int>>& layout) {
+void Run::summarize(const MemoryPrediction& predicted,
+                    const std::vector<std::pair<std::string, int>>& layout) {
   trace::stop();
   const std::vector<std::string> reports =
       peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.operation_counts()}));

@@ -24,7 +24,7 @@ std::string write_sample(const Options& options, const Parameter& head,
   if (options.sample == 0) return "";
   constexpr double temperature = 0.8;  // below 1: likely tokens more often than the model says
   const int window = options.sequence_length, vocabulary = options.model.vocab_size;
-  if (positions.empty()) positions = context_positions(options);
+  if (positions.empty()) positions = all_positions(options);
   BatchBuffer buffer(options.micro_batch_size * std::ssize(positions));  // the first sequence is used
   std::fill(buffer.tokens().begin(), buffer.tokens().end(), 0);
   std::fill(buffer.targets().begin(), buffer.targets().end(), ignored_target);

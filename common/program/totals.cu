@@ -8,7 +8,7 @@ __global__ void add_loss_kernel(const accum* term, double* sum) {
   for ([[maybe_unused]] int once : block_range(1)) sum[0] += term[0];
 }
 
-void StepTotals::add_loss(Statistics micro_batch_loss) {
+void StepTotals::add_loss(AccumTensor micro_batch_loss) {
   launch(add_loss_kernel, dim3(1), stream_, micro_batch_loss.data, loss());
 }
 

@@ -12,7 +12,7 @@ class StepTotals {
       : stream_(stream), device_(size, Purpose::optimizer), host_(size) {}
 
   void reset() { CUDA_CHECK(cudaMemsetAsync(device_.data(), 0, size * sizeof(double), stream_)); }
-  void add_loss(Statistics micro_batch_loss /*[1, 1]*/);
+  void add_loss(AccumTensor micro_batch_loss /*[1, 1]*/);
 
   static constexpr int size = 2;
   double* data() const { return device_.data(); }  // on the device: [loss, squared gradient norm]

@@ -106,16 +106,16 @@ World::~World() {
   if (started_mpi_) MPI_Finalize();
 }
 
-void World::configure(const Options& options) {
-  watchdog_->set_timeout(options.timeout);
-  check_link("--link", options.link);
-  check_link("--link-between-nodes", options.link_between_nodes);
-  if (!options.link.empty()) setenv("NCCL_CPU_LINK", options.link.c_str(), true);
-  if (!options.link_between_nodes.empty()) {
-    setenv("NCCL_CPU_LINK_BETWEEN_NODES", options.link_between_nodes.c_str(), true);
+void World::configure(const CommunicationConfig& config) {
+  watchdog_->set_timeout(config.timeout);
+  check_link("--link", config.link);
+  check_link("--link-between-nodes", config.link_between_nodes);
+  if (!config.link.empty()) setenv("NCCL_CPU_LINK", config.link.c_str(), true);
+  if (!config.link_between_nodes.empty()) {
+    setenv("NCCL_CPU_LINK_BETWEEN_NODES", config.link_between_nodes.c_str(), true);
   }
-  if (options.ranks_per_node > 0) {
-    setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(options.ranks_per_node).c_str(), true);
+  if (config.ranks_per_node > 0) {
+    setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(config.ranks_per_node).c_str(), true);
   }
 }
 
@@ -148,27 +148,6 @@ bool World::all_arrive(double seconds) const {
   MPI_Request request;
   MPI_CHECK(MPI_Ibarrier(MPI_COMM_WORLD, &request));
   return wait_at_most(request, seconds);
-}
-
-int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train) {
-  World world(&argc, &argv);
-  // Each rank finds the same faults; a rank that finds one alone ends the others.
-  std::string complaint;
-  const int status = run_program([&] {
-    try {
-      train(world);
-    } catch (const UsageError& error) {
-      complaint = error.what();
-    } catch (const HelpRequest& help) {
-      if (world.rank() == 0) throw;
-    }
-  });
-  if (complaint.empty()) return status;
-  constexpr double patience = 3;  // seconds
-  const bool all = world.all_arrive(patience);
-  if (all ? world.rank() == 0 : true) std::fprintf(stderr, "%s\n", complaint.c_str());
-  if (!all) MPI_Abort(MPI_COMM_WORLD, exit_bad_usage);
-  return exit_bad_usage;
 }
 
 std::vector<int> World::all() const {
@@ -235,16 +214,6 @@ Communicator::~Communicator() {
   world_.communicators_.erase(this);
   world_.watchdog().remove(comm_);
   ncclCommDestroy(comm_);
-}
-
-void Communicator::wait_for(cudaStream_t producer) {
-  event_.record(producer);
-  event_.make_wait(stream_);
-}
-
-void Communicator::release(cudaStream_t consumer) {
-  event_.record(stream_);
-  event_.make_wait(consumer);
 }
 
 template <class T, class Issue>
@@ -366,11 +335,11 @@ void Communicator::all_to_all_v(const std::vector<Part<T>>& in, const std::vecto
 }
 
 void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute) {
-  wait_for(compute);
+  wait_stream(stream_, compute);
   issue<double>("scalars", size, 2.0 * (ranks_ - 1) / ranks_, no_peer, [&] {
     NCCL_CHECK(ncclAllReduce(values, values, size, ncclDouble, ncclSum, comm_, stream_));
   });
-  release(compute);
+  wait_stream(compute, stream_);
 }
 
 #define PENTATRON_INSTANTIATE(T)                                                    \

@@ -15,9 +15,7 @@
 
 #include "device/precision.h"
 #include "device/tensor.h"
-#include "program/log.h"
-#include "program/options.h"
-#include "program/program.h"
+#include "ranks/peers.h"
 #include "ranks/watchdog.h"
 
 // Failed calls print the call, the error's text, file:line and rank, and end every rank.
@@ -46,9 +44,9 @@ class World : public Peers {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // What the options say about communication: the watchdog's patience, and modelled links, which must be set
+  // The watchdog's patience, and modelled links, which must be set
   // before the first communicator is made.
-  void configure(const Options& options);
+  void configure(const CommunicationConfig& config);
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
@@ -79,9 +77,6 @@ class World : public Peers {
   std::unique_ptr<Watchdog> watchdog_;
 };
 
-// As run_program, on all ranks: after bad input rank 0 prints its line, once, and every rank returns 2.
-int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
-
 class Communicator {
  public:
   // `members`: ranks of the world. They form a communicator in this order, and only they call this.
@@ -92,12 +87,7 @@ class Communicator {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  cudaStream_t stream() const { return stream_; }
-
-  // What is issued here from now on starts after what `producer` has been given so far.
-  void wait_for(cudaStream_t producer);
-  // What `consumer` is given from now on starts after what has been issued here so far.
-  void release(cudaStream_t consumer);
+  cudaStream_t stream() const { return stream_; }  // of all its operations
 
   // Sends an element to one rank and receives one from another, or from the same, and waits for it. NCCL
   // connects two ranks when they first exchange something, which may block the host: better now than between
@@ -161,7 +151,6 @@ class Communicator {
   const char* name_;
   Stream stream_;
   ncclComm_t comm_ = nullptr;
-  Event event_;
   int rank_ = 0, ranks_ = 1;
   TrafficByOperation traffic_;
   struct Pending {

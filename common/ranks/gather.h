@@ -1,6 +1,6 @@
-// A whole parameter on the host of every rank, for a checkpoint or a test. It takes the walk that the
-// optimizer and the gradient norm take, over the pieces that each rank owns and the parameters that they
-// cross, and so knows nothing of how a technique lays them out.
+// A whole parameter on the host of every rank. It takes the walk that the optimizer and the gradient norm
+// take, over the shards that each rank updates and the parameters that lie in them, and so knows nothing of
+// how a technique lays them out. Only tests use it until there are checkpoints.
 #pragma once
 
 #include <vector>

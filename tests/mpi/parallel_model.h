@@ -28,10 +28,10 @@ struct Technique {
   bool splits_batch() const { return kind == data_parallel || kind == zero; }
   // Whether each rank has its own part of the loss.
   bool splits_tokens() const { return splits_batch() || kind == context_parallel; }
-  ParameterMesh mesh(const Communicator& ranks) const {
+  ParameterLayout layout(const Communicator& ranks, const std::vector<int>& units) const {
     if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
-    if (kind == pipeline) return {};
-    return {.shard_rank = ranks.rank(), .shard_ranks = ranks.ranks()};
+    if (kind == pipeline) return {.units = units};
+    return {.groups = {{ranks.rank(), ranks.ranks()}}};
   }
 };
 
@@ -44,10 +44,9 @@ inline Technique pipeline(PpSchedule schedule, int chunks = 1) {
 }
 
 template <class Region = TensorParallel>
-std::unique_ptr<TensorParallel> make_region(const Options& options, bool sequence_parallel,
-                                            Communicator& ranks, cudaStream_t stream) {
-  const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length;
-  return std::make_unique<Region>(sequence_parallel, rows, options.model.d_model, ranks, stream);
+std::unique_ptr<TensorParallel> make_region(const Options& options, Communicator& ranks,
+                                            cudaStream_t stream) {
+  return std::make_unique<Region>(options, rows_of(options, {}).inside, ranks, stream);
 }
 
 // A rank's seams, where they are not the usual ones.
@@ -66,7 +65,6 @@ struct ParallelModel {
   TensorRegion usual_region;
   AttentionCore usual_attention{options.attention};
   FeedForward usual_feed_forward;
-  UnitHooks usual_hooks;
   Parameters parameters;
   TransformerParameters ids;
   std::vector<int32_t> positions;  // of every sequence, that this rank has
@@ -84,8 +82,14 @@ struct ParallelModel {
 
   ParallelModel(const Options& o, Technique t, World& world, Communicator& communicator,
                 OtherSeams other = {})
-      : options(o), technique(t), ranks(communicator), parameters(technique.mesh(ranks)) {
-    Seams seams = {&usual_hooks, &usual_region, other.attention ? other.attention : &usual_attention,
+      : options(o),
+        technique(t),
+        ranks(communicator),
+        parameters(technique.layout(ranks, units_of(parts_of_model()))) {
+    options.sequence_parallel = technique.sequence_parallel;
+    Seams seams = {{},
+                   &usual_region,
+                   other.attention ? other.attention : &usual_attention,
                    other.feed_forward ? other.feed_forward : &usual_feed_forward};
     if (technique.kind == Technique::context_parallel) {
       positions = context_positions(options, ranks.rank(), ranks.ranks());
@@ -93,23 +97,22 @@ struct ParallelModel {
       context_parallel = std::make_unique<RingAttention>(options, ranks);
       seams.attention = context_parallel.get();
     } else {
-      positions = context_positions(options);
+      positions = all_positions(options);
     }
     ids = declare_transformer(options.model, *seams.feed_forward, parameters);
-    const std::vector<LayerRange> parts = parts_of_model();
     if (technique.kind == Technique::zero) {
-      zero = std::make_unique<Zero>(technique.stage, parameters, ranks, stream);
-      seams.hooks = zero.get();
+      zero = std::make_unique<Zero>(technique.stage, parameters.group(), ranks, stream);
+      seams.hooks = {zero.get()};
     } else {
-      parameters.allocate(units_of(parts));
+      parameters.allocate();
     }
     if (technique.kind == Technique::data_parallel || context_parallel) {
-      data_parallel = std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters,
+      data_parallel = std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters.group(),
                                                      gradient_ranks ? *gradient_ranks : ranks, stream);
-      seams.hooks = data_parallel.get();
+      seams.hooks = {data_parallel.get()};
     }
     if (technique.kind == Technique::tensor_parallel) {
-      tensor_parallel = other.make_region(options, technique.sequence_parallel, ranks, stream);
+      tensor_parallel = other.make_region(options, ranks, stream);
       seams.region = tensor_parallel.get();
     }
     parameters.initialise(options.seed, stream);
@@ -118,8 +121,8 @@ struct ParallelModel {
                                                 std::ssize(positions), options.sequence_length,
                                                 options.recompute, seams, stream);
     if (technique.kind == Technique::pipeline) {
-      pipeline = std::make_unique<Pipeline>(schedule(), world, world.all(), ranks.rank(), parts, *transformer,
-                                            stream);
+      pipeline =
+          std::make_unique<Pipeline>(schedule(), world, world.all(), parts_of_model(), *transformer, stream);
     } else {
       activations = transformer->make_activations(whole_model(options.model));
     }
@@ -146,8 +149,8 @@ struct ParallelModel {
       transformer->backward(batches[i], *activations);
       if (technique.splits_tokens() || ranks.rank() == 0) totals.add_loss(activations->loss);
     }
-    if (zero) zero->finish();
-    if (data_parallel) data_parallel->finish();
+    if (zero) zero->finish_gradient_sync();
+    if (data_parallel) data_parallel->finish_gradient_sync();
     if (tensor_parallel) tensor_parallel->sum_partial_gradients(parameters);
     optimizer->add_norm_squared(totals.norm_squared());
     ranks.sum_scalars(totals.data(), totals.size, stream);

@@ -49,8 +49,8 @@ std::string command_line(const CombinedCase& c) {
        << m.kv_heads << " --d-ff " << m.d_ff << " --vocab-size " << m.vocab_size << " --seq-len "
        << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
        << o.global_batch_size;
-  if (m.experts > 0)
-    text << " --experts " << m.experts << " --top-k " << m.top_k << " --moe-every " << m.moe_every << " --ep "
+  if (o.experts > 0)
+    text << " --experts " << o.experts << " --top-k " << o.top_k << " --moe-every " << o.moe_every << " --ep "
          << c.shape.ep << " --aux-loss " << o.aux_loss;
   return text.str();
 }
@@ -100,7 +100,7 @@ void check_parity(CombinedCase c) {
   World world(nullptr, nullptr);
   check_combined(c.options, c.shape);
   const bool compares = world.rank() == 0;
-  if (c.options.model.experts == 0)
+  if (c.options.experts == 0)
     check_parity(c, world, compares ? std::make_unique<TestModel>(c.options) : nullptr);
   else
     check_parity(c, world, compares ? std::make_unique<CombinedModel>(c.alone(), world) : nullptr);
@@ -155,7 +155,7 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   for (const int ep : {2, 4}) {
     CombinedCase c = case_of({2, 2, 2, 2, ep}, 3);
     c.options.model.layers = 5;
-    c.options.model.experts = 8;
+    c.options.experts = 8;
     c.options.ep = ep;
     c.options.pp_schedule = PpSchedule::interleaved;
     c.options.vpp = 2;
@@ -285,9 +285,9 @@ class Draw {
     if (up_to(5) <= 2) {
       do shape.ep = up_to(dp * cp);
       while (dp * cp % shape.ep != 0);
-      o.model.experts = shape.ep * up_to(3);
-      o.model.top_k = up_to(std::min(3, o.model.experts));
-      o.model.moe_every = up_to(2);
+      o.experts = shape.ep * up_to(3);
+      o.top_k = up_to(std::min(3, o.experts));
+      o.moe_every = up_to(2);
       o.aux_loss = one_of({0.0, 0.1});
       o.ep = shape.ep;
     }

@@ -74,7 +74,7 @@ struct Part {
   int64_t layers, embedding, head;
   int64_t rows, rows_outside;
 };
-Part part_of(const Combined& combined, const CombinedCase& c) {
+Part part_of(CombinedModel& combined, const CombinedCase& c) {
   Part part = {0, 0, 0, c.options.micro_batch_size * c.options.sequence_length / c.shape.cp, 0};
   part.rows_outside = part.rows / (c.options.sequence_parallel ? c.shape.tp : 1);
   for (const LayerRange& range : combined.chunks) {
@@ -86,11 +86,11 @@ Part part_of(const Combined& combined, const CombinedCase& c) {
 }
 
 // Of the norms' gradients, those that lie in this rank's shard of each unit; calls and elements.
-Expected norms_of_shard(const Combined& combined, const CombinedCase& c) {
+Expected norms_of_shard(CombinedModel& combined, const CombinedCase& c) {
   Expected e;
   const bool sharded = c.options.zero_stage > 0;
   for (const int unit : units_of(combined.chunks)) {
-    const int64_t size = combined.parameters.span_size(unit, Span::dense);
+    const int64_t size = combined.parameters.group(dense_group).size(unit);
     const int64_t own = sharded ? size / combined.mesh.gradients.ranks() : size;
     const int64_t begin = sharded ? own * combined.mesh.gradients.rank() : 0;
     for (const Parameter& p : combined.parameters.all()) {
@@ -103,7 +103,7 @@ Expected norms_of_shard(const Combined& combined, const CombinedCase& c) {
   return e;
 }
 
-ExpectedTraffic of_tensor_ranks(const Combined& combined, const CombinedCase& c) {
+ExpectedTraffic of_tensor_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t m = kMicroBatches, full = c.options.recompute == Recompute::full;
   const int64_t elements = part.rows * c.options.model.d_model;
@@ -121,7 +121,7 @@ ExpectedTraffic of_tensor_ranks(const Combined& combined, const CombinedCase& c)
   return e;
 }
 
-ExpectedTraffic of_context_ranks(const Combined& combined, const CombinedCase& c) {
+ExpectedTraffic of_context_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t n = c.shape.cp, times = kMicroBatches * part.layers * 2;  // keys and values
   const int64_t passes = c.options.recompute == Recompute::full ? 3 : 2;  // of keys and values
@@ -137,12 +137,12 @@ ExpectedTraffic of_context_ranks(const Combined& combined, const CombinedCase& c
   return e;
 }
 
-ExpectedTraffic of_gradient_ranks(const Combined& combined, const CombinedCase& c) {
+ExpectedTraffic of_gradient_ranks(CombinedModel& combined, const CombinedCase& c) {
   ExpectedTraffic e;
   const int64_t m = kMicroBatches;
   const std::vector<int> units = units_of(combined.chunks);
   const auto size = [&](int unit) {
-    return static_cast<int64_t>(combined.parameters.span_size(unit, Span::dense));
+    return static_cast<int64_t>(combined.parameters.group(dense_group).size(unit));
   };
   for (const int unit : units) {
     if (c.options.zero_stage == 0) e["all_reduce"].add(1, size(unit));
@@ -160,7 +160,7 @@ ExpectedTraffic of_gradient_ranks(const Combined& combined, const CombinedCase& 
   return e;
 }
 
-ExpectedTraffic of_pipeline_ranks(const Combined& combined, const CombinedCase& c) {
+ExpectedTraffic of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t stages = std::ssize(combined.chunks);
   const int64_t messages = kMicroBatches * (2 * stages - part.embedding - part.head);
@@ -192,7 +192,7 @@ void check(const Request& request) {
   };
   train_step(0);
   MemoryBytes measured = memory_in_use();
-  const MemoryPrediction predicted = predict_memory(c.options, c.shape, world.rank());
+  const MemoryPrediction predicted = predict_memory(c.options, element_sizes, c.shape, world.rank());
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(measured[i] - before[i] == predicted.total()[i]);

@@ -18,9 +18,9 @@ Options expert_options(int experts, int top_k, int moe_every) {
                                     /*vocab_size=*/22, /*sequence=*/8, /*micro_batch=*/2,
                                     /*global_batch=*/2 * 2 * mpi_tests::ranks()),
                        kSteps);
-  o.model.experts = experts;
-  o.model.top_k = top_k;
-  o.model.moe_every = moe_every;
+  o.experts = experts;
+  o.top_k = top_k;
+  o.moe_every = moe_every;
   o.aux_loss = 0.1;
   o.zero_stage = 0;
   return o;
@@ -48,10 +48,10 @@ enum class Routing { as_drawn, to_the_first };
 // A router of zeros finds all experts equal, and takes the first ones.
 void set_routers(CombinedModel& model, Routing routing) {
   if (routing == Routing::as_drawn) return;
-  for (const Piece& piece : model.parameters.pieces()) {
-    for (const Crossing& c : model.parameters.crossings(piece)) {
-      if (c.parameter->tensor_split != TensorSplit::held_inside) continue;
-      fill_constant(piece.weights + c.begin_in_piece, c.size, 0, model.compute);
+  for (const Shard& shard : model.parameters.shards()) {
+    for (const ParameterRange& range : model.parameters.ranges(shard)) {
+      if (range.parameter->tensor_split != TensorSplit::held_inside) continue;
+      fill_constant(shard.weights + range.begin_in_shard, range.size, 0, model.compute);
     }
   }
 }
@@ -85,11 +85,10 @@ Trained train(World& world, const CombinedCase& c, Routing routing) {
   for (int step = 0; step < kSteps; ++step) {
     set_routers(model, routing);
     model.accumulate(batches_of_step(c.options, step));
-    const std::vector<double> balance = to_host(model.feed_forward.balance_loss(), model.compute);
     Tensors gradients = all(Content::gradients);
     model.update(step);
     result.steps.push_back({model.totals.host_loss(), model.totals.host_norm(),
-                            alone ? balance[0] : world.sum(balance)[0], gradients});
+                            alone ? model.balance_loss : world.sum({model.balance_loss})[0], gradients});
   }
   result.final = all(Content::weights);
   return result;
@@ -130,7 +129,7 @@ void check_parity(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::a
     if (replicas % ep != 0) continue;
     ++tried;
     c.shape.ep = c.options.ep = ep;
-    INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", ep " << ep << ", top " << c.options.model.top_k
+    INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", ep " << ep << ", top " << c.options.top_k
                << ", ZeRO-" << c.options.zero_stage << ", recompute " << to_string(c.options.recompute));
     const Trained got = train(world, c, routing);
     if (compares) check_same(got, expected, c.options.grad_clip);
@@ -268,7 +267,7 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
   CombinedModel model(c, world);
   set_routers(model, Routing::to_the_first);
   model.accumulate(batches_of_step(c.options, 0));
-  const double loss = world.sum(to_host(model.feed_forward.balance_loss(), model.compute))[0];
+  const double loss = world.sum({model.balance_loss})[0];
   CHECK(loss == Approx(c.options.aux_loss * c.options.model.layers).epsilon(1e-12));
 }
 
@@ -282,10 +281,10 @@ using Expected = std::map<std::string, Traffic>;
 // gradients. Full recomputation repeats forward's. With a router of zeros the first top_k experts get all.
 Expected expected_traffic(const CombinedModel& model, int expert_layers) {
   const Options& o = model.of.options;
-  const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model, rows = model.rows;
+  const int64_t e = o.experts, own = e / o.ep, d = o.model.d_model, rows = model.mesh.rows(model.options);
   const int64_t first = model.mesh.experts.rank() * own;
-  const int64_t busy = std::clamp<int64_t>(o.model.top_k - first, 0, own);  // experts here that get rows
-  const int64_t copies = rows * o.model.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
+  const int64_t busy = std::clamp<int64_t>(o.top_k - first, 0, own);  // experts here that get rows
+  const int64_t copies = rows * o.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
   const int64_t times = int64_t{expert_layers} * model.micro_batches();
   const int64_t passes = o.recompute == Recompute::full ? 3 : 2;
   Expected expected;
@@ -332,7 +331,7 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic]") {
         CombinedModel drawn(model.of, world);
         drawn.accumulate(batches_of_step(model.of.options, 1));
         const int64_t passes = recompute == Recompute::full ? 6 : 4, layers = options.model.layers;
-        const int64_t copies = drawn.rows * top_k * drawn.micro_batches() * world.ranks();
+        const int64_t copies = drawn.mesh.rows(model.options) * top_k * drawn.micro_batches() * world.ranks();
         const double elements = drawn.mesh.experts.traffic().at("all_to_all_v").elements;
         CHECK(world.sum({elements})[0] == double(passes * layers * copies * options.model.d_model));
       }
@@ -346,7 +345,7 @@ TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07]
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   model.accumulate(batches_of_step(c.options, 0));
-  const int64_t times = int64_t{c.options.model.layers} * model.micro_batches(), e = c.options.model.experts;
+  const int64_t times = int64_t{c.options.model.layers} * model.micro_batches(), e = c.options.experts;
   check_counts({{"all_reduce", model.mesh.context.traffic().at("all_reduce")}},
                {{"all_reduce", {times, times * e, double(times * e * sizeof(accum))}}});
 }
@@ -356,7 +355,7 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
   const int ranks = mpi_tests::ranks(), ep = ranks % 2 == 0 ? 2 : 1;
   Options options = expert_options(experts_for_ranks(), 2, 2);  // one layer of three
   options.ep = ep;
-  const int64_t elements = options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
+  const int64_t elements = options.experts / ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
   CombinedModel model(case_of(options), world);
   model.accumulate(batches_of_step(model.of.options, 0));
@@ -372,8 +371,7 @@ TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
   Options options = expert_options(experts_for_ranks(), 2, 2);
   options.model.layers = 6;
   options.ep = mpi_tests::ranks() / 2;
-  const int64_t elements =
-      options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
+  const int64_t elements = options.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
   options.zero_stage = 3;
   CombinedModel model(case_of(options), world);
@@ -398,13 +396,13 @@ namespace {
 void check_memory(const CombinedCase& c) {
   INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero_stage << ", "
              << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute)
-             << ", experts in every " << c.options.model.moe_every);
+             << ", experts in every " << c.options.moe_every);
   World world(nullptr, nullptr);
   const MemoryBytes before = memory_in_use();
   CombinedModel model(c, world);
   model.accumulate(random_batches(c.options, 0));
   model.update(0);
-  const MemoryBytes predicted = predict_memory(c.options, c.shape, world.rank()).total();
+  const MemoryBytes predicted = predict_memory(c.options, element_sizes, c.shape, world.rank()).total();
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(memory_in_use()[i] - before[i] == predicted[i]);
@@ -426,7 +424,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
       options.zero_stage = 3;
       check_memory(case_of(options));
-      options.expert_capacity = 3;
+      options.expert_buffer = 3;
       options.zero_stage = 1;
       options.sequence_parallel = true;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
@@ -447,10 +445,10 @@ TEST_CASE("07: table of experts", "[.experts-table]") {
       Options options = test_options(/*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/192,
                                      /*vocab_size=*/256, /*sequence=*/128, /*micro_batch=*/4,
                                      /*global_batch=*/4 * mpi_tests::ranks());
-      options.model.experts = 8;
-      options.model.top_k = 2;
+      options.experts = 8;
+      options.top_k = 2;
       options.ep = ep;
-      options.expert_capacity = capacity;
+      options.expert_buffer = capacity;
       options.zero_stage = 0;
       World world(nullptr, nullptr);
       const MemoryBytes before = memory_in_use();
@@ -471,15 +469,15 @@ TEST_CASE("07: table of experts", "[.experts-table]") {
 
 TEST_CASE("07: room for the rows of experts", "[07][experts][memory]") {
   Options options = expert_options(8, 2, 1);
-  CHECK(expert_capacity(options, 10) == 20);  // all copies
+  CHECK(expert_buffer_rows(options, 10) == 20);  // all copies
   options.ep = 4;
-  CHECK(expert_capacity(options, 10) == 80);  // both copies of everybody's tokens to the two experts here
+  CHECK(expert_buffer_rows(options, 10) == 80);  // both copies of everybody's tokens to the two experts here
   options.ep = 8;
-  CHECK(expert_capacity(options, 10) == 80);  // one copy of everybody's to the one expert here
-  options.expert_capacity = 1.26;
-  CHECK(expert_capacity(options, 10) == 26);  // of an even share of 20
-  options.expert_capacity = 100;
-  CHECK(expert_capacity(options, 10) == 80);
+  CHECK(expert_buffer_rows(options, 10) == 80);  // one copy of everybody's to the one expert here
+  options.expert_buffer = 1.26;
+  CHECK(expert_buffer_rows(options, 10) == 26);  // of an even share of 20
+  options.expert_buffer = 100;
+  CHECK(expert_buffer_rows(options, 10) == 80);
 }
 
 }  // namespace pentatron

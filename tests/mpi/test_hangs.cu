@@ -21,7 +21,7 @@ struct Hang {
   Hang() {
     world.watchdog().set_timeout(kTimeout);
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0, 2 * sizeof(float), compute));
-    data.wait_for(compute);
+    wait_stream(data.stream(), compute);
   }
   void all_reduce() { data.all_reduce(values.data(), values.data(), 2); }
 };
@@ -42,7 +42,7 @@ TEST_CASE("hang: rank 1's stream waits for ever", "[.hang-stream]") {
   if (mpi_tests::rank() == 1) {
     CUDA_CHECK(cudaLaunchHostFunc(
         hang.compute, [](void*) { std::this_thread::sleep_for(kForever); }, nullptr));
-    hang.data.wait_for(hang.compute);
+    wait_stream(hang.data.stream(), hang.compute);
   }
   hang.all_reduce();
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));

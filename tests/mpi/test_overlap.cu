@@ -23,14 +23,14 @@ constexpr double kGradient = 8e-3;  // s, of a region's input gradient, and of i
 // Weight gradients, and the input gradients that go before them, take a while.
 class SlowGradients : public TensorParallel {
  public:
-  SlowGradients(bool sequence_parallel, int64_t rows, int64_t d, Communicator& tensor, cudaStream_t compute)
-      : TensorParallel(sequence_parallel, rows, d, tensor, compute), compute_(compute) {}
-  void announce_regather(Tensor x) override {
-    TensorParallel::announce_regather(x);
+  SlowGradients(const Options& options, int64_t rows, Communicator& tensor, cudaStream_t compute)
+      : TensorParallel(options, rows, tensor, compute), compute_(compute) {}
+  void prefetch_entered(Tensor x) override {
+    TensorParallel::prefetch_entered(x);
     pause(compute_, &kGradient);
   }
-  Tensor enter_backward(Tensor d, const std::function<void()>& meanwhile) override {
-    return TensorParallel::enter_backward(d, [&] {
+  Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) override {
+    return TensorParallel::enter_backward(d_in, [&] {
       meanwhile();
       pause(compute_, &kGradient);
     });

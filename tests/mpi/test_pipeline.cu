@@ -86,10 +86,9 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
   MemoryBytes bytes = memory_in_use();
   for (size_t i = 0; i < purposes; ++i) bytes[i] -= before[i];
 
-  const std::vector<ModelPart> parts = parts_of_rank(model.schedule(), world.rank(), model.parts_of_model());
-  const bool deferred = technique.schedule == PpSchedule::zb_h1;
-  const MemoryPrediction predicted = predict_memory(options, element_sizes, micro_batches,
-                                                    {.parts = parts, .deferred_weight_gradients = deferred});
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches,
+                     pipeline_share(model.schedule(), world.rank(), model.parts_of_model()));
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(bytes[i] == predicted.total()[i]);
@@ -109,11 +108,11 @@ TEST_CASE("05: activations follow the micro-batches in flight", "[05][memory]") 
   CHECK(of_one > 0);
   CHECK(activation_bytes(pipeline(PpSchedule::one_f_one_b), m) == afab - (m - (p - k)) * of_one);
 
-  // Deferred weight gradients keep p micro-batches on every rank, and of each more: their growth with p says
-  // so.
+  // Weight gradients on request keep p micro-batches on every rank, and of each more: their growth with p
+  // says so.
   const int64_t zero_bubble = activation_bytes(pipeline(PpSchedule::zb_h1), m);
-  const int64_t of_one_deferred = zero_bubble - (afab - m * of_one);
-  CHECK(of_one_deferred > p * of_one);
+  const int64_t of_one_on_request = zero_bubble - (afab - m * of_one);
+  CHECK(of_one_on_request > p * of_one);
   CHECK(activation_bytes(pipeline(PpSchedule::zb_h1), m + 3) == zero_bubble);
 }
 

@@ -316,14 +316,14 @@ void check_memory(const Technique& technique) {
   const MemoryBytes measured = measured_bytes(options, technique, world, data);
 
   const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, 2, {.zero_stage = stage, .data_ranks = d});
+      predict_memory(options, element_sizes, 2, {.replicas = {d}, .sharded_states = stage});
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(measured[i] == predicted.total()[i]);
   }
 
   // The published formulas, of what is there all the time, from the parameters without padding.
-  const double all = static_cast<double>(parameter_count(options.model));
+  const double all = static_cast<double>(parameter_count(options));
   const auto units = padded_units(options.model, 1);
   const int64_t largest = *std::max_element(units.begin(), units.end());
   const auto share = [&](int first_stage) { return stage >= first_stage ? all / d : all; };
@@ -371,8 +371,8 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
 
-  const MemoryPrediction predicted =
-      predict_memory(deep, element_sizes, 2, {.tensor_ranks = t, .sequence_parallel = sequence_parallel});
+  deep.sequence_parallel = sequence_parallel;
+  const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, tensor_parallel_share(deep, t));
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(of_deep[i] == predicted.total()[i]);
@@ -417,7 +417,7 @@ void check_context_memory(CpExchange exchange, Attention attention) {
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
   const MemoryPrediction predicted =
-      predict_memory(deep, element_sizes, 2, {.data_ranks = c, .context_ranks = c});
+      predict_memory(deep, element_sizes, 2, context_parallel_share(deep, c, {.replicas = {c}}));
   for (size_t i = 0; i < purposes; ++i) {
     INFO(purpose_names[i]);
     CHECK(of_deep[i] == predicted.total()[i]);

@@ -58,8 +58,8 @@ class Workspace {
     fill_normal(x.data, 0, x.size(), {columns, 0, 0, columns}, philox_key(1, "bench"), 1, stream_);
     return x;
   }
-  Statistics statistics(int64_t rows, int64_t columns) {
-    const Statistics x = memory_.matrix<accum>(rows, columns);
+  AccumTensor statistics(int64_t rows, int64_t columns) {
+    const AccumTensor x = memory_.matrix<accum>(rows, columns);
     CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), stream_));
     return x;
   }
@@ -137,7 +137,7 @@ void bench_linear(const Table& table, const Blas& blas, const std::string& name,
                   int64_t out) {
   Workspace work(blas.stream());
   const Tensor x = work.tensor(rows, in), weight = work.tensor(out, in), y = work.tensor(rows, out);
-  const Statistics d_weight = work.statistics(out, in);
+  const AccumTensor d_weight = work.statistics(out, in);
   const double flops = 2.0 * rows * in * out;
   table.product((name + " forward").c_str(), flops, [&] { linear_forward(blas, x, weight, y); });
   table.product((name + " dgrad").c_str(), flops, [&] { linear_dgrad(blas, y, weight, x); });
@@ -148,8 +148,8 @@ void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t
   Workspace work(stream);
   const Tensor x = work.tensor(rows, d), branch = work.tensor(rows, d), sum = work.tensor(rows, d),
                out = work.tensor(rows, d), weight = work.tensor(1, d);
-  const Statistics rstd = work.statistics(rows, 1), partials = work.statistics(rmsnorm_bands(rows), d),
-                   d_weight = work.statistics(1, d);
+  const AccumTensor rstd = work.statistics(rows, 1), partials = work.statistics(rmsnorm_bands(rows), d),
+                    d_weight = work.statistics(1, d);
   const double n = static_cast<double>(x.size());
   table.bound_by_memory("rmsnorm_forward", 2 * e * n,
                         [&] { rmsnorm_forward(x, weight.data, 1e-5, out, rstd.data, stream); });
@@ -169,8 +169,8 @@ void bench_rotary(const Table& table, const Stream& stream, int64_t rows, HeadSh
                k = work.tensor(rows, shape.kv_heads * shape.head_size),
                v = work.tensor(rows, shape.kv_heads * shape.head_size),
                d_out = work.tensor(q.rows, q.columns);
-  const Statistics angles = work.statistics(positions, shape.head_size),
-                   dots = work.statistics(rows, shape.heads);
+  const AccumTensor angles = work.statistics(positions, shape.head_size),
+                    dots = work.statistics(rows, shape.heads);
   const int32_t* of_rows = work.ascending(rows, positions);
   fill_rotary_table(1e4, angles, stream);
   const double n = static_cast<double>(qkv.size());
@@ -193,7 +193,7 @@ void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, in
   Workspace work(stream);
   const Tensor logits = work.tensor(rows, vocabulary), rows_of_table = work.tensor(rows, d);
   const Tensor words = work.tensor(vocabulary, d);
-  const Statistics statistics = work.statistics(3, rows), d_words = work.statistics(vocabulary, d);
+  const AccumTensor statistics = work.statistics(3, rows), d_words = work.statistics(vocabulary, d);
   const int32_t *tokens = work.ascending(rows, vocabulary), *by_token = work.ascending(rows, rows);
   const double n = static_cast<double>(logits.size()), copied = static_cast<double>(rows_of_table.size());
   table.bound_by_memory("cross_entropy_statistics", e * n,
@@ -212,10 +212,11 @@ void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, in
 void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
   Workspace work(stream);
   const Tensor weights = work.tensor(1, size);
-  const Statistics gradients = work.statistics(1, size), moment1 = work.statistics(1, size),
-                   moment2 = work.statistics(1, size), clip = work.statistics(1, 1);
-  const Statistics master = has_master_weights ? work.statistics(1, size)
-                                               : Statistics{reinterpret_cast<accum*>(weights.data), 1, size};
+  const AccumTensor gradients = work.statistics(1, size), moment1 = work.statistics(1, size),
+                    moment2 = work.statistics(1, size), clip = work.statistics(1, 1);
+  const AccumTensor master = has_master_weights
+                                 ? work.statistics(1, size)
+                                 : AccumTensor{reinterpret_cast<accum*>(weights.data), 1, size};
   const DeviceArray<double> parts(norm_parts, Purpose::optimizer), sum(1, Purpose::optimizer);
   CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, sizeof(double), stream));
   const double n = static_cast<double>(size);
@@ -264,7 +265,8 @@ void bench_attention(const Stream& stream, const Blas& blas, Attention kind, int
   Workspace work(stream);
   std::vector<Tensor> x;  // q, k, v, out, and their gradients
   for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, width));
-  const Statistics lse = work.statistics(tokens, width / size), dots = work.statistics(lse.rows, lse.columns);
+  const AccumTensor lse = work.statistics(tokens, width / size),
+                    dots = work.statistics(lse.rows, lse.columns);
   const double product = 1.0 * tokens * sequence * width;  // 2 FLOPs a multiply-add, halved
   const double forward =
       seconds_of(stream, [&] { attention_forward(kind, blas, block, x[0], x[1], x[2], {}, x[3], lse); });
@@ -332,7 +334,7 @@ void bench_training() {
       }
       std::sort(taken.begin() + warm_up, taken.end());
       const double seconds = taken[warm_up + steps / 2];
-      const double flops = flops_per_token(options.model, sequence) * tokens / seconds, peak = peak_flops();
+      const double flops = flops_per_token(options) * tokens / seconds, peak = peak_flops();
       std::printf("%12.0f %10.2f ", tokens / seconds, flops * 1e-12);
       peak > 0 ? std::printf("%6.1f %%", 100 * flops / peak) : std::printf("%8s", "-");
       std::printf(" %12s\n", human_bytes(static_cast<double>(bytes)).c_str());

@@ -1,0 +1,83 @@
+// Experts alone: the program of 02, with experts in the place of the MLP. The data-parallel ranks also share
+// out the experts, so dp = ep (expert_parallel.h; experts.md tells the story). Compare this file with main.cu
+// of 02.
+#include "../02_data_parallel/data_parallel.h"
+#include "expert_parallel.h"
+#include "model/batch.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/transformer.h"
+#include "program/program.h"
+#include "program/sample.h"
+#include "program/totals.h"
+
+using namespace pentatron;
+
+namespace {
+
+void train(const Options& options, World& world) {
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Stream compute("compute");
+  TensorRegion region;
+  AttentionCore attention(options.attention);
+  Communicator expert_ranks(world, world.all(), "experts");
+  ExpertParallel feed_forward(options, expert_ranks, compute);
+
+  Parameters parameters(
+      {.groups = {{world.rank(), world.ranks()}, {}}});  // nobody else has this rank's experts
+  const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
+  const MemoryPrediction predicted =
+      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
+                     expert_parallel_share(options, {.replicas = {world.ranks()}}));
+  require_memory(predicted, free_device_memory());
+  Communicator data_ranks(world, world.all(), "data");
+  parameters.allocate();
+  parameters.initialise(options.seed, compute);
+  DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
+  const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
+
+  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
+                    options.sequence_length, options.recompute, seams, compute);
+  const auto activations = model.make_activations(whole_model(options.model));
+  Optimizer optimizer(options, parameters, compute);
+  BatchLoader loader(data, options, world.rank(), world.ranks());
+  StepTotals totals(compute);
+  Run run(options, data, parameters, world);
+
+  for (int64_t step = 0; step < options.steps; ++step) {
+    run.begin_step();
+    totals.reset();
+    parameters.zero_gradients(compute);
+    for (const Batch& batch : loader.load(step, compute)) {
+      model.forward(batch, *activations);
+      model.backward(batch, *activations);
+      totals.add_loss(activations->loss);
+    }
+    feed_forward.add_balance_loss(totals);
+    data_parallel.finish_gradient_sync();
+    optimizer.add_norm_squared(totals.norm_squared());
+    data_ranks.sum_scalars(totals.data(), totals.size, compute);
+    optimizer.step(step, totals.norm_squared());
+    totals.wait();
+    run.end_step(step, totals);
+  }
+  run.summarize(predicted, {{"dp", world.ranks()}, {"ep", world.ranks()}});
+  const auto logits = [&](const Batch& batch) {
+    model.forward(batch, *activations);
+    return activations->logits;
+  };
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    Options options =
+        parse_options(argc, argv, "Trains a transformer with experts, which data-parallel ranks share out.",
+                      {OptionGroup::communication, OptionGroup::data_parallel, OptionGroup::experts});
+    complete_expert_options(options, world.ranks());
+    world.configure(options);
+    train(options, world);
+  });
+}

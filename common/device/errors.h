@@ -1,0 +1,27 @@
+// How a program refuses a request that is impossible, and how it ends when a call fails. No CUDA here:
+// sources for the host alone use it, too.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace pentatron {
+
+// An impossible request. main() prints the line once, on stderr, and ends with exit_bad_usage.
+struct UsageError : std::runtime_error {
+  explicit UsageError(const std::string& line);
+  // "--layers: -3 is not valid; expected a whole number from 1 to 1000"
+  UsageError(const std::string& option, const std::string& value, const std::string& expected);
+};
+
+inline constexpr int exit_bad_usage = 2;
+
+// A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
+[[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
+
+// The rank that these messages name, and what ends the other ranks after one; set once, after MPI has
+// started.
+void set_rank_for_messages(int rank);
+void at_failure(void (*end_other_ranks)());
+
+}  // namespace pentatron

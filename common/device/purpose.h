@@ -1,0 +1,19 @@
+// What device memory is used for. Every device allocation carries a purpose, and the memory table, the log
+// and the prediction list the bytes of each in this order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace pentatron {
+
+enum class Purpose { weights, gradients, optimizer, activations, communication };
+
+inline constexpr size_t purposes = 5;
+inline constexpr std::array<std::string_view, purposes> purpose_names = {"weights", "gradients", "optimizer",
+                                                                         "activations", "communication"};
+
+using MemoryBytes = std::array<size_t, purposes>;  // bytes, indexed by Purpose
+
+}  // namespace pentatron

@@ -1,0 +1,55 @@
+// The numbers that define a training run of one model on one device: sizes, batches, optimizer. Programs add
+// what their technique and their output need (program/options.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/config.h"
+
+namespace pentatron {
+
+// The sizes of a Llama decoder.
+struct ModelConfig {
+  std::string name;  // of the preset that the sizes come from
+  int layers;
+  int d_model;     // width of the residual stream
+  int heads;       // query heads
+  int kv_heads;    // key and value heads, each shared by heads / kv_heads query heads
+  int d_ff;        // width of the SwiGLU MLP
+  int vocab_size;  // tokens
+  double rope_theta;
+  double norm_epsilon;
+
+  int head_size() const { return d_model / heads; }
+};
+
+// What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
+enum class Recompute { none, selective, full };
+
+enum class OptimizerKind { adamw, sgd };
+
+struct TrainingConfig {
+  ModelConfig model;
+
+  int sequence_length = 0;     // tokens
+  int micro_batch_size = 4;    // sequences in one forward and backward
+  int global_batch_size = 32;  // sequences in one optimizer step, over all ranks
+  int steps = 200;
+  uint64_t seed = 1;
+
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  double lr = 0;      // highest learning rate: reached after the warm-up
+  double min_lr = 0;  // reached at the last step, along a cosine
+  int warmup_steps = 10;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;
+  double grad_clip = 1.0;  // highest norm of the gradient; 0: not clipped
+
+  Recompute recompute = Recompute::none;
+  Attention attention = Attention::naive;
+};
+
+}  // namespace pentatron

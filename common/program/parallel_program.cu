@@ -1,0 +1,29 @@
+#include <cstdio>
+
+#include "program/program.h"
+#include "ranks/comm.h"
+
+namespace pentatron {
+
+int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train) {
+  World world(&argc, &argv);
+  // Each rank finds the same faults; a rank that finds one alone ends the others.
+  std::string complaint;
+  const int status = run_program([&] {
+    try {
+      train(world);
+    } catch (const UsageError& error) {
+      complaint = error.what();
+    } catch (const HelpRequest& help) {
+      if (world.rank() == 0) throw;
+    }
+  });
+  if (complaint.empty()) return status;
+  constexpr double patience = 3;  // seconds
+  const bool all = world.all_arrive(patience);
+  if (all ? world.rank() == 0 : true) std::fprintf(stderr, "%s\n", complaint.c_str());
+  if (!all) MPI_Abort(MPI_COMM_WORLD, exit_bad_usage);
+  return exit_bad_usage;
+}
+
+}  // namespace pentatron

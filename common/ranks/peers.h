@@ -1,0 +1,45 @@
+// The processes that run a program together, as far as starting, logging and ending need them; and what the
+// command line says of their communication. No MPI here: 01 has no peers, and the command line is read
+// without them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pentatron {
+
+struct OperationCount {
+  std::string operation;  // "all_reduce", ...
+  int64_t calls;
+  int64_t elements;
+};
+
+// By default there is one process.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  virtual int rank() const { return 0; }
+  virtual int ranks() const { return 1; }
+  // Called by all, in the same order: the largest and the sum of each value; everybody's text (on rank 0
+  // only).
+  virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
+  virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
+  virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+
+  // What this rank has communicated since counting began.
+  virtual void begin_counting() {}
+  virtual double sent_bytes() const { return 0; }
+  virtual std::vector<OperationCount> operation_counts() const { return {}; }
+};
+
+inline Peers single_process;
+
+struct CommunicationConfig {
+  double timeout = 300;            // seconds after which a stream that has not moved ends the run
+  std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
+  std::string link_between_nodes;  // likewise between nodes of ranks_per_node ranks
+  int ranks_per_node = 0;          // 0: all ranks are on one node
+};
+
+}  // namespace pentatron
