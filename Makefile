@@ -164,12 +164,17 @@ SHARED = $(call TRAIN,$(1),$(2),--micro-batch-size 32)
 # A pipeline needs many.
 PIPELINE = $(call TRAIN,05_pipeline_parallel,$(1),--micro-batch-size 4)
 MESH = $(call TRAIN,07_combined_5d,$(1),--micro-batch-size 8)
+# Three dimensions on 8 ranks; and with experts all five, on 16 ranks or, where a rank is a GPU, four on 8.
+MESH_3D := $(if $(filter 8,$(RANKS)),tp 2 cp 2 pp 2)
+MESH_5D := $(if $(filter mpi,$(NCCL)),tp 2 cp 2 dp 2 pp 2 ep 2,$(if $(filter 8,$(RANKS)),tp 2 dp 2 pp 2 ep 2))
+AXES = $(patsubst --2,2,$(addprefix --,$(1)))
 run:
 	@common/setup.sh
-	@$(MAKE) --no-print-directory $(PROGRAMS:%=$(BUILD)/%) $(HOST)/summary
+	@$(MAKE) --no-print-directory programs $(HOST)/summary
 	@mkdir -p $(RUNS)
 	$(call TRAIN,01_single_gpu,01) --sample 400
-	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02)
+	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02-naive) --dp-sync naive
+	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02-bucket) --dp-sync bucket
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-1) --zero-stage 1
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-2) --zero-stage 2
 	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-3) --zero-stage 3
@@ -179,10 +184,14 @@ run:
 	mpirun -n $(RANKS) $(call PIPELINE,05-zb-h1) --pp-schedule zb-h1
 	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-contiguous) --cp-layout contiguous
 	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-zigzag) --cp-layout zigzag
-	mpirun -n $(RANKS) $(call MESH,07) $(if $(filter 8,$(RANKS)),--tp 2 --cp 2 --pp 2 --sequence-parallel --zero-stage 3)
-	@$(HOST)/summary 01=$(RUNS)/01.json 02=$(RUNS)/02.json $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json') \
-	  '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json' \
-	  '06 contiguous=$(RUNS)/06-contiguous.json' '06 zigzag=$(RUNS)/06-zigzag.json' '07 $(if $(filter 8,$(RANKS)),tp2 cp2 pp2,dp)=$(RUNS)/07.json'
+	mpirun -n $(RANKS) $(call MESH,07-3d) $(call AXES,$(MESH_3D)) --sequence-parallel --zero-stage 3
+	mpirun -n 1 $(call MESH,07-experts) --experts 8
+	mpirun -n $(if $(filter mpi,$(NCCL)),16,$(RANKS)) $(call MESH,07-5d) $(call AXES,$(MESH_5D)) --experts 8
+	@$(HOST)/summary 01=$(RUNS)/01.json '02 naive=$(RUNS)/02-naive.json' '02 bucket=$(RUNS)/02-bucket.json' \
+	  $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json') '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' \
+	  '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json' '06 contiguous=$(RUNS)/06-contiguous.json' \
+	  '06 zigzag=$(RUNS)/06-zigzag.json' '07 $(or $(subst $() 2,2,$(MESH_3D)),dp)=$(RUNS)/07-3d.json' \
+	  '07 experts=$(RUNS)/07-experts.json' '07 $(or $(subst $() 2,2,$(MESH_5D)),dp)=$(RUNS)/07-5d.json'
 
 # What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=experts.
 main-of = $(or $(wildcard $(1)_*/main.cu),$(wildcard [0-9]*/$(1).cu),$(error \

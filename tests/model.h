@@ -124,6 +124,7 @@ class HostBatchLoader {
 
 struct TestModel {
   Options options;
+  std::vector<UnitHooks*> hooks;
   Stream stream{"compute"};
   TensorRegion region;
   AttentionCore attention{options.attention};
@@ -136,7 +137,8 @@ struct TestModel {
   StepTotals totals{stream};
   HostBatchLoader loader;
 
-  explicit TestModel(const Options& o) : options(o), loader(options) {
+  explicit TestModel(const Options& o, std::vector<UnitHooks*> h = {})
+      : options(o), hooks(std::move(h)), loader(options) {
     ids = declare_transformer(options.model, feed_forward, parameters);
     parameters.allocate();
     parameters.initialise(options.seed, stream);
@@ -147,7 +149,7 @@ struct TestModel {
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
   }
 
-  Seams seams() { return {{}, &region, &attention, &feed_forward}; }
+  Seams seams() { return {hooks, &region, &attention, &feed_forward}; }
 
   // Forward and backward of all micro-batches; gradients, loss and norm are then there.
   void accumulate(const std::vector<HostBatch>& batches) {

@@ -26,7 +26,7 @@ run() {
   fi
 }
 
-[ -n "$filter" ] || run "mutants" tests/mutants.sh --check
+[ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "mutants" tests/mutants.sh --check; }
 for folder in "${@:2}"; do
   echo "== $folder"
   only=$filter

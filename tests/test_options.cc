@@ -249,6 +249,8 @@ TEST_CASE("options: a program takes the options of its techniques only", "[02][o
                                       {OptionGroup::communication, OptionGroup::data_parallel});
   CHECK(options.dp_sync == pentatron::DpSync::overlap);
   CHECK(options.bucket_mb == 0.5);
+  CHECK(parse({}).bucket_mb == Approx(4e-6 * 459'840 / 8));  // of the gradients of tiny, an eighth
+  CHECK(parse({"--model", "smollm-135m"}).bucket_mb == 25);
   CHECK(options.timeout == 9);
   CHECK(options.link == "5us,50GB/s");
   CHECK(options.ranks_per_node == 4);

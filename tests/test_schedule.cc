@@ -202,6 +202,26 @@ TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
   CHECK(peak_in_flight(chunks.ranks[0], 1).until_weight_gradient == 2);
   CHECK(peak_in_flight(chunks.ranks[0]).until_weight_gradient == 5);
   CHECK(input_buffers(chunks.ranks[0], 1) == 3);
+  // The input gradient is the last to read an input, whenever the weight gradient is made.
+  const Schedule zero_bubble = make_schedule(PpSchedule::zb_h1, 4, 8, 1);
+  for (int k = 0; k < 4; ++k) CHECK(input_buffers(zero_bubble.ranks[k], 0) == 4 - k + 1);
+}
+
+// A program prints the line of a UsageError and ends with status 2.
+TEST_CASE("05: every error of a schedule is one line of bad usage", "[05][schedule]") {
+  Schedule cut = make_schedule(PpSchedule::one_f_one_b, 2, 4, 1), stuck = cut;
+  cut.ranks[1].pop_back();
+  stuck.kind = PpSchedule::afab;  // both ranks first wait for what the other one sends later
+  stuck.m = 2;
+  stuck.ranks = {instructions("F0 SA0 RG0 B0 F1 SA1 RG1 B1"), instructions("RA0 F0 RA1 F1 B0 SG0 B1 SG1")};
+  for (const Schedule& wrong : {cut, stuck}) {
+    try {
+      checked(wrong);
+      FAIL("accepted");
+    } catch (const UsageError& error) {
+      CHECK(std::string(error.what()).find_first_of("\n?") == std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][schedule]") {
@@ -233,7 +253,7 @@ TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][sche
           const int last = i - input_buffers(s.ranks[rank], chunk);
           if (action == Action::receive_activation && last >= 0)
             started = std::max(
-                started, time(rank, {split ? Action::weight_gradient : Action::backward, last, chunk}).end);
+                started, time(rank, {split ? Action::input_gradient : Action::backward, last, chunk}).end);
           REQUIRE(begin == started);
           const bool from_first = rank == 0, from_last = rank == s.p - 1;
           const Interval other =

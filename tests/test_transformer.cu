@@ -33,6 +33,15 @@ std::vector<double> fingerprint(const Options& options) {
   return numbers;
 }
 
+// What the model tells its hooks in backward.
+struct RecordingHooks : UnitHooks {
+  std::vector<std::string> events;
+  void before_weights(int unit, Pass pass) override {
+    if (pass == Pass::backward) events.push_back("weights of " + std::to_string(unit));
+  }
+  void after_gradients(int unit, bool) override { events.push_back("gradients of " + std::to_string(unit)); }
+};
+
 MemoryBytes minus(MemoryBytes a, const MemoryBytes& b) {
   for (size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
   return a;
@@ -41,6 +50,22 @@ MemoryBytes minus(MemoryBytes a, const MemoryBytes& b) {
 }  // namespace
 
 #if PRECISION == 64
+TEST_CASE("a unit's gradients are complete before backward goes on to the next unit", "[01][02]") {
+  RecordingHooks hooks;
+  const Options options = odd_options();  // three layers, two micro-batches
+  TestModel model(options, {&hooks});
+  model.train_step(0, random_batches(options, 1));
+  std::vector<std::string> expected;
+  for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    for (const char* unit : {"4", "3", "2", "1"}) {
+      expected.push_back(std::string("weights of ") + unit);
+      expected.push_back(std::string("gradients of ") + unit);
+    }
+    expected.push_back("gradients of 0");
+  }
+  CHECK(hooks.events == expected);
+}
+
 TEST_CASE("gradients are the slopes of the loss", "[01][transformer]") {
   Options options = odd_options();
   TestModel model(options);

@@ -6,7 +6,7 @@
 //              h = enter(norm(x));  x += leave(swiglu(h Wgate, h Wup) Wdown)
 //
 // This is single-device code that calls the seams (seams.h). It works on a range of layers, with or without
-// embedding and head, so a pipeline stage is just a smaller one.
+// embedding and head; 01 has all of it.
 #pragma once
 
 #include <memory>

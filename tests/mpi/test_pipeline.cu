@@ -116,6 +116,20 @@ TEST_CASE("05: activations follow the micro-batches in flight", "[05][memory]") 
   CHECK(activation_bytes(pipeline(PpSchedule::zb_h1), m + 3) == zero_bubble);
 }
 
+// On every rank, and before anything is sent.
+TEST_CASE("05: a wrong schedule is refused before it runs", "[05]") {
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  ParallelModel model(pipeline_options(2 * ranks.ranks(), 4), pipeline(PpSchedule::one_f_one_b), world,
+                      ranks);
+  Schedule wrong = model.schedule();
+  wrong.ranks.back().pop_back();
+  const auto build = [&] {
+    Pipeline(wrong, world, world.all(), model.parts_of_model(), *model.transformer, model.stream);
+  };
+  CHECK_THROWS_AS(build(), ScheduleError);
+}
+
 TEST_CASE("05: memory is as predicted", "[05][memory]") {
   const int p = mpi_tests::ranks();
   if (p > 1) activation_bytes(pipeline(PpSchedule::interleaved, 2), 2 * p);

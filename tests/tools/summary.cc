@@ -1,6 +1,6 @@
-// summary LABEL=FILE...: what several runs logged with --log-json, as one table. The first run is what the
-// others are compared with: same settings, so their losses and gradient norms should be the same at every
-// step but for rounding.
+// summary LABEL=FILE...: what several runs logged with --log-json, as one table. A run is compared with the
+// first one whose model has as many parameters: same settings, so their losses and gradient norms should be
+// the same at every step but for rounding.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -73,27 +73,46 @@ std::string formatted(const char* format, double value) {
   return text;
 }
 
+// Collectives and messages that a rank issued in a step, the most of all ranks.
+double calls(const Run& run) {
+  double most = 0;
+  for (const Json& rank : run.summary["communication"]) {
+    double calls = 0;
+    for (const auto& [operation, count] : rank.items())
+      if (count.is_object() && operation != "scalars") calls += count["calls"].get<double>();
+    most = std::max(most, calls);
+  }
+  return most / static_cast<double>(run.steps.size());
+}
+
+// The first run of the same model.
+const Run& reference_of(const Run& run, const std::vector<Run>& runs) {
+  const auto parameters = [](const Run& r) { return r.summary["parameters"].get<int64_t>(); };
+  return *std::find_if(runs.begin(), runs.end(),
+                       [&](const Run& other) { return parameters(other) == parameters(run); });
+}
+
 void print_row(const std::vector<std::string>& cells) {
   for (size_t i = 0; i < cells.size(); ++i)
-    std::printf(i == 0 ? "%-12s" : i == 1 ? "%6s" : "%12s", cells[i].c_str());
+    std::printf(i == 0 ? "%-23s" : i == 1 ? "%6s" : "%12s", cells[i].c_str());
   std::printf("\n");
 }
 
 void print_table(const std::vector<Run>& runs) {
-  const std::string reference = runs.front().label;
   std::printf(
-      "\nDifferences from %s are relative, the largest of %zu steps; memory is that of a rank at the peak;\n",
-      reference.c_str(), runs.front().steps.size());
-  std::printf("sent: by a rank in a step.\n\n");
+      "\nDifferences are from the first run of the same model: relative, the largest of %zu steps. Memory is "
+      "that "
+      "of a\nrank at the peak. Sent, calls: by a rank in a step.\n\n",
+      runs.front().steps.size());
   std::vector<std::string> header = {"", "ranks", "final loss", "loss diff", "norm diff"};
   header.insert(header.end(), purpose_names.begin(), purpose_names.end());
-  header.insert(header.end(), {"sent", "tokens/s"});
-  header[header.size() - 3] = "buffers";  // of communication
+  header.insert(header.end(), {"sent", "calls", "tokens/s"});
+  header[header.size() - 4] = "buffers";  // of communication
   print_row(header);
   for (const Run& run : runs) {
-    const bool compared = &run != &runs.front();
+    const Run& reference = reference_of(run, runs);
     const auto difference = [&](const char* value) {
-      return compared ? formatted("%.1e", largest_difference(run, runs.front(), value)) : "-";
+      return &run != &reference ? formatted("%.1e", largest_difference(run, reference, value)) : "-";
     };
     std::vector<std::string> cells = {run.label, std::to_string(run.summary["ranks"].get<int>()),
                                       formatted("%.4f", run.summary["final_loss"].get<double>()),
@@ -101,6 +120,7 @@ void print_table(const std::vector<Run>& runs) {
     for (const std::string_view purpose : purpose_names)
       cells.push_back(human_bytes(memory(run, std::string(purpose))));
     cells.push_back(human_bytes(sum(run, "comm_bytes") / static_cast<double>(run.steps.size())));
+    cells.push_back(formatted("%.0f", calls(run)));
     cells.push_back(human_count(sum(run, "tokens") / sum(run, "seconds")));
     print_row(cells);
   }

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files.
+#
+#   common/ROOM   includes its own room and rooms below
+#   0N_stage      includes common and earlier stages, and names no later stage's technique
+#   model, below  name no technique; only seams.h says who overrides its four seams
+set -uo pipefail
+cd "${1:-$(dirname "$0")/..}"
+rooms=(device kernels model ranks program)  # from the bottom up
+# What only this stage and later ones speak of.
+words=([3]='(?-i:ZeRO)|zero_stage|reshard' [4]='tensor.(parallel|ranks)|sequence.parallel' [5]='pipeline|bubble|1f1b|zb.h1'
+  [6]='context.(parallel|ranks)|ring.attention|zigzag' [7]='expert|\bmesh')
+passed=0 failed=0
+
+# judge FILE VIOLATIONS: lines of the file that it may not have.
+judge() {
+  if [ -z "${2//$'\n'/}" ]; then passed=$((passed + 1)); return; fi
+  failed=$((failed + 1))
+  grep . <<< "$2" | sed "s|^|$1:|"
+}
+
+# later_words N: what a file of stage N may not name.
+later_words() {
+  local all=() n
+  for n in 3 4 5 6 7; do [ "$n" -le "$1" ] || all+=("${words[$n]}"); done
+  IFS='|'; echo "${all[*]:-nothing is later}"
+}
+
+allowed=''
+for room in "${rooms[@]}"; do
+  allowed+="${allowed:+|}$room/"
+  for file in common/$room/*; do
+    lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"modelled_link.h"')
+    case $room-$file in
+      ranks-* | program-* | *seams.h | *expert_kernels*) ;;
+      *) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}|${words[7]}" "$file") ;;
+    esac
+    judge "$file" "$lines"
+  done
+done
+for file in 0[1-7]_*/*; do
+  stage=${file:1:1}
+  lines=$(grep -nE "^ *#include \"\.\./0[$((stage + 1))-9]" "$file")
+  [ "$stage" = 1 ] || lines+=$'\n'$(grep -niP "$(later_words "$stage")" "$file")
+  judge "$file" "$lines"
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
