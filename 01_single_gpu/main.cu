@@ -31,8 +31,7 @@ void train(const Options& options) {
   parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
-                    options.sequence_length, options.recompute, seams, compute);
+  Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
@@ -54,10 +53,7 @@ void train(const Options& options) {
     run.end_step(step, totals);
   }
   run.summarize(predicted);
-  const auto logits = [&](const Batch& batch) {
-    model.forward(batch, *activations);
-    return activations->logits;
-  };
+  const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));
 }
 

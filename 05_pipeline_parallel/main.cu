@@ -33,8 +33,7 @@ void train(const Options& options, int micro_batches, World& world) {
   parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
-                    options.sequence_length, options.recompute, seams, compute);
+  Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   Pipeline pipeline(schedule, world, world.all(), chunks, model, compute);
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);

@@ -222,10 +222,8 @@ inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::v
                                 RankShare share = {}) {
   const Instructions& list = schedule.ranks[rank];
   for (int c = 0; c < std::ssize(chunks); ++c) {
-    const LayerRange& range = chunks[c];
-    share.parts.push_back({range.last - range.first, range.embedding, range.head,
-                           peak_in_flight(list, c).until_weight_gradient,
-                           range.embedding ? 0 : input_buffers(list, c), range.first});
+    share.parts.push_back({chunks[c], peak_in_flight(list, c).until_weight_gradient,
+                           chunks[c].embedding ? 0 : input_buffers(list, c)});
   }
   share.gradients_on_request = splits_backward(schedule.kind);
   return share;

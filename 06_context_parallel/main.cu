@@ -36,8 +36,7 @@ void train(const Options& options, World& world) {
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   const std::vector<int32_t> positions = context_positions(options, world.rank(), world.ranks());
-  Transformer model(options.model, ids, parameters, options.micro_batch_size, std::ssize(positions),
-                    options.sequence_length, options.recompute, seams, compute);
+  Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, 0, 1, positions);
@@ -61,10 +60,7 @@ void train(const Options& options, World& world) {
     run.end_step(step, totals);
   }
   run.summarize(predicted, {{"cp", world.ranks()}});
-  const auto logits = [&](const Batch& batch) {
-    model.forward(batch, *activations);
-    return activations->logits;
-  };
+  const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));
 }
 

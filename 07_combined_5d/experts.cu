@@ -36,8 +36,7 @@ void train(const Options& options, World& world) {
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
-  Transformer model(options.model, ids, parameters, options.micro_batch_size, options.sequence_length,
-                    options.sequence_length, options.recompute, seams, compute);
+  Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
@@ -62,10 +61,7 @@ void train(const Options& options, World& world) {
     run.end_step(step, totals);
   }
   run.summarize(predicted, {{"dp", world.ranks()}, {"ep", world.ranks()}});
-  const auto logits = [&](const Batch& batch) {
-    model.forward(batch, *activations);
-    return activations->logits;
-  };
+  const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));
 }
 

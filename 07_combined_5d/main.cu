@@ -26,14 +26,13 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted = predict_memory(options, element_sizes, shape, world.rank());  // 02-07
   require_memory(predicted, free_device_memory());
-  const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);  // 02, 03
+  const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   parameters.initialise(options.seed, compute);
   const Seams seams = {{dense.get(), experts.get()}, &tensor_parallel, &attention, &feed_forward};  // 02-07
   for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                                    // 03
 
-  Transformer model(options.model, ids, parameters, options.micro_batch_size, std::ssize(positions),  // 06
-                    options.sequence_length, options.recompute, seams, compute);
+  Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
   Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
@@ -55,12 +54,9 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
     totals.wait();
     run.end_step(step, totals);
   }
-  run.summarize(predicted, shape.degrees());  // 02
-  const auto logits = [&](const Batch& batch) {
-    const Tensor logits = pipeline.forward(batch);  // 05
-    return mesh.place.dp == 0 ? logits : Tensor();  // 02
-  };
-  run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));  // 02
+  run.summarize(predicted, shape.degrees());                                                          // 02
+  const auto logits = [&](const Batch& batch) { return mesh.one_replica(pipeline.forward(batch)); };  // 05
+  run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));    // 02
 }
 
 }  // namespace

@@ -180,6 +180,9 @@ class Mesh {
     return int64_t{config.micro_batch_size} * config.sequence_length / shape.cp;
   }
 
+  // Of ranks that have computed the same, data rank 0 has x, and the others nothing.
+  Tensor one_replica(Tensor x) const { return place.dp == 0 ? x : Tensor(); }
+
   const MeshShape shape;
   const MeshPlace place;
   const std::vector<int> pipeline;  // the world's ranks, which are connected edge by edge

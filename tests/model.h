@@ -142,9 +142,8 @@ struct TestModel {
     ids = declare_transformer(options.model, feed_forward, parameters);
     parameters.allocate();
     parameters.initialise(options.seed, stream);
-    transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
-                                                options.sequence_length, options.sequence_length,
-                                                options.recompute, seams(), stream);
+    transformer =
+        std::make_unique<Transformer>(options, ids, parameters, options.sequence_length, seams(), stream);
     activations = transformer->make_activations(whole_model(options.model));
     optimizer = std::make_unique<Optimizer>(options, parameters, stream);
   }

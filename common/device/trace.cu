@@ -97,35 +97,6 @@ std::vector<Interval> intervals() {
   return result;
 }
 
-double hidden_share(const std::vector<Interval>& intervals, const std::string& communication,
-                    const std::string& compute) {
-  // Ranges of one stream follow one another, but may lie within one another.
-  const auto merged = [&](const std::string& stream) {
-    std::vector<std::pair<double, double>> spans;
-    for (const Interval& i : intervals) {
-      if (i.stream == stream) spans.push_back({i.begin, i.end});
-    }
-    std::sort(spans.begin(), spans.end());
-    size_t last = 0;
-    for (size_t i = 1; i < spans.size(); ++i) {
-      if (spans[i].first <= spans[last].second) {
-        spans[last].second = std::max(spans[last].second, spans[i].second);
-      } else {
-        spans[++last] = spans[i];
-      }
-    }
-    if (!spans.empty()) spans.resize(last + 1);
-    return spans;
-  };
-  double all = 0, hidden = 0;
-  const auto at_work = merged(compute);
-  for (const auto& [begin, end] : merged(communication)) {
-    all += end - begin;
-    for (const auto& [from, to] : at_work) hidden += std::max(0.0, std::min(end, to) - std::max(begin, from));
-  }
-  return all > 0 ? hidden / all : 0;
-}
-
 void print_profile(std::ostream& out) {
   struct Total {
     std::string name;

@@ -42,10 +42,6 @@ struct Interval {
 };
 std::vector<Interval> intervals();
 
-// Of the time that the ranges of stream `communication` take, the share in which `compute` is at work, too.
-double hidden_share(const std::vector<Interval>& intervals, const std::string& communication,
-                    const std::string& compute);
-
 // Prints a row for each name: calls, seconds, share of all; and the share of the products (names that begin
 // with "gemm").
 void print_profile(std::ostream& out);

@@ -52,4 +52,12 @@ struct TrainingConfig {
   Attention attention = Attention::naive;
 };
 
+// Layers [first, last), with what comes before and after them. 01 has the whole model in one range: read past
+// other ranges until 05.
+struct LayerRange {
+  int first, last;
+  bool embedding, head;
+};
+inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
+
 }  // namespace pentatron

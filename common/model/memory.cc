@@ -18,12 +18,12 @@ std::vector<int64_t> unit_sizes(const TrainingConfig& config, const RankShare& s
   const int64_t table = c.vocabulary * c.d, attention = c.d * (2 * c.q + 2 * c.kv), norms = 2 * c.d;
   std::vector<int64_t> sizes;
   for (const ModelPart& part : share.parts) {
-    if (part.embedding && first) sizes.push_back(table);
-    for (int layer = part.first; layer < part.first + part.layers; ++layer) {
+    if (part.range.embedding && first) sizes.push_back(table);
+    for (int layer = part.range.first; layer < part.range.last; ++layer) {
       const std::vector<int64_t> mlp = share.feed_forward(layer).parameters;
       sizes.push_back((first ? attention + norms : 0) + (group < mlp.size() ? mlp[group] : 0));
     }
-    if (part.head && first) sizes.push_back(table + c.d);
+    if (part.range.head && first) sizes.push_back(table + c.d);
   }
   return sizes;
 }
@@ -69,15 +69,15 @@ Elements gradients_of_layer(const TrainingConfig& config, const RankShare& share
 Elements in_flight(const TrainingConfig& config, const RankShare& share, const ModelPart& part) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const Rows r = rows_of(config, share);
-  const int64_t inputs = part.layers - (part.embedding ? 0 : 1);
+  const int64_t inputs = part.range.last - part.range.first - (part.range.embedding ? 0 : 1);
   Elements sum = {(inputs + 2) * r.outside * c.d};  // and the output, and its gradient
-  for (int layer = part.first; layer < part.first + part.layers; ++layer) {
+  for (int layer = part.range.first; layer < part.range.last; ++layer) {
     if (config.recompute != Recompute::full) sum += kept_in_layer(config, share, layer);
     if (share.gradients_on_request)
       sum += gradients_of_layer(config, share, layer) + Elements{2 * r.inside * c.d};
   }
-  if (part.head) sum += {r.outside * c.d + r.inside * c.vocabulary, r.outside + r.inside * 3 + 1 + c.d};
-  if (part.embedding && share.gradients_on_request) sum.real += r.inside * c.d;
+  if (part.range.head) sum += {r.outside * c.d + r.inside * c.vocabulary, r.outside + r.inside * 3 + 1 + c.d};
+  if (part.range.embedding && share.gradients_on_request) sum.real += r.inside * c.d;
   return sum;
 }
 
@@ -120,7 +120,7 @@ MemoryBytes MemoryPrediction::total() const {
 
 MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes element, int micro_batches,
                                 RankShare share) {
-  if (share.parts.empty()) share.parts = {ModelPart{.layers = config.model.layers}};
+  if (share.parts.empty()) share.parts = {{whole_model(config.model)}};
   if (!share.feed_forward) share.feed_forward = [&](int) { return dense_mlp(config, share); };
 
   size_t all = 0, largest_units = 0;           // elements

@@ -37,11 +37,9 @@ struct FeedForwardMemory {
 
 // Layers that a rank holds, and for how many micro-batches at once it keeps what they need for backward.
 struct ModelPart {
-  int layers;
-  bool embedding = true, head = true;
+  LayerRange range;
   int in_flight = 1;
   int inputs = 0;  // buffers for what comes from another rank
-  int first = 0;   // number of its first layer
 };
 
 // What one rank has of the model, its state and a micro-batch. The default is one device, which has all; each

@@ -110,13 +110,6 @@ void Parameters::zero_gradients(cudaStream_t stream) {
   }
 }
 
-int Parameters::find(const std::string& name) const {
-  for (size_t id = 0; id < parameters_.size(); ++id) {
-    if (parameters_[id].name == name) return static_cast<int>(id);
-  }
-  return -1;
-}
-
 int64_t Parameters::global_size() const {
   return std::accumulate(parameters_.begin(), parameters_.end(), int64_t{0},
                          [](int64_t sum, const Parameter& p) { return sum + p.rows * p.columns; });

@@ -140,8 +140,7 @@ class Parameters {
   ParameterGroup& group(int number = 0) { return groups_[number]; }
   const std::vector<Parameter>& all() const { return parameters_; }
   const Parameter& operator[](int id) const { return parameters_[id]; }
-  int find(const std::string& name) const;  // -1 where there is none
-  int64_t global_size() const;              // elements of the whole model
+  int64_t global_size() const;  // elements of the whole model
   const ParameterLayout& layout() const { return layout_; }
 
   // The local slice of a parameter, or of `count` parameters with the same columns as one matrix. Looked up

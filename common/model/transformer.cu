@@ -49,26 +49,26 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
   return ids;
 }
 
-Transformer::Transformer(const ModelConfig& model, const TransformerParameters& ids, Parameters& parameters,
-                         int batch, int sequence, int positions, Recompute recompute, Seams seams,
-                         cudaStream_t stream)
-    : model_(model),
+Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,
+                         Parameters& parameters, int64_t tokens, Seams seams, cudaStream_t stream)
+    : model_(config.model),
       ids_(ids),
       parameters_(parameters),
-      recompute_(recompute),
+      recompute_(config.recompute),
       seams_(seams),
       stream_(stream),
       blas_(stream) {
-  const int size = model.head_size(), tensor_ranks = parameters.layout().tensor_ranks, d = model.d_model;
-  const HeadShape heads = {model.heads / tensor_ranks, model.kv_heads / tensor_ranks, size};
-  shape_ = {batch, sequence, heads};
+  const int size = model_.head_size(), tensor_ranks = parameters.layout().tensor_ranks, d = model_.d_model;
+  const HeadShape heads = {model_.heads / tensor_ranks, model_.kv_heads / tensor_ranks, size};
+  shape_ = {config.micro_batch_size, static_cast<int>(tokens), heads};
 
-  rotary_table_ = memory_.matrix<accum>(positions, size);
-  fill_rotary_table(model.rope_theta, rotary_table_, stream);
+  rotary_table_ = memory_.matrix<accum>(config.sequence_length, size);
+  fill_rotary_table(model_.rope_theta, rotary_table_, stream);
   branch_ = memory_.matrix<real>(rows(), d);
   norm_partials_ = memory_.matrix<accum>(rmsnorm_bands(outside()), d);
   const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);
-  if (recompute != Recompute::none) shared_scores_ = {memory_.matrix<real>(score_rows, score_columns), false};
+  if (recompute_ != Recompute::none)
+    shared_scores_ = {memory_.matrix<real>(score_rows, score_columns), false};
   attention_gradients_ = {memory_.matrix<real>(rows(), heads.heads * size),
                           memory_.matrix<real>(rows(), heads.heads * size),
                           memory_.matrix<real>(rows(), heads.kv_heads * size),
@@ -76,7 +76,7 @@ Transformer::Transformer(const ModelConfig& model, const TransformerParameters& 
                           memory_.matrix<real>(score_rows, score_columns),
                           memory_.matrix<accum>(rows(), heads.heads)};
   shared_gradients_ = allocate_gradients(memory_, any_layer);
-  if (recompute == Recompute::full) {
+  if (recompute_ == Recompute::full) {
     recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_, any_layer));
   }
 }
@@ -140,7 +140,7 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, Wei
   return a;
 }
 
-void Transformer::forward(const Batch& batch, Activations& a) {
+Tensor Transformer::forward(const Batch& batch, Activations& a) {
   const LayerRange range = a.range;
   if (range.embedding) embedding_forward(batch, a.input());
   Residual x = {a.input(), {}};
@@ -155,6 +155,7 @@ void Transformer::forward(const Batch& batch, Activations& a) {
   } else {
     residual_add(x.before, x.branch, a.output, stream_);
   }
+  return a.logits;
 }
 
 void Transformer::backward(const Batch& batch, Activations& a) {

@@ -27,15 +27,8 @@ struct LayerActivations {
   FeedForwardTensors feed_forward;
 };
 
-// Layers [first, last), with what comes before and after them. 01 has the whole model in one range: read past
-// other ranges until 05.
-struct LayerRange {
-  int first, last;
-  bool embedding, head;
-};
-// Their units, ascending if the ranges are.
+// The units of some ranges (config.h), ascending if the ranges are.
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
-inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
 
 // What the weight gradients of a layer are made of, beside what the layer keeps. All layers share one, unless
 // weight gradients are made on request, when the layer below has long begun.
@@ -96,10 +89,9 @@ struct Residual {
 
 class Transformer {
  public:
-  // For micro-batches of `batch` sequences of `sequence` tokens (of this rank), whose positions lie below
-  // `positions`.
-  Transformer(const ModelConfig& model, const TransformerParameters& ids, Parameters& parameters, int batch,
-              int sequence, int positions, Recompute recompute, Seams seams, cudaStream_t stream);
+  // For micro-batches of sequences of which this rank has `tokens`.
+  Transformer(const TrainingConfig& config, const TransformerParameters& ids, Parameters& parameters,
+              int64_t tokens, Seams seams, cudaStream_t stream);
 
   // For micro-batches that go through a range of one layer or more. Without the embedding, the input is
   // somebody else's memory: input() is to be set. Weight gradients on request do not go with full
@@ -107,8 +99,9 @@ class Transformer {
   std::unique_ptr<Activations> make_activations(
       LayerRange range, WeightGradients when = WeightGradients::during_backward) const;
 
-  // From the tokens or activations.input() to activations.output, or to the loss.
-  void forward(const Batch& batch, Activations& activations);
+  // From the tokens or activations.input() to activations.output or, where the range has the head, to the
+  // loss. Returns activations.logits.
+  Tensor forward(const Batch& batch, Activations& activations);
 
   // From the loss or activations.gradient to the weight gradients (added to) and, without embedding, to
   // activations.gradient.

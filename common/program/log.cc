@@ -13,61 +13,51 @@
 #include "device/errors.h"
 
 namespace pentatron {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryPrediction, resident, unit_buffers)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OperationCount, operation, calls, elements)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication)
+
 namespace {
 
-// 17 significant digits, from which a double is read back unchanged. JSON has no word for infinity and NaN.
-std::string json_number(double value) {
-  if (!std::isfinite(value)) return "null";
-  std::array<char, 32> digits;
-  std::snprintf(digits.data(), digits.size(), "%.17g", value);
-  return digits.data();
+// Keys stay in this order. A double is written with as many digits as it takes to read it back unchanged, and
+// infinity and NaN, for which JSON has no word, as null.
+using Json = nlohmann::ordered_json;
+
+Json json_of(const MemoryBytes& bytes) {
+  Json json;
+  for (size_t i = 0; i < purposes; ++i) json[std::string(purpose_names[i])] = bytes[i];
+  return json;
 }
 
-std::string json_memory(const MemoryBytes& bytes) {
-  std::ostringstream json;
-  for (size_t i = 0; i < purposes; ++i) {
-    json << (i == 0 ? "{" : ", ") << '"' << purpose_names[i] << "\": " << bytes[i];
-  }
-  json << '}';
-  return json.str();
+Json json_of(const StepRecord& r) {
+  return {{"step", r.step},     {"loss", r.loss},       {"grad_norm", r.grad_norm},  {"lr", r.lr},
+          {"tokens", r.tokens}, {"seconds", r.seconds}, {"comm_bytes", r.comm_bytes}};
 }
 
-std::string json_step(const StepRecord& record) {
-  std::ostringstream json;
-  json << "{\"step\": " << record.step << ", \"loss\": " << json_number(record.loss)
-       << ", \"grad_norm\": " << json_number(record.grad_norm) << ", \"lr\": " << json_number(record.lr)
-       << ", \"tokens\": " << record.tokens << ", \"seconds\": " << json_number(record.seconds)
-       << ", \"comm_bytes\": " << record.comm_bytes << '}';
-  return json.str();
-}
-
-std::string json_summary(const Summary& summary) {
-  std::ostringstream json;
-  json << "{\"summary\": {\"ranks\": " << summary.ranks.size() << ", \"layout\": {";
-  for (const auto& [dimension, degree] : summary.layout) {
-    json << (&dimension == &summary.layout.front().first ? "" : ", ") << '"' << dimension << "\": " << degree;
-  }
-  json << "}, \"parameters\": " << summary.parameters
-       << ", \"final_loss\": " << json_number(summary.final_loss)
-       << ", \"seconds\": " << json_number(summary.seconds) << ", \"memory\": [";
+Json json_of(const Summary& summary) {
+  Json layout = Json::object(), memory = Json::array(), communication = Json::array();
+  for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
   for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
-    const RankMemory& memory = summary.ranks[rank].memory;
-    json << (rank == 0 ? "" : ", ") << "{\"rank\": " << rank
-         << ", \"predicted\": " << json_memory(memory.predicted.total())
-         << ", \"of_which_unit_buffers\": " << json_memory(memory.predicted.unit_buffers)
-         << ", \"measured\": " << json_memory(memory.measured) << '}';
+    const auto& [predicted, measured] = summary.ranks[rank].memory;
+    memory.push_back({{"rank", rank},
+                      {"predicted", json_of(predicted.total())},
+                      {"of_which_unit_buffers", json_of(predicted.unit_buffers)},
+                      {"measured", json_of(measured)}});
+    Json counts = {{"rank", rank}};
+    for (const OperationCount& count : summary.ranks[rank].communication)
+      counts[count.operation] = {{"calls", count.calls}, {"elements", count.elements}};
+    communication.push_back(counts);
   }
-  json << "], \"communication\": [";
-  for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
-    json << (rank == 0 ? "" : ", ") << "{\"rank\": " << rank;
-    for (const OperationCount& count : summary.ranks[rank].communication) {
-      json << ", \"" << count.operation << "\": {\"calls\": " << count.calls
-           << ", \"elements\": " << count.elements << '}';
-    }
-    json << '}';
-  }
-  json << "]}}";
-  return json.str();
+  return {{"summary",
+           {{"ranks", summary.ranks.size()},
+            {"layout", layout},
+            {"parameters", summary.parameters},
+            {"final_loss", summary.final_loss},
+            {"seconds", summary.seconds},
+            {"memory", memory},
+            {"communication", communication}}}};
 }
 
 // `value` in steps of `base`, with three digits or four.
@@ -107,23 +97,8 @@ std::string human_bytes(double bytes) {
 
 std::string human_count(double count) { return human(count, 1000, {"", "k", "M", "G", "T", "P"}); }
 
-std::string to_text(const RankReport& report) {
-  nlohmann::json json = {{"resident", report.memory.predicted.resident},
-                         {"unit_buffers", report.memory.predicted.unit_buffers},
-                         {"measured", report.memory.measured},
-                         {"communication", nlohmann::json::array()}};
-  for (const OperationCount& c : report.communication) {
-    json["communication"].push_back({c.operation, c.calls, c.elements});
-  }
-  return json.dump();
-}
-
-RankReport rank_report(const std::string& text) {
-  const auto json = nlohmann::json::parse(text);
-  RankReport report{{{json["resident"], json["unit_buffers"]}, json["measured"]}, {}};
-  for (const auto& c : json["communication"]) report.communication.push_back({c[0], c[1], c[2]});
-  return report;
-}
+std::string to_text(const RankReport& report) { return nlohmann::json(report).dump(); }
+RankReport rank_report(const std::string& text) { return nlohmann::json::parse(text); }
 
 RunLog::RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every,
                double flops_per_token, double peak_flops)
@@ -139,7 +114,7 @@ RunLog::RunLog(std::ostream& out, const std::string& json_path, int steps, int l
 }
 
 void RunLog::step(const StepRecord& record) {
-  if (json_.is_open()) write_json(json_step(record));
+  if (json_.is_open()) write_json(json_of(record).dump());
   if (record.step == 1) {
     print_row<9>(out_, {"step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "MFU", "memory", "sent"},
                  step_widths);
@@ -165,7 +140,7 @@ void RunLog::step(const StepRecord& record) {
 void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
   out_.flush();
-  if (json_.is_open()) write_json(json_summary(summary));
+  if (json_.is_open()) write_json(json_of(summary).dump());
 }
 
 // Flushed line by line: what a run that is killed has done so far can be read.

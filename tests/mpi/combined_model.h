@@ -60,8 +60,7 @@ struct CombinedModel {
         dense(sync_gradients(options, mesh, parameters, dense_group, compute)),
         experts(sync_gradients(options, mesh, parameters, expert_group, compute)),
         seams(initialised()),
-        model(options.model, ids, parameters, options.micro_batch_size, std::ssize(positions),
-              options.sequence_length, options.recompute, seams, compute),
+        model(options, ids, parameters, std::ssize(positions), seams, compute),
         pipeline(schedule_of(options, of.shape), world, mesh.pipeline, chunks, model, compute),
         optimizer(options, parameters, compute),
         loader(options, mesh.place.dp, of.shape.dp, positions) {

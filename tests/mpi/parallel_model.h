@@ -117,9 +117,8 @@ struct ParallelModel {
     }
     parameters.initialise(options.seed, stream);
     if (zero) zero->weights_changed();
-    transformer = std::make_unique<Transformer>(options.model, ids, parameters, options.micro_batch_size,
-                                                std::ssize(positions), options.sequence_length,
-                                                options.recompute, seams, stream);
+    transformer =
+        std::make_unique<Transformer>(options, ids, parameters, std::ssize(positions), seams, stream);
     if (technique.kind == Technique::pipeline) {
       pipeline =
           std::make_unique<Pipeline>(schedule(), world, world.all(), parts_of_model(), *transformer, stream);

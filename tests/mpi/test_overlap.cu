@@ -52,6 +52,36 @@ double layer_elements(const ModelConfig& m) {
   return 4.0 * m.d_model * m.d_model + 3.0 * m.d_model * m.d_ff + 2 * m.d_model;
 }
 
+// Of the time that the ranges of stream `communication` take, the share in which `compute` is at work, too.
+double hidden_share(const std::vector<trace::Interval>& intervals, const std::string& communication,
+                    const std::string& compute) {
+  // Ranges of one stream follow one another, but may lie within one another.
+  const auto merged = [&](const std::string& stream) {
+    std::vector<std::pair<double, double>> spans;
+    for (const trace::Interval& i : intervals) {
+      if (i.stream == stream) spans.push_back({i.begin, i.end});
+    }
+    std::sort(spans.begin(), spans.end());
+    size_t last = 0;
+    for (size_t i = 1; i < spans.size(); ++i) {
+      if (spans[i].first <= spans[last].second) {
+        spans[last].second = std::max(spans[last].second, spans[i].second);
+      } else {
+        spans[++last] = spans[i];
+      }
+    }
+    if (!spans.empty()) spans.resize(last + 1);
+    return spans;
+  };
+  double all = 0, hidden = 0;
+  const auto at_work = merged(compute);
+  for (const auto& [begin, end] : merged(communication)) {
+    all += end - begin;
+    for (const auto& [from, to] : at_work) hidden += std::max(0.0, std::min(end, to) - std::max(begin, from));
+  }
+  return all > 0 ? hidden / all : 0;
+}
+
 struct Measured {
   double share = 0, seconds = 1e9;  // communication that is hidden; the fastest step
   std::vector<trace::Interval> intervals;
@@ -72,7 +102,7 @@ Measured measure(ParallelModel& model, World& world) {
   }
   trace::stop();
   measured.intervals = trace::intervals();
-  measured.share = trace::hidden_share(measured.intervals, "ranks", "compute");
+  measured.share = hidden_share(measured.intervals, "ranks", "compute");
   if (std::getenv("VERBOSE"))
     std::printf("hidden %.3f, step %.1f ms\n", measured.share, measured.seconds * 1e3);
   return measured;
@@ -94,7 +124,7 @@ Measured measure(const Technique& technique) {
 
 TEST_CASE("share of communication that is hidden", "[02]") {
   using Intervals = std::vector<trace::Interval>;
-  const auto share = [](const Intervals& i) { return trace::hidden_share(i, "data", "compute"); };
+  const auto share = [](const Intervals& i) { return hidden_share(i, "data", "compute"); };
   CHECK(share({}) == 0);
   CHECK(share({{"k", "compute", 0, 1}, {"r", "data", 1, 2}}) == 0);
   CHECK(share({{"k", "compute", 0, 1}, {"r", "data", 0.5, 1.5}}) == Approx(0.5));
@@ -173,7 +203,7 @@ double hidden_share_of(std::vector<trace::Interval> communication, const std::ve
   for (const trace::Interval& i : all) {
     if (i.stream == "compute") communication.push_back(i);
   }
-  return trace::hidden_share(communication, "ranks", "compute");
+  return hidden_share(communication, "ranks", "compute");
 }
 
 std::vector<trace::Interval> measure_tensor_parallel(bool sequence_parallel) {
@@ -278,8 +308,8 @@ MeasuredRing measure_ring(World& world, int length) {
     for (const trace::Interval& interval : in_forward) {
       if (interval.name.starts_with("tiled_forward_kernel")) blocks.push_back(interval.end - interval.begin);
     }
-    forward.push_back(trace::hidden_share(in_forward, "context", "compute"));
-    backward.push_back(trace::hidden_share(in_backward, "context", "compute"));
+    forward.push_back(hidden_share(in_forward, "context", "compute"));
+    backward.push_back(hidden_share(in_backward, "context", "compute"));
   }
   return {median_of_ranks(world, blocks), median_of_ranks(world, forward), median_of_ranks(world, backward)};
 }
