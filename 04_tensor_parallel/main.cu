@@ -14,7 +14,7 @@ using namespace pentatron;
 namespace {
 
 void train(const Options& options, World& world) {
-  check_tensor_parallel(options, world.ranks());
+  check_tensor_parallel(options, world.ranks(), rows_of(options, {}).inside);
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   AttentionCore attention(options.attention);

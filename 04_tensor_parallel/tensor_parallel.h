@@ -177,7 +177,7 @@ inline RankShare tensor_parallel_share(const Options& options, int ranks, RankSh
 // Throws UsageError where the sizes can't be shared out over so many tensor ranks, and with sequence
 // parallelism the rows of a micro-batch, which `rows_option` names.
 inline void check_tensor_parallel(const Options& options, int ranks, int64_t rows,
-                                  const std::string& rows_option) {
+                                  const std::string& rows_option = "--micro-batch-size x --seq-len") {
   const ModelConfig& m = options.model;
   const auto check = [&](const std::string& option, int64_t size, const std::string& with = "") {
     if (size % ranks == 0) return;
@@ -189,11 +189,6 @@ inline void check_tensor_parallel(const Options& options, int ranks, int64_t row
   check("--d-ff", m.d_ff);
   check("--vocab-size", m.vocab_size);
   if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
-}
-
-// The same where each rank has all rows.
-inline void check_tensor_parallel(const Options& options, int ranks) {
-  check_tensor_parallel(options, ranks, rows_of(options, {}).inside, "--micro-batch-size x --seq-len");
 }
 
 }  // namespace pentatron

@@ -22,16 +22,9 @@ struct Paint {
   const char* svg;
 };
 inline Paint paint_of(Action compute) {
-  switch (compute) {
-    case Action::forward:
-      return {'F', {117, 75}, "#7fb2ea"};
-    case Action::backward:
-      return {'B', {120, 71}, "#8fce7e"};
-    case Action::input_gradient:
-      return {'B', {120, 71}, "#8fce7e"};
-    default:
-      return {'W', {222, 214}, "#f5c26b"};
-  }
+  if (compute == Action::forward) return {'F', {117, 75}, "#7fb2ea"};
+  if (compute == Action::weight_gradient) return {'W', {222, 214}, "#f5c26b"};
+  return {'B', {120, 71}, "#8fce7e"};
 }
 
 inline std::string title_of(const Schedule& s, const Simulation& played) {

@@ -158,16 +158,9 @@ inline Instructions zb_h1(int p, int m, int k) {
 }
 
 inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
-  switch (kind) {
-    case PpSchedule::afab:
-      return afab(p, m);
-    case PpSchedule::one_f_one_b:
-      return one_f_one_b(p, m, k);
-    case PpSchedule::interleaved:
-      return interleaved(p, m, v, k);
-    case PpSchedule::zb_h1:
-      break;
-  }
+  if (kind == PpSchedule::afab) return afab(p, m);
+  if (kind == PpSchedule::one_f_one_b) return one_f_one_b(p, m, k);
+  if (kind == PpSchedule::interleaved) return interleaved(p, m, v, k);
   return zb_h1(p, m, k);
 }
 

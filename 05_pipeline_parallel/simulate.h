@@ -19,18 +19,10 @@ struct Costs {
   double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
 
   double of(Action action) const {
-    switch (action) {
-      case Action::forward:
-        return forward;
-      case Action::backward:
-        return input_gradient + weight_gradient;
-      case Action::input_gradient:
-        return input_gradient;
-      case Action::weight_gradient:
-        return weight_gradient;
-      default:
-        return transfer;
-    }
+    if (is_message(action)) return transfer;
+    if (action == Action::forward) return forward;
+    return (action == Action::weight_gradient ? 0 : input_gradient) +
+           (action == Action::input_gradient ? 0 : weight_gradient);
   }
 };
 

@@ -6,9 +6,8 @@
 //               rank 0  rank 1  rank 2
 //   step 0      kv 0    kv 1    kv 2      forward: out and lse of a block are merged into those of the
 //   step 1      kv 2    kv 0    kv 1      blocks before, by log-sum-exp
-//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up on its rank; the sums of d_k and d_v travel
-//   one at the end  d_kv 0  d_kv 1  d_kv 2    step behind their k and v, and make one hop more, to their own
-//   rank
+//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up where it is; the sums of d_k and d_v travel
+//   at the end  d_kv 0  d_kv 1  d_kv 2    one step behind k and v, and make one hop more, to their owner
 //
 // Under causality, the queries of the first block of a sequence have little to do, and those of the last one
 // much. In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late

@@ -2,15 +2,13 @@
 // (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020; without dropping: Gale et al., "MegaBlocks", 2022).
 // The experts are split over n ranks, E / n each; tokens travel to their experts and back:
 //
-//   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all), weigh,
-//   add up backward   weigh the gradient   dispatch (all-to-all)   grouped products   combine (all-to-all),
-//   add up
+//   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
+//   backward   weigh the gradient   dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
 //
-// The ranks that share out the experts have different tokens: they are data and context ranks. So an expert
-// sees the tokens of n ranks, and its gradient is summed over the ranks that hold it, 1 / n of all: experts
-// are a parameter group of their own. The tensor axis splits each expert as it splits a dense MLP. The router
-// lies inside the tensor region: all tensor ranks choose alike, and each has a part of the gradient of the
-// choice.
+// The ranks that share out the experts have different tokens, so an expert sees the tokens of n ranks, and
+// its gradient is summed over the ranks that hold it, 1 / n of all: experts are a parameter group of their
+// own. The tensor axis splits each expert as it splits a dense MLP. The router lies inside the tensor region:
+// all tensor ranks choose alike, and each has a part of the gradient of the choice.
 //
 // The balance loss of a micro-batch and layer is coefficient * E * sum over experts of f P, with f the part
 // of its copies that an expert gets, and P its mean probability (Switch). The unit is the micro-batch,

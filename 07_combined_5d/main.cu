@@ -67,6 +67,6 @@ int main(int argc, char** argv) {
     const MeshShape shape = checked_mesh(options, world.ranks());  // 07
     if (show_pictures(options, shape, world.rank())) return;       // 05, 07
     world.configure(options);                                      // 02
-    train(options, shape, world);
+    train(options, shape, world);                                  // 07
   });
 }

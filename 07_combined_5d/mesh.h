@@ -45,38 +45,19 @@ inline MeshPlace place_of(const MeshShape& shape, int rank) {
 
 enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, all };
 
-struct NamedGroup {
-  MeshGroup group;
-  const char* name;
-};
-inline constexpr std::array<NamedGroup, 6> mesh_groups = {
-    {{MeshGroup::tensor, "tensor"},
-     {MeshGroup::context, "context"},
-     {MeshGroup::pipeline, "pipeline"},
-     {MeshGroup::gradients, "gradients"},
-     {MeshGroup::experts, "experts"},
-     {MeshGroup::expert_gradients, "expert gradients"}}};
+inline constexpr std::array<const char*, 6> mesh_group_names = {
+    "tensor", "context", "pipeline", "gradients", "experts", "expert gradients"};  // all but `all`
 
 // What the ranks of a group have in common: equal for two ranks exactly when both are in one.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
   const MeshPlace at = place_of(shape, rank);
   const int replica = at.cp + shape.cp * at.dp;  // of the weights
-  switch (group) {
-    case MeshGroup::tensor:
-      return {at.cp, at.dp, at.pp};
-    case MeshGroup::context:
-      return {at.tp, at.dp, at.pp};
-    case MeshGroup::pipeline:
-      return {at.tp, at.cp, at.dp};
-    case MeshGroup::gradients:
-      return {at.tp, at.pp, 0};
-    case MeshGroup::experts:
-      return {at.tp, at.pp, replica / shape.ep};
-    case MeshGroup::expert_gradients:
-      return {at.tp, at.pp, replica % shape.ep};
-    case MeshGroup::all:
-      break;
-  }
+  if (group == MeshGroup::tensor) return {at.cp, at.dp, at.pp};
+  if (group == MeshGroup::context) return {at.tp, at.dp, at.pp};
+  if (group == MeshGroup::pipeline) return {at.tp, at.cp, at.dp};
+  if (group == MeshGroup::gradients) return {at.tp, at.pp, 0};
+  if (group == MeshGroup::experts) return {at.tp, at.pp, replica / shape.ep};
+  if (group == MeshGroup::expert_gradients) return {at.tp, at.pp, replica % shape.ep};
   return {};
 }
 
@@ -137,14 +118,15 @@ inline std::string draw_mesh(const MeshShape& shape) {
   text << "tp " << shape.tp << " x cp " << shape.cp << " x dp " << shape.dp << " x pp " << shape.pp << " = "
        << shape.ranks() << " ranks, ep " << shape.ep
        << "\ngradients: data x context; gradient norm and loss: all ranks\n\nrank  tp cp dp pp";
-  for (const NamedGroup& g : mesh_groups) text << "  " << std::setw(16) << std::left << g.name;
+  for (const char* name : mesh_group_names) text << "  " << std::setw(16) << std::left << name;
   for (int rank = 0; rank < shape.ranks(); ++rank) {
     const MeshPlace at = place_of(shape, rank);
     text << std::right << "\n" << std::setw(4) << rank << "  ";
     for (const int place : {at.tp, at.cp, at.dp, at.pp}) text << std::setw(2) << place << " ";
-    for (const NamedGroup& g : mesh_groups) {
+    for (size_t group = 0; group < mesh_group_names.size(); ++group) {
       std::string members;
-      for (const int member : members_of(shape, g.group, rank)) members += std::to_string(member) + " ";
+      for (const int member : members_of(shape, static_cast<MeshGroup>(group), rank))
+        members += std::to_string(member) + " ";
       text << " " << std::setw(16) << std::left << members << " ";
     }
   }

@@ -232,11 +232,11 @@ TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[0
 
 TEST_CASE("rows that experts have no room for end every rank", "[07][faults]") {
   const TemporaryFolder folder;
-  Job job(folder, "--experts 4 --ep 4 --expert-capacity 1", "07_combined_5d");
+  Job job(folder, "--experts 4 --ep 4 --expert-buffer 1", "07_combined_5d");
   REQUIRE(job.ends_within(kSoon));
   INFO(job.err());
   CHECK(job.status() != 0);
-  CHECK(job.err().find("--expert-capacity failed: ") != std::string::npos);
+  CHECK(job.err().find("--expert-buffer failed: ") != std::string::npos);
   CHECK(job.err().find(" rows for the experts of a rank, room for ") != std::string::npos);
 }
 

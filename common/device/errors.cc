@@ -27,8 +27,7 @@ UsageError::UsageError(const std::string& line) : std::runtime_error(one_line(li
 UsageError::UsageError(const std::string& option, const std::string& value, const std::string& expected)
     : UsageError(option + ": " + (value.empty() ? "\"\"" : value) + " is not valid; expected " + expected) {}
 
-void set_rank_for_messages(int rank) { rank_in_messages = rank; }
-void at_failure(void (*end)()) { end_other_ranks = end; }
+void at_failure(int rank, void (*end)()) { rank_in_messages = rank, end_other_ranks = end; }
 
 void fail(const char* call, const char* text, const char* file, int line) {
   std::fprintf(stderr, "rank %d: %s failed: %s (%s:%d)\n", rank_in_messages, call, text, file, line);

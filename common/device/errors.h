@@ -21,7 +21,6 @@ inline constexpr int exit_bad_usage = 2;
 
 // The rank that these messages name, and what ends the other ranks after one; set once, after MPI has
 // started.
-void set_rank_for_messages(int rank);
-void at_failure(void (*end_other_ranks)());
+void at_failure(int rank, void (*end_other_ranks)());
 
 }  // namespace pentatron

@@ -15,14 +15,8 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
                    [&](int32_t a, int32_t b) { return tokens()[a] < tokens()[b]; });
   CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), host_.size() * sizeof(int32_t),
                              cudaMemcpyHostToDevice, stream));
-  const int32_t* on_device = device_.data();
-  return {on_device,
-          on_device + rows_,
-          on_device + 2 * rows_,
-          on_device + 3 * rows_,
-          1 / target_tokens,
-          1.0 / micro_batches,
-          last};
+  const auto array = [&](int i) { return device_.data() + i * rows_; };
+  return {array(0), array(1), array(2), array(3), 1 / target_tokens, 1.0 / micro_batches, last};
 }
 
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {

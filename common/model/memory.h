@@ -54,7 +54,7 @@ struct RankShare {
   bool gradients_on_request = false;       // weight gradients are made on request (seams.h)
   // Of a layer or, with -1, of memory that serves any layer; empty: a dense MLP.
   std::function<FeedForwardMemory(int layer)> feed_forward = {};
-  Elements work, buffers;  // of a technique: activations, communication
+  Elements work = {}, buffers = {};  // of a technique: activations, communication
 };
 
 // Tokens of one micro-batch on this rank: inside the tensor regions, and outside of them.

@@ -64,19 +64,12 @@ Parameters::Parameters(ParameterLayout layout) : layout_(std::move(layout)) {
 
 int Parameters::declare(const Declaration& declaration) {
   Parameter p{declaration, 0, 0, declaration.rows, declaration.columns, 0};
-  switch (p.tensor_split) {  // sizes are checked to divide
-    case TensorSplit::by_output:
-    case TensorSplit::by_vocabulary:
-      p.local_rows = p.rows / layout_.tensor_ranks;
-      p.first_row = layout_.tensor_rank * p.local_rows;
-      break;
-    case TensorSplit::by_input:
-      p.local_columns = p.columns / layout_.tensor_ranks;
-      p.first_column = layout_.tensor_rank * p.local_columns;
-      break;
-    case TensorSplit::held_outside:
-    case TensorSplit::held_inside:
-      break;
+  if (p.tensor_split == TensorSplit::by_output || p.tensor_split == TensorSplit::by_vocabulary) {
+    p.local_rows = p.rows / layout_.tensor_ranks;  // sizes are checked to divide
+    p.first_row = layout_.tensor_rank * p.local_rows;
+  } else if (p.tensor_split == TensorSplit::by_input) {
+    p.local_columns = p.columns / layout_.tensor_ranks;
+    p.first_column = layout_.tensor_rank * p.local_columns;
   }
   if (!p.held) p.local_rows = 0;
   const std::vector<int>& units = layout_.units;

@@ -16,7 +16,7 @@ namespace pentatron {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryPrediction, resident, unit_buffers)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OperationCount, operation, calls, elements)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Traffic, calls, elements, sent_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication)
 
 namespace {
@@ -46,8 +46,8 @@ Json json_of(const Summary& summary) {
                       {"of_which_unit_buffers", json_of(predicted.unit_buffers)},
                       {"measured", json_of(measured)}});
     Json counts = {{"rank", rank}};
-    for (const OperationCount& count : summary.ranks[rank].communication)
-      counts[count.operation] = {{"calls", count.calls}, {"elements", count.elements}};
+    for (const auto& [operation, traffic] : summary.ranks[rank].communication)
+      counts[operation] = {{"calls", traffic.calls}, {"elements", traffic.elements}};
     communication.push_back(counts);
   }
   return {{"summary",

@@ -33,7 +33,7 @@ struct RankMemory {
 
 struct RankReport {
   RankMemory memory;
-  std::vector<OperationCount> communication;
+  TrafficByOperation communication;
 };
 
 // For the way from one rank to another.

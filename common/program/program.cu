@@ -90,9 +90,9 @@ void Run::end_step(int64_t step, const StepTotals& totals) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   const MemoryBytes& peak = memory_peak();
   const double memory = static_cast<double>(std::accumulate(peak.begin(), peak.end(), size_t{0}));
-  const double sent_bytes = peers_.sent_bytes();
-  const std::vector<double> largest = peers_.largest({seconds, memory, sent_bytes - sent_bytes_});
-  sent_bytes_ = sent_bytes;
+  const double sent = sent_bytes(peers_.traffic());
+  const std::vector<double> largest = peers_.largest({seconds, memory, sent - sent_bytes_});
+  sent_bytes_ = sent;
   seconds_ += largest[0];
   final_loss_ = totals.host_loss();
   if (!log_) return;
@@ -105,7 +105,7 @@ void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
   trace::stop();
   const std::vector<std::string> reports =
-      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.operation_counts()}));
+      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.traffic()}));
   if (log_) {
     Summary summary{layout, parameters_, final_loss_, seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));

@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "program/totals.h"
 
 namespace pentatron {
@@ -17,7 +15,5 @@ void StepTotals::wait() {
       cudaMemcpyAsync(host_.data(), device_.data(), size * sizeof(double), cudaMemcpyDeviceToHost, stream_));
   CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
-
-double StepTotals::host_norm() const { return std::sqrt(host_[1]); }
 
 }  // namespace pentatron

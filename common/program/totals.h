@@ -2,6 +2,8 @@
 // side, so that one collective can sum both over the ranks and one copy brings both to the host.
 #pragma once
 
+#include <cmath>
+
 #include "device/tensor.h"
 
 namespace pentatron {
@@ -19,10 +21,10 @@ class StepTotals {
   double* loss() const { return device_.data(); }
   double* norm_squared() const { return device_.data() + 1; }
 
-  // Waits for the stream, the only time in a step; then the host's values can be read.
+  // Waits for the stream, once a step; then the host's values can be read.
   void wait();
   double host_loss() const { return host_[0]; }
-  double host_norm() const;
+  double host_norm() const { return std::sqrt(host_[1]); }
 
  private:
   cudaStream_t stream_;

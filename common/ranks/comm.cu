@@ -92,8 +92,7 @@ World::World(int* argc, char*** argv) {
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &ranks_));
   if (provided < MPI_THREAD_MULTIPLE)
     fail("MPI_Init_thread", "MPI_THREAD_MULTIPLE is missing", __FILE__, __LINE__);
-  set_rank_for_messages(rank_);
-  at_failure([] { MPI_Abort(MPI_COMM_WORLD, 1); });
+  at_failure(rank_, [] { MPI_Abort(MPI_COMM_WORLD, 1); });
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
   CUDA_CHECK(cudaSetDevice(rank_on_host(rank_, ranks_) % devices));
@@ -170,19 +169,6 @@ TrafficByOperation World::traffic() const {
 
 void World::begin_counting() {
   for (Communicator* communicator : communicators_) communicator->reset_traffic();
-}
-
-double World::sent_bytes() const {
-  double sum = 0;
-  for (const auto& [operation, traffic] : traffic()) sum += traffic.sent_bytes;
-  return sum;
-}
-
-std::vector<OperationCount> World::operation_counts() const {
-  std::vector<OperationCount> counts;
-  for (const auto& [operation, traffic] : traffic())
-    counts.push_back({operation, traffic.calls, traffic.elements});
-  return counts;
 }
 
 // ---- Communicator -----------------------------------------------------------------------------------------

@@ -25,14 +25,6 @@ namespace pentatron {
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line);
 
-// Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
-// that this rank sent under the ring algorithm.
-struct Traffic {
-  int64_t calls = 0, elements = 0;
-  double sent_bytes = 0;
-};
-using TrafficByOperation = std::map<std::string, Traffic>;
-
 class Communicator;
 
 class World : public Peers {
@@ -63,9 +55,7 @@ class World : public Peers {
 
   // Of all communicators that there are, together.
   void begin_counting() override;
-  double sent_bytes() const override;
-  std::vector<OperationCount> operation_counts() const override;
-  TrafficByOperation traffic() const;
+  TrafficByOperation traffic() const override;
 
  private:
   friend class Communicator;

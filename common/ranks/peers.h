@@ -4,16 +4,24 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace pentatron {
 
-struct OperationCount {
-  std::string operation;  // "all_reduce", ...
-  int64_t calls;
-  int64_t elements;
+// Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
+// that this rank sent under the ring algorithm.
+struct Traffic {
+  int64_t calls = 0, elements = 0;
+  double sent_bytes = 0;
 };
+using TrafficByOperation = std::map<std::string, Traffic>;  // "all_reduce", ...
+inline double sent_bytes(const TrafficByOperation& traffic) {
+  double sum = 0;
+  for (const auto& [operation, t] : traffic) sum += t.sent_bytes;
+  return sum;
+}
 
 // By default there is one process.
 class Peers {
@@ -29,8 +37,7 @@ class Peers {
 
   // What this rank has communicated since counting began.
   virtual void begin_counting() {}
-  virtual double sent_bytes() const { return 0; }
-  virtual std::vector<OperationCount> operation_counts() const { return {}; }
+  virtual TrafficByOperation traffic() const { return {}; }
 };
 
 inline Peers single_process;

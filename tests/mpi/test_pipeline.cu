@@ -40,7 +40,7 @@ void check_messages(const Technique& technique, int micro_batches) {
     CHECK(t.elements == (p > 1 ? sent * elements : 0));
   }
   const double of_scalars = 2.0 * (p - 1) / p * 2 * sizeof(double);
-  CHECK(world.sent_bytes() == Approx((p > 1 ? sent * elements * sizeof(real) : 0) + of_scalars));
+  CHECK(sent_bytes(world.traffic()) == Approx((p > 1 ? sent * elements * sizeof(real) : 0) + of_scalars));
 }
 
 }  // namespace

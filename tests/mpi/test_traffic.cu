@@ -121,7 +121,7 @@ void check_step_traffic(const Technique& technique, const Options& options, cons
       CHECK(seen->second.elements == e.elements);
       sent += e.bytes * sent_share(operation, world.ranks());
     }
-    CHECK(world.sent_bytes() == Approx(sent));
+    CHECK(sent_bytes(world.traffic()) == Approx(sent));
   }
 }
 
