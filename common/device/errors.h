@@ -19,8 +19,7 @@ inline constexpr int exit_bad_usage = 2;
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// The rank that these messages name, and what ends the other ranks after one; set once, after MPI has
-// started.
+// The rank that these messages name, and what ends the other ranks after one; set once, when MPI has started.
 void at_failure(int rank, void (*end_other_ranks)());
 
 }  // namespace pentatron

@@ -60,4 +60,7 @@ struct LayerRange {
 };
 inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
 
+// Memory for this layer is for all of them, one after the other.
+constexpr int any_layer = -1;
+
 }  // namespace pentatron

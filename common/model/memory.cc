@@ -83,7 +83,6 @@ Elements in_flight(const TrainingConfig& config, const RankShare& share, const M
 
 // The activations of all micro-batches, and the work space that they share.
 Elements activations(const TrainingConfig& config, const RankShare& share) {
-  constexpr int any_layer = -1;
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const Rows r = rows_of(config, share);
   const int64_t s = config.sequence_length;

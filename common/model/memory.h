@@ -52,7 +52,7 @@ struct RankShare {
   int token_ranks = 1, outside_ranks = 1;  // that share out the tokens; and those outside the tensor regions
   std::vector<ModelPart> parts = {};       // none: the whole model is one
   bool gradients_on_request = false;       // weight gradients are made on request (seams.h)
-  // Of a layer or, with -1, of memory that serves any layer; empty: a dense MLP.
+  // Of a layer or any_layer; empty: a dense MLP.
   std::function<FeedForwardMemory(int layer)> feed_forward = {};
   Elements work = {}, buffers = {};  // of a technique: activations, communication
 };

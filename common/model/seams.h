@@ -146,9 +146,6 @@ struct FeedForwardGradients {
   std::shared_ptr<void> other;  // likewise
 };
 
-// Memory for this layer is for all of them, one after the other.
-constexpr int any_layer = -1;
-
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
