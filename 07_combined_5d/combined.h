@@ -1,5 +1,5 @@
-// What only the combined program needs, beside its mesh and its experts: the request is checked for all
-// techniques together, and each parameter group gets data parallelism or ZeRO.
+// What only the combined program needs, beside its mesh and its experts: checks of a request to all
+// techniques at once, their memory together, and data parallelism or ZeRO for each parameter group.
 #pragma once
 
 #include <iostream>

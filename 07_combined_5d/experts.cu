@@ -1,6 +1,5 @@
-// Experts alone: the program of 02, with experts in the place of the MLP. The data-parallel ranks also share
-// out the experts, so dp = ep (expert_parallel.h; experts.md tells the story). Compare this file with main.cu
-// of 02.
+// Experts alone: 02, with experts in the place of the MLP (expert_parallel.h). The data-parallel ranks also
+// share them out: dp = ep. Compare this file with main.cu of 02.
 #include "../02_data_parallel/data_parallel.h"
 #include "expert_parallel.h"
 #include "model/batch.h"

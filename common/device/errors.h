@@ -1,5 +1,4 @@
-// How a program refuses a request that is impossible, and how it ends when a call fails. No CUDA here:
-// sources for the host alone use it, too.
+// How a program refuses an impossible request, and how it ends when a call fails. No CUDA here.
 #pragma once
 
 #include <stdexcept>
@@ -19,7 +18,7 @@ inline constexpr int exit_bad_usage = 2;
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// The rank that these messages name, and what ends the other ranks after one; set once, when MPI has started.
+// Set once, by World: the rank that these messages name, and what ends the other ranks after one.
 void at_failure(int rank, void (*end_other_ranks)());
 
 }  // namespace pentatron

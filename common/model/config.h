@@ -1,5 +1,4 @@
-// The numbers that define a training run of one model on one device: sizes, batches, optimizer. Programs add
-// what their technique and their output need (program/options.h).
+// The numbers that define a training run on one device. (What techniques add is in program/options.h.)
 #pragma once
 
 #include <cstdint>

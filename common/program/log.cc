@@ -21,19 +21,30 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication)
 
 namespace {
 
-// Keys stay in this order. A double is written with as many digits as it takes to read it back unchanged, and
-// infinity and NaN, for which JSON has no word, as null.
-using Json = nlohmann::ordered_json;
+std::string formatted(const char* format, double value) {
+  std::array<char, 32> digits;
+  std::snprintf(digits.data(), digits.size(), format, value);
+  return digits.data();
+}
+
+// 17 significant digits, from which a double is read back unchanged. JSON has no word for infinity and NaN.
+std::string number(double value) { return std::isfinite(value) ? formatted("%.17g", value) : "null"; }
+
+std::string json_step(const StepRecord& r) {
+  std::ostringstream json;
+  json << "{\"step\": " << r.step << ", \"loss\": " << number(r.loss)
+       << ", \"grad_norm\": " << number(r.grad_norm) << ", \"lr\": " << number(r.lr)
+       << ", \"tokens\": " << r.tokens << ", \"seconds\": " << number(r.seconds)
+       << ", \"comm_bytes\": " << r.comm_bytes << '}';
+  return json.str();
+}
+
+using Json = nlohmann::ordered_json;  // keys stay in their order
 
 Json json_of(const MemoryBytes& bytes) {
   Json json;
   for (size_t i = 0; i < purposes; ++i) json[std::string(purpose_names[i])] = bytes[i];
   return json;
-}
-
-Json json_of(const StepRecord& r) {
-  return {{"step", r.step},     {"loss", r.loss},       {"grad_norm", r.grad_norm},  {"lr", r.lr},
-          {"tokens", r.tokens}, {"seconds", r.seconds}, {"comm_bytes", r.comm_bytes}};
 }
 
 Json json_of(const Summary& summary) {
@@ -81,12 +92,6 @@ void print_row(std::ostream& out, const std::array<std::string, columns>& cells,
   out << '\n';
 }
 
-std::string formatted(const char* format, double value) {
-  std::array<char, 32> digits;
-  std::snprintf(digits.data(), digits.size(), format, value);
-  return digits.data();
-}
-
 constexpr std::array<int, 9> step_widths = {8, 9, 11, 11, 10, 10, 9, 12, 11};  // columns, 91 together
 
 }  // namespace
@@ -114,7 +119,7 @@ RunLog::RunLog(std::ostream& out, const std::string& json_path, int steps, int l
 }
 
 void RunLog::step(const StepRecord& record) {
-  if (json_.is_open()) write_json(json_of(record).dump());
+  if (json_.is_open()) write_json(json_step(record));
   if (record.step == 1) {
     print_row<9>(out_, {"step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "MFU", "memory", "sent"},
                  step_widths);

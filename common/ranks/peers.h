@@ -1,6 +1,5 @@
-// The processes that run a program together, as far as starting, logging and ending need them; and what the
-// command line says of their communication. No MPI here: 01 has no peers, and the command line is read
-// without them.
+// The processes that run a program together, as far as starting, logging and ending need them. No MPI here:
+// 01 has no peers, and the command line is read without them.
 #pragma once
 
 #include <cstdint>
