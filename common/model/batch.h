@@ -49,9 +49,8 @@ int micro_batches_of_a_rank(const TrainingConfig& config, int ranks);
 
 std::vector<int32_t> all_positions(const TrainingConfig& config);  // 0, 1, ... of a sequence
 
-// The micro-batches of each step's global batch that this rank takes: part `rank` of `ranks` equal parts, and
-// of every sequence the tokens at some positions; all of them, unless they are given. The micro-batches of
-// all ranks together are the same in every layout.
+// The micro-batches of each step's global batch that this rank takes: part `rank` of `ranks`, and of every
+// sequence the tokens at `positions` (none: all). All ranks' together are the same in every layout.
 class BatchLoader {
  public:
   BatchLoader(const TokenData& data, const TrainingConfig& config, int rank = 0, int ranks = 1,
