@@ -99,11 +99,13 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all programs tsan-cases run diff fuzz mutants test bench gpu-check clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants test bench gpu-check clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
+# What make test runs: tests start the programs in fp32 and fp64 only.
+tested: $(BUILD)/tests $(BUILD)/mpi_tests $(if $(filter bf16,$(PRECISION)),,programs)
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -210,7 +212,7 @@ ifeq ($(BACKEND)$(SANITIZE),cputhread)
 endif
 test:
 	@common/setup.sh
-	@for p in $(TEST_PRECISIONS); do $(MAKE) --no-print-directory PRECISION=$$p all || exit 1; done
+	@for p in $(TEST_PRECISIONS); do $(MAKE) --no-print-directory PRECISION=$$p tested || exit 1; done
 ifeq ($(BACKEND),cpu)
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS= tsan-cases
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS=4 \
