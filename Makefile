@@ -42,6 +42,8 @@ COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/cuda/*.cc)))
+# The stand-ins model the time of a GPU.
+PROFILE := $(patsubst %,$(HOST)/common/device/%.cc.o,device_profile errors)
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
 NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
@@ -60,7 +62,7 @@ endif
 SANITIZER_thread := -fsanitize=thread
 SANITIZER_address := -fsanitize=address,alignment
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
-DEFINES := -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
+DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 BUILD_DEFINES := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES)
 
@@ -114,7 +116,7 @@ tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench: $(BUILD)/objects/tests/tools/bench.cu.o $(COMMON) $(STANDINS)
-$(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS)
+$(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
 $(foreach p,$(SIDE_PROGRAMS),$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc)))
 	@echo "link     $@"
@@ -122,7 +124,7 @@ $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wil
 $(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)))
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
-$(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(NCCL_STANDIN)
+$(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(PROFILE) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
 $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"

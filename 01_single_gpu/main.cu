@@ -39,7 +39,7 @@ void train(const Options& options) {
   Run run(options, data, parameters);
 
   for (int64_t step = 0; step < options.steps; ++step) {
-    run.begin_step();
+    run.begin_step(step);
     totals.reset();
     parameters.zero_gradients(compute);
     for (const Batch& batch : loader.load(step, compute)) {
@@ -60,5 +60,9 @@ void train(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program([&] { train(parse_options(argc, argv, "Trains a transformer on one GPU.")); });
+  return run_program([&] {
+    const Options options = parse_options(argc, argv, "Trains a transformer on one GPU.");
+    configure_device(options);
+    train(options);
+  });
 }

@@ -152,10 +152,6 @@ class Primer {
     return world_.largest({(now() - begin) / calls})[0];
   }
 
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
-
   // Runs an operation and prints every rank's numbers before and after it.
   void show(const char* title, const Values& before, size_t size_after, const Operation& operation) {
     const Buffer in(before), out{Values(size_after)};

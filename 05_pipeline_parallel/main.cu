@@ -41,7 +41,7 @@ void train(const Options& options, int micro_batches, World& world) {
   Run run(options, data, parameters, world);
 
   for (int64_t step = 0; step < options.steps; ++step) {
-    run.begin_step();
+    run.begin_step(step);
     totals.reset();
     parameters.zero_gradients(compute);
     pipeline.run(loader.load(step, compute), &totals);

@@ -44,7 +44,7 @@ void train(const Options& options, World& world) {
   Run run(options, data, parameters, world);
 
   for (int64_t step = 0; step < options.steps; ++step) {
-    run.begin_step();
+    run.begin_step(step);
     totals.reset();
     parameters.zero_gradients(compute);
     for (const Batch& batch : loader.load(step, compute)) {

@@ -270,12 +270,25 @@ class ExpertParallel : public FeedForward {
   // are data. It waits for the counts alone, while the compute stream copies rows.
   void await_counts(const ExpertActivations& a) {
     CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
+    if (is_dry_run()) share_evenly(a);
     int64_t rows = 0;
     for (int i = 0; i < options_.experts; ++i) rows += a.came[i];
     if (rows <= buffer_rows_) return;
     const std::string text =
         std::to_string(rows) + " rows for the experts of a rank, room for " + std::to_string(buffer_rows_);
     fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
+  }
+
+  // What a dry run takes for data: every rank sends each expert as many rows.
+  void share_evenly(const ExpertActivations& a) const {
+    const int64_t copies = rows_ * options_.top_k;
+    const auto rows_for = [&](int64_t expert) {
+      return static_cast<int32_t>((expert + 1) * copies / options_.experts - expert * copies / options_.experts);
+    };
+    for (int i = 0; i < options_.experts; ++i) {
+      a.sent[i] = rows_for(i);
+      a.came[i] = rows_for(experts_.rank() * own_ + i % own_);
+    }
   }
 
   std::vector<RowsOfExpert> rows_of_experts(const ExpertActivations& a, int layer) const {

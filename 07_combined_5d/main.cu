@@ -40,7 +40,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   Run run(options, data, parameters, world);  // 02
 
   for (int64_t step = 0; step < options.steps; ++step) {
-    run.begin_step();
+    run.begin_step(step);
     totals.reset();
     parameters.zero_gradients(compute);
     pipeline.run(loader.load(step, compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04

@@ -104,7 +104,7 @@ check racecheck bf16
 check racecheck fp64
 
 build_all 60 bf16
-for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[overlap]~[.]'; done
+for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[.]'; done
 
 # Ranks that share a GPU take turns, so that one that waits keeps it from the others, unless the multi-process service
 # (MPS) lets their kernels run side by side. Without it there are two, for a few tests.
@@ -112,11 +112,11 @@ for precision in fp64 bf16; do build_over_mpi 60 $precision; done
 if command -v nvidia-cuda-mps-control > /dev/null && part 30 "MPS starts, and 01 runs with it" \
   bash -c 'nvidia-cuda-mps-control -d && build/cuda-bf16/01_single_gpu --steps 1'; then
   say "8 ranks share $gpus GPU(s) through MPS"
-  ranks=8 filter='~[standin]~[overlap]~[.]'
+  ranks=8 filter='~[standin]~[.]'
 else
   say "no MPS: 2 ranks share $gpus GPU(s), [02] and [03] only"
   quit_mps
-  ranks=2 filter='[02]~[standin]~[overlap]~[.],[03]~[standin]~[overlap]~[.]'
+  ranks=2 filter='[02]~[standin]~[.],[03]~[standin]~[.]'
 fi
 for precision in fp64 bf16; do run_mpi_tests 90 $ranks cuda-$precision-mpi "$filter"; done
 quit_mps

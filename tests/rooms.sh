@@ -29,7 +29,7 @@ later_words() {
 allowed=''
 for room in "${rooms[@]}"; do
   allowed+="${allowed:+|}$room/"
-  for file in common/$room/*; do
+  for file in common/$room/*.*; do
     lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"modelled_link.h"')
     case $room-$file in
       ranks-* | program-* | *seams.h | *expert_kernels*) ;;

@@ -62,7 +62,7 @@ TEST_CASE("log: each step is a JSON object with every digit", "[01][log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
-  RunLog log(out, path, 100, 10, 1, 0);
+  RunLog log(out, path, 100, 10, 1, 0, 1);
   log.step(record(1));
   log.step(record(2));
   const std::vector<nlohmann::json> lines =
@@ -85,7 +85,7 @@ TEST_CASE("log: a loss that is not a number is still JSON", "[01][log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
-  RunLog log(out, path, 1, 1, 1, 0);
+  RunLog log(out, path, 1, 1, 1, 0, 1);
   StepRecord diverged = record(1);
   diverged.loss = std::numeric_limits<double>::quiet_NaN();
   diverged.grad_norm = std::numeric_limits<double>::infinity();
@@ -98,7 +98,7 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
-  RunLog log(out, path, 1, 1, 1, 0);
+  RunLog log(out, path, 1, 1, 1, 0, 1);
   log.summary(two_ranks());
   const nlohmann::json expected = {
       {"ranks", 2},
@@ -106,6 +106,7 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
       {"parameters", 459328},
       {"final_loss", third},
       {"seconds", 12.5},
+      {"modelled", nullptr},
       {"memory",
        {{{"rank", 0},
          {"predicted",
@@ -152,16 +153,16 @@ TEST_CASE("log: an earlier log is replaced, and one that cannot be written is re
   const TemporaryFolder folder;
   const std::string path = folder.write("log.json", "an earlier run\n");
   std::ostringstream out;
-  RunLog(out, path, 1, 1, 1, 0).step(record(1));
+  RunLog(out, path, 1, 1, 1, 0, 1).step(record(1));
   CHECK(parsed_lines(path).size() == 1);
-  CHECK_THROWS_AS(RunLog(out, folder.path(), 1, 1, 1, 0), pentatron::UsageError);
-  RunLog full(out, "/dev/full", 1, 1, 1, 0);
+  CHECK_THROWS_AS(RunLog(out, folder.path(), 1, 1, 1, 0, 1), pentatron::UsageError);
+  RunLog full(out, "/dev/full", 1, 1, 1, 0, 1);
   CHECK_THROWS_WITH(full.step(record(1)), "cannot write /dev/full (is the disk full?)");
 }
 
 TEST_CASE("log: step lines", "[01][log]") {
   std::ostringstream out;
-  RunLog log(out, "", 25, 10, 1e6, 1e12);
+  RunLog log(out, "", 25, 10, 1e6, 5e11, 2);
   for (int step = 1; step <= 25; ++step) {
     StepRecord slow = record(step);
     slow.seconds = step == 7 ? 10.0 : 0.01;
@@ -170,21 +171,88 @@ TEST_CASE("log: step lines", "[01][log]") {
   const std::vector<std::string> lines = split(out.str());
   REQUIRE(lines.size() == 5);  // the columns' names, the first step, every tenth, and the last
   CHECK(lines[0] ==
-        "    step     loss  grad norm         lr  tokens/s   TFLOP/s      MFU      memory       sent");
+        "    step     loss  grad norm         lr  step time  tokens/s/GPU      MFU      memory       sent");
   CHECK(lines[1] ==
-        "       1   5.3333     0.3333   3.00e-03    409.6k      0.41   41.0 %    12.0 MiB     1000 B");
+        "       1   5.3333     0.3333   3.00e-03      10 ms        204.8k   41.0 %    12.0 MiB     1000 B");
   // 9 steps since the first took 10.08 s, the slow one included
   CHECK(lines[2] ==
-        "      10   5.3333     0.3333   3.00e-03     3.66k   0.00366    0.4 %    12.0 MiB     1000 B");
+        "      10   5.3333     0.3333   3.00e-03     1.12 s         1.83k    0.4 %    12.0 MiB     1000 B");
   CHECK(lines[3].substr(0, 8) == "      20");
   CHECK(lines[4].substr(0, 8) == "      25");
 }
 
 TEST_CASE("log: without a known peak there is no MFU", "[01][log]") {
   std::ostringstream out;
-  RunLog(out, "", 1, 1, 1e6, 0).step(record(1));
+  RunLog(out, "", 1, 1, 1e6, 0, 1).step(record(1));
   CHECK(split(out.str())[1] ==
-        "       1   5.3333     0.3333   3.00e-03     41.0k     0.041        -    12.0 MiB     1000 B");
+        "       1   5.3333     0.3333   3.00e-03     100 ms         41.0k        -    12.0 MiB     1000 B");
+}
+
+TEST_CASE("log: modelled time", "[01][log]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/log.json";
+  std::ostringstream out;
+  RunLog log(out, path, 2, 1, 1e6, 4096e6, 2);
+  StepRecord modelled = record(1);
+  modelled.modelled = pentatron::trace::Overlap{2, 1, {{"data", {0.5, 0.25}}, {"tensor", {0.5, 0.5}}}};
+  log.step(modelled);
+  const nlohmann::json json = parsed_lines(path).at(0);
+  CHECK(json["seconds"].get<double>() == 0.1);  // on the wall
+  CHECK(json["modelled"]["seconds"].get<double>() == 2);
+  CHECK(json["modelled"]["compute_seconds"].get<double>() == 1);
+  CHECK(json["modelled"]["communication_seconds"].get<double>() == 1);
+  CHECK(json["modelled"]["hidden"].get<double>() == 0.75);
+  CHECK(json["modelled"]["mfu"].get<double>() == 0.25);
+  StepRecord dry = modelled;
+  dry.step = 2;
+  dry.computed = false;
+  log.step(dry);
+  const std::vector<std::string> lines = split(out.str());
+  CHECK(lines[1] ==
+        "       1   5.3333     0.3333   3.00e-03        2 s         1.02k   25.0 %    12.0 MiB     1000 B");
+  CHECK(lines[2] ==
+        "       2        -          -   3.00e-03        2 s         1.02k   25.0 %    12.0 MiB     1000 B");
+
+  Summary summary = two_ranks();
+  summary.ranks[0].overlap = {4, 3, {{"data", {2, 1}}}};
+  summary.ranks[1].overlap = {4, 1, {{"data", {2, 2}}}};
+  out.str("");
+  log.summary(summary);
+  CHECK(out.str().find(R"(
+Modelled time of a step, 2 s, a mean of 2 ranks
+                          time   of the step        hidden
+         compute           1 s        50.0 %              
+    compute idle           1 s        50.0 %              
+            data           1 s        50.0 %        75.0 %
+
+On this machine the steps took 12.5 s, 655 tokens/s.
+)") != std::string::npos);
+  CHECK(parsed_lines(path).at(2)["summary"]["modelled"]["hidden"].get<double>() == 0.75);
+}
+
+TEST_CASE("log: communication that is hidden, and a picture of it", "[01][log]") {
+  using pentatron::trace::Interval;
+  const auto at = [](const char* stream, double begin, double end, char pass = 'f') {
+    Interval i{.name = "", .stream = stream, .begin = begin, .end = end};
+    i.pass = pass;
+    return i;
+  };
+  const auto share = [](const std::vector<Interval>& intervals) {
+    const auto all = pentatron::trace::overlap_of(intervals, 0, 10).all_communication();
+    return all.seconds > 0 ? all.hidden / all.seconds : 0;
+  };
+  CHECK(share({}) == 0);
+  CHECK(share({at("compute", 0, 1), at("data", 1, 2)}) == 0);
+  CHECK(share({at("compute", 0, 1), at("data", 0.5, 1.5)}) == Approx(0.5));
+  CHECK(share({at("compute", 0, 3), at("data", 1, 2)}) == Approx(1));
+  CHECK(share({at("compute", 0, 1), at("compute", 2, 3), at("data", 0, 4)}) == Approx(0.5));
+  CHECK(share({at("data", 0, 4), at("data", 1, 2), at("compute", 0, 1)}) == Approx(0.25));
+  // Only what lies in the step counts.
+  CHECK(pentatron::trace::overlap_of({at("data", 8, 12)}, 0, 10).all_communication().seconds == Approx(2));
+
+  CHECK(pentatron::trace::draw_timeline(
+            {at("compute", 0, 3), at("compute", 3, 6, 'b'), at("compute", 6, 8, 'w'), at("data", 4, 10)}, 0,
+            10, 10) == "compute           fffbbbww..\ndata              ....######\n");
 }
 
 TEST_CASE("log: the memory table", "[01][log]") {

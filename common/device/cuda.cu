@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
@@ -17,6 +18,32 @@ void set_environment() {
       {"NCCL_RUNTIME_CONNECT", "0"}};          // ranks connect at once, not amid the first collectives
   for (const auto& [name, value] : variables) setenv(name, value, 0);
 }
+
+#ifdef __CUDACC__
+
+void configure_device(const DeviceConfig& config) {
+  if (!config.gpu.empty()) throw UsageError("--gpu", config.gpu, "no modelled GPU in a CUDA build");
+  if (config.dry_run) throw UsageError("--dry-run", "yes", "no dry run in a CUDA build");
+}
+bool is_dry_run() { return false; }
+std::string modelled_gpu() { return {}; }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+void advance_clock(double) {}
+
+#else
+
+void configure_device(const DeviceConfig& config) {
+  if (!config.gpu.empty()) cuda_cpu::set_profile(load_profile(config.gpu));
+  if (config.dry_run) cuda_cpu::set_dry_run();
+}
+bool is_dry_run() { return cuda_cpu::is_dry_run(); }
+std::string modelled_gpu() { return cuda_cpu::profile().name; }
+double now() { return static_cast<double>(cuda_cpu::clock()) * 1e-9; }
+void advance_clock(double seconds) { cuda_cpu::advance_clock(cuda_cpu::nanoseconds(seconds)); }
+
+#endif
 
 cudaDeviceProp this_device() {
   int device = 0;

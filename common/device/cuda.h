@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/device_config.h"
 #include "device/errors.h"
 #include "device/trace.h"
 
@@ -30,6 +31,17 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 
 // Sets variables that CUDA, cuBLAS and NCCL read when they start; those that the user has set stay.
 void set_environment();
+
+// Throws UsageError where there is a real GPU, or the profile is none.
+void configure_device(const DeviceConfig& config);
+bool is_dry_run();
+// The name of the GPU that is modelled; empty with a real one.
+std::string modelled_gpu();
+
+// Seconds on the clock by which programs measure: of the host of the modelled GPU, or on the wall. Where
+// hosts meet, their modelled clocks are set to the latest of them.
+double now();
+void advance_clock(double seconds);
 
 cudaDeviceProp this_device();  // what the device of this rank is and can do
 
@@ -58,12 +70,13 @@ inline Grid block_a_row(int64_t rows, int64_t elements) {
           static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};
 }
 
-// kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, and
-// visible in a trace. launch_with_memory gives each block `bytes` of memory that its threads share.
+// kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, visible
+// in a trace, and with its cost. launch_with_memory gives each block `bytes` of memory that its threads
+// share.
 template <class... Parameters, class... Arguments>
-void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, cudaStream_t stream,
-                        Arguments... arguments) {
-  trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)));
+void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, const Cost& cost,
+                        cudaStream_t stream, Arguments... arguments) {
+  trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)), cost);
   if (bytes > 0) {  // more than 48 KiB has to be asked for
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
@@ -78,8 +91,9 @@ void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, 
 }
 
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), Grid grid, cudaStream_t stream, Arguments... arguments) {
-  launch_with_memory(kernel, grid, 0, stream, arguments...);
+void launch(void (*kernel)(Parameters...), Grid grid, const Cost& cost, cudaStream_t stream,
+            Arguments... arguments) {
+  launch_with_memory(kernel, grid, 0, cost, stream, arguments...);
 }
 
 // ---- Inside a kernel --------------------------------------------------------------------------------------

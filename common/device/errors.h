@@ -15,6 +15,12 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
+// A dry run's answer that the run is not possible. main() prints it likewise, and ends with status 1.
+struct DoesNotFit : UsageError {
+  using UsageError::UsageError;
+};
+inline constexpr int exit_does_not_fit = 1;
+
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 

@@ -29,6 +29,8 @@ constexpr const char* precision_name = "bf16";
 #error "PRECISION must be 64, 32 or 16"
 #endif
 
+constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // of an element
+
 // CUDA's name of either type.
 template <class T>
 constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : accum_type;

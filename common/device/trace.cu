@@ -15,17 +15,33 @@
 namespace pentatron::trace {
 namespace {
 
+constexpr size_t most_recorded = 250'000;  // operations: that many rows a viewer can still show
+bool recording = false;
+std::map<cudaStream_t, std::string> stream_names;
+
+// "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
+std::string unqualified(std::string name) {
+  name = name.substr(0, name.find_first_of("(<"));
+  return name.substr(name.find_last_of(": ") + 1);
+}
+
+}  // namespace
+
+void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] = std::move(name); }
+void stop() { recording = false; }
+
+// ---- With a GPU: two events for each range ----------------------------------------------------------------
+
+#ifdef __CUDACC__
+namespace {
+
 struct Recorded {
-  const char* name;
+  Interval interval;
   cudaStream_t stream;
   cudaEvent_t begin, end;
 };
-
-constexpr size_t most_recorded = 250'000;  // operations: that many rows a viewer can still show
-bool recording = false;
 cudaEvent_t origin = nullptr;  // time zero
 std::vector<Recorded> recorded;
-std::map<cudaStream_t, std::string> stream_names;
 
 cudaEvent_t record_event(cudaStream_t stream) {
   cudaEvent_t event;
@@ -37,13 +53,8 @@ cudaEvent_t record_event(cudaStream_t stream) {
 double seconds_since_origin(cudaEvent_t event) {
   float milliseconds = 0;
   CUDA_CHECK(cudaEventElapsedTime(&milliseconds, origin, event));
+  CUDA_CHECK(cudaEventDestroy(event));
   return milliseconds * 1e-3;
-}
-
-// "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
-std::string unqualified(std::string name) {
-  name = name.substr(0, name.find_first_of("(<"));
-  return name.substr(name.find_last_of(": ") + 1);
 }
 
 }  // namespace
@@ -57,21 +68,86 @@ void start() {
   recording = true;
 }
 
-void stop() { recording = false; }
-
-void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] = std::move(name); }
-
-Range::Range(cudaStream_t stream, const char* name) : stream_(stream), name_(name) {
+Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   nvtxRangePushA(name);
+  declared_costs += cost;
   if (!recording || recorded.size() == most_recorded) return;
   interval_ = static_cast<int>(recorded.size());
-  recorded.push_back({name, stream, record_event(stream), nullptr});
+  Interval interval{.name = name, .step = here.step, .micro_batch = here.micro_batch, .layer = here.layer};
+  interval.pass = here.pass;
+  interval.bytes = cost.bytes;
+  recorded.push_back({interval, stream, record_event(stream), nullptr});
 }
 
 Range::~Range() {
   if (interval_ >= 0) recorded[interval_].end = record_event(stream_);
   nvtxRangePop();
 }
+
+std::vector<Interval> take() {
+  CUDA_CHECK(cudaDeviceSynchronize());
+  std::vector<Interval> result;
+  for (Recorded& r : recorded) {
+    r.interval.stream = stream_names[r.stream];
+    r.interval.begin = seconds_since_origin(r.begin);
+    r.interval.end = seconds_since_origin(r.end);
+    result.push_back(std::move(r.interval));
+  }
+  recorded.clear();
+  return result;
+}
+
+// ---- Without: what the stand-in has counted ---------------------------------------------------------------
+
+#else
+namespace {
+
+int64_t origin = 0;                        // time zero, in nanoseconds
+std::vector<cuda_cpu::Description> outer;  // of the ranges that are open
+
+}  // namespace
+
+void start() {
+  cuda_cpu::take_activities();
+  origin = cuda_cpu::clock();
+  recording = true;
+}
+
+Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
+  declared_costs += cost;
+  cuda_cpu::Description description;
+  description.nanoseconds = cuda_cpu::nanoseconds(cuda_cpu::profile().seconds(cost));
+  if (recording) description.label = {name, here.step, here.micro_batch, here.layer, here.pass, cost.bytes};
+  outer.push_back(cuda_cpu::describe(description));
+}
+
+Range::~Range() {
+  cuda_cpu::describe(outer.back());
+  outer.pop_back();
+}
+
+std::vector<Interval> take() {
+  std::vector<Interval> result;
+  for (const cuda_cpu::Activity& a : cuda_cpu::take_activities()) {
+    Interval i{.name = a.label.name, .stream = stream_names[a.stream]};
+    i.begin = static_cast<double>(a.begin - origin) * 1e-9;
+    i.end = static_cast<double>(a.end - origin) * 1e-9;
+    i.step = a.label.step;
+    i.micro_batch = a.label.micro_batch;
+    i.layer = a.label.layer;
+    i.pass = a.label.pass;
+    i.bytes = a.label.bytes;
+    i.id = a.id;
+    i.waited_for = a.waited_for;
+    for (const cuda_cpu::Activity::Message& m : a.messages) (m.sent ? i.sent : i.received).push_back(m.number);
+    result.push_back(std::move(i));
+  }
+  return result;
+}
+
+#endif
+
+// ---- What is made of it -----------------------------------------------------------------------------------
 
 const char* kernel_name(const void* kernel) {
   static std::map<const void*, std::string> names;
@@ -87,17 +163,7 @@ const char* kernel_name(const void* kernel) {
   return entry->second.c_str();
 }
 
-std::vector<Interval> intervals() {
-  CUDA_CHECK(cudaDeviceSynchronize());
-  std::vector<Interval> result;
-  for (const Recorded& r : recorded) {
-    result.push_back(
-        {r.name, stream_names[r.stream], seconds_since_origin(r.begin), seconds_since_origin(r.end)});
-  }
-  return result;
-}
-
-void print_profile(std::ostream& out) {
+void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   struct Total {
     std::string name;
     int64_t calls = 0;
@@ -105,7 +171,7 @@ void print_profile(std::ostream& out) {
   };
   std::map<std::string, Total> by_name;
   double all = 0, products = 0;
-  for (const Interval& i : intervals()) {
+  for (const Interval& i : intervals) {
     Total& total = by_name[i.name];
     total.name = i.name;
     total.calls += 1;
@@ -128,17 +194,46 @@ void print_profile(std::ostream& out) {
   out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
 }
 
-std::string chrome_events(int rank) {
+std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
   auto events = nlohmann::json::array();
   std::map<std::string, int> rows;
-  for (const Interval& i : intervals()) {
-    const int row = rows.try_emplace(i.stream, static_cast<int>(rows.size())).first->second;
+  std::map<uint64_t, const Interval*> by_id;
+  const auto row_of = [&](const Interval& i) {
+    return rows.try_emplace(i.stream, static_cast<int>(rows.size())).first->second;
+  };
+  // One end of an arrow. A viewer joins ends of the same id.
+  const auto arrow = [&](const Interval& i, double time, bool from, const std::string& id) {
+    events.push_back({{"ph", from ? "s" : "f"},
+                      {"bp", "e"},
+                      {"cat", "order"},
+                      {"name", "order"},
+                      {"id", id},
+                      {"pid", rank},
+                      {"tid", row_of(i)},
+                      {"ts", time * 1e6}});
+  };
+  const size_t shown = std::min(intervals.size(), most_recorded);
+  for (size_t n = 0; n < shown; ++n) by_id[intervals[n].id] = &intervals[n];
+  for (size_t n = 0; n < shown; ++n) {
+    const Interval& i = intervals[n];
+    nlohmann::json arguments = {{"bytes", i.bytes}};
+    if (i.step >= 0) arguments["step"] = i.step + 1;
+    if (i.micro_batch >= 0) arguments["micro_batch"] = i.micro_batch;
+    if (i.layer >= 0) arguments["layer"] = i.layer;
     events.push_back({{"ph", "X"},
                       {"name", i.name},
                       {"pid", rank},
-                      {"tid", row},
+                      {"tid", row_of(i)},
                       {"ts", i.begin * 1e6},
-                      {"dur", (i.end - i.begin) * 1e6}});
+                      {"dur", (i.end - i.begin) * 1e6},
+                      {"args", arguments}});
+    for (const uint64_t message : i.sent) arrow(i, i.begin, true, "message " + std::to_string(message));
+    for (const uint64_t message : i.received) arrow(i, i.end, false, "message " + std::to_string(message));
+    const auto other = by_id.find(i.waited_for);
+    if (i.waited_for == 0 || other == by_id.end()) continue;
+    const std::string id = "wait " + std::to_string(rank) + " " + std::to_string(i.id);
+    arrow(*other->second, other->second->end, true, id);
+    arrow(i, i.begin, false, id);
   }
   for (const auto& [stream, row] : rows) {
     events.push_back(

@@ -1,5 +1,6 @@
-// Ranges of work on a stream: named for Nsight (NVTX) always, and timed by two events each while a trace is
-// being taken, which ends up as a Chrome trace (one row a stream; Perfetto opens it) or as a table of totals.
+// Ranges of work on a stream: named for Nsight (NVTX) always, and recorded while a trace is being taken,
+// which ends up as a Chrome trace (one row a stream; Perfetto opens it), as a table of totals, or as a
+// picture. On a GPU two events each time them. The stand-in counts their time (cpu/cuda/README.md).
 //
 // Recording is a property of the process, because a kernel launch anywhere in it opens a range.
 #pragma once
@@ -10,17 +11,29 @@
 #include <string>
 #include <vector>
 
+#include "device/cost.h"
+#include "device/timeline.h"
+
 namespace pentatron::trace {
 
-// Until `stop`, every range is timed. Streams appear under the names given to them.
+// Until `stop`, every range is recorded. Streams appear under the names given to them.
 void start();
 void stop();
 void name_stream(cudaStream_t stream, std::string name);
 
-// From construction to destruction: the work issued to `stream` in between. `name` must outlive the trace.
+// Where in its work the program is: ranges carry it.
+struct Position {
+  int64_t step = -1;
+  int micro_batch = -1, layer = -1;  // -1: none
+  char pass = 'o';                   // f forward, b backward, w weight gradients, o optimizer and the rest
+};
+inline Position here;
+
+// From construction to destruction: the work issued to `stream` in between, and what it costs. `name` must
+// outlive the trace.
 class Range {
  public:
-  Range(cudaStream_t stream, const char* name);
+  Range(cudaStream_t stream, const char* name, const Cost& cost = little);
   ~Range();
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
@@ -35,20 +48,16 @@ class Range {
 // A kernel's name without namespaces and parameters.
 const char* kernel_name(const void* kernel);
 
-// What was recorded since `start`; waits for the device. Times in seconds since the start.
-struct Interval {
-  std::string name, stream;
-  double begin, end;
-};
-std::vector<Interval> intervals();
+// What was recorded since `start`, or the last call of this; waits for the device. Times since the start.
+std::vector<Interval> take();
 
 // Prints a row for each name: calls, seconds, share of all; and the share of the products (names that begin
 // with "gemm").
-void print_profile(std::ostream& out);
+void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
 
 // The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in
-// microseconds.
-std::string chrome_events(int rank);
+// microseconds. Arrows lead from a send to its receive, and from an operation to one that waited for it.
+std::string chrome_events(const std::vector<Interval>& intervals, int rank);
 
 // Writes the events of all ranks as one trace.
 void write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);

@@ -119,8 +119,9 @@ void compute_probabilities(const Blas& blas, const AttentionBlock& block, Tensor
                     heads_of(q, first_query, i, group, size), heads_of(k, first_key, 0, 1, size), 0,
                     scores_of(probabilities, block, i, group), kv_heads, "gemm_attention_scores");
   }
-  launch(probabilities_kernel, dim3(heads * block.queries), blas.stream(), probabilities, block.queries,
-         block.keys, block.diagonal, heads, lse_known, lse.data + first_query * heads);
+  launch(probabilities_kernel, dim3(heads * block.queries),
+         moves(2 * real_bytes * heads * block.queries * block.keys), blas.stream(), probabilities,
+         block.queries, block.keys, block.diagonal, heads, lse_known, lse.data + first_query * heads);
 }
 
 template <class Result>
@@ -162,8 +163,9 @@ void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Ten
                       heads_of(v, first_key, 0, 1, size), 0, scores_of(d_scores.data, block, i, group),
                       kv_heads, "gemm_attention_d_scores");
     }
-    launch(softmax_backward_kernel, dim3(heads * queries), blas.stream(), probabilities,
-           dots.data + first_query * heads, queries, keys, heads, d_scores.data);
+    launch(softmax_backward_kernel, dim3(heads * queries), moves(3 * real_bytes * heads * queries * keys),
+           blas.stream(), probabilities, dots.data + first_query * heads, queries, keys, heads,
+           d_scores.data);
     for (int i = 0; i < group; ++i) {
       const BatchedMatrix d_scores_of_head = scores_of(d_scores.data, block, i, group);
       batched_product(blas, Transpose::no, Transpose::no, queries, size, keys, scale, d_scores_of_head,
@@ -208,14 +210,16 @@ void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t str
   const int heads = static_cast<int>(dots.columns), size = static_cast<int>(out.columns / dots.columns);
   const int width = width_for(size, out.data, d_out.data);
   launch(width == 1 ? head_dots_kernel<1> : head_dots_kernel<pack_width>,
-         block_a_row(out.rows, out.columns / width), stream, out.data, d_out.data, heads, size, dots.data);
+         block_a_row(out.rows, out.columns / width), moves(2 * out.bytes()), stream, out.data, d_out.data,
+         heads, size, dots.data);
 }
 
 void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTensor block_lse,
                      AccumTensor out, AccumTensor lse, cudaStream_t stream) {
   const int width = width_for(block.head.head_size, block_out.data, out.data);
   launch(width == 1 ? merge_kernel<1> : merge_kernel<pack_width>,
-         block_a_row(int64_t{block.batch} * block.queries, out.columns / width), stream, block_out.data,
+         block_a_row(int64_t{block.batch} * block.queries, out.columns / width),
+         moves(3 * accum_bytes * block.batch * block.queries * out.columns), stream, block_out.data,
          block_lse.data, block.queries, block.query_stride, block.head.heads, block.head.head_size, out.data,
          lse.data);
 }

@@ -36,6 +36,12 @@ inline AttentionBlock whole_sequences(AttentionShape shape) {
   return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
 }
 
+// So many products of queries, keys and head size; the half above a diagonal is left out.
+inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
+  const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
+  return {.flops = count * 2 * pairs * b.head.head_size, .unit = unit, .backward = backward};
+}
+
 // Where the naive way has its probabilities: for every sequence (kept for backward) or for one at a time
 // (computed again in backward).
 struct Scores {

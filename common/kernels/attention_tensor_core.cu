@@ -36,7 +36,7 @@ static constexpr int cpu = 0;  // its compute capability
 
 void require_tensor_cores() {
   const cudaDeviceProp device = this_device();
-  if (has_tensor_core_attention && device.major >= 8) return;
+  if (has_tensor_core_attention && (device.major >= 8 || is_dry_run())) return;
   throw UsageError("--attention", "tensor-core",
                    "naive or tiled with " + std::string(precision_name) + " on " + device.name +
                        "; it takes PRECISION=bf16 on a GPU of compute capability 8.0 or later");
@@ -528,9 +528,10 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
     using Of = ForwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_forward_kernel<size, Result>>(),
                        Grid(tiles_of(block, block.queries, heads, Of::fixed), Of::threads),
-                       tile_bytes(Of::fixed + 4 * Of::looped, size), stream, q.data, k.data, v.data,
-                       block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal, heads,
-                       kv_heads, scale_of(size), out.data, lse.data);
+                       tile_bytes(Of::fixed + 4 * Of::looped, size),
+                       attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
+                       v.data, block.queries, block.keys, block.query_stride, block.key_stride,
+                       block.diagonal, heads, kv_heads, scale_of(size), out.data, lse.data);
   });
 }
 
@@ -545,14 +546,15 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
     launch_with_memory(
         in_warps<OfKeys::threads, tensor_core_backward_keys_kernel<size, Result>>(),
         Grid(tiles_of(block, block.keys, kv_heads, OfKeys::fixed), OfKeys::threads),
-        tile_bytes(2 * OfKeys::fixed + 4 * OfKeys::looped, size) + 4 * OfKeys::looped * sizeof(accum), stream,
-        q.data, k.data, v.data, d_out.data, lse.data, dots.data, block.queries, block.keys,
-        block.query_stride, block.key_stride, block.diagonal, heads, kv_heads, scale_of(size), add, d_k.data,
-        d_v.data);
+        tile_bytes(2 * OfKeys::fixed + 4 * OfKeys::looped, size) + 4 * OfKeys::looped * sizeof(accum),
+        attention_cost(block, 4, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
+        lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
+        heads, kv_heads, scale_of(size), add, d_k.data, d_v.data);
     using OfQueries = QueriesCut<size>;
     launch_with_memory(in_warps<OfQueries::threads, tensor_core_backward_queries_kernel<size, Result>>(),
                        Grid(tiles_of(block, block.queries, heads, OfQueries::fixed), OfQueries::threads),
-                       tile_bytes(2 * OfQueries::fixed + 4 * OfQueries::looped, size), stream, q.data, k.data,
+                       tile_bytes(2 * OfQueries::fixed + 4 * OfQueries::looped, size),
+                       attention_cost(block, 3, Cost::Unit::tensor_cores, true), stream, q.data, k.data,
                        v.data, d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
                        block.key_stride, block.diagonal, heads, kv_heads, scale_of(size), add, d_q.data);
   });

@@ -365,10 +365,10 @@ void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Ma
                    AccumTensor lse, cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
   const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
-  launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes, stream,
-                     q.data, k.data, v.data, block.queries, block.keys, block.query_stride, block.key_stride,
-                     block.diagonal, heads, kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data,
-                     lse.data);
+  launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes,
+                     attention_cost(block, 2, Cost::Unit::cores, false), stream, q.data, k.data, v.data,
+                     block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal, heads,
+                     kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data, lse.data);
 }
 
 template <class Result>
@@ -379,15 +379,16 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, A
   const double scale = 1 / std::sqrt(size);
   const Tiling over_keys = choose_tiling(block, 6, 2, 2), over_queries = choose_tiling(block, 5, 2, 2);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
-                     tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes, stream, q.data,
-                     k.data, v.data, d_out.data, lse.data, dots.data, block.queries, block.keys,
-                     block.query_stride, block.key_stride, block.diagonal, heads, kv_heads, size, scale,
-                     over_keys.tile, over_keys.columns, add, d_k.data, d_v.data);
-  launch_with_memory(tiled_backward_queries_kernel<Result>,
-                     tiles_of(block, block.queries, heads, over_queries.tile), over_queries.bytes, stream,
-                     q.data, k.data, v.data, d_out.data, lse.data, dots.data, block.queries, block.keys,
-                     block.query_stride, block.key_stride, block.diagonal, heads, kv_heads, size, scale,
-                     over_queries.tile, over_queries.columns, add, d_q.data);
+                     tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes,
+                     attention_cost(block, 4, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
+                     d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
+                     block.key_stride, block.diagonal, heads, kv_heads, size, scale, over_keys.tile,
+                     over_keys.columns, add, d_k.data, d_v.data);
+  launch_with_memory(
+      tiled_backward_queries_kernel<Result>, tiles_of(block, block.queries, heads, over_queries.tile),
+      over_queries.bytes, attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
+      d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride,
+      block.diagonal, heads, kv_heads, size, scale, over_queries.tile, over_queries.columns, add, d_q.data);
 }
 
 template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor, cudaStream_t);

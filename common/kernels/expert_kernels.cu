@@ -38,8 +38,8 @@ __global__ void route_tokens_kernel(accum* __restrict__ logits, size_t rows, int
 }
 
 void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream) {
-  launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), stream, logits.data, logits.rows,
-         logits.columns, top_k, chosen);
+  launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
+         logits.data, logits.rows, logits.columns, top_k, chosen);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
@@ -63,9 +63,9 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
 void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int top_k, const accum* d_chosen,
                            const accum* fractions, double balance_scale, AccumTensor d_logits,
                            cudaStream_t stream) {
-  launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows), stream, probabilities.data,
-         chosen, d_chosen, fractions, balance_scale, probabilities.rows, probabilities.columns, top_k,
-         d_logits.data);
+  launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
+         moves(2 * probabilities.bytes()), stream, probabilities.data, chosen, d_chosen, fractions,
+         balance_scale, probabilities.rows, probabilities.columns, top_k, d_logits.data);
 }
 
 // One block an expert and 256 columns.
@@ -88,8 +88,9 @@ __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const re
 void router_wgrad(AccumTensor d_logits, Tensor x, AccumTensor d_router, cudaStream_t stream) {
   const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
   launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
-                     columns_per_block * sizeof(accum), stream, d_logits.data, x.data, x.rows,
-                     d_logits.columns, x.columns, d_router.data);
+                     columns_per_block * sizeof(accum),
+                     moves(x.bytes() + d_logits.bytes() + 2 * d_router.bytes()), stream, d_logits.data,
+                     x.data, x.rows, d_logits.columns, x.columns, d_router.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
@@ -149,12 +150,15 @@ __global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t 
 void make_permutation(const int32_t* chosen, int64_t rows, int top_k, Matrix<int32_t> bands, int32_t* counts,
                       int32_t* place, cudaStream_t stream) {
   const int64_t copies = rows * top_k, experts = bands.columns;
-  launch(count_copies_kernel, elementwise_grid(8 * bands.rows), stream, chosen, copies, experts, bands.rows,
+  launch(count_copies_kernel, elementwise_grid(8 * bands.rows),
+         moves(copies * sizeof(int32_t) + bands.bytes()), stream, chosen, copies, experts, bands.rows,
          bands.data);
-  launch(sum_bands_kernel, elementwise_grid(8 * experts), stream, bands.data, experts, bands.rows, counts);
-  launch(first_places_kernel, elementwise_grid(8 * experts), stream, counts, experts, bands.rows, bands.data);
-  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), stream, chosen, copies, experts, bands.rows,
-         bands.data, place);
+  launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
+         bands.rows, counts);
+  launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, counts,
+         experts, bands.rows, bands.data);
+  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * copies * sizeof(int32_t)), stream,
+         chosen, copies, experts, bands.rows, bands.data, place);
 }
 
 // ---- Rows to their places and back ------------------------------------------------------------------------
@@ -179,8 +183,8 @@ __global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t*
 void permute_tokens(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
   const int width = width_for(x.columns, x.data, copies.data);
   launch(width == 1 ? permute_tokens_kernel<1> : permute_tokens_kernel<pack_width>,
-         block_a_row(int64_t{x.rows} * top_k, x.columns / width), stream, x.data, place, top_k, x.columns,
-         copies.data);
+         block_a_row(int64_t{x.rows} * top_k, x.columns / width), moves(2 * copies.bytes()), stream, x.data,
+         place, top_k, x.columns, copies.data);
 }
 
 // One block a row.
@@ -205,8 +209,8 @@ void permute_tokens_backward(Tensor d_copies, const int32_t* place, int top_k, A
                              Tensor router, Tensor d_x, cudaStream_t stream) {
   const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
   launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
-         block_a_row(d_x.rows, d_x.columns / width), stream, d_copies.data, place, top_k, d_logits.data,
-         router.data, d_logits.columns, d_x.columns, d_x.data);
+         block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + d_x.bytes()), stream,
+         d_copies.data, place, top_k, d_logits.data, router.data, d_logits.columns, d_x.columns, d_x.data);
 }
 
 // One block a row.
@@ -231,8 +235,9 @@ void combine_tokens(Tensor returned, AccumTensor probabilities, const int32_t* c
                     int top_k, Tensor out, cudaStream_t stream) {
   const int width = width_for(out.columns, returned.data, out.data);
   launch(width == 1 ? combine_tokens_kernel<1> : combine_tokens_kernel<pack_width>,
-         block_a_row(out.rows, out.columns / width), stream, returned.data, probabilities.data, chosen, place,
-         probabilities.columns, top_k, out.columns, out.data);
+         block_a_row(out.rows, out.columns / width), moves(returned.bytes() + out.bytes()), stream,
+         returned.data, probabilities.data, chosen, place, probabilities.columns, top_k, out.columns,
+         out.data);
 }
 
 // One block a copy.
@@ -264,9 +269,9 @@ void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabil
                              cudaStream_t stream) {
   const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
   launch(width == 1 ? combine_tokens_backward_kernel<1> : combine_tokens_backward_kernel<pack_width>,
-         block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width), stream, d_out.data, returned.data,
-         probabilities.data, chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data,
-         d_chosen);
+         block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width),
+         moves(2 * returned.bytes() + d_out.bytes()), stream, d_out.data, returned.data, probabilities.data,
+         chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data, d_chosen);
 }
 
 // ---- Balance ----------------------------------------------------------------------------------------------
@@ -277,7 +282,7 @@ __global__ void expert_fractions_kernel(const int32_t* counts, int experts, accu
 
 void expert_fractions(const int32_t* counts, int experts, double scale, accum* fractions,
                       cudaStream_t stream) {
-  launch(expert_fractions_kernel, dim3(1), stream, counts, experts, scale, fractions);
+  launch(expert_fractions_kernel, dim3(1), little, stream, counts, experts, scale, fractions);
 }
 
 // One block in all.
@@ -295,8 +300,8 @@ __global__ void add_balance_loss_kernel(const accum* __restrict__ probabilities,
 
 void add_balance_loss(AccumTensor probabilities, const accum* fractions, double scale, accum* loss,
                       cudaStream_t stream) {
-  launch(add_balance_loss_kernel, dim3(1), stream, probabilities.data, fractions, probabilities.rows,
-         probabilities.columns, scale, loss);
+  launch(add_balance_loss_kernel, dim3(1), moves(probabilities.bytes()), stream, probabilities.data,
+         fractions, probabilities.rows, probabilities.columns, scale, loss);
 }
 
 }  // namespace pentatron

@@ -3,8 +3,8 @@
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 
-// Beside each memory-bound kernel stands what it has to move, in bytes an element: e is the size of a `real`,
-// s that of an `accum`. What a block reads a second time comes from its cache.
+// Each launch says what the kernel has to move (device/cost.h). What a block reads a second time comes from
+// its cache.
 
 namespace pentatron {
 
@@ -26,8 +26,8 @@ void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Ten
                        cudaStream_t stream) {
   const int width = width_for(out.columns, table.data, out.data);
   launch(width == 1 ? embedding_forward_kernel<1> : embedding_forward_kernel<pack_width>,
-         block_a_row(out.rows, out.columns / width), stream, table.data, tokens, first_token, table.rows,
-         out.columns, out.data);
+         block_a_row(out.rows, out.columns / width), moves(2 * real_bytes * out.size()), stream, table.data,
+         tokens, first_token, table.rows, out.columns, out.data);
 }
 
 // One block a place in `by_token`; the first place of each token adds up all the rows of that token.
@@ -57,14 +57,15 @@ void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_t
                         AccumTensor gradient, cudaStream_t stream) {
   const int width = width_for(d_out.columns, d_out.data, gradient.data);
   launch(width == 1 ? embedding_backward_kernel<1> : embedding_backward_kernel<pack_width>,
-         block_a_row(d_out.rows, d_out.columns / width), stream, d_out.data, tokens, by_token, d_out.rows,
-         first_token, gradient.rows, d_out.columns, gradient.data);
+         block_a_row(d_out.rows, d_out.columns / width), moves((real_bytes + 2 * accum_bytes) * d_out.size()),
+         stream, d_out.data, tokens, by_token, d_out.rows, first_token, gradient.rows, d_out.columns,
+         gradient.data);
 }
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
 
 // One block a row, of x = before + branch; without a branch, `before` is x itself and nothing is added.
-// Moves 4e (reads before and branch, writes x and out); without a branch 2e.
+// Reads before and branch, writes x and out; without a branch it reads x and writes out.
 template <int width>
 __global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
                                        const real* __restrict__ weight, accum epsilon, int d, real* x,
@@ -94,8 +95,8 @@ void residual_rmsnorm_forward(Tensor before, Tensor branch, const real* weight, 
                               Tensor out, accum* rstd, cudaStream_t stream) {
   const int width = width_for(x.columns, before.data, branch.data, weight, x.data, out.data);
   launch(width == 1 ? rmsnorm_forward_kernel<1> : rmsnorm_forward_kernel<pack_width>,
-         block_a_row(x.rows, x.columns / width), stream, before.data, branch.data, weight, epsilon, x.columns,
-         x.data, out.data, rstd);
+         block_a_row(x.rows, x.columns / width), moves((branch.data ? 4 : 2) * real_bytes * x.size()), stream,
+         before.data, branch.data, weight, epsilon, x.columns, x.data, out.data, rstd);
 }
 
 void rmsnorm_forward(Tensor x, const real* weight, double epsilon, Tensor out, accum* rstd,
@@ -107,7 +108,7 @@ int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
 // One block a band of rows. With n = x * rstd:
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
-// Moves 3e (reads d_out and x, writes d_x), and e more where it adds to d_x.
+// Reads d_out and x, and d_x where it adds to it; writes d_x.
 template <int width>
 __global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ x,
                                         const real* __restrict__ weight, const accum* __restrict__ rstd,
@@ -174,11 +175,13 @@ void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* r
                       Tensor d_x, AccumTensor partials, accum* weight_gradient, cudaStream_t stream) {
   const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
   const Grid bands = block_a_row(partials.rows, x.columns / width);
-  launch_with_memory(width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>, bands,
-                     x.columns * sizeof(accum), stream, d_out.data, x.data, weight, rstd, accumulate, x.rows,
-                     x.columns, d_x.data, partials.data);
+  launch_with_memory(
+      width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>, bands,
+      x.columns * sizeof(accum), moves((accumulate ? 4 : 3) * real_bytes * x.size() + partials.bytes()),
+      stream, d_out.data, x.data, weight, rstd, accumulate, x.rows, x.columns, d_x.data, partials.data);
   launch_with_memory(column_sums_kernel, dim3((x.columns + 31) / 32), column_warps * 32 * sizeof(accum),
-                     stream, partials.data, partials.rows, partials.columns, weight_gradient);
+                     moves(partials.bytes()), stream, partials.data, partials.rows, partials.columns,
+                     weight_gradient);
 }
 
 // ---- Rotary positions -------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ __device__ void copy_row(const real* from, int columns, real* to) {
   for (int j : block_range(columns, width)) store(to + j, load<width>(from + j));
 }
 
-// One block a row. Moves 2e: the split is where q and k are turned.
+// One block a row. The split is where q and k are turned.
 template <int width>
 __global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_t* __restrict__ positions,
                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
@@ -242,11 +245,11 @@ void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, Hea
                     Tensor k, Tensor v, cudaStream_t stream) {
   const int width = width_for(shape.head_size / 2, qkv.data, table.data, q.data, k.data, v.data);
   launch(width == 1 ? rotary_forward_kernel<1> : rotary_forward_kernel<pack_width>,
-         block_a_row(qkv.rows, qkv.columns / width / 2), stream, qkv.data, positions, table.data, shape.heads,
-         shape.kv_heads, shape.head_size, q.data, k.data, v.data);
+         block_a_row(qkv.rows, qkv.columns / width / 2), moves(2 * real_bytes * qkv.size()), stream, qkv.data,
+         positions, table.data, shape.heads, shape.kv_heads, shape.head_size, q.data, k.data, v.data);
 }
 
-// One block a row. Moves 2e, likewise.
+// One block a row.
 template <int width>
 __global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real* __restrict__ d_k,
                                        const real* __restrict__ d_v, const int32_t* __restrict__ positions,
@@ -268,13 +271,14 @@ void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* position
                      HeadShape shape, Tensor d_qkv, cudaStream_t stream) {
   const int width = width_for(shape.head_size / 2, d_q.data, d_k.data, d_v.data, table.data, d_qkv.data);
   launch(width == 1 ? rotary_backward_kernel<1> : rotary_backward_kernel<pack_width>,
-         block_a_row(d_qkv.rows, d_qkv.columns / width / 2), stream, d_q.data, d_k.data, d_v.data, positions,
-         table.data, shape.heads, shape.kv_heads, shape.head_size, d_qkv.data);
+         block_a_row(d_qkv.rows, d_qkv.columns / width / 2), moves(2 * real_bytes * d_qkv.size()), stream,
+         d_q.data, d_k.data, d_v.data, positions, table.data, shape.heads, shape.kv_heads, shape.head_size,
+         d_qkv.data);
 }
 
 // ---- SwiGLU -----------------------------------------------------------------------------------------------
 
-// One block a row. Moves 3e an element of `out`.
+// One block a row.
 template <int width>
 __global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
   const size_t row = blockIdx.x;
@@ -290,10 +294,11 @@ __global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, r
 void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
   const int width = width_for(out.columns, gate_up.data, out.data);
   launch(width == 1 ? swiglu_forward_kernel<1> : swiglu_forward_kernel<pack_width>,
-         block_a_row(out.rows, out.columns / width), stream, gate_up.data, out.columns, out.data);
+         block_a_row(out.rows, out.columns / width), moves(3 * real_bytes * out.size()), stream, gate_up.data,
+         out.columns, out.data);
 }
 
-// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))). Moves 5e an element of `d_out`.
+// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
 template <int width>
 __global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ gate_up,
                                        int f, real* __restrict__ d_gate_up) {
@@ -317,15 +322,15 @@ __global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const rea
 void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_t stream) {
   const int width = width_for(d_out.columns, d_out.data, gate_up.data, d_gate_up.data);
   launch(width == 1 ? swiglu_backward_kernel<1> : swiglu_backward_kernel<pack_width>,
-         block_a_row(d_out.rows, d_out.columns / width), stream, d_out.data, gate_up.data, d_out.columns,
-         d_gate_up.data);
+         block_a_row(d_out.rows, d_out.columns / width), moves(5 * real_bytes * d_out.size()), stream,
+         d_out.data, gate_up.data, d_out.columns, d_gate_up.data);
 }
 
 // ---- Cross-entropy ----------------------------------------------------------------------------------------
 
 // One block a row. It goes through the logits in chunks that its cache holds, so that memory is read once,
 // for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
-// softmax; Milakov and Gimelshein, 2018). Moves e.
+// softmax; Milakov and Gimelshein, 2018).
 template <int width>
 __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
                                                 const int32_t* __restrict__ targets, int first_token,
@@ -358,8 +363,8 @@ void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_t
                               cudaStream_t stream) {
   const int width = width_for(logits.columns, logits.data);
   launch(width == 1 ? cross_entropy_statistics_kernel<1> : cross_entropy_statistics_kernel<pack_width>,
-         block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,
-         logits.columns, statistics.data);
+         block_a_row(logits.rows, logits.columns / width), moves(logits.bytes()), stream, logits.data,
+         targets, first_token, logits.columns, statistics.data);
 }
 
 __global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, size_t rows,
@@ -371,8 +376,8 @@ __global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, 
 }
 
 void cross_entropy_rescale(const accum* largest, AccumTensor statistics, cudaStream_t stream) {
-  launch(cross_entropy_rescale_kernel, elementwise_grid(statistics.columns), stream, largest,
-         statistics.columns, statistics.data);
+  launch(cross_entropy_rescale_kernel, elementwise_grid(statistics.columns),
+         moves(5 * accum_bytes * statistics.columns), stream, largest, statistics.columns, statistics.data);
 }
 
 // One block in all.
@@ -391,11 +396,11 @@ __global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
 
 void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double scale, accum* loss,
                         cudaStream_t stream) {
-  launch(cross_entropy_loss_kernel, dim3(1), stream, statistics.data, targets, statistics.columns, scale,
-         loss);
+  launch(cross_entropy_loss_kernel, dim3(1), little, stream, statistics.data, targets, statistics.columns,
+         scale, loss);
 }
 
-// One block a row. Moves 2e, in place: a logit is read once more, and its gradient takes its place.
+// One block a row, in place: a logit is read once more, and its gradient takes its place.
 template <int width>
 __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
                                               int first_token, int vocabulary, accum scale,
@@ -418,13 +423,12 @@ void cross_entropy_backward(Tensor logits, const int32_t* targets, int first_tok
                             AccumTensor statistics, cudaStream_t stream) {
   const int width = width_for(logits.columns, logits.data);
   launch(width == 1 ? cross_entropy_backward_kernel<1> : cross_entropy_backward_kernel<pack_width>,
-         block_a_row(logits.rows, logits.columns / width), stream, logits.data, targets, first_token,
-         logits.columns, scale, statistics.data);
+         block_a_row(logits.rows, logits.columns / width), moves(2 * real_bytes * logits.size()), stream,
+         logits.data, targets, first_token, logits.columns, scale, statistics.data);
 }
 
 // ---- Elementwise ------------------------------------------------------------------------------------------
 
-// Moves 3e.
 template <int width>
 __global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
   for (size_t i : grid_range(size, width)) {
@@ -438,10 +442,9 @@ __global__ void residual_add_kernel(const real* x, const real* branch, size_t si
 void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
   const int width = width_for(out.size(), x.data, branch.data, out.data);
   launch(width == 1 ? residual_add_kernel<1> : residual_add_kernel<pack_width>, elementwise_grid(out.size()),
-         stream, x.data, branch.data, out.size(), out.data);
+         moves(3 * real_bytes * out.size()), stream, x.data, branch.data, out.size(), out.data);
 }
 
-// Moves 3s.
 template <int width>
 __global__ void accumulate_kernel(const accum* __restrict__ term, accum* __restrict__ sum, size_t size) {
   for (size_t i : grid_range(size, width)) {
@@ -454,11 +457,10 @@ __global__ void accumulate_kernel(const accum* __restrict__ term, accum* __restr
 
 void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream) {
   const int width = width_for(size, term, sum);
-  launch(width == 1 ? accumulate_kernel<1> : accumulate_kernel<pack_width>, elementwise_grid(size), stream,
-         term, sum, size);
+  launch(width == 1 ? accumulate_kernel<1> : accumulate_kernel<pack_width>, elementwise_grid(size),
+         moves(3 * accum_bytes * size), stream, term, sum, size);
 }
 
-// Moves s + e.
 template <int width>
 __global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restrict__ out, size_t size) {
   for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
@@ -467,7 +469,7 @@ __global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restri
 void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
   const int width = width_for(size, x, out);
   launch(width == 1 ? round_to_real_kernel<1> : round_to_real_kernel<pack_width>, elementwise_grid(size),
-         stream, x, out, size);
+         moves((accum_bytes + real_bytes) * size), stream, x, out, size);
 }
 
 // ---- Initialisation ---------------------------------------------------------------------------------------
@@ -496,8 +498,8 @@ __global__ void fill_normal_kernel(real* weights, size_t first, size_t size, int
 
 void fill_normal(real* weights, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
                  double standard_deviation, cudaStream_t stream) {
-  launch(fill_normal_kernel, elementwise_grid(size), stream, weights, first, size, slice.columns,
-         slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
+  launch(fill_normal_kernel, elementwise_grid(size), moves(real_bytes * size), stream, weights, first, size,
+         slice.columns, slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
          standard_deviation);
 }
 
@@ -506,12 +508,13 @@ __global__ void fill_constant_kernel(real* weights, size_t size, accum value) {
 }
 
 void fill_constant(real* weights, size_t size, double value, cudaStream_t stream) {
-  launch(fill_constant_kernel, elementwise_grid(size), stream, weights, size, value);
+  launch(fill_constant_kernel, elementwise_grid(size), moves(real_bytes * size), stream, weights, size,
+         value);
 }
 
 // ---- Optimizer --------------------------------------------------------------------------------------------
 
-// The number of blocks is the same on every device, and with it the order of the sum. Moves s.
+// The number of blocks is the same on every device, and with it the order of the sum.
 template <int width>
 __global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts) {
   double sum = 0;
@@ -533,8 +536,8 @@ __global__ void add_parts_kernel(const double* parts, int count, double* sum) {
 
 void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
   launch(width_for(size, x) == 1 ? sum_of_squares_kernel<1> : sum_of_squares_kernel<pack_width>,
-         dim3(norm_parts), stream, x, size, parts);
-  launch(add_parts_kernel, dim3(1), stream, parts, norm_parts, sum);
+         dim3(norm_parts), moves(accum_bytes * size), stream, x, size, parts);
+  launch(add_parts_kernel, dim3(1), little, stream, parts, norm_parts, sum);
 }
 
 __global__ void clip_factor_kernel(const double* norm_squared, double max_norm, accum* clip) {
@@ -545,7 +548,7 @@ __global__ void clip_factor_kernel(const double* norm_squared, double max_norm, 
 }
 
 void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaStream_t stream) {
-  launch(clip_factor_kernel, dim3(1), stream, norm_squared, max_norm, clip);
+  launch(clip_factor_kernel, dim3(1), little, stream, norm_squared, max_norm, clip);
 }
 
 // Stores new weights where they are kept: as `master`, and rounded where the weights are something else.
@@ -557,8 +560,8 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
 
 // The bias corrections of AdamW are folded into step_size and inverse_correction2, the weight decay into
 // `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the
-// digits. Moves 7s (reads gradient, two moments and master weight, writes all but the gradient), and e more
-// for weights beside master weights.
+// digits. Reads the gradient, two moments and the master weight; writes all but the gradient, and the weight
+// where it lies beside its master.
 template <int width>
 __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum step_size,
                                   accum inverse_correction2, accum epsilon, accum decay, real* weights,
@@ -586,13 +589,13 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
   const double correction1 = 1 - std::pow(adamw.beta1, adamw.step),
                correction2 = 1 - std::pow(adamw.beta2, adamw.step);
   const int width = width_for(size, weights, master, gradients, moment1, moment2);
-  launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size), stream,
-         adamw.beta1, adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr / correction1,
-         1 / std::sqrt(correction2), adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master,
-         gradients, moment1, moment2, clip, size);
+  launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size),
+         moves((7 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, adamw.beta1,
+         adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr / correction1, 1 / std::sqrt(correction2),
+         adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, clip,
+         size);
 }
 
-// Moves 3s, and e more for weights beside master weights.
 template <int width>
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
                                 const accum* __restrict__ gradients, const accum* clip, size_t size) {
@@ -608,8 +611,9 @@ __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, acc
 void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
               const accum* clip, size_t size, cudaStream_t stream) {
   const int width = width_for(size, weights, master, gradients);
-  launch(width == 1 ? sgd_step_kernel<1> : sgd_step_kernel<pack_width>, elementwise_grid(size), stream, lr,
-         weight_decay, weights, master, gradients, clip, size);
+  launch(width == 1 ? sgd_step_kernel<1> : sgd_step_kernel<pack_width>, elementwise_grid(size),
+         moves((3 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, lr, weight_decay,
+         weights, master, gradients, clip, size);
 }
 
 }  // namespace pentatron

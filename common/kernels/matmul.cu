@@ -10,9 +10,11 @@ constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64
 template <class C>
 void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
              Matrix<C> c, const char* name) {
-  trace::Range range(blas.stream(), name);
-  const accum alpha = 1;
   const int64_t k = transpose_a ? a.rows : a.columns;
+  Cost cost = products(c.rows, c.columns, k, 1, sizeof(real), sizeof(C), beta != 0);
+  cost.of_layer = trace::here.layer >= 0;
+  trace::Range range(blas.stream(), name, cost);
+  const accum alpha = 1;
   CUBLAS_CHECK(cublasGemmEx(
       blas, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
       static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
@@ -50,7 +52,9 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, AccumTensor d_weight) 
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
                      const char* name) {
-  trace::Range range(blas.stream(), name);
+  trace::Range range(
+      blas.stream(), name,
+      products(m, n, k, count, sizeof(real), c.type == real_type ? sizeof(real) : sizeof(accum), beta != 0));
   const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
   CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
                                           transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,

@@ -65,6 +65,7 @@ std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
     }
     const bool last = i + 1 == micro_batches();
     batches.push_back(buffer.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream));
+    batches.back().number = i;
   }
   return batches;
 }

@@ -19,6 +19,7 @@ struct Batch {
   double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
   double inverse_micro_batches;  // 1 / micro-batches of the global batch
   bool last;                     // of this step's micro-batches
+  int number = 0;                // of them, for a trace
 };
 
 // Holds one micro-batch: what the host writes, pinned, and its copy on the device.

@@ -35,7 +35,8 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
     }
     if constexpr (has_master_weights) {
       state.master = memory_.matrix<accum>(1, size);
-      launch(copy_to_master_kernel, elementwise_grid(size), stream_, shard.weights, state.master.data, size);
+      launch(copy_to_master_kernel, elementwise_grid(size), moves((real_bytes + accum_bytes) * size), stream_,
+             shard.weights, state.master.data, size);
     }
     states_.push_back(state);
   }

@@ -6,7 +6,10 @@
 namespace pentatron {
 
 void WgradQueue::issue_all() {
+  const trace::Position position = trace::here;
   for (const Entry& entry : entries_) {
+    trace::here = entry.position;
+    trace::here.pass = 'w';
     if (entry.unit != open_unit_) {
       for (UnitHooks* hooks : hooks_) hooks->before_gradients(entry.unit);
       open_unit_ = entry.unit;
@@ -19,6 +22,7 @@ void WgradQueue::issue_all() {
     }
   }
   entries_.clear();
+  trace::here = position;
 }
 
 void WgradQueue::prefetch(TensorRegion& region, Tensor x) {

@@ -52,10 +52,12 @@ class WgradQueue {
   WgradQueue(std::vector<UnitHooks*> hooks, WeightGradients when) : hooks_(std::move(hooks)), when_(when) {}
 
   // `work` adds to weight gradients of `unit`.
-  void push(int unit, std::function<void()> work) { entries_.push_back({unit, std::move(work)}); }
+  void push(int unit, std::function<void()> work) {
+    entries_.push_back({unit, std::move(work), false, trace::here});
+  }
   // Nothing more comes for this unit in this micro-batch: a good moment, too.
   void close(int unit, bool last) {
-    entries_.push_back({unit, nullptr, last});
+    entries_.push_back({unit, nullptr, last, trace::here});
     drain();
   }
   // Work that will be pushed next wants a region's input again: if a good moment comes soon, the region can
@@ -73,6 +75,7 @@ class WgradQueue {
     int unit;
     std::function<void()> work;  // empty: the unit is complete
     bool last = false;
+    trace::Position position;  // at which it was pushed
   };
   std::vector<UnitHooks*> hooks_;
   WeightGradients when_;

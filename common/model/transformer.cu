@@ -141,28 +141,36 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, Wei
 }
 
 Tensor Transformer::forward(const Batch& batch, Activations& a) {
+  trace::here.micro_batch = batch.number;
+  trace::here.pass = 'f';
   const LayerRange range = a.range;
   if (range.embedding) embedding_forward(batch, a.input());
   Residual x = {a.input(), {}};
   for (int layer = range.first; layer < range.last; ++layer) {
     const int unit = unit_of_layer(layer);
+    trace::here.layer = layer;
     before_weights(unit, Pass::forward);
     x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
     after_weights(unit, Pass::forward);
   }
+  trace::here.layer = -1;
   if (range.head) {
     head_forward(batch, x, a);
   } else {
     residual_add(x.before, x.branch, a.output, stream_);
   }
+  trace::here.pass = 'o';
   return a.logits;
 }
 
 void Transformer::backward(const Batch& batch, Activations& a) {
+  trace::here.micro_batch = batch.number;
+  trace::here.pass = 'b';
   const LayerRange range = a.range;
   if (range.head) head_backward(batch, a);
   for (int layer = range.last - 1; layer >= range.first; --layer) {
     const int unit = unit_of_layer(layer);
+    trace::here.layer = layer;
     before_weights(unit, Pass::backward);
     const LayerActivations& kept = a.layers[layer - range.first];
     if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
@@ -170,7 +178,9 @@ void Transformer::backward(const Batch& batch, Activations& a) {
     after_weights(unit, Pass::backward);
     a.queue.close(unit, batch.last);
   }
+  trace::here.layer = -1;
   if (range.embedding) embedding_backward(batch, a);
+  trace::here.pass = 'o';
 }
 
 void Transformer::before_weights(int unit, Pass pass) {

@@ -14,10 +14,15 @@
 
 namespace pentatron {
 
+namespace trace {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Overlap::Stream, seconds, hidden)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Overlap, seconds, compute, communication)
+}  // namespace trace
+
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryPrediction, resident, unit_buffers)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Traffic, calls, elements, sent_bytes)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication, overlap)
 
 namespace {
 
@@ -30,24 +35,38 @@ std::string formatted(const char* format, double value) {
 // 17 significant digits, from which a double is read back unchanged. JSON has no word for infinity and NaN.
 std::string number(double value) { return std::isfinite(value) ? formatted("%.17g", value) : "null"; }
 
-std::string json_step(const StepRecord& r) {
-  std::ostringstream json;
-  json << "{\"step\": " << r.step << ", \"loss\": " << number(r.loss)
-       << ", \"grad_norm\": " << number(r.grad_norm) << ", \"lr\": " << number(r.lr)
-       << ", \"tokens\": " << r.tokens << ", \"seconds\": " << number(r.seconds)
-       << ", \"comm_bytes\": " << r.comm_bytes << '}';
-  return json.str();
-}
-
 using Json = nlohmann::ordered_json;  // keys stay in their order
-
 Json json_of(const MemoryBytes& bytes) {
   Json json;
   for (size_t i = 0; i < purposes; ++i) json[std::string(purpose_names[i])] = bytes[i];
   return json;
 }
 
-Json json_of(const Summary& summary) {
+// Mean of the ranks; null where time is measured.
+trace::Overlap mean_overlap(const std::vector<RankReport>& ranks) {
+  trace::Overlap mean;
+  for (const RankReport& rank : ranks) mean += rank.overlap;
+  const double n = static_cast<double>(ranks.size());
+  mean.seconds /= n, mean.compute /= n;
+  for (auto& [name, stream] : mean.communication) stream.seconds /= n, stream.hidden /= n;
+  return mean;
+}
+
+double hidden_share(trace::Overlap::Stream stream) {
+  return stream.seconds > 0 ? stream.hidden / stream.seconds : 0;
+}
+
+Json json_of(const trace::Overlap& overlap, double mfu) {
+  const trace::Overlap::Stream communication = overlap.all_communication();
+  return {{"seconds", overlap.seconds},
+          {"compute_seconds", overlap.compute},
+          {"communication_seconds", communication.seconds},
+          {"hidden", hidden_share(communication)},
+          {"mfu", mfu}};
+}
+
+Json json_of(const Summary& summary, double mfu) {
+  const trace::Overlap overlap = mean_overlap(summary.ranks);
   Json layout = Json::object(), memory = Json::array(), communication = Json::array();
   for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
   for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
@@ -67,6 +86,7 @@ Json json_of(const Summary& summary) {
             {"parameters", summary.parameters},
             {"final_loss", summary.final_loss},
             {"seconds", summary.seconds},
+            {"modelled", overlap.seconds > 0 ? json_of(overlap, mfu) : Json()},
             {"memory", memory},
             {"communication", communication}}}};
 }
@@ -92,7 +112,7 @@ void print_row(std::ostream& out, const std::array<std::string, columns>& cells,
   out << '\n';
 }
 
-constexpr std::array<int, 9> step_widths = {8, 9, 11, 11, 10, 10, 9, 12, 11};  // columns, 91 together
+constexpr std::array<int, 9> step_widths = {8, 9, 11, 11, 11, 14, 9, 12, 11};  // columns, 96 together
 
 }  // namespace
 
@@ -102,50 +122,113 @@ std::string human_bytes(double bytes) {
 
 std::string human_count(double count) { return human(count, 1000, {"", "k", "M", "G", "T", "P"}); }
 
+std::string human_seconds(double seconds) {
+  const double amount = seconds * 1e9;  // ns
+  for (const auto& [factor, unit] : {std::pair{1e9, " s"}, {1e6, " ms"}, {1e3, " us"}}) {
+    if (amount >= 0.9995 * factor) return formatted("%.4g", amount / factor) + unit;
+  }
+  return formatted("%.4g", amount) + " ns";
+}
+
 std::string to_text(const RankReport& report) { return nlohmann::json(report).dump(); }
 RankReport rank_report(const std::string& text) { return nlohmann::json::parse(text); }
 
 RunLog::RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every,
-               double flops_per_token, double peak_flops)
+               double flops_per_token, double peak_flops, int ranks)
     : out_(out),
       json_path_(json_path),
       steps_(steps),
       log_every_(log_every),
       flops_per_token_(flops_per_token),
-      peak_flops_(peak_flops) {
+      peak_flops_(peak_flops),
+      ranks_(ranks) {
   if (json_path_.empty()) return;
   json_.open(json_path_);
   if (!json_) throw UsageError("--log-json", json_path_, "a file that can be written");
 }
 
+double RunLog::mfu(double tokens, double seconds) const {
+  return peak_flops_ > 0 ? tokens * flops_per_token_ / (seconds * ranks_ * peak_flops_) : 0;
+}
+
+// Digit by digit, so that a double is read back unchanged.
+std::string RunLog::json_step(const StepRecord& r) const {
+  std::ostringstream json;
+  json << "{\"step\": " << r.step << ", \"loss\": " << number(r.loss)
+       << ", \"grad_norm\": " << number(r.grad_norm) << ", \"lr\": " << number(r.lr)
+       << ", \"tokens\": " << r.tokens << ", \"seconds\": " << number(r.seconds)
+       << ", \"comm_bytes\": " << r.comm_bytes;
+  if (r.modelled)
+    json << ", \"modelled\": "
+         << json_of(*r.modelled, mfu(static_cast<double>(r.tokens), r.modelled->seconds)).dump();
+  json << '}';
+  return json.str();
+}
+
 void RunLog::step(const StepRecord& record) {
   if (json_.is_open()) write_json(json_step(record));
   if (record.step == 1) {
-    print_row<9>(out_, {"step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "MFU", "memory", "sent"},
+    print_row<9>(out_,
+                 {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"},
                  step_widths);
   }
+  const double seconds = record.modelled ? record.modelled->seconds : record.seconds;
+  tokens_ += static_cast<double>(record.tokens), modelled_seconds_ += seconds;
   unshown_tokens_ += static_cast<double>(record.tokens);
-  unshown_seconds_ += record.seconds;
+  unshown_seconds_ += seconds;
+  ++unshown_steps_;
   if (record.step != 1 && record.step != steps_ && record.step % log_every_ != 0) return;
 
-  const double tokens_per_second = unshown_tokens_ / unshown_seconds_;
-  const double flops = tokens_per_second * flops_per_token_;
+  const auto computed = [&](double value) { return record.computed ? formatted("%.4f", value) : "-"; };
+  const double use = mfu(unshown_tokens_, unshown_seconds_);
   print_row<9>(
       out_,
-      {std::to_string(record.step), formatted("%.4f", record.loss), formatted("%.4f", record.grad_norm),
-       formatted("%.2e", record.lr), human_count(tokens_per_second), formatted("%.3g", flops / 1e12),
-       peak_flops_ > 0 ? formatted("%.1f %%", 100 * flops / peak_flops_) : "-",
-       human_bytes(static_cast<double>(record.memory_peak)),
+      {std::to_string(record.step), computed(record.loss), computed(record.grad_norm),
+       formatted("%.2e", record.lr), human_seconds(unshown_seconds_ / unshown_steps_),
+       human_count(unshown_tokens_ / unshown_seconds_ / ranks_),
+       use > 0 ? formatted("%.1f %%", 100 * use) : "-", human_bytes(static_cast<double>(record.memory_peak)),
        human_bytes(static_cast<double>(record.comm_bytes))},
       step_widths);
   out_.flush();
   unshown_tokens_ = unshown_seconds_ = 0;
+  unshown_steps_ = 0;
 }
 
 void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
+  const bool modelled = mean_overlap(summary.ranks).seconds > 0;
+  if (modelled) {
+    print_overlap(out_, summary.ranks, steps_);
+    out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
+         << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
+  }
   out_.flush();
-  if (json_.is_open()) write_json(json_of(summary).dump());
+  if (json_.is_open()) write_json(json_of(summary, mfu(tokens_, modelled_seconds_)).dump());
+}
+
+void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int steps) {
+  const trace::Overlap mean = mean_overlap(ranks);
+  constexpr std::array<int, 4> widths = {16, 14, 14, 14};
+  const auto percent = [](double share) { return formatted("%.1f %%", 100 * share); };
+  const auto row = [&](const std::string& name, trace::Overlap::Stream stream) {
+    print_row<4>(out,
+                 {name, human_seconds(stream.seconds / steps), percent(stream.seconds / mean.seconds),
+                  percent(hidden_share(stream))},
+                 widths);
+  };
+  out << "\nModelled time of a step, " << human_seconds(mean.seconds / steps);
+  if (ranks.size() > 1) out << ", a mean of " << ranks.size() << " ranks";
+  out << '\n';
+  print_row<4>(out, {"", "time", "of the step", "hidden"}, widths);
+  print_row<4>(out,
+               {"compute", human_seconds(mean.compute / steps), percent(mean.compute / mean.seconds), ""},
+               widths);
+  print_row<4>(out,
+               {"compute idle", human_seconds((mean.seconds - mean.compute) / steps),
+                percent(1 - mean.compute / mean.seconds), ""},
+               widths);
+  for (const auto& [name, stream] : mean.communication) row(name, stream);
+  if (mean.communication.size() > 1) row("all communication", mean.all_communication());
 }
 
 // Flushed line by line: what a run that is killed has done so far can be read.

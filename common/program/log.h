@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <fstream>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "device/timeline.h"
 #include "model/memory.h"
 #include "ranks/peers.h"
 
@@ -20,10 +22,12 @@ struct StepRecord {
   double loss;       // nats per token of the global batch
   double grad_norm;  // before clipping
   double lr;
-  int64_t tokens;      // of the global batch
-  double seconds;      // that the step took
-  size_t memory_peak;  // bytes, the largest of all ranks
-  size_t comm_bytes;   // sent by a rank in this step, the largest of all ranks
+  int64_t tokens;                        // of the global batch
+  double seconds;                        // that the step took, on the clock on the wall
+  size_t memory_peak;                    // bytes, the largest of all ranks
+  size_t comm_bytes;                     // sent by a rank in this step, the largest of all ranks
+  bool computed = true;                  // loss and norm are something, this is no dry run
+  std::optional<trace::Overlap> modelled = {};  // of a GPU, a mean of all ranks
 };
 
 struct RankMemory {
@@ -34,6 +38,7 @@ struct RankMemory {
 struct RankReport {
   RankMemory memory;
   TrafficByOperation communication;
+  trace::Overlap overlap = {};  // modelled, of all steps
 };
 
 // For the way from one rank to another.
@@ -50,16 +55,17 @@ struct Summary {
 
 class RunLog {
  public:
-  // flops_per_token: model FLOPs, forward and backward, without recomputation. peak_flops: FLOP/s of all
-  // ranks together, 0 where it is not known. json_path: empty for no log; throws UsageError if it cannot be
-  // written.
+  // flops_per_token: model FLOPs, forward and backward, without recomputation. peak_flops: FLOP/s of a rank,
+  // 0 where it is not known. json_path: empty for no log; throws UsageError if it cannot be written.
   RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every, double flops_per_token,
-         double peak_flops);
+         double peak_flops, int ranks);
 
   void step(const StepRecord& record);
   void summary(const Summary& summary);  // the table on the terminal, and the last line of the log
 
  private:
+  double mfu(double tokens, double seconds) const;
+  std::string json_step(const StepRecord& record) const;
   void write_json(const std::string& line);
 
   std::ostream& out_;
@@ -69,14 +75,21 @@ class RunLog {
   int log_every_;
   double flops_per_token_;
   double peak_flops_;
+  int ranks_;
   double unshown_tokens_ = 0;   // since the last printed line
   double unshown_seconds_ = 0;  // likewise
+  int unshown_steps_ = 0;
+  double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
 };
+
+// How much communication there was, and how much of it was hidden; a mean of all ranks and steps.
+void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int steps);
 
 // Purpose by purpose, predicted and measured; with several ranks, the largest of all.
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);
 
-std::string human_bytes(double bytes);  // "1.50 MiB"
-std::string human_count(double count);  // "41.2k"
+std::string human_bytes(double bytes);      // "1.50 MiB"
+std::string human_count(double count);      // "41.2k"
+std::string human_seconds(double seconds);  // "1.50 ms"
 
 }  // namespace pentatron

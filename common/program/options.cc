@@ -288,6 +288,12 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
 }
 
+void declare_device(CommandLine& line, Options& options) {
+  line.group("Modelled GPU (CPU build)");
+  line.file("--gpu", options.gpu, "a100, h100, h200, b200, unit or a file of such numbers [h100]");
+  line.flag("--dry-run", options.dry_run, "compute nothing: count memory and time alone");
+}
+
 void declare_run(CommandLine& line, Options& options) {
   line.group("Memory");
   line.choice("--recompute", options.recompute, recompute_names, "activations that backward computes again");
@@ -309,9 +315,10 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.number("--timeout", options.timeout, 0.1, 1e6,
                   "seconds after which a stream that stands still ends the run");
       line.link("--link", options.link,
-                "model a link between ranks, such as 5us,50GB/s (NCCL over MPI only)");
-      line.link("--link-between-nodes", options.link_between_nodes, "the same between nodes");
-      line.whole("--ranks-per-node", options.ranks_per_node, 0, 1 << 20, "ranks of a modelled node, 0: all");
+                "modelled link between ranks, such as 5us,50GB/s (NCCL over MPI) [the GPU's]");
+      line.link("--link-between-nodes", options.link_between_nodes, "the same between nodes [the GPU's]");
+      line.whole("--ranks-per-node", options.ranks_per_node, 0, 1 << 20,
+                 "ranks of a modelled node, 0: the GPU's number");
       return;
     case OptionGroup::data_parallel:
       line.group("Data parallelism");
@@ -420,6 +427,8 @@ void check_sizes(const Options& options) {
                      "at most " + std::to_string(most_rows / options.sequence_length) + " with --seq-len " +
                          std::to_string(options.sequence_length));
   }
+  if (options.dry_run && options.sample > 0)
+    throw UsageError("--sample", std::to_string(options.sample), "0 with --dry-run, which trains nothing");
   if (options.min_lr > options.lr) {
     throw UsageError("--min-lr", text(options.min_lr), "at most --lr (" + text(options.lr) + ")");
   }
@@ -506,6 +515,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   declare_data(line, options);
   declare_optimizer(line, options);
   declare_run(line, options);
+  declare_device(line, options);
   for (const OptionGroup group : groups) declare_group(line, options, group);
   line.footer(table_of_presets());
   line.parse(argc, argv);
@@ -522,6 +532,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
 Options parse_primer_options(int argc, const char* const* argv, std::string_view description) {
   Options options;
   CommandLine line{std::string(description)};
+  declare_device(line, options);
   declare_group(line, options, OptionGroup::communication);
   line.group("Messages");
   line.whole<int64_t>("--max-bytes", options.max_bytes, 4096, int64_t{1} << 32,

@@ -9,11 +9,13 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   World world(&argc, &argv);
   // Each rank finds the same faults; a rank that finds one alone ends the others.
   std::string complaint;
+  int status_of_complaint = exit_bad_usage;
   const int status = run_program([&] {
     try {
       train(world);
     } catch (const UsageError& error) {
       complaint = error.what();
+      if (dynamic_cast<const DoesNotFit*>(&error)) status_of_complaint = exit_does_not_fit;
     } catch (const HelpRequest& help) {
       if (world.rank() == 0) throw;
     }
@@ -22,8 +24,8 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   constexpr double patience = 3;  // seconds
   const bool all = world.all_arrive(patience);
   if (all ? world.rank() == 0 : true) std::fprintf(stderr, "%s\n", complaint.c_str());
-  if (!all) MPI_Abort(MPI_COMM_WORLD, exit_bad_usage);
-  return exit_bad_usage;
+  if (!all) MPI_Abort(MPI_COMM_WORLD, status_of_complaint);
+  return status_of_complaint;
 }
 
 }  // namespace pentatron

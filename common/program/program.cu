@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -12,6 +13,10 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   const ModelConfig& m = options.model;
   const cudaDeviceProp device = this_device();
   std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
+  if (!modelled_gpu().empty()) {
+    std::printf("time        modelled for %s GPUs%s; the losses are computed%s\n", modelled_gpu().c_str(),
+                is_dry_run() ? " (dry run)" : "", is_dry_run() ? " by nobody" : " here");
+  }
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
               human_count(static_cast<double>(parameters)).c_str());
@@ -35,6 +40,9 @@ int run_program(const std::function<void()>& train) try {
 } catch (const HelpRequest& help) {
   std::cout << help.what();
   return 0;
+} catch (const DoesNotFit& error) {
+  std::cerr << error.what() << '\n';
+  return exit_does_not_fit;
 } catch (const UsageError& error) {
   std::cerr << error.what() << '\n';
   return exit_bad_usage;
@@ -50,12 +58,19 @@ void require_memory(const MemoryPrediction& predicted, size_t available) {
   const MemoryBytes bytes = predicted.total();
   const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
   if (total <= available) return;
+  if (is_dry_run()) {
+    throw DoesNotFit("memory: a rank needs " + human_bytes(static_cast<double>(total)) + ", and a " +
+                     modelled_gpu() + " has " + human_bytes(static_cast<double>(available)));
+  }
   throw UsageError(
       "--model, --micro-batch-size, --seq-len", "a run that needs " + human_bytes(static_cast<double>(total)),
       "at most the " + human_bytes(static_cast<double>(available)) + " of device memory that are free");
 }
 
 double peak_flops() {
+#ifndef __CUDACC__
+  return cuda_cpu::profile().flops(sizeof(real));
+#else
   const cudaDeviceProp device = this_device();
   const std::string_view name = device.name;
   const auto has = [&](const char* part) { return name.find(part) != name.npos; };
@@ -63,6 +78,7 @@ double peak_flops() {
   if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989e12;
   if (has("A100")) return 312e12;
   return 0;
+#endif
 }
 
 double flops_per_token(const Options& options) {
@@ -76,44 +92,84 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
     : options_(options), peers_(peers), parameters_(parameters.global_size()) {
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
-                 peers.ranks() * peak_flops());
+                 peak_flops(), peers.ranks());
     print_banner(options, data, parameters_, peers.ranks());
   }
   peers.begin_counting();
   peers.largest({0});  // all begin at about the same time, and so do their traces
-  if (!options.trace.empty() || options.profile) trace::start();
+  if (!options.trace.empty() || options.profile || is_modelled()) trace::start();
+  origin_ = now();
 }
 
-void Run::begin_step() { begin_ = std::chrono::steady_clock::now(); }
+void Run::begin_step(int64_t step) {
+  trace::here = {.step = step};
+  wall_begin_ = std::chrono::steady_clock::now();
+  begin_ = now();
+}
 
 void Run::end_step(int64_t step, const StepTotals& totals) {
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  const double seconds = now() - begin_;
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - wall_begin_;
   const MemoryBytes& peak = memory_peak();
   const double memory = static_cast<double>(std::accumulate(peak.begin(), peak.end(), size_t{0}));
   const double sent = sent_bytes(peers_.traffic());
-  const std::vector<double> largest = peers_.largest({seconds, memory, sent - sent_bytes_});
+  const std::vector<double> largest = peers_.largest({seconds, memory, sent - sent_bytes_, wall.count()});
   sent_bytes_ = sent;
-  seconds_ += largest[0];
+  wall_seconds_ += largest[3];
   final_loss_ = totals.host_loss();
-  if (!log_) return;
-  log_->step({step + 1, final_loss_, totals.host_norm(), learning_rate(options_, step),
-              int64_t{options_.global_batch_size} * options_.sequence_length, largest[0],
-              static_cast<size_t>(largest[1]), static_cast<size_t>(largest[2] + 0.5)});
+  StepRecord record{step + 1,
+                    final_loss_,
+                    totals.host_norm(),
+                    learning_rate(options_, step),
+                    int64_t{options_.global_batch_size} * options_.sequence_length,
+                    largest[3],
+                    static_cast<size_t>(largest[1]),
+                    static_cast<size_t>(largest[2] + 0.5)};
+  record.computed = !is_dry_run();
+  if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
+  if (log_) log_->step(record);
+}
+
+bool Run::is_modelled() const { return !modelled_gpu().empty(); }
+
+// What hid behind what in a step, and for the whole run; a mean of all ranks.
+trace::Overlap Run::overlap_of_step(double from, double to) {
+  step_begin_ = from, step_end_ = to;
+  std::vector<trace::Interval> taken = trace::take();
+  // What ran on from the step before, and what is still to run, belongs to two.
+  last_step_.erase(
+      std::remove_if(last_step_.begin(), last_step_.end(), [&](const trace::Interval& i) { return i.end <= from; }),
+      last_step_.end());
+  last_step_.insert(last_step_.end(), taken.begin(), taken.end());
+  if (!options_.trace.empty() || options_.profile) all_.insert(all_.end(), taken.begin(), taken.end());
+  const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
+  overlap_ += mine;
+  const trace::Overlap::Stream communication = mine.all_communication();
+  const std::vector<double> sums = peers_.sum({mine.compute, communication.seconds, communication.hidden});
+  const double ranks = peers_.ranks();
+  return {to - from, sums[0] / ranks, {{"", {sums[1] / ranks, sums[2] / ranks}}}};
 }
 
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
   trace::stop();
   const std::vector<std::string> reports =
-      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.traffic()}));
+      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.traffic(), overlap_}));
   if (log_) {
-    Summary summary{layout, parameters_, final_loss_, seconds_, {}};
+    Summary summary{layout, parameters_, final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
     log_->summary(summary);
+    if (is_modelled()) {
+      constexpr int width = 96;  // characters
+      std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o optimizer, # "
+                   "communication, . nothing\n"
+                << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
+    }
   }
-  if (options_.profile && log_) trace::print_profile(std::cout);
+  if (!is_modelled() && (options_.profile || !options_.trace.empty())) all_ = trace::take();
+  if (options_.profile && log_) trace::print_profile(std::cout, all_);
   if (!options_.trace.empty()) {
-    const std::vector<std::string> events = peers_.gather(trace::chrome_events(peers_.rank()));
+    const std::vector<std::string> events = peers_.gather(trace::chrome_events(all_, peers_.rank()));
     if (log_) trace::write_chrome(options_.trace, events);
   }
 }

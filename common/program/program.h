@@ -46,7 +46,7 @@ class Run {
   Run(const Options& options, const TokenData& data, const Parameters& parameters,
       Peers& peers = single_process);
 
-  void begin_step();
+  void begin_step(int64_t step);
   void end_step(int64_t step, const StepTotals& totals);  // after totals.wait()
   // Prints and logs the summary. `layout`: the degree of each dimension.
   void summarize(const MemoryPrediction& predicted,
@@ -58,8 +58,16 @@ class Run {
   const Peers& peers_;
   int64_t parameters_;
   std::optional<RunLog> log_;  // on rank 0
-  std::chrono::steady_clock::time_point begin_;
-  double seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
+  bool is_modelled() const;
+  trace::Overlap overlap_of_step(double from, double to);
+
+  std::chrono::steady_clock::time_point wall_begin_;
+  double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
+  double origin_ = 0, begin_ = 0;  // s, of now(): of the trace, of the step
+  // Modelled time only: of the run, of its last step (s since origin_), and what a trace wants.
+  trace::Overlap overlap_;
+  double step_begin_ = 0, step_end_ = 0;
+  std::vector<trace::Interval> last_step_, all_;
 };
 
 }  // namespace pentatron

@@ -106,6 +106,7 @@ World::~World() {
 }
 
 void World::configure(const CommunicationConfig& config) {
+  configure_device(config);
   watchdog_->set_timeout(config.timeout);
   check_link("--link", config.link);
   check_link("--link-between-nodes", config.link_between_nodes);
@@ -119,7 +120,12 @@ void World::configure(const CommunicationConfig& config) {
 }
 
 std::vector<double> World::largest(const std::vector<double>& values) const {
-  return reduce(*watchdog_, values, MPI_MAX);
+  std::vector<double> with_clock = values;
+  with_clock.push_back(now());
+  std::vector<double> result = reduce(*watchdog_, with_clock, MPI_MAX);
+  advance_clock(result.back());
+  result.pop_back();
+  return result;
 }
 std::vector<double> World::sum(const std::vector<double>& values) const {
   return reduce(*watchdog_, values, MPI_SUM);
@@ -209,7 +215,7 @@ void Communicator::issue(const char* operation, size_t elements, double sent_sha
     call();
     pending_.push_back({operation, elements, peer});
   } else {
-    trace::Range range(stream_, operation);
+    trace::Range range(stream_, operation, moves(elements * sent_share * sizeof(T)));
     {
       const Watchdog::Call in(world_.watchdog(), operation);
       call();

@@ -36,8 +36,7 @@ class World : public Peers {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // The watchdog's patience, and modelled links, which must be set
-  // before the first communicator is made.
+  // The watchdog's patience, the modelled GPU and its links: before the first memory and communicator.
   void configure(const CommunicationConfig& config);
 
   int rank() const override { return rank_; }

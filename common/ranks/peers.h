@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "device/device_config.h"
+
 namespace pentatron {
 
 // Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
@@ -29,7 +31,7 @@ class Peers {
   virtual int rank() const { return 0; }
   virtual int ranks() const { return 1; }
   // Called by all, in the same order: the largest and the sum of each value; everybody's text (on rank 0
-  // only).
+  // only). At the first one modelled clocks meet (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
@@ -41,11 +43,11 @@ class Peers {
 
 inline Peers single_process;
 
-struct CommunicationConfig {
-  double timeout = 300;            // seconds after which a stream that has not moved ends the run
-  std::string link;                // modelled link between ranks, such as "5us,50GB/s"; empty: none
-  std::string link_between_nodes;  // likewise between nodes of ranks_per_node ranks
-  int ranks_per_node = 0;          // 0: all ranks are on one node
+struct CommunicationConfig : DeviceConfig {
+  double timeout = 300;  // seconds after which a stream that has not moved ends the run
+  // Modelled links between ranks, such as "5us,50GB/s", and nodes; empty and 0: those of the modelled GPU.
+  std::string link, link_between_nodes;
+  int ranks_per_node = 0;
 };
 
 }  // namespace pentatron

@@ -6,7 +6,6 @@
 #include "model/memory.h"
 #include "parallel_model.h"
 #include "program/program.h"
-#include "slow.h"
 
 namespace pentatron {
 namespace {
@@ -138,101 +137,5 @@ TEST_CASE("05: memory is as predicted", "[05][memory]") {
   activation_bytes(pipeline(PpSchedule::one_f_one_b), 3, Recompute::full);
   activation_bytes(pipeline(PpSchedule::zb_h1), 3, Recompute::selective);
 }
-
-// ---- Time -------------------------------------------------------------------------------------------------
-
-#if PRECISION == 32 && defined(NCCL_OVER_MPI)
-
-namespace {
-
-constexpr int kLayersOfStage = 2, kMeasuredSteps = 3;
-constexpr double kUnit = 6e-3;  // s: forward, input gradient and weight gradient of a layer
-
-class SlowWeightGradients : public FeedForward {
- public:
-  void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
-                const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
-                Tensor d_h) override {
-    FeedForward::backward(blas, parameters, layer, batch, d_partial, normed, kept, gradients, region, queue,
-                          d_h);
-    queue.push(unit_of_layer(layer), [&blas] { pause(blas.stream(), &kUnit); });
-  }
-};
-
-struct Bubble {
-  double simulated, measured;  // over the ideal time
-  double seconds, least;       // of the fastest step; that no step can take less than
-};
-
-// The bubble of a step from its trace: the time that the compute stream does not pause, over the time that it
-// does. `transfer`: seconds that a message takes.
-Bubble bubble(const Technique& technique, int micro_batches, double transfer) {
-  mpi_tests::set_time_limit(120);
-  const int p = mpi_tests::ranks();
-  const Options options = pipeline_options(kLayersOfStage * p, micro_batches);
-  const double bytes =
-      options.micro_batch_size * options.sequence_length * options.model.d_model * sizeof(real);
-  const SlowLink link(bytes, std::max(transfer, 1e-6));
-  World world(nullptr, nullptr);
-  Communicator ranks(world, world.all(), "ranks");
-  SlowAttention attention(options.attention, kUnit, kUnit);
-  SlowWeightGradients feed_forward;
-  ParallelModel model(options, technique, world, ranks,
-                      {.attention = &attention, .feed_forward = &feed_forward});
-  const double chunk = kUnit * kLayersOfStage / technique.chunks;
-  const Simulation simulated = simulate(model.schedule(), {chunk, chunk, chunk, transfer});
-  Bubble result = {simulated.bubble_ratio(), 0, 1e9, simulated.total};
-
-  model.train_step(0, random_batches(options, 0));
-  mpi_tests::barrier();
-  trace::start();
-  for (int step = 1; step <= kMeasuredSteps; ++step) {
-    const auto begin = std::chrono::steady_clock::now();
-    model.train_step(step, random_batches(options, step));
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    result.seconds = std::min(result.seconds, world.largest({elapsed.count()})[0]);
-  }
-  trace::stop();
-  double work = 0;
-  for (const trace::Interval& i : trace::intervals()) {
-    if (i.name == "pause") work += (i.end - i.begin) / kMeasuredSteps;
-  }
-  work = world.largest({work})[0];
-  result.measured = result.seconds / work - 1;
-  if (std::getenv("VERBOSE") && world.rank() == 0) {
-    std::printf("%-11s %d ranks, transfer %.0f ms: step %.0f ms, bubble %.3f, simulated %.3f\n",
-                std::string(to_string(technique.schedule)).c_str(), p, transfer * 1e3, result.seconds * 1e3,
-                result.measured, result.simulated);
-  }
-  return result;
-}
-
-}  // namespace
-
-TEST_CASE("05: bubbles take the time that the simulator says", "[05][overlap]") {
-  const int p = mpi_tests::ranks(), m = 2 * p;
-  if (p != 2 && p != 4) return;
-  const double surroundings = 0.15;  // of the pauses
-  for (const double transfer : {0.0, 4e-3}) {
-    // A busy machine gets more tries: all ranks see the same numbers. It can't be faster than the pauses.
-    const auto measured = [&](const Technique& technique) {
-      Bubble b = bubble(technique, m, transfer);
-      for (int more = 4; more > 0 && b.measured >= b.simulated + surroundings; --more)
-        b = bubble(technique, m, transfer);
-      CHECK(b.seconds >= b.least);
-      CHECK(b.measured < b.simulated + surroundings);
-      return b;
-    };
-    measured(pipeline(PpSchedule::afab));
-    const Bubble one_f_one_b = measured(pipeline(PpSchedule::one_f_one_b));
-    const Bubble interleaved = measured(pipeline(PpSchedule::interleaved, 2));
-    const Bubble zero_bubble = measured(pipeline(PpSchedule::zb_h1));
-    CHECK(interleaved.seconds < one_f_one_b.seconds);
-    CHECK(zero_bubble.seconds < one_f_one_b.seconds);
-  }
-}
-
-#endif
 
 }  // namespace pentatron

@@ -7,6 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
+
+#include "device/device_profile.h"
+#include "device/label.h"
 
 namespace cuda_cpu {
 
@@ -28,13 +32,65 @@ void* shared_scratch();
 
 // ---- Streams ----------------------------------------------------------------------------------------------
 
-// Puts work into a stream's queue, to be run by the stream's thread. An error that the work returns is
-// returned by every later call that waits. With CUDA_LAUNCH_BLOCKING=1 it is run here and now, unless
-// `always_asynchronous`.
-cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work, bool always_asynchronous = false);
+// Puts work into a stream's queue, to be run by the stream's thread; it takes no time by itself. An error
+// that the work returns is returned by every later call that waits.
+cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
+
+// Likewise a kernel, copy or product, which takes so long. With CUDA_LAUNCH_BLOCKING=1 it is run here and
+// now; in a dry run its work is left out.
+cudaError_t enqueue_timed(cudaStream_t stream, std::function<cudaError_t()> work, int64_t nanoseconds);
+
+// A timed operation that takes as long as describe() said.
+cudaError_t enqueue_described(cudaStream_t stream, std::function<cudaError_t()> work);
 
 // Waits until all streams have done what they were given so far.
 cudaError_t wait_for_all_streams();
+
+// ---- Virtual time, in nanoseconds since the process began (README.md) -------------------------------------
+
+// Of the GPU that is modelled; h100 until another one is set.
+const pentatron::DeviceProfile& profile();
+void set_profile(const pentatron::DeviceProfile& profile);
+
+// From now on nothing is computed and no memory is touched, only counted.
+void set_dry_run();
+bool is_dry_run();
+
+int64_t nanoseconds(double seconds);
+// In an operation of a stream the stream's clock, elsewhere the host's.
+int64_t clock();
+void advance_clock(int64_t time);  // to this time, if it is later
+// The host issues an operation.
+void pay_for_launch();
+
+// What this thread enqueues from now on, and how long each timed operation of it takes. Returns what was said
+// before.
+struct Description {
+  pentatron::Label label;
+  int64_t nanoseconds = 0;
+};
+Description describe(const Description& description);
+
+// An operation as it ran.
+struct Activity {
+  using Id = uint64_t;  // 0: none
+  Id id = 0;
+  Id waited_for = 0;  // what ended just before it could begin, on another stream
+  cudaStream_t stream = nullptr;
+  pentatron::Label label;
+  int64_t begin = 0, end = 0;
+  struct Message {
+    bool sent;
+    uint64_t number;  // the same at both ends
+    double bytes;
+  };
+  std::vector<Message> messages = {};
+};
+// Adds to the log of the stream whose operation calls this.
+void log_activity(Activity activity);
+// Waits for what all streams were given so far, while the host's clock stands still, and returns what they
+// did since the last call, by stream and time.
+std::vector<Activity> take_activities();
 
 // Remembers an error for cudaGetLastError, and returns it.
 cudaError_t remember(cudaError_t error);

@@ -242,7 +242,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool ar
     return remember(cudaErrorInvalidValue);
   }
   if (!arguments_valid) return remember(cudaErrorInvalidDevicePointer);
-  return remember(enqueue(config.stream, std::move(work)));
+  return remember(enqueue_described(config.stream, std::move(work)));
 }
 
 }  // namespace cuda_cpu

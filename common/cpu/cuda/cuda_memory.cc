@@ -30,7 +30,7 @@ using cuda_cpu::remember;
 
 namespace {
 
-constexpr size_t kHalf = size_t{64} << 30;  // bytes
+constexpr size_t kHalf = size_t{256} << 30;  // bytes
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating-point format
@@ -132,6 +132,7 @@ bool map_pages(uintptr_t begin, size_t bytes, int protection) {
 
 // Opens the memory behind device address `begin` and fills it with NaN.
 bool open_memory(uintptr_t begin, size_t bytes) {
+  if (cuda_cpu::is_dry_run()) return true;
   const uintptr_t behind = begin + kHalf;
   const size_t pages = round_up(bytes, kPage);
   if (!map_pages(behind, pages, PROT_READ | PROT_WRITE)) return false;
@@ -144,6 +145,7 @@ bool open_memory(uintptr_t begin, size_t bytes) {
 
 // Gives the memory back to the system. From now on an access faults.
 void close_memory(uintptr_t begin, size_t bytes) {
+  if (cuda_cpu::is_dry_run()) return;
   const size_t pages = round_up(bytes, kPage);
   map_pages(begin + kHalf, pages, PROT_NONE);
   poison(begin + kHalf, pages);
@@ -315,7 +317,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   if (cudaError_t error = check_copy(to, bytes, from, bytes, kind, false); error != cudaSuccess) {
     return remember(error);
   }
-  std::memmove(cuda_cpu::host_address(to), cuda_cpu::host_address(from), bytes);
+  if (!cuda_cpu::is_dry_run()) std::memmove(cuda_cpu::host_address(to), cuda_cpu::host_address(from), bytes);
+  cuda_cpu::advance_clock(cuda_cpu::clock() + cuda_cpu::nanoseconds(cuda_cpu::profile().copy_seconds(bytes)));
   return cudaSuccess;
 }
 
@@ -323,7 +326,7 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   ++memory().synchronous_copies;
   if (cudaError_t error = cuda_cpu::wait_for_all_streams(); error != cudaSuccess) return remember(error);
   if (bytes > 0 && !cuda_cpu::is_accessible(to, bytes)) return remember(cudaErrorInvalidValue);
-  std::memset(cuda_cpu::host_address(to), value, bytes);
+  if (!cuda_cpu::is_dry_run()) std::memset(cuda_cpu::host_address(to), value, bytes);
   return cudaSuccess;
 }
 
@@ -348,7 +351,11 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     }
     return cudaSuccess;
   };
-  return remember(cuda_cpu::enqueue(stream, work));
+  const bool on_device = cuda_cpu::is_device_address(to) && cuda_cpu::is_device_address(from);
+  const double bytes = static_cast<double>(rows * width);
+  const double seconds = on_device ? cuda_cpu::profile().seconds(pentatron::moves(2 * bytes))
+                                   : cuda_cpu::profile().copy_seconds(bytes);
+  return remember(cuda_cpu::enqueue_timed(stream, work, cuda_cpu::nanoseconds(seconds)));
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
@@ -357,5 +364,6 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
     std::memset(address, value, bytes);
     return cudaSuccess;
   };
-  return remember(cuda_cpu::enqueue(stream, work));
+  const double seconds = cuda_cpu::profile().seconds(pentatron::moves(static_cast<double>(bytes)));
+  return remember(cuda_cpu::enqueue_timed(stream, work, cuda_cpu::nanoseconds(seconds)));
 }

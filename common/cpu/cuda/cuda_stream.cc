@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -23,6 +23,7 @@
 #include <shared_mutex>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda_cpu.h"
@@ -40,13 +41,13 @@ void __tsan_write_range(void* address, unsigned long bytes);
 }
 #endif
 
+using cuda_cpu::Activity;
 using cuda_cpu::HiddenFromThreadSanitizer;
 using cuda_cpu::Latch;
 using cuda_cpu::remember;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Work = std::function<cudaError_t()>;
 
 constexpr uint32_t kClosed = 0, kOpen = 1, kClosedWithSleepers = 2;
@@ -56,6 +57,8 @@ constexpr int kYieldsBeforeSleeping = 50;  // some 20 µs: waking a sleeper cost
 // `filled`.
 struct Operation {
   Work work;
+  int64_t issued = 0, nanoseconds = 0;
+  pentatron::Label label;
   Operation* next = nullptr;
   Latch filled;
 };
@@ -63,7 +66,8 @@ struct Operation {
 // What one cudaEventRecord makes. The event and every stream that waits hold it.
 struct Recording {
   Latch reached;
-  Clock::time_point time;  // written before `reached` opens
+  int64_t time = 0;  // written, as the next one, before `reached` opens
+  Activity::Id last = 0;
 };
 
 // A shared pointer whose count orders nothing between threads.
@@ -89,7 +93,13 @@ class RecordingPointer {
 };
 
 thread_local constinit bool on_stream_thread = false;
+thread_local constinit cudaStream_t current_stream = nullptr;  // whose operation this thread runs
+thread_local constinit cuda_cpu::Description description;
 thread_local constinit cudaError_t last_error = cudaSuccess;
+
+// The host's clock. It orders nothing between threads.
+std::atomic<int64_t> host_clock = 0;
+std::atomic<bool> dry_run = false;
 
 // An error inside a stream, if there was one: it stays.
 std::atomic<cudaError_t> device_error{cudaSuccess};
@@ -105,13 +115,18 @@ bool launch_blocking() {
 }  // namespace
 
 struct CUstream_st {
-  explicit CUstream_st(Operation* empty) : last(empty) {}
+  CUstream_st(Operation* empty, int64_t time) : last_operation(empty), clock(time) {}
 
   std::mutex host_side;            // held by host threads that enqueue, never by the stream's thread
-  Operation* last;                 // the empty one at the end of the queue
+  Operation* last_operation;       // the empty one at the end of the queue
   uint64_t enqueued = 0;           // operations
   std::atomic<uint64_t> done = 0;  // operations
   Latch finished;
+
+  // Of the stream's thread, or of a host that waits for it.
+  int64_t clock = 0;
+  std::vector<Activity> log;
+  Activity::Id last = 0, waited_for = 0;  // the last one of the log; what the next one waited for
 };
 
 struct CUevent_st {
@@ -129,6 +144,7 @@ struct Handles {
   std::shared_mutex mutex;
   std::set<cudaStream_t> streams;
   std::set<cudaEvent_t> events;
+  std::vector<Activity> of_destroyed_streams;
 };
 
 Handles& handles() {
@@ -146,19 +162,39 @@ bool exists(cudaEvent_t event) {
   return handles().events.contains(event);
 }
 
-cudaError_t perform(const Work& work) {
-  const cudaError_t error = work();
+void log_on(cudaStream_t stream, Activity activity) {
+  static std::atomic<Activity::Id> ids = 0;
+  activity.id = stream->last = ids.fetch_add(1, std::memory_order_relaxed) + 1;
+  activity.waited_for = std::exchange(stream->waited_for, 0);
+  activity.stream = stream;
+  stream->log.push_back(std::move(activity));
+}
+
+// An operation begins when its stream has come to it and the host has issued it, and ends when its time, and
+// what it waits for, has passed.
+cudaError_t perform(cudaStream_t stream, const Operation& operation) {
+  const cudaStream_t outer = std::exchange(current_stream, stream);
+  stream->clock = std::max(stream->clock, operation.issued);
+  const cudaError_t error = operation.work();
   if (error != cudaSuccess) device_error.store(error, std::memory_order_relaxed);
+  const int64_t begin = stream->clock;
+  stream->clock += operation.nanoseconds;
+  if (operation.label.name != nullptr)
+    log_on(stream, {.label = operation.label, .begin = begin, .end = stream->clock});
+  current_stream = outer;
   return error;
 }
 
-void append(cudaStream_t stream, Work work) {
+void append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const pentatron::Label& label = {}) {
   auto* const empty = new Operation;
   std::lock_guard lock(stream->host_side);
-  Operation* const operation = stream->last;
+  Operation* const operation = stream->last_operation;
   operation->work = std::move(work);
+  operation->issued = host_clock.load(std::memory_order_relaxed);
+  operation->nanoseconds = nanoseconds;
+  operation->label = label;
   operation->next = empty;
-  stream->last = empty;
+  stream->last_operation = empty;
   ++stream->enqueued;
   operation->filled.open();
 }
@@ -169,7 +205,7 @@ void run_stream(cudaStream_t stream, Operation* operation) {
   for (;;) {
     operation->filled.wait();
     if (!operation->work) break;
-    perform(operation->work);
+    perform(stream, *operation);
     stream->done.store(stream->done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Operation* const next = operation->next;
     delete operation;
@@ -180,18 +216,44 @@ void run_stream(cudaStream_t stream, Operation* operation) {
   stream->finished.open();
 }
 
-void append_latch(cudaStream_t stream, Latch& latch) {
-  append(stream, [&latch] {
-    latch.open();
+// A place in a stream to which the host comes, and the stream's time there.
+struct Reached {
+  Latch latch;
+  int64_t time = 0;
+};
+
+void append_reached(cudaStream_t stream, Reached& reached) {
+  append(stream, [&reached] {
+    reached.time = cuda_cpu::clock();
+    reached.latch.open();
     return cudaSuccess;
   });
 }
 
+// The host waits, and so does its clock.
 cudaError_t synchronize(cudaStream_t stream) {
-  Latch reached;
-  append_latch(stream, reached);
-  reached.wait();
+  Reached reached;
+  append_reached(stream, reached);
+  reached.latch.wait();
+  cuda_cpu::advance_clock(reached.time);
   return device_error.load(std::memory_order_relaxed);
+}
+
+// Waits until all streams have done what they were given so far. Returns the time at which they had.
+int64_t reach_all(const std::vector<cudaStream_t>& streams) {
+  std::deque<Reached> places(streams.size());
+  for (size_t i = 0; i < streams.size(); ++i) append_reached(streams[i], places[i]);
+  int64_t time = 0;
+  for (Reached& place : places) {
+    place.latch.wait();
+    time = std::max(time, place.time);
+  }
+  return time;
+}
+
+std::vector<cudaStream_t> all_streams() {
+  std::shared_lock lock(handles().mutex);
+  return {handles().streams.begin(), handles().streams.end()};
 }
 
 RecordingPointer latest_recording(cudaEvent_t event) {
@@ -249,29 +311,99 @@ cudaError_t remember(cudaError_t error) {
   return error;
 }
 
-cudaError_t enqueue(cudaStream_t stream, Work work, bool always_asynchronous) {
+namespace {
+
+cudaError_t check_stream(cudaStream_t stream) {
   if (on_stream_thread) return cudaErrorNotPermitted;  // a host function may not call CUDA
   if (!exists(stream)) return cudaErrorInvalidResourceHandle;
-  if (cudaError_t error = device_error.load(std::memory_order_relaxed); error != cudaSuccess) return error;
-  if (!launch_blocking() || always_asynchronous) {
-    append(stream, std::move(work));
+  return device_error.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+cudaError_t enqueue(cudaStream_t stream, Work work) {
+  const cudaError_t error = check_stream(stream);
+  if (error == cudaSuccess) append(stream, std::move(work));
+  return error;
+}
+
+cudaError_t enqueue_timed(cudaStream_t stream, Work work, int64_t nanoseconds) {
+  if (cudaError_t error = check_stream(stream); error != cudaSuccess) return error;
+  pay_for_launch();
+  if (is_dry_run()) work = [] { return cudaSuccess; };
+  if (!launch_blocking()) {
+    append(stream, std::move(work), nanoseconds, description.label);
     return cudaSuccess;
   }
   if (cudaError_t error = synchronize(stream); error != cudaSuccess) return error;
-  return perform(work);
+  Operation operation;
+  operation.work = std::move(work);
+  operation.issued = clock();
+  operation.nanoseconds = nanoseconds;
+  operation.label = description.label;
+  const cudaError_t error = perform(stream, operation);
+  advance_clock(stream->clock);
+  return error;
+}
+
+cudaError_t enqueue_described(cudaStream_t stream, Work work) {
+  return enqueue_timed(stream, std::move(work), description.nanoseconds);
 }
 
 cudaError_t wait_for_all_streams() {
   if (on_stream_thread) return cudaErrorNotPermitted;
-  std::vector<cudaStream_t> streams;
-  {
-    std::shared_lock lock(handles().mutex);
-    streams.assign(handles().streams.begin(), handles().streams.end());
-  }
-  std::deque<Latch> latches(streams.size());
-  for (size_t i = 0; i < streams.size(); ++i) append_latch(streams[i], latches[i]);
-  for (Latch& latch : latches) latch.wait();
+  advance_clock(reach_all(all_streams()));
   return device_error.load(std::memory_order_relaxed);
+}
+
+// ---- Virtual time -----------------------------------------------------------------------------------------
+
+namespace {
+
+pentatron::DeviceProfile& mutable_profile() {
+  static auto* const profile = new pentatron::DeviceProfile(pentatron::load_profile("h100"));
+  return *profile;
+}
+
+}  // namespace
+
+const pentatron::DeviceProfile& profile() { return mutable_profile(); }
+void set_profile(const pentatron::DeviceProfile& profile) { mutable_profile() = profile; }
+void set_dry_run() {
+  dry_run = true;
+  set_memory_limit(static_cast<size_t>(profile().memory_bytes));
+}
+bool is_dry_run() { return dry_run.load(std::memory_order_relaxed); }
+
+int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+
+int64_t clock() {
+  return current_stream != nullptr ? current_stream->clock : host_clock.load(std::memory_order_relaxed);
+}
+
+void advance_clock(int64_t time) {
+  if (current_stream != nullptr) {
+    current_stream->clock = std::max(current_stream->clock, time);
+  } else {
+    host_clock.store(std::max(clock(), time), std::memory_order_relaxed);
+  }
+}
+
+void pay_for_launch() { advance_clock(clock() + nanoseconds(profile().launch_seconds)); }
+
+Description describe(const Description& next) { return std::exchange(description, next); }
+
+void log_activity(Activity activity) { log_on(current_stream, std::move(activity)); }
+
+std::vector<Activity> take_activities() {
+  const std::vector<cudaStream_t> streams = all_streams();
+  reach_all(streams);
+  std::vector<Activity> all = std::exchange(handles().of_destroyed_streams, {});
+  for (const cudaStream_t stream : streams) {
+    const std::vector<Activity> log = std::exchange(stream->log, {});
+    all.insert(all.end(), log.begin(), log.end());
+  }
+  return all;
 }
 
 }  // namespace cuda_cpu
@@ -287,7 +419,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   if (stream == nullptr || flags > cudaStreamNonBlocking) return remember(cudaErrorInvalidValue);
   auto* const first = new Operation;
-  *stream = new CUstream_st(first);
+  *stream = new CUstream_st(first, cuda_cpu::clock());
   std::thread(run_stream, *stream, first).detach();
   std::lock_guard lock(handles().mutex);
   handles().streams.insert(*stream);
@@ -303,6 +435,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   }
   append(stream, nullptr);
   stream->finished.wait();
+  std::lock_guard lock(handles().mutex);
+  handles().of_destroyed_streams.insert(handles().of_destroyed_streams.end(), stream->log.begin(),
+                                        stream->log.end());
   delete stream;
   return cudaSuccess;
 }
@@ -328,9 +463,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (!recording) return exists(stream) ? cudaSuccess : remember(cudaErrorInvalidResourceHandle);
   const auto work = [recording] {
     recording->reached.wait();
+    if (recording->time > cuda_cpu::clock()) current_stream->waited_for = recording->last;
+    cuda_cpu::advance_clock(recording->time);
     return cudaSuccess;
   };
-  return remember(cuda_cpu::enqueue(stream, work, true));
+  return remember(cuda_cpu::enqueue(stream, work));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data) {
@@ -339,7 +476,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     function(user_data);
     return cudaSuccess;
   };
-  return remember(cuda_cpu::enqueue(stream, work, true));
+  return remember(cuda_cpu::enqueue(stream, work));
 }
 
 // ---- Events -----------------------------------------------------------------------------------------------
@@ -370,11 +507,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (!exists(event)) return remember(cudaErrorInvalidResourceHandle);
   const RecordingPointer recording(std::make_shared<Recording>());
   const auto work = [recording] {
-    recording->time = Clock::now();
+    recording->time = cuda_cpu::clock();
+    recording->last = current_stream->last;
     recording->reached.open();
     return cudaSuccess;
   };
-  if (cudaError_t error = cuda_cpu::enqueue(stream, work, true); error != cudaSuccess) return remember(error);
+  if (cudaError_t error = cuda_cpu::enqueue(stream, work); error != cudaSuccess) return remember(error);
   std::lock_guard lock(event->host_side);
   event->latest = recording;
   return cudaSuccess;
@@ -383,7 +521,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (on_stream_thread) return remember(cudaErrorNotPermitted);
   if (!exists(event)) return remember(cudaErrorInvalidResourceHandle);
-  if (const RecordingPointer recording = latest_recording(event)) recording->reached.wait();
+  if (const RecordingPointer recording = latest_recording(event)) {
+    recording->reached.wait();
+    cuda_cpu::advance_clock(recording->time);
+  }
   return remember(device_error.load(std::memory_order_relaxed));
 }
 
@@ -401,7 +542,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   const RecordingPointer first = latest_recording(start), second = latest_recording(end);
   if (!first || !second) return remember(cudaErrorInvalidResourceHandle);
   if (!first->reached.is_open() || !second->reached.is_open()) return remember(cudaErrorNotReady);
-  *milliseconds = std::chrono::duration<float, std::milli>(second->time - first->time).count();
+  *milliseconds = static_cast<float>(static_cast<double>(second->time - first->time) * 1e-6);
   return cudaSuccess;
 }
 

@@ -1,5 +1,6 @@
 #include "communicator.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -44,6 +45,11 @@ void arrive(Operation& operation) {
 void stream_arrives(void* operation) {
   const std::unique_ptr<std::shared_ptr<Operation>> owner(
       static_cast<std::shared_ptr<Operation>*>(operation));
+  std::atomic<int64_t>& came = (*owner)->came;
+  const int64_t time = stream_clock();
+  for (int64_t last = came.load(std::memory_order_relaxed); last < time;) {
+    if (came.compare_exchange_weak(last, time, std::memory_order_relaxed)) break;
+  }
   arrive(**owner);
 }
 
@@ -114,15 +120,19 @@ bool LaunchOrder::is_next(uint64_t number) {
   return *waiting_.begin() == number;
 }
 
-void LaunchOrder::wait_for_turn(uint64_t number, const std::atomic<bool>& aborted) {
+int64_t LaunchOrder::wait_for_turn(uint64_t number, const std::atomic<bool>& aborted) {
   bell_.wait_until([&] { return aborted.load(std::memory_order_relaxed) || is_next(number); });
+  Unseen unseen;
+  std::lock_guard lock(mutex_);
+  return last_start_;
 }
 
-void LaunchOrder::started(uint64_t number) {
+void LaunchOrder::started(uint64_t number, int64_t time) {
   {
     Unseen unseen;
     std::lock_guard lock(mutex_);
     waiting_.erase(number);
+    last_start_ = std::max(last_start_, time);
   }
   bell_.ring();
 }
@@ -149,6 +159,7 @@ ncclComm::ncclComm(MPI_Comm comm, std::vector<int> ranks_in_world, const nccl_mp
 ncclComm::~ncclComm() { delete last_; }
 
 ncclResult_t ncclComm::issue(std::vector<nccl_mpi::Call> calls, const std::vector<cudaStream_t>& streams) {
+  nccl_mpi::pay_for_launch();
   auto operation = std::make_shared<Operation>();
   operation->calls = std::move(calls);
   operation->bell = &bell_;
@@ -198,16 +209,21 @@ bool ncclComm::run_next() {
   if (ends()) return false;
 
   Operation& operation = *current_->operation;
-  launch_order().wait_for_turn(operation.number, aborted_);
+  const int64_t order = launch_order().wait_for_turn(operation.number, aborted_);
   if (ends()) return false;
-  launch_order().started(operation.number);
+  const int64_t start = std::max({operation.came.load(std::memory_order_relaxed), order, idle_since_});
+  launch_order().started(operation.number, start);
+  nccl_mpi::Span span;
+  std::vector<nccl_mpi::Message> messages;
   try {
-    engine_.run(operation.calls);
+    span = engine_.run(operation.calls, start, &messages);
+    idle_since_ = span.end;
+    nccl_mpi::wait_until(span.end, aborted_);
   } catch (const nccl_mpi::Failure& failure) {
     if (!aborted_) error_ = nccl_mpi::fail(failure.result, failure.text);
     return false;
   }
-  operation.hold.release();
+  operation.hold.release(span, std::move(messages));
   drop_current();
   return true;
 }

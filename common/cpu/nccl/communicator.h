@@ -52,9 +52,10 @@ class Bell {
 class LaunchOrder {
  public:
   uint64_t issue();  // the number of the next operation
-  void wait_for_turn(uint64_t number, const std::atomic<bool>& aborted);
-  void started(uint64_t number);  // or given up
-  void wake();                    // those who wait, to look at `aborted`
+  // Returns when the one before started, in nanoseconds of the streams' clock.
+  int64_t wait_for_turn(uint64_t number, const std::atomic<bool>& aborted);
+  void started(uint64_t number, int64_t time = 0);  // or given up
+  void wake();                                      // those who wait, to look at `aborted`
 
  private:
   bool is_next(uint64_t number);
@@ -62,6 +63,7 @@ class LaunchOrder {
   std::mutex mutex_;
   std::set<uint64_t> waiting_;  // issued and not started
   uint64_t issued_ = 0;
+  int64_t last_start_ = 0;
   Bell bell_;
 };
 
@@ -69,9 +71,10 @@ class LaunchOrder {
 struct Operation {
   std::vector<Call> calls;
   Hold hold;
-  uint64_t number = 0;           // in the launch order
-  std::atomic<int> missing = 0;  // streams that have not come, and the host until it has issued all
-  Bell* bell = nullptr;          // of the communicator's thread
+  uint64_t number = 0;            // in the launch order
+  std::atomic<int64_t> came = 0;  // the last stream, by its clock
+  std::atomic<int> missing = 0;   // streams that have not come, and the host until it has issued all
+  Bell* bell = nullptr;           // of the communicator's thread
 };
 
 }  // namespace nccl_mpi
@@ -117,6 +120,7 @@ struct ncclComm {
   nccl_mpi::Bell& bell_;
   std::atomic<bool> aborted_ = false, closing_ = false;
   std::atomic<ncclResult_t> error_ = ncclSuccess;
+  int64_t idle_since_ = 0;  // the end of the operation before, by the streams' clock
   nccl_mpi::Engine engine_;
   std::thread thread_;
 };

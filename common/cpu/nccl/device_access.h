@@ -4,8 +4,13 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <vector>
+
+#include "modelled_link.h"
 
 #if __has_include(<cuda_cpu.h>)
 #include <cuda_cpu.h>
@@ -25,17 +30,37 @@ struct Unseen {
 };
 #endif
 
+// A message to another rank, or from one; both call it by the same number.
+struct Message {
+  bool sent;
+  uint64_t number;
+  double bytes;
+};
+
+// When an operation ran, in nanoseconds of the streams' clock: from when its last rank had come.
+struct Span {
+  int64_t begin = 0, end = 0;
+};
+
 // A point at which streams stop until the host lets them go on.
 class Hold {
  public:
   Hold();
   cudaError_t stop(cudaStream_t stream);  // the stream's next operation begins after release()
-  void release();                         // what this thread did before, the streams see
+  // What this thread did before, the streams see; for them it is `span.end`.
+  void release(Span span = {}, std::vector<Message> messages = {});
 
  private:
   struct State;
   std::shared_ptr<State> state_;
 };
+
+// The streams' clock: virtual where the device is the CPU, otherwise the one on the wall.
+int64_t stream_clock();                                           // in an operation of a stream
+void wait_until(int64_t time, const std::atomic<bool>& aborted);  // where that is real
+Network default_network();                                        // that of the modelled GPU, if one is
+void pay_for_launch();                                            // the host issues an operation
+bool is_dry_run();                                                // no data is moved
 
 // Whether these bytes are allocated device memory.
 bool is_device_memory(const void* pointer, size_t bytes);

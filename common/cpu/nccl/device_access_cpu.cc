@@ -12,21 +12,57 @@ namespace nccl_mpi {
 
 struct Hold::State {
   cuda_cpu::Latch released;
+  Span span;
+  std::vector<Message> messages;
 };
+
+namespace {
+
+pentatron::Label described() {
+  const cuda_cpu::Description description = cuda_cpu::describe({});
+  cuda_cpu::describe(description);
+  return description.label;
+}
+
+}  // namespace
 
 Hold::Hold() : state_(std::make_shared<State>()) {}
 
 // Asynchronous even with CUDA_LAUNCH_BLOCKING=1: two ranks that each wait for the other's next operation
 // would otherwise never reach it.
 cudaError_t Hold::stop(cudaStream_t stream) {
-  auto wait = [state = state_] {
+  const pentatron::Label label = described();
+  auto wait = [state = state_, label] {
     state->released.wait();
+    cuda_cpu::advance_clock(state->span.end);
+    if (label.name == nullptr) return cudaSuccess;
+    cuda_cpu::Activity activity{.label = label, .begin = state->span.begin, .end = state->span.end};
+    for (const Message& m : state->messages)
+      activity.messages.push_back({m.sent, m.number, m.bytes});
+    cuda_cpu::log_activity(std::move(activity));
     return cudaSuccess;
   };
-  return cuda_cpu::enqueue(stream, std::move(wait), true);
+  return cuda_cpu::enqueue(stream, std::move(wait));
 }
 
-void Hold::release() { state_->released.open(); }
+void Hold::release(Span span, std::vector<Message> messages) {
+  state_->span = span;
+  state_->messages = std::move(messages);
+  state_->released.open();
+}
+
+int64_t stream_clock() { return cuda_cpu::clock(); }
+void wait_until(int64_t, const std::atomic<bool>&) {}
+void pay_for_launch() { cuda_cpu::pay_for_launch(); }
+bool is_dry_run() { return cuda_cpu::is_dry_run(); }
+
+Network default_network() {
+  const pentatron::DeviceProfile& gpu = cuda_cpu::profile();
+  return {true,
+          {gpu.link_latency, gpu.link_bandwidth},
+          {gpu.network_latency, gpu.network_bandwidth},
+          static_cast<int>(gpu.gpus_per_node)};
+}
 
 bool is_device_memory(const void* pointer, size_t bytes) {
   return cuda_cpu::is_device_address(pointer) && cuda_cpu::is_accessible(pointer, bytes);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -73,9 +74,26 @@ cudaError_t Hold::stop(cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-void Hold::release() {
+void Hold::release(Span, std::vector<Message>) {
   for (unsigned* flag : state_->flags) std::atomic_ref(*flag).store(kReleased);
 }
+
+// That of the day, which the hosts of a network share.
+int64_t stream_clock() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+void wait_until(int64_t time, const std::atomic<bool>& aborted) {
+  constexpr int64_t longest = 10'000'000;  // ns: an abort is noticed
+  for (int64_t left = time - stream_clock(); left > 0 && !aborted; left = time - stream_clock()) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(left, longest)));
+  }
+}
+
+Network default_network() { return {}; }
+void pay_for_launch() {}
+bool is_dry_run() { return false; }
 
 bool is_device_memory(const void* pointer, size_t bytes) {
   for (const char* byte :

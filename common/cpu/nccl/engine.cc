@@ -1,6 +1,8 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "reduce.h"
@@ -23,6 +25,14 @@ int rank_in(MPI_Comm comm) {
   return rank;
 }
 
+// A number that no other message of any rank has.
+uint64_t new_message() {
+  static std::atomic<uint64_t> messages = 0;
+  int world_rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+  return static_cast<uint64_t>(world_rank) << 40 | ++messages;
+}
+
 // Elements [first, first + count) cut into nearly equal parts.
 std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int parts) {
   const size_t begin = range.second * part / parts, end = range.second * (part + 1) / parts;
@@ -42,7 +52,8 @@ Engine::Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& netwo
       transport_(comm, aborted),
       window_(2 * ranks_ * (kChunk + kMaxAlignment)) {}
 
-void Engine::run(std::span<const Call> calls) {
+Span Engine::run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages) {
+  span_ = {-1, time};
   std::vector<Call> point_to_point;
   for (const Call& call : calls) {
     if (is_point_to_point(call.kind)) {
@@ -51,23 +62,33 @@ void Engine::run(std::span<const Call> calls) {
       run_collective(call);
     }
   }
-  if (!point_to_point.empty()) run_point_to_point(point_to_point);
+  if (!point_to_point.empty()) run_point_to_point(point_to_point, messages);
+  return span_;
+}
+
+// All ranks had come at `met`, and then it took a while.
+void Engine::pass(int64_t met, double seconds) {
+  if (span_.begin < 0) span_.begin = met;
+  span_.end = met + (network_.modelled ? std::llround(seconds * 1e9) : 0);
 }
 
 // ---- Sends and receives -----------------------------------------------------------------------------------
 
-void Engine::run_point_to_point(std::span<const Call> calls) {
+void Engine::run_point_to_point(std::span<const Call> calls, std::vector<Message>* messages) {
   size_t longest = 0;
-  for (const Call& call : calls) longest = std::max(longest, bytes_of(call));
-  double came = 0;
+  for (const Call& call : calls) {
+    if (!is_dry_run()) longest = std::max(longest, bytes_of(call));
+  }
+  int64_t met = 0;
   std::vector<Meeting> meetings;
   for (size_t first = 0; first == 0 || first < longest; first += chunk_) {
     meetings.clear();
     for (const Call& call : calls) {
-      const size_t bytes = std::min(chunk_, std::max(bytes_of(call), first) - first);
+      const size_t bytes = is_dry_run() ? 0 : std::min(chunk_, std::max(bytes_of(call), first) - first);
       if (first > 0 && bytes == 0) continue;
-      Meeting meeting = {&call, call.root, {}, {}};
+      Meeting meeting = {&call, call.root, {}, {}, 0};
       if (call.kind == Kind::send) {
+        meeting.message = new_message();
         meeting.out = {window_.read(static_cast<const std::byte*>(call.send) + first, bytes), bytes};
       } else {
         meeting.in = {window_.write(static_cast<std::byte*>(call.receive) + first, bytes), bytes};
@@ -76,13 +97,17 @@ void Engine::run_point_to_point(std::span<const Call> calls) {
     }
     window_.load();
     if (first == 0) {
-      came = transport_.meet(meetings);
+      met = transport_.meet(meetings, span_.end);
+      for (const Meeting& m : meetings) {
+        if (m.peer == rank_) continue;
+        messages->push_back({m.call->kind == Kind::send, m.message, static_cast<double>(bytes_of(*m.call))});
+      }
     } else {
       transport_.move(meetings);
     }
     window_.store();
   }
-  if (network_.modelled) transport_.sleep_until(came + seconds(calls));
+  pass(met, seconds(calls));
 }
 
 // A rank sends one message at a time and receives one at a time, both at once.
@@ -102,11 +127,11 @@ void Engine::run_collective(const Call& call) {
   const size_t in_parts = call.kind == Kind::all_reduce && bytes_of(call) > letter_bytes ? ranks_ : 1;
   const size_t round = in_parts * chunk_ / nccl_mpi::size_of(call.type);  // elements
   met_ = false;
-  for (size_t first = 0; !met_ || first < call.count; first += round) {
+  if (is_dry_run()) exchange(call, no_exchange());
+  for (size_t first = 0; !met_ || (first < call.count && !is_dry_run()); first += round) {
     run_round(call, {first, std::min(round, call.count - first)});
     window_.store();
   }
-  if (network_.modelled) transport_.sleep_until(came_ + seconds(call));
 }
 
 void Engine::run_round(const Call& call, Range range) {
@@ -233,10 +258,10 @@ void Engine::all_reduce_in_parts(const Call& call, Range range) {
 void Engine::exchange(const Call& call, const Exchange& all) {
   std::vector<Meeting> meetings;
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (rank != rank_) meetings.push_back({&call, rank, all.to[rank], all.from[rank]});
+    if (rank != rank_) meetings.push_back({&call, rank, all.to[rank], all.from[rank], 0});
   }
   if (met_) return transport_.move(meetings);
-  came_ = transport_.meet(meetings);
+  pass(transport_.meet(meetings, span_.end), seconds(call));
   met_ = true;
 }
 

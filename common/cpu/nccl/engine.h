@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "device_access.h"
@@ -21,8 +22,9 @@ class Engine {
   Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& network,
          const std::atomic<bool>& aborted);
 
-  // One operation: the collectives one after the other, then all sends and receives together. Throws Failure.
-  void run(std::span<const Call> calls);
+  // One operation, to which this rank's streams came at `time`: the collectives one after the other, then all
+  // sends and receives together. Says when it ran, and which messages passed. Throws Failure.
+  Span run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages);
 
  private:
   // What one rank's exchange with all others consists of: a piece to and from each rank.
@@ -32,7 +34,7 @@ class Engine {
   using Range = std::pair<size_t, size_t>;  // first element, elements
 
   void run_collective(const Call& call);
-  void run_point_to_point(std::span<const Call> calls);
+  void run_point_to_point(std::span<const Call> calls, std::vector<Message>* messages);
   void run_round(const Call& call, Range range);
   void exchange(const Call& call, const Exchange& exchange);
 
@@ -52,6 +54,7 @@ class Engine {
 
   double seconds(const Call& collective) const;
   double seconds(std::span<const Call> point_to_point) const;
+  void pass(int64_t met, double seconds);
 
   int ranks_, rank_;
   size_t chunk_;  // bytes: the longest piece of a round
@@ -62,7 +65,7 @@ class Engine {
   DeviceWindow window_;
   std::vector<std::byte> scratch_;  // [ranks, chunk]: contributions to a reduction, as they arrive
   bool met_ = false;                // in the collective that is running
-  double came_ = 0;                 // when its last rank came
+  Span span_;                       // of the operation so far
 };
 
 }  // namespace nccl_mpi

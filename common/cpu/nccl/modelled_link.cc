@@ -50,10 +50,9 @@ std::optional<Link> parse_link(const std::string& text, std::string* error) {
   return {};
 }
 
-std::optional<Network> network_from_environment(std::string* error) {
-  Network network;
+std::optional<Network> network_from_environment(Network network, std::string* error) {
   if (!read_link("NCCL_CPU_LINK", &network, &network.within_node, error)) return {};
-  network.between_nodes = network.within_node;
+  if (environment("NCCL_CPU_LINK") != nullptr) network.between_nodes = network.within_node;
   if (!read_link("NCCL_CPU_LINK_BETWEEN_NODES", &network, &network.between_nodes, error)) return {};
   if (const char* text = environment("NCCL_CPU_RANKS_PER_NODE")) {
     const auto ranks = parse_quantity(text, {{"", 1}});
@@ -68,8 +67,16 @@ std::optional<Network> network_from_environment(std::string* error) {
 
 Ring::Ring(const Network& network, const std::vector<int>& world_ranks)
     : steps_(static_cast<int>(world_ranks.size()) - 1) {
+  const auto node_of = [&](int world_rank) { return world_rank / network.ranks_per_node; };
+  std::map<int, int> members;  // of each node
+  for (const int rank : world_ranks) ++members[node_of(rank)];
   for (size_t i = 0; i < world_ranks.size(); ++i) {
-    hops_.push_back(network.between(world_ranks[i], world_ranks[(i + 1) % world_ranks.size()]));
+    const int from = world_ranks[i], to = world_ranks[(i + 1) % world_ranks.size()];
+    Link hop = network.between(from, to);
+    const int rings = std::min(members[node_of(from)], members[node_of(to)]);
+    if (node_of(from) != node_of(to))
+      hop.bandwidth = std::max(hop.bandwidth, std::min(rings * hop.bandwidth, network.within_node.bandwidth));
+    hops_.push_back(hop);
   }
 }
 

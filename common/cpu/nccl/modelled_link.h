@@ -1,12 +1,11 @@
-// Modelled links between the ranks: how long NCCL's ring algorithms would take on a given network. The
-// stand-in's operations then take at least that long, asleep, so that overlap, and the difference between a
-// node and a network, can be seen on a laptop. Knows neither CUDA nor MPI.
+// Modelled links between the ranks: how long NCCL's ring algorithms take on a given network. Knows neither
+// CUDA nor MPI.
 //
 //   NCCL_CPU_LINK=5us,50GB/s           latency and bandwidth, each way, between ranks of one node
-//   NCCL_CPU_LINK_BETWEEN_NODES=...    between nodes; as within one if not given
-//   NCCL_CPU_RANKS_PER_NODE=8          consecutive ranks of the world that form a node; all, if not given
+//   NCCL_CPU_LINK_BETWEEN_NODES=...    between nodes; as within one if only that one is given
+//   NCCL_CPU_RANKS_PER_NODE=8          consecutive ranks of the world that form a node
 //
-// Without NCCL_CPU_LINK and NCCL_CPU_LINK_BETWEEN_NODES an operation takes the time that it takes.
+// What is not given, the GPU's profile says; on a real GPU, which has none, there is no model.
 #pragma once
 
 #include <cstddef>
@@ -38,11 +37,13 @@ struct Network {
   }
 };
 
-// From the environment. Empty, with `error` set, if a variable makes no sense.
-std::optional<Network> network_from_environment(std::string* error);
+// `network`, and what the environment says instead. Empty, with `error` set, if a variable makes no sense.
+std::optional<Network> network_from_environment(Network network, std::string* error);
 
 // The ranks of a communicator in a ring, in their order: hop i leads from rank i to rank i + 1. All times in
-// seconds; the slowest hop decides.
+// seconds; the slowest hop decides. Where a node holds k of the ranks, NCCL makes k rings, each of which
+// leaves the node through another network card: together they have k times one card's bandwidth, at most
+// that of the links inside.
 class Ring {
  public:
   Ring(const Network& network, const std::vector<int>& world_ranks);

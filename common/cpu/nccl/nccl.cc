@@ -237,7 +237,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     return fail(ncclInvalidUsage, "MPI must be initialised, with MPI_THREAD_MULTIPLE");
   }
   std::string reason;
-  const auto network = nccl_mpi::network_from_environment(&reason);
+  const auto network = nccl_mpi::network_from_environment(nccl_mpi::default_network(), &reason);
   if (!network) return fail(ncclInvalidArgument, reason);
   nccl_mpi::Members members;
   const ncclResult_t error = nccl_mpi::join(id, ranks, rank, &members);

@@ -79,18 +79,15 @@ std::string description(const Call& call) {
   return text + ")";
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void Patience::wait() {
   constexpr int yields = 10;
   constexpr double shortest = 20e-6, longest = 500e-6;  // s
-  if (looks_++ == 0) start_ = now();
+  const auto now = std::chrono::steady_clock::now();
+  if (looks_++ == 0) start_ = now;
   if (looks_ <= yields) {
     sched_yield();
   } else {
-    sleep_for(std::clamp((now() - start_) / 8, shortest, longest));
+    sleep_for(std::clamp(std::chrono::duration<double>(now - start_).count() / 8, shortest, longest));
   }
 }
 
@@ -98,15 +95,15 @@ Transport::Transport(MPI_Comm comm, const std::atomic<bool>& aborted) : comm_(co
   MPI_Comm_rank(comm, &rank_);
 }
 
-double Transport::meet(std::span<const Meeting> meetings) {
-  double came = now();
+int64_t Transport::meet(std::span<Meeting> meetings, int64_t time) {
+  int64_t came = time;
   sent_.resize(std::max(sent_.size(), meetings.size()));
   received_.resize(sent_.size());
   for (size_t i = 0; i < meetings.size(); ++i) {
     const Call& call = *meetings[i].call;
     const Piece& out = meetings[i].out;
     receive(&received_[i], sizeof(Letter), meetings[i].peer, tag_in(call.kind));
-    sent_[i].header = {call.kind, call.type, call.op, call.root, call.count, came};
+    sent_[i].header = {call.kind, call.type, call.op, call.root, call.count, meetings[i].message, time};
     const size_t enclosed = fits_letter(out) ? out.bytes : 0;
     if (enclosed > 0) std::memcpy(sent_[i].data, out.data, enclosed);
     send(&sent_[i], sizeof(Header) + enclosed, meetings[i].peer, tag_out(call.kind));
@@ -116,17 +113,18 @@ double Transport::meet(std::span<const Meeting> meetings) {
 
   std::vector<Meeting> rest;
   for (size_t i = 0; i < meetings.size(); ++i) {
-    const Meeting& meeting = meetings[i];
+    Meeting& meeting = meetings[i];
+    if (meeting.call->kind == Kind::receive) meeting.message = received_[i].header.message;
     came = std::max(came, received_[i].header.came);
     if (fits_letter(meeting.in) && meeting.in.bytes > 0) {
       std::memcpy(meeting.in.data, received_[i].data, meeting.in.bytes);
     }
     const Meeting large = {meeting.call, meeting.peer, fits_letter(meeting.out) ? Piece{} : meeting.out,
-                           fits_letter(meeting.in) ? Piece{} : meeting.in};
+                           fits_letter(meeting.in) ? Piece{} : meeting.in, 0};
     if (large.out.bytes > 0 || large.in.bytes > 0) rest.push_back(large);
   }
   move(rest);
-  return std::min(came, now());  // hosts' clocks differ
+  return came;
 }
 
 void Transport::move(std::span<const Meeting> meetings) {
@@ -201,14 +199,6 @@ void Transport::cancel() {
     if (request == MPI_REQUEST_NULL) continue;
     MPI_Cancel(&request);
     MPI_Request_free(&request);
-  }
-}
-
-void Transport::sleep_until(double time) const {
-  constexpr double longest = 10e-3;  // s: an abort is noticed
-  for (double left = time - now(); left > 0; left = time - now()) {
-    throw_if_aborted();
-    sleep_for(std::min(left, longest));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -45,9 +46,6 @@ struct Failure {
 // Room for data in a letter; MPI passes on as much without waiting for the receiver.
 constexpr size_t letter_bytes = 8192;
 
-// Seconds of a clock that the ranks of a host share.
-double now();
-
 // A piece of host memory.
 struct Piece {
   std::byte* data = nullptr;
@@ -59,6 +57,7 @@ struct Meeting {
   const Call* call;
   int peer;
   Piece out, in;
+  uint64_t message = 0;  // of a send or receive: what the sender calls it
 };
 
 // Waits between looks at something that others bring about: yields the core at first, then sleeps ever
@@ -69,18 +68,18 @@ class Patience {
 
  private:
   int looks_ = 0;
-  double start_ = 0;
+  std::chrono::steady_clock::time_point start_;
 };
 
 class Transport {
  public:
   Transport(MPI_Comm comm, const std::atomic<bool>& aborted);
 
-  // The beginning of an operation. Returns when the last of the partners came.
-  double meet(std::span<const Meeting> meetings);
+  // The beginning of an operation, to which this rank came at `time`. Returns when the last of the partners
+  // came, or this rank.
+  int64_t meet(std::span<Meeting> meetings, int64_t time);
   // Only the pieces; both sides know that both are here.
   void move(std::span<const Meeting> meetings);
-  void sleep_until(double time) const;
 
  private:
   struct Header {
@@ -89,7 +88,8 @@ class Transport {
     ncclRedOp_t op;
     int root;
     uint64_t count;
-    double came;  // when the sender of the letter had come
+    uint64_t message;
+    int64_t came;  // when the sender of the letter had come, in nanoseconds of the streams' clock
   };
   struct Letter {
     Header header;

@@ -1,0 +1,142 @@
+#include "device/device_profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "device/errors.h"
+
+namespace pentatron {
+namespace {
+
+struct Field {
+  const char* name;
+  double DeviceProfile::*value;
+  const char* unit;
+};
+constexpr Field fields[] = {
+    {"memory_bytes", &DeviceProfile::memory_bytes, "B"},
+    {"memory_bandwidth", &DeviceProfile::memory_bandwidth, "B/s"},
+    {"memory_achievable", &DeviceProfile::memory_achievable, "share"},
+    {"flops_fp64", &DeviceProfile::flops_fp64, "FLOP/s"},
+    {"flops_fp32", &DeviceProfile::flops_fp32, "FLOP/s"},
+    {"flops_bf16", &DeviceProfile::flops_bf16, "FLOP/s"},
+    {"product_achievable", &DeviceProfile::product_achievable, "share"},
+    {"tile_rows", &DeviceProfile::tile_rows, "elements"},
+    {"tile_columns", &DeviceProfile::tile_columns, "elements"},
+    {"multiprocessors", &DeviceProfile::multiprocessors, "number"},
+    {"attention_forward_achievable", &DeviceProfile::attention_forward_achievable, "share"},
+    {"attention_backward_achievable", &DeviceProfile::attention_backward_achievable, "share"},
+    {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
+    {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
+    {"host_bandwidth", &DeviceProfile::host_bandwidth, "B/s"},
+    {"link_latency", &DeviceProfile::link_latency, "s"},
+    {"link_bandwidth", &DeviceProfile::link_bandwidth, "B/s"},
+    {"network_latency", &DeviceProfile::network_latency, "s"},
+    {"network_bandwidth", &DeviceProfile::network_bandwidth, "B/s"},
+    {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
+    {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s"},
+};
+
+// What something is divided by.
+bool must_be_positive(const Field& field) {
+  const std::string_view unit = field.unit;
+  return unit != "s";
+}
+
+std::string known_profiles() {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& file : std::filesystem::directory_iterator(PENTATRON_PROFILES, ignored))
+    names.push_back(file.path().stem());
+  std::sort(names.begin(), names.end());
+  std::string list;
+  for (const std::string& name : names) list += name + ", ";
+  return list + "or a file with such numbers";
+}
+
+// The multiprocessors take tiles of the result by turns; where there are fewer tiles than multiprocessors, a
+// long sum is split. A library chooses the size of the tile and the parts of the sum, so the best of some counts.
+// The result is written when the sums are complete: nothing is left then that could hide it.
+double product_seconds(const DeviceProfile& p, const Cost& c) {
+  struct Tile {
+    double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded
+  };
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tile tile : {Tile{1, 1}, Tile{0.5, 0.85}, Tile{0.25, 0.6}}) {
+    const double rows = p.tile_rows * tile.size, columns = p.tile_columns * tile.size;
+    const double tiles = std::ceil(c.m / rows) * std::ceil(c.n / columns) * c.batch;
+    for (const double parts : {1.0, 2.0, 4.0, 8.0}) {
+      if (parts > 1 && (tiles * parts > p.multiprocessors || c.k / parts < 512)) break;
+      const double waves = std::ceil(tiles * parts / p.multiprocessors);
+      const double flops = waves * p.multiprocessors * 2 * rows * columns * c.k / parts;
+      const double rate = p.flops(c.element_bytes) * p.product_achievable * tile.efficiency;
+      const double partial_sums = parts > 1 ? 2 * sizeof(float) * parts * c.m * c.n * c.batch : 0;
+      best = std::min(best, flops / rate + partial_sums / (p.memory_bandwidth * p.memory_achievable));
+    }
+  }
+  return best + c.result_bytes / (p.memory_bandwidth * p.memory_achievable);
+}
+
+}  // namespace
+
+double DeviceProfile::flops(int element_bytes) const {
+  return element_bytes == 8 ? flops_fp64 : element_bytes == 4 ? flops_fp32 : flops_bf16;
+}
+
+double DeviceProfile::seconds(const Cost& cost) const {
+  const double moving = cost.bytes / (memory_bandwidth * memory_achievable);
+  double computing = 0;
+  if (cost.batch > 0) {
+    computing = product_seconds(*this, cost);
+  } else if (cost.flops > 0) {
+    const double peak = cost.unit == Cost::Unit::tensor_cores ? flops_bf16 : flops_fp32;
+    computing =
+        cost.flops / (peak * (cost.backward ? attention_backward_achievable : attention_forward_achievable));
+  }
+  return kernel_seconds + std::max(moving, computing) + (cost.of_layer ? layer_product_seconds : 0);
+}
+
+DeviceProfile load_profile(const std::string& gpu) {
+  const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
+  const bool is_name = gpu.find('/') == gpu.npos && std::filesystem::exists(shipped);
+  std::ifstream file(is_name ? shipped : gpu);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles());
+  DeviceProfile profile = {};
+  profile.name = is_name ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
+  for (const Field& field : fields) {
+    const auto found = json.find(field.name);
+    const bool is_number = found != json.end() && found->is_object() && found->contains("value") &&
+                           (*found)["value"].is_number();
+    const double value = is_number ? (*found)["value"].get<double>() : -1;
+    if (!is_number || !(value >= 0) || (value == 0 && must_be_positive(field))) {
+      throw UsageError("--gpu", gpu,
+                       std::string("a number \"value\" ") +
+                           (must_be_positive(field) ? "above 0" : "of 0 or more") + " for \"" + field.name +
+                           "\" in this file");
+    }
+    profile.*field.value = value;
+  }
+  return profile;
+}
+
+std::string to_json(const DeviceProfile& profile, const std::string& source) {
+  std::ostringstream out;
+  out << "{\n \"name\": " << nlohmann::json(profile.name);
+  for (const Field& field : fields) {
+    out << ",\n " << nlohmann::json(field.name) << ": {\"value\": " << nlohmann::json(profile.*field.value)
+        << ", \"unit\": " << nlohmann::json(field.unit) << ",\n  \"source\": " << nlohmann::json(source)
+        << "}";
+  }
+  out << "\n}\n";
+  return out.str();
+}
+
+}  // namespace pentatron

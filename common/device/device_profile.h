@@ -1,0 +1,42 @@
+// A GPU in twenty numbers, and how long it would take for an operation. One JSON file for each GPU, in
+// profiles/; each number there names its source. No CUDA here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device/cost.h"
+
+namespace pentatron {
+
+struct DeviceProfile {
+  std::string name;
+  double memory_bytes;
+  double memory_bandwidth;                    // bytes/s
+  double memory_achievable;                   // share of it that a good kernel reaches
+  double flops_fp64, flops_fp32, flops_bf16;  // FLOP/s of dense products
+  double product_achievable;                  // share of them that a large product reaches
+  double tile_rows, tile_columns;             // of the result, on which one multiprocessor works
+  double multiprocessors;
+  double attention_forward_achievable, attention_backward_achievable;  // as product_achievable
+  double kernel_seconds;                      // the shortest kernel, with the gap before it
+  double launch_seconds;                      // of the host, for each operation
+  double host_bandwidth;                      // bytes/s of a copy from or to pinned memory
+  double link_latency, link_bandwidth;        // s, bytes/s each way, of a GPU within its node
+  double network_latency, network_bandwidth;  // likewise between nodes
+  double gpus_per_node;
+  double layer_product_seconds;  // of each product of a layer beside the rest; 0 but in `unit`
+
+  double flops(int element_bytes) const;  // peak of products of such elements
+  double seconds(const Cost& cost) const;
+  double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
+};
+
+// `gpu`: the name of a profile that comes with the project, or the path of a file. Throws UsageError (--gpu)
+// where it is unknown, or a number in it is missing or negative.
+DeviceProfile load_profile(const std::string& gpu);
+
+// A profile as a file: each number with the source that is given for all of them.
+std::string to_json(const DeviceProfile& profile, const std::string& source);
+
+}  // namespace pentatron

@@ -1,0 +1,48 @@
+// What a rank's streams did, from when to when; how much of the communication hid behind compute; and the
+// same as a picture in characters. No CUDA here.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace pentatron::trace {
+
+// An operation of a stream. Times in seconds.
+struct Interval {
+  std::string name, stream;
+  double begin = 0, end = 0;
+  int64_t step = -1;  // here and below -1: none
+  int micro_batch = -1, layer = -1;
+  char pass = 'o';                  // trace.h
+  double bytes = 0;                 // moved from and to memory, or sent by this rank
+  uint64_t id = 0, waited_for = 0;  // the operation on another stream for whose end this one waited; 0: none
+  std::vector<uint64_t> sent = {}, received = {};  // messages; at both ends the same number
+};
+
+// The stream that computes, by its name; all others communicate.
+inline const std::string compute_stream = "compute";
+
+// Of [from, to): the seconds in which something runs on `stream`; and, with `behind`, on both.
+double busy_seconds(const std::vector<Interval>& intervals, const std::string& stream, double from, double to,
+                    const std::string& behind = {});
+
+// What a step consisted of, on one rank.
+struct Overlap {
+  double seconds = 0, compute = 0;
+  struct Stream {
+    double seconds = 0, hidden = 0;  // of communication; of it, while something is computed
+  };
+  std::map<std::string, Stream> communication;  // by stream
+
+  Stream all_communication() const;
+  Overlap& operator+=(const Overlap& other);
+};
+Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to);
+
+// A row for each stream, `width` characters for [from, to). A character stands for what runs longest in its
+// time: f forward, b backward, w weight gradients, o optimizer, # communication, . nothing.
+std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
+
+}  // namespace pentatron::trace

@@ -1,0 +1,392 @@
+// Modelled time, to the nanosecond: what a step takes is the longest path through its operations, which these
+// tests find by hand. On the GPU `unit` a layer takes a second forward and two backward.
+#include <nccl.h>
+
+#include "device/precision.h"
+#if PRECISION == 64 && defined(NCCL_OVER_MPI)
+#include "modelled.h"
+#endif
+#if PRECISION == 64 && defined(NCCL_OVER_MPI) && __has_include(<cuda_cpu.h>)
+
+#include "../../05_pipeline_parallel/simulate.h"
+#include "parallel_model.h"
+
+namespace pentatron {
+namespace {
+
+constexpr int kLayers = 3;
+constexpr double kScalars = StepTotals::size * sizeof(double);  // bytes that end each step
+
+// One micro-batch for each rank, or one for all.
+Options three_layers(bool one_for_each_rank) {
+  Options o = test_options(kLayers, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/96,
+                           /*vocab_size=*/64, /*sequence=*/8, /*micro_batch=*/1,
+                           /*global_batch=*/one_for_each_rank ? mpi_tests::ranks() : 1);
+  o.optimizer = OptimizerKind::sgd;
+  return o;
+}
+
+// The second step: what one leaves to the next is included.
+int64_t time_of_step(const Options& options, const Technique& technique, const World& world,
+                     Communicator& ranks) {
+  ParallelModel model(options, technique, const_cast<World&>(world), ranks);
+  const auto batches = random_batches(options, 1);
+  model.train_step(0, batches);
+  return modelled_time(world, [&] { model.train_step(1, batches); });
+}
+
+// Two streams by hand.
+struct Path {
+  int64_t compute = 0, communication = 0;
+
+  void work(double seconds) { compute += static_cast<int64_t>(seconds * second); }
+  void communicate(int64_t nanoseconds) { communication += nanoseconds; }
+  void communication_waits(int64_t time) { communication = std::max(communication, time); }
+  void communication_waits() { communication_waits(compute); }
+  void compute_waits(int64_t time) { compute = std::max(compute, time); }
+  void compute_waits() { compute_waits(communication); }
+};
+
+// Elements of each unit, embedding first, head last, as they are padded for the ranks.
+std::vector<double> unit_sizes(const Options& options) {
+  Parameters parameters({.groups = {{mpi_tests::rank(), mpi_tests::ranks()}}});
+  FeedForward feed_forward;
+  declare_transformer(options.model, feed_forward, parameters);
+  std::vector<double> sizes;
+  for (int unit = 0; unit <= head_unit(kLayers); ++unit) {
+    sizes.push_back(static_cast<double>(parameters.group().size(unit)));
+  }
+  return sizes;
+}
+constexpr int kHead = kLayers + 1;
+
+double all_elements(const Options& options) {
+  const std::vector<double> sizes = unit_sizes(options);
+  return std::accumulate(sizes.begin(), sizes.end(), 0.0);
+}
+
+// Links on which the gradients of a layer take so many seconds to be summed.
+double bandwidth_for(const Options& options, double seconds) {
+  const int n = mpi_tests::ranks();
+  return 2.0 * (n - 1) / n * unit_sizes(options)[1] * sizeof(accum) / seconds;
+}
+
+// Seconds of a layer's all-reduce: it hides behind the layer before; it does not.
+const std::vector<double> kAllReduces = {0.7, 2.9};
+
+}  // namespace
+
+TEST_CASE("02: the time of naive, overlap and bucket", "[02][time]") {
+  if (mpi_tests::ranks() == 1) return;
+  const Options options = three_layers(true);
+  const std::vector<double> sizes = unit_sizes(options);
+  for (const double seconds : kAllReduces) {
+    const ModelledGpu gpu(1e-3, bandwidth_for(options, seconds));
+    const RingTime ring;
+    World world(nullptr, nullptr);
+    Communicator ranks(world, world.all(), "ranks");
+    const auto sum = [&](double elements) { return ring.all_reduce(elements * sizeof(accum)); };
+    const int64_t scalars = ring.all_reduce(kScalars);
+
+    CHECK(time_of_step(options, data_parallel(DpSync::naive), world, ranks) ==
+          3 * kLayers * second + sum(all_elements(options)) + scalars);
+
+    // Each unit's sum begins when the unit is complete and the sum before it is made.
+    Path overlap;
+    overlap.work(kLayers);
+    for (int unit = kHead; unit >= 0; --unit) {
+      if (unit > 0 && unit < kHead) overlap.work(2);
+      overlap.communication_waits();
+      overlap.communicate(sum(sizes[unit]));
+    }
+    overlap.compute_waits();
+    CHECK(time_of_step(options, data_parallel(DpSync::overlap), world, ranks) == overlap.compute + scalars);
+
+    // Buckets of one and a half layers, from the end; each begins when the unit at its beginning is complete.
+    const double bucket = std::floor(1.5 * sizes[1]), bucket_mb = (bucket + 0.5) * sizeof(accum) * 1e-6;
+    Path buckets;
+    buckets.work(kLayers);
+    double unsent = all_elements(options), complete = unsent;
+    for (int unit = kHead; unit >= 0; --unit) {
+      if (unit > 0 && unit < kHead) buckets.work(2);
+      complete -= sizes[unit];
+      for (; unsent >= complete + bucket; unsent -= bucket) {
+        buckets.communication_waits();
+        buckets.communicate(sum(bucket));
+      }
+    }
+    buckets.communication_waits();
+    buckets.communicate(sum(unsent));
+    buckets.compute_waits();
+    CHECK(time_of_step(options, data_parallel(DpSync::bucket, bucket_mb), world, ranks) ==
+          buckets.compute + scalars);
+  }
+}
+
+TEST_CASE("03: the time of the three stages", "[03][time]") {
+  if (mpi_tests::ranks() == 1) return;
+  const Options options = three_layers(true);
+  std::vector<double> shards = unit_sizes(options);
+  for (double& size : shards) size /= mpi_tests::ranks();
+  for (const double seconds : kAllReduces) {
+    const ModelledGpu gpu(1e-3, bandwidth_for(options, seconds));
+    const RingTime ring;
+    World world(nullptr, nullptr);
+    Communicator ranks(world, world.all(), "ranks");
+    const auto gather = [&](int unit) { return ring.all_gather(shards[unit] * sizeof(real)); };
+    const auto scatter = [&](int unit) { return ring.reduce_scatter(shards[unit] * sizeof(accum)); };
+    const int64_t scalars = ring.all_reduce(kScalars);
+
+    // Stages 1 and 2 gather all units after the step before; a layer waits for its own. Stage 2 has gradient
+    // buffers for two units: weight gradients, which come after half of a dgrad, wait for the one of the unit
+    // before the last.
+    for (const int stage : {1, 2}) {
+      Path path;
+      for (int unit = 0; unit <= kHead; ++unit) {
+        path.communicate(gather(unit));
+        path.compute_waits();
+        if (unit > 0 && unit < kHead) path.work(1);
+      }
+      int64_t free[2] = {};
+      for (int unit = kHead; unit >= 0; --unit) {
+        const bool layer = unit > 0 && unit < kHead;
+        if (layer) path.work(0.5);
+        if (stage == 2) path.compute_waits(free[unit % 2]);
+        if (layer) path.work(1.5);
+        path.communication_waits();
+        path.communicate(scatter(unit));
+        free[unit % 2] = path.communication;
+      }
+      path.compute_waits();
+      INFO("stage " << stage << ", " << seconds << " s");
+      CHECK(time_of_step(options, zero(stage), world, ranks) == path.compute + scalars);
+    }
+
+    // Stage 3 gathers the next unit, into the buffer of the unit before, while one is used. Backward finds
+    // the last layer and the head still gathered, and has no use for the embedding's weights.
+    Path path;
+    int64_t gathered[kHead + 1] = {}, used[kHead + 1] = {};
+    const auto fetch = [&](int unit, int replaced) {
+      if (replaced >= 0) path.communication_waits(used[replaced]);
+      path.communicate(gather(unit));
+      gathered[unit] = path.communication;
+    };
+    fetch(0, -1);
+    for (int unit = 0; unit <= kHead; ++unit) {
+      if (unit < kHead) fetch(unit + 1, unit - 1);
+      path.compute_waits(gathered[unit]);
+      if (unit > 0 && unit < kHead) path.work(1);
+      used[unit] = path.compute;
+    }
+    int64_t free[2] = {};
+    for (int unit = kHead; unit >= 0; --unit) {
+      const bool layer = unit > 0 && unit < kHead;
+      if (layer && unit > 1) fetch(unit - 1, unit + 1);
+      if (layer) path.compute_waits(gathered[unit]);
+      if (layer) path.work(0.5);
+      path.compute_waits(free[unit % 2]);
+      if (layer) path.work(1.5);
+      used[unit] = path.compute;
+      path.communication_waits();
+      path.communicate(scatter(unit));
+      free[unit % 2] = path.communication;
+    }
+    path.compute_waits();
+    INFO("stage 3, " << seconds << " s");
+    CHECK(time_of_step(options, zero(3), world, ranks) == path.compute + scalars);
+  }
+}
+
+TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04][time]") {
+  const Options options = three_layers(false);
+  if (mpi_tests::ranks() == 1 || options.model.heads % mpi_tests::ranks() != 0) return;
+  const int rows = options.sequence_length, d = options.model.d_model;
+  // An all-reduce at a border, in seconds: shorter or longer than the weight gradients of a region.
+  for (const double seconds : {0.3, 0.8}) {
+    const int n = mpi_tests::ranks();
+    const ModelledGpu gpu(0, 2.0 * (n - 1) / n * rows * d * sizeof(real) / seconds);
+    const RingTime ring;
+    World world(nullptr, nullptr);
+    Communicator ranks(world, world.all(), "ranks");
+    const int64_t border = ring.all_reduce(rows * d * sizeof(real)), scalars = ring.all_reduce(kScalars);
+    const int64_t loss = ring.all_reduce(rows * sizeof(accum)) + ring.all_reduce(2 * rows * sizeof(accum));
+    // Embedding; attention and MLP of each layer; the cross-entropy's statistics.
+    const int64_t forward = border + kLayers * (second + 2 * border) + loss;
+    // The head; MLP and attention, whose weight gradients take half a second, as do their input gradients.
+    const int64_t backward = border + kLayers * 2 * (second / 2 + std::max(border, second / 2));
+    CHECK(time_of_step(options, {.kind = Technique::tensor_parallel}, world, ranks) ==
+          forward + backward + scalars);
+
+    // With sequence parallelism an all-reduce is a reduce-scatter and a gather. In backward the region's
+    // input is gathered again behind the second of its two input gradients, and its gradient is scattered
+    // behind the weight gradients, of which the second wants that input.
+    if (rows % n != 0) continue;
+    const int64_t part = ring.all_gather(rows * d * sizeof(real) / n);
+    Path path;
+    path.work(kLayers);
+    path.compute += part + kLayers * 4 * part + part + loss;
+    path.communication = path.compute;
+    path.communicate(part);  // the head's input, for a wgrad that takes no time,
+    const int64_t entered = path.communication;
+    path.communicate(part);  // and the scatter of its gradient
+    path.compute_waits(entered);
+    path.compute_waits();
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (int region = 0; region < 2; ++region) {
+        path.communication_waits();
+        path.communicate(part);  // the gradient of the region's output
+        path.compute_waits();
+        path.work(0.25);
+        // The input is gathered when the host says so; its buffer is free since the region before.
+        path.communicate(part);
+        const int64_t came = path.communication;
+        path.work(0.25);
+        path.communication_waits();
+        path.communicate(part);  // the scatter
+        path.work(0.25);
+        path.compute_waits(came);
+        path.work(0.25);
+        path.compute_waits();
+      }
+    }
+    path.communication_waits();
+    path.communicate(part);  // the gradient of the embedding's output
+    path.compute_waits();
+    int64_t norms = 0;  // each norm weight's gradient is of this rank's rows; they go as one group
+    for (int i = 0; i < 2 * kLayers + 1; ++i) norms += ring.all_reduce(d * sizeof(accum));
+    CHECK(time_of_step(options, {.kind = Technique::tensor_parallel, .sequence_parallel = true}, world,
+                       ranks) == path.compute + norms + scalars);
+  }
+}
+
+// Two ways to one number: the executor's operations, and the simulator's instructions.
+TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
+  const int p = mpi_tests::ranks();
+  if (p == 1) return;
+  mpi_tests::set_time_limit(120);
+  constexpr int layers_of_stage = 2;
+  // One line for each schedule that there is.
+  std::vector<Technique> techniques = {pipeline(PpSchedule::afab), pipeline(PpSchedule::one_f_one_b),
+                                       pipeline(PpSchedule::interleaved, 2), pipeline(PpSchedule::zb_h1)};
+  for (const Technique& technique : techniques) {
+    for (const int m : {1, p, 2 * p + 1, 3 * p}) {
+      if (technique.chunks > 1 && m % p != 0) continue;
+      for (const double transfer : {0.0, 0.5}) {
+        Options options = test_options(layers_of_stage * p, 32, 4, 4, 96, 32, 8, 1, m);
+        options.optimizer = OptimizerKind::sgd;
+        const double bytes = options.sequence_length * options.model.d_model * sizeof(real);
+        const ModelledGpu gpu(0, transfer > 0 ? bytes / transfer : 1e30);
+        const RingTime ring;
+        World world(nullptr, nullptr);
+        Communicator ranks(world, world.all(), "ranks");
+        const double chunk = double(layers_of_stage) / technique.chunks;
+        const Schedule schedule = make_schedule(technique.schedule, p, m, technique.chunks);
+        const Simulation simulated = simulate(schedule, {chunk, chunk, chunk, transfer});
+        INFO(to_string(technique.schedule) << ", " << m << " micro-batches, transfer " << transfer);
+        CHECK(time_of_step(options, technique, world, ranks) ==
+              cuda_cpu::nanoseconds(simulated.total) + ring.all_reduce(kScalars));
+      }
+    }
+  }
+}
+
+TEST_CASE("05: the bubble of ZB-H1 is a third of 1F1B's", "[05][time]") {
+  const int p = mpi_tests::ranks(), m = 2 * p;
+  if (p == 1) return;
+  Options options = test_options(p, 32, 4, 4, 96, 32, 8, 1, m);
+  options.optimizer = OptimizerKind::sgd;
+  const ModelledGpu gpu;
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  const auto bubble = [&](PpSchedule schedule) {
+    return time_of_step(options, pipeline(schedule), world, ranks) - 3 * m * second;
+  };
+  CHECK(bubble(PpSchedule::one_f_one_b) == 3 * (p - 1) * second);
+  CHECK(bubble(PpSchedule::zb_h1) == (p - 1) * second);
+}
+
+namespace {
+
+// Steps of a ring in which rank r works for work[r][step] while hops of these lengths pass, and then waits
+// for both; a hop begins when both neighbours have come.
+struct RingPath {
+  std::vector<int64_t> time;
+
+  void step(const std::vector<int64_t>& work, const std::vector<int64_t>& hops) {
+    const int n = static_cast<int>(time.size());
+    std::vector<int64_t> communication = time;
+    for (const int64_t hop : hops) {
+      const std::vector<int64_t> came = communication;
+      for (int r = 0; r < n; ++r)
+        communication[r] = std::max({came[(r + n - 1) % n], came[r], came[(r + 1) % n]}) + hop;
+    }
+    for (int r = 0; r < n; ++r) time[r] = std::max(time[r] + work[r], communication[r]);
+  }
+  int64_t slowest() const { return *std::max_element(time.begin(), time.end()); }
+};
+
+}  // namespace
+
+TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
+  const int n = mpi_tests::ranks();
+  if (n == 1) return;
+  constexpr int heads = 2, size = 16, rows = 32;                   // of a rank
+  constexpr double of_product = 2.0 * heads * rows * rows * size;  // FLOPs of a whole block
+  for (const double hop_seconds : {0.5, 1.5}) {
+    // A whole block's two products of forward take a second.
+    const double bytes = rows * heads * size * sizeof(real);
+    const ModelledGpu gpu(0, 2 * bytes / hop_seconds, 2 * of_product);
+    const RingTime ring;
+    const int64_t hop = cuda_cpu::nanoseconds(2 * bytes / cuda_cpu::profile().link_bandwidth);
+    World world(nullptr, nullptr);
+    Communicator context(world, world.all(), "context");
+    for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
+      Options o = test_options(1, heads * size, heads, heads, 1, 2, rows * n, 1, 1);
+      o.attention = Attention::tiled;
+      o.cp_layout = layout;
+      const Stream compute("compute");
+      const Blas blas(compute);
+      RingAttention attention(o, context);
+      DeviceArena memory(Purpose::activations);
+      const auto zeros = [&] {
+        const Tensor x = memory.matrix<real>(rows, heads * size);
+        CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), compute));
+        return x;
+      };
+      const auto statistics = [&] { return memory.matrix<accum>(rows, heads); };
+      const AttentionShape shape = {1, rows, {heads, heads, size}};
+      const AttentionTensors t = {zeros(), zeros(), zeros(), zeros(), statistics(), {}};
+      const AttentionGradients g = {zeros(), zeros(), zeros(), zeros(), {}, statistics()};
+
+      // On the diagonal half a block; then a whole one or none, or with the zigzag half of one everywhere.
+      const auto work = [&](int step, double of_block) {
+        std::vector<int64_t> all(n);
+        for (int r = 0; r < n; ++r) {
+          const double share = step == 0 || layout == CpLayout::zigzag ? 0.5 : step <= r ? 1 : 0;
+          all[r] = static_cast<int64_t>(share * of_block * second);
+        }
+        return all;
+      };
+      RingPath forward{std::vector<int64_t>(n)}, backward = forward;
+      for (int step = 0; step < n; ++step) {
+        forward.step(work(step, 1), std::vector<int64_t>(step + 1 < n ? 1 : 0, hop));
+        backward.step(work(step, 3.5),
+                      std::vector<int64_t>((step + 1 < n ? 1 : 0) + (step > 0 ? 1 : 0), hop));
+      }
+      backward.step(std::vector<int64_t>(n), {hop});
+      INFO(to_string(layout) << ", hops of " << hop_seconds << " s");
+      CHECK(modelled_time(world, [&] {
+              attention.forward(blas, shape, t);
+              compute.synchronize();
+            }) == forward.slowest());
+      CHECK(modelled_time(world, [&] {
+              attention.backward(blas, shape, t, g);
+              compute.synchronize();
+            }) == backward.slowest());
+    }
+  }
+}
+
+}  // namespace pentatron
+
+#endif
