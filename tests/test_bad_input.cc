@@ -74,6 +74,38 @@ TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {
   refused(folder.write("text", std::string(1000, 'z')), "--vocab-size 122");
 }
 
+TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const std::string all = read_file(std::string(PENTATRON_PROFILES) + "/h100.json");
+  const auto refused = [&](const std::string& gpu, const std::string& what) {
+    check_refused(folder, "--gpu '" + gpu + "'", "--gpu: " + gpu + " is not valid; expected " + what);
+  };
+  const auto with = [&](const std::string& text, const std::string& other) {
+    std::string changed = all;
+    REQUIRE(changed.find(text) != std::string::npos);
+    return folder.write("gpu.json", changed.replace(changed.find(text), text.size(), other));
+  };
+  refused("h99", "a100, b200, h100, h200, unit, or a file");
+  refused(folder.path(), "a100, ");
+  refused(folder.write("text", "no JSON"), "a100, ");
+  refused(with("\"link_latency\"", "\"latency\""), "a number \"value\" of 0 or more for \"link_latency\"");
+  refused(with("3.35e+12", "-1"), "a number \"value\" above 0 for \"memory_bandwidth\"");
+  refused(with("3.35e+12", "\"fast\""), "a number \"value\" above 0 for \"memory_bandwidth\"");
+  check_refused(folder, "--dry-run --sample 5", "--sample: 5 is not valid; ");
+}
+
+TEST_CASE("01: a dry run counts, and says what does not fit", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const Outcome fits = run(folder, "--dry-run --model llama-3.2-1b --attention tiled --steps 1");
+  CHECK(fits.status == 0);
+  CHECK(fits.err.empty());
+  CHECK(fits.out.find("\n       1        -          -   ") != std::string::npos);
+  const Outcome too_large = run(folder, "--dry-run --model llama-3.1-8b");
+  CHECK(too_large.status == 1);
+  CHECK(std::count(too_large.err.begin(), too_large.err.end(), '\n') == 1);
+  CHECK(too_large.err.find("and a h100 has 79.1 GiB") != std::string::npos);
+}
+
 TEST_CASE("01: more memory than there is ends with one line and status 2", "[01][bad-input]") {
   const TemporaryFolder folder;
   const Outcome outcome = run(folder, "--model llama-3.1-8b --layers 1000");

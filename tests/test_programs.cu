@@ -4,6 +4,7 @@
 #include "device/precision.h"
 #if PRECISION == 64
 
+#include <cuda_runtime.h>
 #if __has_include(<nccl.h>)  // without it there is only 01
 #include <nccl.h>            // or the one over MPI, which says so
 #endif
@@ -126,6 +127,46 @@ TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][0
     CHECK(tiled == activations(program + " --attention tiled", "predicted"));
   }
 }
+
+#if __has_include(<cuda_cpu.h>)
+
+TEST_CASE("modelled time depends neither on the machine's load nor on what is computed",
+          "[01][02][03][04][05][06][07][program]") {
+  const std::string sizes =
+      " --d-model 24 --heads 6 --kv-heads 6 --d-ff 24 --vocab-size 258 --seq-len 24 --layers 6 --steps 2";
+  // Modelled figures and losses of each step.
+  const auto steps = [&](const std::string& launcher, const std::string& program) {
+    std::vector<std::pair<nlohmann::json, nlohmann::json>> steps;
+    for (const nlohmann::json& json : outcome_of(launcher, program + sizes).log) {
+      if (json.contains("step")) steps.push_back({json["modelled"], json["loss"]});
+    }
+    REQUIRE(steps.size() == 2);
+    CHECK(steps[0].first["seconds"] > 0);
+    return steps;
+  };
+  const std::string busy =
+      "busy=; for i in 1 2 3 4 5 6 7 8; do while :; do :; done & busy=\"$busy $!\"; done; trap 'kill $busy' "
+      "EXIT; ";
+  for (const std::string words :
+       {"|01_single_gpu", "mpirun -n 6|02_data_parallel", "mpirun -n 6|03_zero --zero-stage 3",
+        "mpirun -n 6|04_tensor_parallel --sequence-parallel", "mpirun -n 3|05_pipeline_parallel",
+        "mpirun -n 3|06_context_parallel", "mpirun -n 6|07_combined_5d --tp 2 --pp 3",
+        "mpirun -n 4|07_combined_5d --tp 2 --experts 4 --ep 2"}) {
+    CAPTURE(words);
+    const size_t bar = words.find('|');
+    const std::string launcher = words.substr(0, bar), program = words.substr(bar + 1);
+    const auto idle = steps(launcher, program);
+    CHECK(steps(busy + launcher, program) == idle);
+    if (program.find("experts") != program.npos) continue;  // whose rows a dry run shares out evenly
+    const auto dry = steps(launcher, program + " --dry-run");
+    for (int i = 0; i < 2; ++i) {
+      CHECK(dry[i].first == idle[i].first);
+      CHECK(dry[i].second.is_null());
+    }
+  }
+}
+
+#endif
 
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
   for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.02"}) {

@@ -106,6 +106,7 @@ double DeviceProfile::seconds(const Cost& cost) const {
 DeviceProfile load_profile(const std::string& gpu) {
   const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
   const bool is_name = gpu.find('/') == gpu.npos && std::filesystem::exists(shipped);
+  if (!is_name && !std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles());
   std::ifstream file(is_name ? shipped : gpu);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles());

@@ -4,7 +4,6 @@
 // exceeds its time limit (one rank waits for another that has failed, say) ends the run on all ranks and
 // counts as failed.
 #define CATCH_CONFIG_RUNNER
-#include <time.h>
 
 #include <atomic>
 #include <chrono>
@@ -18,8 +17,11 @@
 #include <vector>
 
 #include "mpi_tests.h"
+#include "ranks/mpi_wait.h"
 
 namespace {
+
+using pentatron::wait;
 
 #if __has_include(<catch2/catch_all.hpp>)
 using Listener = Catch::EventListenerBase;
@@ -40,16 +42,6 @@ int passed = 0, failed = 0;
 double time_limit() {
   const char* seconds = std::getenv("TEST_CASE_TIMEOUT");
   return seconds != nullptr ? std::atof(seconds) : kTimeLimit;
-}
-
-// MPI's own waits would keep every core busy.
-void wait(MPI_Request request) {
-  for (int done = 0;;) {
-    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (done) return;
-    const timespec pause{0, 200'000};
-    nanosleep(&pause, nullptr);
-  }
 }
 
 // ---- The time limit ---------------------------------------------------------------------------------------
@@ -147,6 +139,8 @@ CATCH_REGISTER_LISTENER(Verdicts)
 }  // namespace
 
 namespace mpi_tests {
+
+using pentatron::wait;
 
 int rank() { return my_rank; }
 int ranks() { return all_ranks; }

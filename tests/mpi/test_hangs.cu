@@ -1,7 +1,6 @@
 // Ranks that hang on purpose, for test_faults.cc, which starts them one by one (they are hidden otherwise)
 // and reads what the watchdog says.
-#include <chrono>
-#include <thread>
+#include <future>
 
 #include "mpi_tests.h"
 #include "ranks/comm.h"
@@ -9,8 +8,10 @@
 namespace pentatron {
 namespace {
 
-constexpr double kTimeout = 1;                     // s, of the watchdog
-constexpr auto kForever = std::chrono::hours(24);  // the watchdog ends it
+constexpr double kTimeout = 1;  // s, of the watchdog
+
+// Until the watchdog ends it.
+void wait_for_ever() { std::promise<void>().get_future().wait(); }
 
 struct Hang {
   World world{nullptr, nullptr};
@@ -31,7 +32,7 @@ struct Hang {
 TEST_CASE("hang: rank 1 stops calling", "[.hang-host]") {
   Hang hang;
   hang.all_reduce();
-  if (mpi_tests::rank() == 1) std::this_thread::sleep_for(kForever);
+  if (mpi_tests::rank() == 1) wait_for_ever();
   hang.all_reduce();
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
 }
@@ -41,7 +42,7 @@ TEST_CASE("hang: rank 1's stream waits for ever", "[.hang-stream]") {
   hang.all_reduce();
   if (mpi_tests::rank() == 1) {
     CUDA_CHECK(cudaLaunchHostFunc(
-        hang.compute, [](void*) { std::this_thread::sleep_for(kForever); }, nullptr));
+        hang.compute, [](void*) { wait_for_ever(); }, nullptr));
     wait_stream(hang.data.stream(), hang.compute);
   }
   hang.all_reduce();
@@ -51,7 +52,7 @@ TEST_CASE("hang: rank 1's stream waits for ever", "[.hang-stream]") {
 TEST_CASE("hang: rank 1 never makes a communicator", "[.hang-call]") {
   World world(nullptr, nullptr);
   world.watchdog().set_timeout(kTimeout);
-  if (mpi_tests::rank() == 1) std::this_thread::sleep_for(kForever);
+  if (mpi_tests::rank() == 1) wait_for_ever();
   Communicator data(world, world.all(), "data");
 }
 

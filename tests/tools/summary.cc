@@ -102,12 +102,13 @@ void print_table(const std::vector<Run>& runs) {
   std::printf(
       "\nDifferences are from the first run of the same model: relative, the largest of %zu steps. Memory is "
       "that "
-      "of a\nrank at the peak. Sent, calls: by a rank in a step.\n\n",
+      "of a\nrank at the peak. Sent, calls: by a rank in a step. In the CPU build step times are modelled; "
+      "hidden: the\nshare of communication during which something is computed.\n\n",
       runs.front().steps.size());
   std::vector<std::string> header = {"", "ranks", "final loss", "loss diff", "norm diff"};
   header.insert(header.end(), purpose_names.begin(), purpose_names.end());
-  header.insert(header.end(), {"sent", "calls", "tokens/s"});
-  header[header.size() - 4] = "buffers";  // of communication
+  header.insert(header.end(), {"sent", "calls", "step time", "hidden"});
+  header[header.size() - 5] = "buffers";  // of communication
   print_row(header);
   for (const Run& run : runs) {
     const Run& reference = reference_of(run, runs);
@@ -121,7 +122,10 @@ void print_table(const std::vector<Run>& runs) {
       cells.push_back(human_bytes(memory(run, std::string(purpose))));
     cells.push_back(human_bytes(sum(run, "comm_bytes") / static_cast<double>(run.steps.size())));
     cells.push_back(formatted("%.0f", calls(run)));
-    cells.push_back(human_count(sum(run, "tokens") / sum(run, "seconds")));
+    const Json& modelled = run.summary["modelled"];  // null where time is measured
+    const double seconds = modelled.is_null() ? sum(run, "seconds") : modelled["seconds"].get<double>();
+    cells.push_back(human_seconds(seconds / static_cast<double>(run.steps.size())));
+    cells.push_back(modelled.is_null() ? "-" : formatted("%.0f %%", 100 * modelled["hidden"].get<double>()));
     print_row(cells);
   }
 }
