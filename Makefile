@@ -242,6 +242,7 @@ mutants:
 # goes (events around every kernel cost a little), and the collectives.
 bench: programs $(BUILD)/bench
 	$(BUILD)/bench
+	$(BUILD)/bench profile > $(BUILD)/gpu.json  # for --gpu of a CPU build
 	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
 	  --micro-batch-size 4 --global-batch-size 4 --log-every 1 --steps 3 --profile $(ARGS)
 	mpirun -n $(RANKS) $(BUILD)/collectives

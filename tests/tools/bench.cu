@@ -1,9 +1,10 @@
-// bench [kernels] [attention] [training]: how fast this device trains, and how near each kernel comes to what
-// the device can do. The ceilings are measured in the same run: the bandwidth of a copy for what is bound by
-// memory, a large square cuBLAS product for the products. With a GPU the sizes are those of real models,
-// elsewhere so small that it takes seconds and only shows that everything works.
+// bench [kernels] [attention] [training] [profile]: how fast this device trains, and how near each kernel
+// comes to what the device can do. What a kernel moves or computes is what its launch declares
+// (device/cost.h), which the modelled time uses too. The ceilings are measured in the same run: the bandwidth
+// of a copy for what is bound by memory, a large square cuBLAS product for the products. `profile` prints
+// what was measured as a file for --gpu. With a GPU the sizes are those of real models; without one they are
+// small, and times are modelled.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -11,17 +12,13 @@
 #include <vector>
 
 #include "../model.h"
+#include "device/device_profile.h"
 #include "kernels/attention_tensor_core.h"
 #include "program/program.h"
 
 using namespace pentatron;
 
 namespace {
-
-bool on_gpu() { return this_device().major > 0; }
-
-// The emulated ones take long and tell nothing of speed.
-bool has_tensor_cores() { return on_gpu() && can_run_tensor_core_attention(); }
 
 // ---- Measuring --------------------------------------------------------------------------------------------
 
@@ -43,9 +40,15 @@ float milliseconds_of(const Stream& stream, int calls, const std::function<void(
 // Seconds of one call, on average over as many as take a while, after one that is not counted.
 double seconds_of(const Stream& stream, const std::function<void()>& work) {
   work();
-  const double once = std::max(milliseconds_of(stream, 1, work), 1e-3f), a_while = on_gpu() ? 50 : 5;
+  const double once = std::max(milliseconds_of(stream, 1, work), 1e-3f), a_while = 50;
   const int calls = static_cast<int>(std::clamp(a_while / once, 1.0, 1000.0));
   return milliseconds_of(stream, calls, work) * 1e-3 / calls;
+}
+
+DeclaredCosts declared_by(const std::function<void()>& work) {
+  const DeclaredCosts before = declared_costs;
+  work();
+  return {declared_costs.bytes - before.bytes, declared_costs.flops - before.flops};
 }
 
 // Matrices of random numbers, with which a GPU takes more power, and so perhaps more time, than with equal
@@ -87,15 +90,13 @@ Options options_of(const std::vector<std::string>& arguments) {
 
 // ---- Kernels ----------------------------------------------------------------------------------------------
 
-constexpr double e = sizeof(real), s = sizeof(accum);  // bytes
-
 struct Ceilings {
   double bytes_a_second, flops;
 };
 
-Ceilings measure_ceilings(const Stream& stream, const Blas& blas) {
+Ceilings measure_ceilings(const Stream& stream, const Blas& blas, bool print = true) {
   Workspace work(stream);
-  const int64_t n = on_gpu() ? 8192 : 512;
+  const int64_t n = 8192;
   const Tensor a = work.tensor(n, n), b = work.tensor(n, n), c = work.tensor(n, n);
   const Tensor from = work.tensor(8 * n, n), to = work.tensor(8 * n, n);
   const double copy = seconds_of(stream, [&] {
@@ -103,8 +104,9 @@ Ceilings measure_ceilings(const Stream& stream, const Blas& blas) {
   });
   const double product = seconds_of(stream, [&] { linear_forward(blas, a, b, c); });
   const Ceilings ceilings = {2.0 * to.bytes() / copy, 2.0 * n * n * n / product};
-  std::printf("\nCeilings: copy %.1f GB/s, product of %d x %d matrices %.2f TFLOP/s\n",
-              ceilings.bytes_a_second * 1e-9, int(n), int(n), ceilings.flops * 1e-12);
+  if (print)
+    std::printf("\nCeilings: copy %.1f GB/s, product of %d x %d matrices %.2f TFLOP/s\n",
+                ceilings.bytes_a_second * 1e-9, int(n), int(n), ceilings.flops * 1e-12);
   return ceilings;
 }
 
@@ -114,12 +116,12 @@ class Table {
   Table(const Stream& stream, Ceilings ceilings) : stream_(stream), ceilings_(ceilings) {
     std::printf("%-28s %10s %10s %14s %9s\n", "kernel", "us", "MB, GFLOP", "GB/s, TFLOP/s", "ceiling");
   }
-  void bound_by_memory(const char* name, double bytes, const std::function<void()>& work) const {
-    const double seconds = seconds_of(stream_, work);
+  void bound_by_memory(const char* name, const std::function<void()>& work) const {
+    const double bytes = declared_by(work).bytes, seconds = seconds_of(stream_, work);
     row(name, seconds, bytes * 1e-6, bytes / seconds * 1e-9, bytes / seconds / ceilings_.bytes_a_second);
   }
-  void product(const char* name, double flops, const std::function<void()>& work) const {
-    const double seconds = seconds_of(stream_, work);
+  void product(const char* name, const std::function<void()>& work) const {
+    const double flops = declared_by(work).flops, seconds = seconds_of(stream_, work);
     row(name, seconds, flops * 1e-9, flops / seconds * 1e-12, flops / seconds / ceilings_.flops);
   }
 
@@ -138,10 +140,9 @@ void bench_linear(const Table& table, const Blas& blas, const std::string& name,
   Workspace work(blas.stream());
   const Tensor x = work.tensor(rows, in), weight = work.tensor(out, in), y = work.tensor(rows, out);
   const AccumTensor d_weight = work.statistics(out, in);
-  const double flops = 2.0 * rows * in * out;
-  table.product((name + " forward").c_str(), flops, [&] { linear_forward(blas, x, weight, y); });
-  table.product((name + " dgrad").c_str(), flops, [&] { linear_dgrad(blas, y, weight, x); });
-  table.product((name + " wgrad").c_str(), flops, [&] { linear_wgrad(blas, y, x, d_weight); });
+  table.product((name + " forward").c_str(), [&] { linear_forward(blas, x, weight, y); });
+  table.product((name + " dgrad").c_str(), [&] { linear_dgrad(blas, y, weight, x); });
+  table.product((name + " wgrad").c_str(), [&] { linear_wgrad(blas, y, x, d_weight); });
 }
 
 void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t d) {
@@ -150,16 +151,15 @@ void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t
                out = work.tensor(rows, d), weight = work.tensor(1, d);
   const AccumTensor rstd = work.statistics(rows, 1), partials = work.statistics(rmsnorm_bands(rows), d),
                     d_weight = work.statistics(1, d);
-  const double n = static_cast<double>(x.size());
-  table.bound_by_memory("rmsnorm_forward", 2 * e * n,
+  table.bound_by_memory("rmsnorm_forward",
                         [&] { rmsnorm_forward(x, weight.data, 1e-5, out, rstd.data, stream); });
-  table.bound_by_memory("residual_rmsnorm_forward", 4 * e * n, [&] {
+  table.bound_by_memory("residual_rmsnorm_forward", [&] {
     residual_rmsnorm_forward(x, branch, weight.data, 1e-5, sum, out, rstd.data, stream);
   });
-  table.bound_by_memory("rmsnorm_backward, added", 4 * e * n, [&] {
+  table.bound_by_memory("rmsnorm_backward, added", [&] {
     rmsnorm_backward(branch, x, weight.data, rstd.data, true, out, partials, d_weight.data, stream);
   });
-  table.bound_by_memory("residual_add", 3 * e * n, [&] { residual_add(x, branch, out, stream); });
+  table.bound_by_memory("residual_add", [&] { residual_add(x, branch, out, stream); });
 }
 
 void bench_rotary(const Table& table, const Stream& stream, int64_t rows, HeadShape shape, int positions) {
@@ -173,20 +173,18 @@ void bench_rotary(const Table& table, const Stream& stream, int64_t rows, HeadSh
                     dots = work.statistics(rows, shape.heads);
   const int32_t* of_rows = work.ascending(rows, positions);
   fill_rotary_table(1e4, angles, stream);
-  const double n = static_cast<double>(qkv.size());
-  table.bound_by_memory("rotary_forward", 2 * e * n,
+  table.bound_by_memory("rotary_forward",
                         [&] { rotary_forward(qkv, of_rows, angles, shape, q, k, v, stream); });
-  table.bound_by_memory("rotary_backward", 2 * e * n,
+  table.bound_by_memory("rotary_backward",
                         [&] { rotary_backward(q, k, v, of_rows, angles, shape, qkv, stream); });
-  table.bound_by_memory("attention_dots", 2 * e * q.size(), [&] { attention_dots(q, d_out, dots, stream); });
+  table.bound_by_memory("attention_dots", [&] { attention_dots(q, d_out, dots, stream); });
 }
 
 void bench_swiglu(const Table& table, const Stream& stream, int64_t rows, int64_t f) {
   Workspace work(stream);
   const Tensor gate_up = work.tensor(rows, 2 * f), out = work.tensor(rows, f), d = work.tensor(rows, 2 * f);
-  const double n = static_cast<double>(out.size());
-  table.bound_by_memory("swiglu_forward", 3 * e * n, [&] { swiglu_forward(gate_up, out, stream); });
-  table.bound_by_memory("swiglu_backward", 5 * e * n, [&] { swiglu_backward(out, gate_up, d, stream); });
+  table.bound_by_memory("swiglu_forward", [&] { swiglu_forward(gate_up, out, stream); });
+  table.bound_by_memory("swiglu_backward", [&] { swiglu_backward(out, gate_up, d, stream); });
 }
 
 void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, int64_t d, int64_t vocabulary) {
@@ -195,16 +193,15 @@ void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, in
   const Tensor words = work.tensor(vocabulary, d);
   const AccumTensor statistics = work.statistics(3, rows), d_words = work.statistics(vocabulary, d);
   const int32_t *tokens = work.ascending(rows, vocabulary), *by_token = work.ascending(rows, rows);
-  const double n = static_cast<double>(logits.size()), copied = static_cast<double>(rows_of_table.size());
-  table.bound_by_memory("cross_entropy_statistics", e * n,
+  table.bound_by_memory("cross_entropy_statistics",
                         [&] { cross_entropy_statistics(logits, tokens, 0, statistics, stream); });
-  table.bound_by_memory("cross_entropy_backward", 2 * e * n,
+  table.bound_by_memory("cross_entropy_backward",
                         [&] { cross_entropy_backward(logits, tokens, 0, 1e-4, statistics, stream); });
-  table.bound_by_memory("embedding_forward", 2 * e * copied,
+  table.bound_by_memory("embedding_forward",
                         [&] { embedding_forward(words, tokens, 0, rows_of_table, stream); });
   // As many tokens as there are, of which none comes twice.
   if (rows <= vocabulary) {
-    table.bound_by_memory("embedding_backward", (e + 2 * s) * copied,
+    table.bound_by_memory("embedding_backward",
                           [&] { embedding_backward(rows_of_table, tokens, by_token, 0, d_words, stream); });
   }
 }
@@ -219,24 +216,22 @@ void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
                                  : AccumTensor{reinterpret_cast<accum*>(weights.data), 1, size};
   const DeviceArray<double> parts(norm_parts, Purpose::optimizer), sum(1, Purpose::optimizer);
   CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, sizeof(double), stream));
-  const double n = static_cast<double>(size);
-  table.bound_by_memory("sum_of_squares", s * n,
+  table.bound_by_memory("sum_of_squares",
                         [&] { sum_of_squares(gradients.data, size, parts.data(), sum.data(), stream); });
-  table.bound_by_memory("accumulate", 3 * s * n,
-                        [&] { accumulate(moment1.data, gradients.data, size, stream); });
-  table.bound_by_memory("adamw_step", (7 * s + (has_master_weights ? e : 0)) * n, [&] {
+  table.bound_by_memory("accumulate", [&] { accumulate(moment1.data, gradients.data, size, stream); });
+  table.bound_by_memory("adamw_step", [&] {
     adamw_step({1e-3, 0.9, 0.95, 1e-8, 0.1, 1}, weights.data, master.data, gradients.data, moment1.data,
                moment2.data, clip.data, size, stream);
   });
 }
 
-// Of one model's sizes, at one micro-batch of `rows` tokens: on a GPU so many that none of their matrices
+// Of one model's sizes, at one micro-batch of `rows` tokens: so many that none of their matrices
 // fits into its L2 cache, which isn't flushed between calls (50 MB in an H100; they have 134 MB in bf16).
 void bench_kernels() {
   const Stream stream("bench");
   const Blas blas(stream);
-  const ModelConfig m = options_of({"--model", on_gpu() ? "smollm-1.7b" : "tiny"}).model;
-  const int64_t rows = on_gpu() ? 32768 : 256, d = m.d_model;
+  const ModelConfig m = options_of({"--model", "smollm-1.7b"}).model;
+  const int64_t rows = 32768, d = m.d_model;
   const HeadShape shape = {m.heads, m.kv_heads, m.head_size()};
   const Ceilings ceilings = measure_ceilings(stream, blas);
   std::printf("\nKernels of %s, %d rows\n", m.name.c_str(), int(rows));
@@ -282,9 +277,9 @@ void bench_attention(const Stream& stream, const Blas& blas, Attention kind, int
 void bench_attention() {
   const Stream stream("bench");
   const Blas blas(stream);
-  const int tokens = on_gpu() ? 32768 : 128, width = on_gpu() ? 2048 : 128, shortest = tokens / 16;
+  const int tokens = 32768, width = 2048, shortest = tokens / 16;
   std::vector<Attention> kinds = {Attention::tiled};
-  if (has_tensor_cores()) kinds.push_back(Attention::tensor_core);
+  if (can_run_tensor_core_attention()) kinds.push_back(Attention::tensor_core);
   std::printf("\nAttention, %d tokens, width %d, causal (FLOPs halved)\n", tokens, width);
   std::printf("%-12s %10s %10s %18s %18s\n", "kind", "sequence", "head size", "forward, TFLOP/s",
               "backward, TFLOP/s");
@@ -302,17 +297,16 @@ void bench_attention() {
 
 // One micro-batch a step, forward, backward, clipping and AdamW, as tests/pytorch_speed.py measures PyTorch.
 void bench_training() {
-  const int tokens = on_gpu() ? 16384 : 256, warm_up = 2, steps = 5;
-  const std::vector<std::string> names =
-      on_gpu() ? std::vector<std::string>{"smollm-135m", "smollm-1.7b", "llama-3.2-1b"}
-               : std::vector<std::string>{"tiny"};
+  const int tokens = 16384, warm_up = 2, steps = 5;
+  const std::vector<std::string> names = {"smollm-135m", "smollm-1.7b", "llama-3.2-1b"};
   // All of the models that a GPU trains have heads of 64.
-  const std::string attention(to_string(has_tensor_cores() ? Attention::tensor_core : Attention::tiled));
+  const std::string attention(
+      to_string(can_run_tensor_core_attention() ? Attention::tensor_core : Attention::tiled));
   std::printf("\nTraining, %s, attention %s, micro-batches of %d tokens, median of %d steps\n",
               precision_name, attention.c_str(), tokens, steps);
   std::printf("%-14s %9s %12s %10s %8s %12s\n", "model", "sequence", "tokens/s", "TFLOP/s", "MFU", "memory");
   for (const std::string& name : names) {
-    for (const int sequence : on_gpu() ? std::vector<int>{2048, 4096} : std::vector<int>{64, 128}) {
+    for (const int sequence : {2048, 4096}) {
       const std::string batch = std::to_string(tokens / sequence);
       const Options options =
           options_of({"--model", name, "--seq-len", std::to_string(sequence), "--micro-batch-size", batch,
@@ -328,9 +322,9 @@ void bench_training() {
       const std::vector<HostBatch> batches = random_batches(options, 1);
       std::vector<double> taken;  // seconds
       for (int step = 0; step < warm_up + steps; ++step) {
-        const auto begin = std::chrono::steady_clock::now();
+        const double begin = now();
         model.train_step(step, batches);
-        taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        taken.push_back(now() - begin);
       }
       std::sort(taken.begin() + warm_up, taken.end());
       const double seconds = taken[warm_up + steps / 2];
@@ -343,10 +337,47 @@ void bench_training() {
   }
 }
 
+// ---- A profile --------------------------------------------------------------------------------------------
+
+// This device as a file for --gpu. What takes several GPUs to measure is that of an H100.
+void bench_profile() {
+  const Stream stream("bench");
+  const Blas blas(stream);
+  Workspace work(stream);
+  const Ceilings ceilings = measure_ceilings(stream, blas, /*print=*/false);
+  const cudaDeviceProp device = this_device();
+  DeviceProfile profile = load_profile("h100");
+  profile.name = device.name;
+  profile.memory_bytes = static_cast<double>(device.totalGlobalMem);
+  profile.multiprocessors = device.multiProcessorCount;
+  profile.memory_bandwidth = ceilings.bytes_a_second;
+  profile.memory_achievable = 1;
+  double& flops = PRECISION == 64   ? profile.flops_fp64
+                  : PRECISION == 32 ? profile.flops_fp32
+                                    : profile.flops_bf16;
+  if (peak_flops() > 0) flops = peak_flops();
+  profile.product_achievable = ceilings.flops / flops;
+  const AccumTensor few = work.statistics(1, 1);
+  const auto kernel = [&] { accumulate(few.data, few.data, 1, stream); };
+  profile.kernel_seconds = seconds_of(stream, kernel);
+  constexpr int launches = 1000;
+  const double begin = now();
+  for (int i = 0; i < launches; ++i) kernel();
+  profile.launch_seconds = (now() - begin) / launches;
+  const Tensor large = work.tensor(4096, 4096);
+  const PinnedArray<real> host(large.size());
+  profile.host_bandwidth =
+      static_cast<double>(large.bytes()) / seconds_of(stream, [&] {
+        CUDA_CHECK(cudaMemcpyAsync(large.data, host.data(), large.bytes(), cudaMemcpyHostToDevice, stream));
+      });
+  std::printf("%s", to_json(profile, "make bench; without peaks and links, which are those of h100").c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   return run_program([&] {
+    if (!modelled_gpu().empty()) configure_device({.gpu = "h100", .dry_run = true});
     const std::vector<std::string> all = {"kernels", "attention", "training"};
     const std::vector<std::string> parts = argc > 1 ? std::vector<std::string>(argv + 1, argv + argc) : all;
     for (const std::string& part : parts) {
@@ -356,8 +387,10 @@ int main(int argc, char** argv) {
         bench_attention();
       } else if (part == "training") {
         bench_training();
+      } else if (part == "profile") {
+        bench_profile();
       } else {
-        throw UsageError("bench", part, "kernels, attention, training");
+        throw UsageError("bench", part, "kernels, attention, training, profile");
       }
     }
   });
