@@ -16,7 +16,7 @@ struct Cost {
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;
   double result_bytes = 0;  // read and written where the sum of each element is complete
-  bool of_layer = false;  // one of the four products of a layer
+  bool of_layer = false;    // one of the four products of a layer
 };
 
 // Memory decides.

@@ -62,8 +62,8 @@ std::string known_profiles() {
 }
 
 // The multiprocessors take tiles of the result by turns; where there are fewer tiles than multiprocessors, a
-// long sum is split. A library chooses the size of the tile and the parts of the sum, so the best of some counts.
-// The result is written when the sums are complete: nothing is left then that could hide it.
+// long sum is split. A library chooses the size of the tile and the parts of the sum, so the best of some
+// counts. The result is written when the sums are complete: nothing is left then that could hide it.
 double product_seconds(const DeviceProfile& p, const Cost& c) {
   struct Tile {
     double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded

@@ -52,9 +52,7 @@ std::vector<std::string> streams_of(const std::vector<Interval>& intervals) {
   return streams;
 }
 
-char letter_of(const Interval& i) {
-  return i.stream == compute_stream ? i.pass : '#';
-}
+char letter_of(const Interval& i) { return i.stream == compute_stream ? i.pass : '#'; }
 
 }  // namespace
 
@@ -111,7 +109,9 @@ std::string draw_timeline(const std::vector<Interval>& intervals, double from, d
     for (const auto& seconds_of : cells) {
       const auto longest = std::max_element(seconds_of.begin(), seconds_of.end(),
                                             [](const auto& a, const auto& b) { return a.second < b.second; });
-      out << (longest == seconds_of.end() || longest->second <= cell / 8 ? '.' : longest->first);
+      const double busy = longest == seconds_of.end() ? 0 : longest->second;
+      const bool thin = busy < cell / 2 && longest->first == '#';
+      out << (busy <= cell / 8 ? '.' : thin ? '+' : longest->first);
     }
     out << '\n';
   }

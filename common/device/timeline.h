@@ -11,7 +11,7 @@ namespace pentatron::trace {
 
 // An operation of a stream. Times in seconds.
 struct Interval {
-  std::string name, stream;
+  std::string name = {}, stream = {};
   double begin = 0, end = 0;
   int64_t step = -1;  // here and below -1: none
   int micro_batch = -1, layer = -1;
@@ -42,7 +42,8 @@ struct Overlap {
 Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to);
 
 // A row for each stream, `width` characters for [from, to). A character stands for what runs longest in its
-// time: f forward, b backward, w weight gradients, o optimizer, # communication, . nothing.
+// time: f forward, b backward, w weight gradients, o optimizer and the rest, # communication (+ less than
+// half of the time), . nothing.
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
 
 }  // namespace pentatron::trace

@@ -20,7 +20,9 @@ bool recording = false;
 std::map<cudaStream_t, std::string> stream_names;
 
 // "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
+// A kernel for tensor cores is a parameter of what runs its warps (tensor_core.h).
 std::string unqualified(std::string name) {
+  if (const size_t kernel = name.find("_kernel<"); kernel != name.npos) name.resize(kernel + 7);
   name = name.substr(0, name.find_first_of("(<"));
   return name.substr(name.find_last_of(": ") + 1);
 }
@@ -28,7 +30,6 @@ std::string unqualified(std::string name) {
 }  // namespace
 
 void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] = std::move(name); }
-void stop() { recording = false; }
 
 // ---- With a GPU: two events for each range ----------------------------------------------------------------
 
@@ -68,6 +69,8 @@ void start() {
   recording = true;
 }
 
+void stop() { recording = false; }
+
 Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   nvtxRangePushA(name);
   declared_costs += cost;
@@ -105,19 +108,29 @@ namespace {
 int64_t origin = 0;                        // time zero, in nanoseconds
 std::vector<cuda_cpu::Description> outer;  // of the ranges that are open
 
+Label label_of(const char* name, double bytes) {
+  return {name, here.step, here.micro_batch, here.layer, here.pass, bytes};
+}
+
 }  // namespace
 
 void start() {
   cuda_cpu::take_activities();
   origin = cuda_cpu::clock();
   recording = true;
+  cuda_cpu::set_labeller([](const char* name) { return label_of(name, 0); });
+}
+
+void stop() {
+  recording = false;
+  cuda_cpu::set_labeller(nullptr);
 }
 
 Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   declared_costs += cost;
   cuda_cpu::Description description;
   description.nanoseconds = cuda_cpu::nanoseconds(cuda_cpu::profile().seconds(cost));
-  if (recording) description.label = {name, here.step, here.micro_batch, here.layer, here.pass, cost.bytes};
+  if (recording) description.label = label_of(name, cost.bytes);
   outer.push_back(cuda_cpu::describe(description));
 }
 
@@ -139,7 +152,8 @@ std::vector<Interval> take() {
     i.bytes = a.label.bytes;
     i.id = a.id;
     i.waited_for = a.waited_for;
-    for (const cuda_cpu::Activity::Message& m : a.messages) (m.sent ? i.sent : i.received).push_back(m.number);
+    for (const cuda_cpu::Activity::Message& m : a.messages)
+      (m.sent ? i.sent : i.received).push_back(m.number);
     result.push_back(std::move(i));
   }
   return result;

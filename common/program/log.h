@@ -22,11 +22,11 @@ struct StepRecord {
   double loss;       // nats per token of the global batch
   double grad_norm;  // before clipping
   double lr;
-  int64_t tokens;                        // of the global batch
-  double seconds;                        // that the step took, on the clock on the wall
-  size_t memory_peak;                    // bytes, the largest of all ranks
-  size_t comm_bytes;                     // sent by a rank in this step, the largest of all ranks
-  bool computed = true;                  // loss and norm are something, this is no dry run
+  int64_t tokens;                               // of the global batch
+  double seconds;                               // that the step took, on the clock on the wall
+  size_t memory_peak;                           // bytes, the largest of all ranks
+  size_t comm_bytes;                            // sent by a rank in this step, the largest of all ranks
+  bool computed = true;                         // loss and norm are something, this is no dry run
   std::optional<trace::Overlap> modelled = {};  // of a GPU, a mean of all ranks
 };
 

@@ -59,7 +59,7 @@ void require_memory(const MemoryPrediction& predicted, size_t available) {
   const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
   if (total <= available) return;
   if (is_dry_run()) {
-    throw DoesNotFit("memory: a rank needs " + human_bytes(static_cast<double>(total)) + ", and a " +
+    throw DoesNotFit("memory: a rank needs " + human_bytes(static_cast<double>(total)) + "; the modelled " +
                      modelled_gpu() + " has " + human_bytes(static_cast<double>(available)));
   }
   throw UsageError(
@@ -137,9 +137,9 @@ trace::Overlap Run::overlap_of_step(double from, double to) {
   step_begin_ = from, step_end_ = to;
   std::vector<trace::Interval> taken = trace::take();
   // What ran on from the step before, and what is still to run, belongs to two.
-  last_step_.erase(
-      std::remove_if(last_step_.begin(), last_step_.end(), [&](const trace::Interval& i) { return i.end <= from; }),
-      last_step_.end());
+  last_step_.erase(std::remove_if(last_step_.begin(), last_step_.end(),
+                                  [&](const trace::Interval& i) { return i.end <= from; }),
+                   last_step_.end());
   last_step_.insert(last_step_.end(), taken.begin(), taken.end());
   if (!options_.trace.empty() || options_.profile) all_.insert(all_.end(), taken.begin(), taken.end());
   const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
@@ -161,8 +161,9 @@ void Run::summarize(const MemoryPrediction& predicted,
     log_->summary(summary);
     if (is_modelled()) {
       constexpr int width = 96;  // characters
-      std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o optimizer, # "
-                   "communication, . nothing\n"
+      std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, # "
+                   "communication "
+                   "(+ under half), . nothing\n"
                 << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
     }
   }

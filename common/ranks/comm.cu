@@ -95,7 +95,8 @@ World::World(int* argc, char*** argv) {
   at_failure(rank_, [] { MPI_Abort(MPI_COMM_WORLD, 1); });
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
-  CUDA_CHECK(cudaSetDevice(rank_on_host(rank_, ranks_) % devices));
+  rank_on_host_ = rank_on_host(rank_, ranks_);
+  CUDA_CHECK(cudaSetDevice(rank_on_host_ % devices));
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
 }
@@ -106,6 +107,8 @@ World::~World() {
 }
 
 void World::configure(const CommunicationConfig& config) {
+  if (config.dry_run && largest({rank_on_host_ == rank_ ? 0.0 : 1.0})[0] > 0)
+    throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   configure_device(config);
   watchdog_->set_timeout(config.timeout);
   check_link("--link", config.link);

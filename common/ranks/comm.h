@@ -60,6 +60,7 @@ class World : public Peers {
   friend class Communicator;
 
   int rank_ = 0, ranks_ = 1;
+  int rank_on_host_ = 0;
   bool started_mpi_ = false;
   std::set<std::string> names_;
   std::set<Communicator*> communicators_;

@@ -5,6 +5,7 @@
 #include <mpi.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -22,10 +23,12 @@ inline void check_mpi(int status, const char* call, const char* file, int line) 
   fail(call, text, file, line);
 }
 
-// Whether the request was completed within `seconds`. Tests, yielding first and then asleep in between.
+// Whether the request was completed within `seconds`. Tests, yielding first and then asleep in between,
+// ever longer.
 inline bool wait_at_most(MPI_Request& request, double seconds) {
   using namespace std::chrono;
-  const auto deadline = steady_clock::now() + duration<double>(seconds);
+  const auto begin = steady_clock::now(),
+             deadline = begin + duration_cast<nanoseconds>(duration<double>(seconds));
   for (int tries = 0;; ++tries) {
     int done = 0;
     MPI_CHECK(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
@@ -34,7 +37,8 @@ inline bool wait_at_most(MPI_Request& request, double seconds) {
     if (tries < 20)
       sched_yield();
     else
-      std::this_thread::sleep_for(microseconds(20));
+      std::this_thread::sleep_for(
+          std::clamp<nanoseconds>((steady_clock::now() - begin) / 8, microseconds(20), milliseconds(1)));
   }
 }
 

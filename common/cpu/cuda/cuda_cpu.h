@@ -38,7 +38,8 @@ cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
 
 // Likewise a kernel, copy or product, which takes so long. With CUDA_LAUNCH_BLOCKING=1 it is run here and
 // now; in a dry run its work is left out.
-cudaError_t enqueue_timed(cudaStream_t stream, std::function<cudaError_t()> work, int64_t nanoseconds);
+cudaError_t enqueue_timed(cudaStream_t stream, std::function<cudaError_t()> work, int64_t nanoseconds,
+                          const char* name = nullptr);
 
 // A timed operation that takes as long as describe() said.
 cudaError_t enqueue_described(cudaStream_t stream, std::function<cudaError_t()> work);
@@ -70,6 +71,8 @@ struct Description {
   int64_t nanoseconds = 0;
 };
 Description describe(const Description& description);
+// Labels what has a name of its own where nothing was described: copies. Null: nobody.
+void set_labeller(pentatron::Label (*label_of)(const char* name));
 
 // An operation as it ran.
 struct Activity {

@@ -355,7 +355,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   const double bytes = static_cast<double>(rows * width);
   const double seconds = on_device ? cuda_cpu::profile().seconds(pentatron::moves(2 * bytes))
                                    : cuda_cpu::profile().copy_seconds(bytes);
-  return remember(cuda_cpu::enqueue_timed(stream, work, cuda_cpu::nanoseconds(seconds)));
+  return remember(cuda_cpu::enqueue_timed(stream, work, cuda_cpu::nanoseconds(seconds), "memcpy"));
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
@@ -365,5 +365,5 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
     return cudaSuccess;
   };
   const double seconds = cuda_cpu::profile().seconds(pentatron::moves(static_cast<double>(bytes)));
-  return remember(cuda_cpu::enqueue_timed(stream, work, cuda_cpu::nanoseconds(seconds)));
+  return remember(cuda_cpu::enqueue_timed(stream, work, cuda_cpu::nanoseconds(seconds), "memset"));
 }

@@ -95,6 +95,7 @@ class RecordingPointer {
 thread_local constinit bool on_stream_thread = false;
 thread_local constinit cudaStream_t current_stream = nullptr;  // whose operation this thread runs
 thread_local constinit cuda_cpu::Description description;
+pentatron::Label (*labeller)(const char* name) = nullptr;
 thread_local constinit cudaError_t last_error = cudaSuccess;
 
 // The host's clock. It orders nothing between threads.
@@ -275,7 +276,8 @@ void Latch::open() {
 bool Latch::is_open() const { return state_.load(std::memory_order_acquire) == kOpen; }
 
 void Latch::wait() {
-  for (int i = 0; i < kYieldsBeforeSleeping; ++i) {
+  // In a dry run nothing takes long, and there may be hundreds of ranks: yielding would be all that they do.
+  for (int i = 0; i < kYieldsBeforeSleeping && !is_dry_run(); ++i) {
     if (is_open()) return;
     sched_yield();
   }
@@ -327,12 +329,14 @@ cudaError_t enqueue(cudaStream_t stream, Work work) {
   return error;
 }
 
-cudaError_t enqueue_timed(cudaStream_t stream, Work work, int64_t nanoseconds) {
+cudaError_t enqueue_timed(cudaStream_t stream, Work work, int64_t nanoseconds, const char* name) {
   if (cudaError_t error = check_stream(stream); error != cudaSuccess) return error;
   pay_for_launch();
   if (is_dry_run()) work = [] { return cudaSuccess; };
+  pentatron::Label label = description.label;
+  if (label.name == nullptr && name != nullptr && labeller != nullptr) label = labeller(name);
   if (!launch_blocking()) {
-    append(stream, std::move(work), nanoseconds, description.label);
+    append(stream, std::move(work), nanoseconds, label);
     return cudaSuccess;
   }
   if (cudaError_t error = synchronize(stream); error != cudaSuccess) return error;
@@ -340,7 +344,7 @@ cudaError_t enqueue_timed(cudaStream_t stream, Work work, int64_t nanoseconds) {
   operation.work = std::move(work);
   operation.issued = clock();
   operation.nanoseconds = nanoseconds;
-  operation.label = description.label;
+  operation.label = label;
   const cudaError_t error = perform(stream, operation);
   advance_clock(stream->clock);
   return error;
@@ -390,6 +394,8 @@ void advance_clock(int64_t time) {
 }
 
 void pay_for_launch() { advance_clock(clock() + nanoseconds(profile().launch_seconds)); }
+
+void set_labeller(pentatron::Label (*label_of)(const char* name)) { labeller = label_of; }
 
 Description describe(const Description& next) { return std::exchange(description, next); }
 

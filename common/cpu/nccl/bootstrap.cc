@@ -1,5 +1,7 @@
 #include "bootstrap.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -23,6 +25,7 @@ struct Id {
   char text[8];
   int maker;  // world rank
   int tag;
+  int process, number;  // on the maker's host; of its ids
 };
 constexpr char kText[8] = "mpi-ids";
 
@@ -105,10 +108,13 @@ bool mpi_is_usable() {
 
 ncclUniqueId new_id() {
   static std::atomic<int> ids = 0;
+  const int number = ids++;
   Id id = {};
   std::memcpy(id.text, kText, sizeof kText);
   MPI_Comm_rank(MPI_COMM_WORLD, &id.maker);
-  id.tag = kFirstTag + ids++ % kTags;
+  id.tag = kFirstTag + number % kTags;
+  id.process = getpid();
+  id.number = number;
   ncclUniqueId unique = {};
   std::memcpy(unique.internal, &id, sizeof id);
   return unique;
@@ -126,6 +132,7 @@ ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, Members* memb
     return fail(ncclInvalidUsage, "the ranks of a new communicator do not agree who they are");
   }
   members->comm = communicator_of(members->world_ranks, id.tag);
+  members->name = "pentatron-" + std::to_string(id.process) + "-" + std::to_string(id.number);
   return ncclSuccess;
 }
 

@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 
+#include <string>
 #include <vector>
 
 #include "nccl.h"
@@ -13,6 +14,7 @@ namespace nccl_mpi {
 struct Members {
   MPI_Comm comm = MPI_COMM_NULL;  // null: this rank is not one of them
   std::vector<int> world_ranks;   // of each
+  std::string name;               // that no other communicator of this host has; empty: none
 };
 
 // Whether the program has initialised MPI as the stand-in needs it.

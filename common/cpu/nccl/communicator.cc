@@ -144,16 +144,16 @@ void LaunchOrder::wake() { bell_.ring(); }
 using nccl_mpi::launch_order;
 using nccl_mpi::Operation;
 
-ncclComm::ncclComm(MPI_Comm comm, std::vector<int> ranks_in_world, const nccl_mpi::Network& modelled_network)
-    : mpi(comm),
-      world_ranks(std::move(ranks_in_world)),
+ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& modelled_network)
+    : mpi(members.comm),
+      world_ranks(members.world_ranks),
       network(modelled_network),
-      rank(nccl_mpi::rank_in(comm)),
+      rank(nccl_mpi::rank_in(mpi)),
       device(nccl_mpi::current_device()),
       last_(new Entry),
       current_(last_),
       bell_(nccl_mpi::new_bell()),
-      engine_(mpi, world_ranks, network, aborted_),
+      engine_(mpi, members.name, world_ranks, network, aborted_),
       thread_([this] { run(); }) {}
 
 ncclComm::~ncclComm() { delete last_; }

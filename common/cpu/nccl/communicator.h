@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "bootstrap.h"
 #include "device_access.h"
 #include "engine.h"
 #include "nccl.h"
@@ -81,8 +82,8 @@ struct Operation {
 
 struct ncclComm {
  public:
-  // Makes `comm` its own. world_ranks[i] is rank i's rank in the world.
-  ncclComm(MPI_Comm comm, std::vector<int> world_ranks, const nccl_mpi::Network& network);
+  // Makes the members' MPI communicator its own.
+  ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& network);
   ~ncclComm();  // after finish()
   ncclComm(const ncclComm&) = delete;
 

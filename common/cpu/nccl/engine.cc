@@ -41,7 +41,7 @@ std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int
 
 }  // namespace
 
-Engine::Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& network,
+Engine::Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ranks, const Network& network,
                const std::atomic<bool>& aborted)
     : ranks_(size_of(comm)),
       rank_(rank_in(comm)),
@@ -50,7 +50,9 @@ Engine::Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& netwo
       network_(network),
       ring_(network, world_ranks_),
       transport_(comm, aborted),
-      window_(2 * ranks_ * (kChunk + kMaxAlignment)) {}
+      window_(2 * ranks_ * (kChunk + kMaxAlignment)) {
+  if (is_dry_run() && !name.empty()) rendezvous_ = std::make_unique<Rendezvous>(name, ranks_, rank_, aborted);
+}
 
 Span Engine::run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages) {
   span_ = {-1, time};
@@ -97,7 +99,7 @@ void Engine::run_point_to_point(std::span<const Call> calls, std::vector<Message
     }
     window_.load();
     if (first == 0) {
-      met = transport_.meet(meetings, span_.end);
+      met = rendezvous_ ? rendezvous_->meet(meetings, span_.end) : transport_.meet(meetings, span_.end);
       for (const Meeting& m : meetings) {
         if (m.peer == rank_) continue;
         messages->push_back({m.call->kind == Kind::send, m.message, static_cast<double>(bytes_of(*m.call))});
@@ -110,15 +112,17 @@ void Engine::run_point_to_point(std::span<const Call> calls, std::vector<Message
   pass(met, seconds(calls));
 }
 
-// A rank sends one message at a time and receives one at a time, both at once.
+// A rank's messages of a group travel together, in and out at once: they share the link's bandwidth each way,
+// and the longest latency counts once.
 double Engine::seconds(std::span<const Call> point_to_point) const {
-  double sending = 0, receiving = 0;
+  double latency = 0, sending = 0, receiving = 0;
   for (const Call& call : point_to_point) {
     if (call.root == rank_) continue;
     const Link& link = network_.between(world_ranks_[rank_], world_ranks_[call.root]);
-    (call.kind == Kind::send ? sending : receiving) += link.seconds(static_cast<double>(bytes_of(call)));
+    latency = std::max(latency, link.latency);
+    (call.kind == Kind::send ? sending : receiving) += static_cast<double>(bytes_of(call)) / link.bandwidth;
   }
-  return std::max(sending, receiving);
+  return latency + std::max(sending, receiving);
 }
 
 // ---- Collectives ------------------------------------------------------------------------------------------
@@ -127,6 +131,7 @@ void Engine::run_collective(const Call& call) {
   const size_t in_parts = call.kind == Kind::all_reduce && bytes_of(call) > letter_bytes ? ranks_ : 1;
   const size_t round = in_parts * chunk_ / nccl_mpi::size_of(call.type);  // elements
   met_ = false;
+  if (rendezvous_) return pass(rendezvous_->meet_all(call, span_.end), seconds(call));
   if (is_dry_run()) exchange(call, no_exchange());
   for (size_t first = 0; !met_ || (first < call.count && !is_dry_run()); first += round) {
     run_round(call, {first, std::min(round, call.count - first)});

@@ -6,20 +6,23 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "device_access.h"
 #include "modelled_link.h"
+#include "rendezvous.h"
 #include "transport.h"
 
 namespace nccl_mpi {
 
 class Engine {
  public:
-  // Makes `comm` its own. world_ranks[i] is rank i's rank in the world.
-  Engine(MPI_Comm comm, std::vector<int> world_ranks, const Network& network,
+  // Makes `comm` its own. world_ranks[i] is rank i's rank in the world; `name`: of the communicator.
+  Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ranks, const Network& network,
          const std::atomic<bool>& aborted);
 
   // One operation, to which this rank's streams came at `time`: the collectives one after the other, then all
@@ -62,6 +65,7 @@ class Engine {
   Network network_;
   Ring ring_;
   Transport transport_;
+  std::unique_ptr<Rendezvous> rendezvous_;  // of a dry run, instead of letters
   DeviceWindow window_;
   std::vector<std::byte> scratch_;  // [ranks, chunk]: contributions to a reduction, as they arrive
   bool met_ = false;                // in the collective that is running

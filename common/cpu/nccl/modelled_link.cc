@@ -77,13 +77,11 @@ Ring::Ring(const Network& network, const std::vector<int>& world_ranks)
     if (node_of(from) != node_of(to))
       hop.bandwidth = std::max(hop.bandwidth, std::min(rings * hop.bandwidth, network.within_node.bandwidth));
     hops_.push_back(hop);
+    latency_ += hop.latency;
+    bandwidth_ = std::min(bandwidth_, hop.bandwidth);
   }
-}
-
-double Ring::step(double bytes) const {
-  double slowest = 0;
-  for (const Link& hop : hops_) slowest = std::max(slowest, hop.seconds(bytes));
-  return slowest;
+  const auto shorter = [](const Link& a, const Link& b) { return a.latency < b.latency; };
+  latency_ -= std::min_element(hops_.begin(), hops_.end(), shorter)->latency;
 }
 
 double Ring::pipeline(double bytes, int unused_hop) const {

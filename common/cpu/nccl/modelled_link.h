@@ -41,28 +41,30 @@ struct Network {
 std::optional<Network> network_from_environment(Network network, std::string* error);
 
 // The ranks of a communicator in a ring, in their order: hop i leads from rank i to rank i + 1. All times in
-// seconds; the slowest hop decides. Where a node holds k of the ranks, NCCL makes k rings, each of which
-// leaves the node through another network card: together they have k times one card's bandwidth, at most
-// that of the links inside.
+// seconds. Blocks follow one another: the slowest hop decides how fast, and the last block arrives after the
+// latencies of all hops that it passes, which are all but one. Where a node holds k of the ranks, NCCL makes
+// k rings, each of which leaves the node through another network card: together they have k times one card's
+// bandwidth, at most that of the links inside.
 class Ring {
  public:
   Ring(const Network& network, const std::vector<int>& world_ranks);
 
-  // n - 1 steps, in each of which a block passes every hop.
-  double all_gather(double block_bytes) const { return steps_ * step(block_bytes); }
-  double reduce_scatter(double block_bytes) const { return steps_ * step(block_bytes); }
+  // n - 1 blocks pass every hop: (n-1) (latency + block_bytes / bandwidth), where hops are alike.
+  double all_gather(double block_bytes) const { return latency_ + steps_ * block_bytes / bandwidth_; }
+  double reduce_scatter(double block_bytes) const { return all_gather(block_bytes); }
   // A reduce-scatter and an all-gather of blocks of bytes / n: 2 (n-1) latency + 2 (n-1)/n bytes / bandwidth.
-  double all_reduce(double bytes) const { return 2 * steps_ * step(bytes / (steps_ + 1)); }
+  double all_reduce(double bytes) const { return 2 * all_gather(bytes / (steps_ + 1)); }
   // A pipeline from the root all the way round, or the reverse: (n-1) latency + bytes / bandwidth.
   double broadcast(double bytes, int root) const { return pipeline(bytes, (root + steps_) % (steps_ + 1)); }
   double reduce(double bytes, int root) const { return pipeline(bytes, root); }
 
  private:
-  double step(double bytes) const;
   double pipeline(double bytes, int unused_hop) const;
 
   std::vector<Link> hops_;
-  int steps_;  // n - 1
+  int steps_;                                                   // n - 1
+  double latency_ = 0;                                          // of all hops but the shortest
+  double bandwidth_ = std::numeric_limits<double>::infinity();  // of the slowest
 };
 
 }  // namespace nccl_mpi

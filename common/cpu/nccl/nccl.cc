@@ -41,11 +41,14 @@ ncclResult_t no_communicator() {
   return fail(ncclInvalidArgument, "there is no such communicator, or no longer");
 }
 
-ncclResult_t create(const nccl_mpi::Members& members, const nccl_mpi::Network& network, ncclComm_t* comm) {
-  *comm = new ncclComm(members.comm, members.world_ranks, network);
+ncclResult_t create(const nccl_mpi::Members& members, const nccl_mpi::Network& network,
+                    ncclComm_t* comm) try {
+  *comm = new ncclComm(members, network);
   std::lock_guard lock(communicators().mutex);
   communicators().alive.insert(*comm);
   return ncclSuccess;
+} catch (const nccl_mpi::Failure& failure) {
+  return fail(failure.result, failure.text);
 }
 
 bool supported(const ncclConfig_t* config) {
@@ -252,7 +255,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_
   *new_comm = nullptr;
   if (!supported(config)) return fail(ncclInvalidArgument, "only blocking communicators are supported");
   nccl_mpi::Members members;
-  const ncclResult_t error = nccl_mpi::split({comm->mpi, comm->world_ranks}, color, key, &members);
+  const ncclResult_t error = nccl_mpi::split({comm->mpi, comm->world_ranks, {}}, color, key, &members);
   if (error != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return error;
   return create(members, comm->network, new_comm);
 }

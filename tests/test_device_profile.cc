@@ -1,0 +1,65 @@
+// The time of an operation on a modelled GPU (device/device_profile.h).
+#include <string>
+
+#include "catch.h"
+#include "device/device_profile.h"
+#include "device/errors.h"
+#include "files.h"
+
+using namespace pentatron;
+
+TEST_CASE("profile: the slower of moving and computing decides", "[01][profile]") {
+  DeviceProfile gpu = load_profile("unit");
+  gpu.memory_bandwidth = 100, gpu.memory_achievable = 0.5;
+  gpu.flops_fp32 = 1000, gpu.flops_bf16 = 8000;
+  gpu.attention_forward_achievable = 0.5, gpu.attention_backward_achievable = 0.25;
+  gpu.kernel_seconds = 1;
+  CHECK(gpu.seconds(little) == 1);
+  CHECK(gpu.seconds(moves(200)) == 1 + 4);
+  CHECK(gpu.seconds({.bytes = 50, .flops = 2000}) == 1 + 4);
+  CHECK(gpu.seconds({.bytes = 500, .flops = 2000}) == 1 + 10);
+  CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores}) == 1 + 2);
+  CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .backward = true}) == 1 + 4);
+}
+
+TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[01][profile]") {
+  DeviceProfile gpu = load_profile("unit");
+  gpu.tile_rows = gpu.tile_columns = 64, gpu.multiprocessors = 4;
+  gpu.flops_fp32 = 4 * 2 * 64 * 64;  // a wave of four tiles takes a second for each element of the sum
+  const auto seconds = [&](int64_t m, int64_t n, int64_t k) {
+    return gpu.seconds(products(m, n, k, 1, 4, 4, false));
+  };
+  CHECK(seconds(128, 128, 100) == Approx(100));
+  CHECK(seconds(256, 256, 100) == Approx(400));
+  // Five tiles take two waves, unless there are smaller tiles: here 20 of a quarter, at 85 %, in five waves.
+  CHECK(seconds(320, 64, 100) == Approx(5 * 25 / 0.85));
+  // One tile leaves three multiprocessors idle, unless its long sum is split.
+  CHECK(seconds(64, 64, 100) == Approx(25 / 0.85));
+  CHECK(seconds(64, 64, 4096) == Approx(4096 / 4.0));
+  // The result is written after the sums.
+  gpu.memory_bandwidth = 128 * 128 * 4;
+  CHECK(seconds(128, 128, 1000) == Approx(1000 + 1));
+  CHECK(gpu.seconds(products(128, 128, 1000, 1, 4, 4, true)) == Approx(1000 + 2));
+}
+
+TEST_CASE("profile: on an H100, published rates of cuBLAS", "[01][profile]") {
+  const DeviceProfile h100 = load_profile("h100");
+  const auto teraflops = [&](int64_t n) {
+    return 2e-12 * static_cast<double>(n * n * n) / h100.seconds(products(n, n, n, 1, 2, 2, false));
+  };
+  INFO("4096: " << teraflops(4096) << ", 8192: " << teraflops(8192) << " TFLOP/s");
+  CHECK(teraflops(4096) == Approx(716).epsilon(0.01));  // measured
+  CHECK(teraflops(8192) == Approx(795).epsilon(0.07));
+}
+
+TEST_CASE("profile: a profile that is written is read back", "[01][profile]") {
+  const pentatron::tests::TemporaryFolder folder;
+  DeviceProfile gpu = load_profile("b200");
+  gpu.memory_bandwidth = 1.0 / 3;
+  const std::string path = folder.write("gpu.json", to_json(gpu, "a test"));
+  const DeviceProfile again = load_profile(path);
+  CHECK(again.name == "b200");
+  CHECK(again.memory_bandwidth == 1.0 / 3);
+  CHECK(to_json(again, "a test") == to_json(gpu, "a test"));
+  for (const char* name : {"a100", "h100", "h200", "b200", "unit"}) CHECK(load_profile(name).name == name);
+}
