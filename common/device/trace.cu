@@ -152,8 +152,10 @@ std::vector<Interval> take() {
     i.bytes = a.label.bytes;
     i.id = a.id;
     i.waited_for = a.waited_for;
-    for (const cuda_cpu::Activity::Message& m : a.messages)
+    for (const cuda_cpu::Activity::Message& m : a.messages) {
       (m.sent ? i.sent : i.received).push_back(m.number);
+      if (m.sent && i.name == "group") i.bytes += m.bytes;
+    }
     result.push_back(std::move(i));
   }
   return result;

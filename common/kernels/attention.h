@@ -39,7 +39,11 @@ inline AttentionBlock whole_sequences(AttentionShape shape) {
 // So many products of queries, keys and head size; the half above a diagonal is left out.
 inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
   const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
-  return {.flops = count * 2 * pairs * b.head.head_size, .unit = unit, .backward = backward};
+  const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
+  return {.bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
+          .flops = count * 2 * pairs * b.head.head_size,
+          .unit = unit,
+          .backward = backward};
 }
 
 // Where the naive way has its probabilities: for every sequence (kept for backward) or for one at a time

@@ -181,14 +181,14 @@ void RunLog::step(const StepRecord& record) {
 
   const auto computed = [&](double value) { return record.computed ? formatted("%.4f", value) : "-"; };
   const double use = mfu(unshown_tokens_, unshown_seconds_);
-  print_row<9>(
-      out_,
-      {std::to_string(record.step), computed(record.loss), computed(record.grad_norm),
-       formatted("%.2e", record.lr), human_seconds(unshown_seconds_ / unshown_steps_),
-       human_count(unshown_tokens_ / unshown_seconds_ / ranks_),
-       use > 0 ? formatted("%.1f %%", 100 * use) : "-", human_bytes(static_cast<double>(record.memory_peak)),
-       human_bytes(static_cast<double>(record.comm_bytes))},
-      step_widths);
+  print_row<9>(out_,
+               {std::to_string(record.step), computed(record.loss), computed(record.grad_norm),
+                formatted("%.2e", record.lr), human_seconds(unshown_seconds_ / unshown_steps_),
+                human_count(unshown_tokens_ / unshown_seconds_ / ranks_),
+                use > 1e-6 ? formatted("%.1f %%", 100 * use) : "-",
+                human_bytes(static_cast<double>(record.memory_peak)),
+                human_bytes(static_cast<double>(record.comm_bytes))},
+               step_widths);
   out_.flush();
   unshown_tokens_ = unshown_seconds_ = 0;
   unshown_steps_ = 0;

@@ -14,8 +14,8 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   const cudaDeviceProp device = this_device();
   std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
   if (!modelled_gpu().empty()) {
-    std::printf("time        modelled for %s GPUs%s; the losses are computed%s\n", modelled_gpu().c_str(),
-                is_dry_run() ? " (dry run)" : "", is_dry_run() ? " by nobody" : " here");
+    std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
+                is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
   }
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
