@@ -375,6 +375,35 @@ TEST_CASE("an event may be destroyed while a stream waits for it", "[01][standin
   REQUIRE(cudaStreamSynchronize(second) == cudaSuccess);
 }
 
+// The picture in common/cpu/cuda/README.md.
+TEST_CASE("virtual time is the longest path", "[01][standin]") {
+  const pentatron::DeviceProfile before = cuda_cpu::profile();
+  pentatron::DeviceProfile gpu = pentatron::load_profile("unit");
+  gpu.launch_seconds = 3e-6;
+  cuda_cpu::set_profile(gpu);
+  Stream a, b;
+  Event event;
+  const auto nothing = [] { return cudaSuccess; };
+  const int64_t start = cuda_cpu::clock();
+  const auto time = [&] { return cuda_cpu::clock() - start; };
+  REQUIRE(cuda_cpu::enqueue_timed(a, nothing, 20'000) == cudaSuccess);
+  REQUIRE(cudaEventRecord(event, a) == cudaSuccess);
+  REQUIRE(cudaStreamWaitEvent(b, event) == cudaSuccess);
+  REQUIRE(cuda_cpu::enqueue_timed(b, nothing, 27'000) == cudaSuccess);
+  CHECK(time() == 6'000);  // two launches
+  REQUIRE(cudaEventSynchronize(event) == cudaSuccess);
+  CHECK(time() == 23'000);
+  REQUIRE(cudaStreamQuery(a) == cudaSuccess);
+  CHECK(time() == 23'000);  // a look takes no time
+  REQUIRE(cudaStreamSynchronize(b) == cudaSuccess);
+  CHECK(time() == 50'000);
+  // An idle stream begins when the host issues.
+  REQUIRE(cuda_cpu::enqueue_timed(a, nothing, 1'000) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(time() == 54'000);
+  cuda_cpu::set_profile(before);
+}
+
 TEST_CASE("events measure the time between them", "[01][standin]") {
   Stream stream;
   Event start, end;
