@@ -112,6 +112,7 @@ class HostBatchLoader {
       }
       const bool last = batches.size() + 1 == buffers_.size();
       batches.push_back(buffer.upload(targets, std::ssize(global), last, stream));
+      batches.back().number = static_cast<int>(batches.size()) - 1;
     }
     return batches;
   }

@@ -6,7 +6,7 @@ set -uo pipefail
 
 filter=$1
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
-passed=0 failed=0
+passed=0 failed=0 failures=''
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 
@@ -16,6 +16,7 @@ run() {
   timeout --kill-after=10 "$limit" "${@:2}" 2>&1 | tee "$output"
   local status=${PIPESTATUS[0]} last
   echo "($((SECONDS - begin)) s)"
+  failures+=$(grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) ' "$output" | tail -n 20 | sed "s|^|\n$1: |")
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
@@ -52,5 +53,6 @@ for folder in "${@:2}"; do
   esac
 done
 
+[ -z "$failures" ] || echo "$failures"  # once more, where a log is cut
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

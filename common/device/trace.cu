@@ -20,11 +20,11 @@ bool recording = false;
 std::map<cudaStream_t, std::string> stream_names;
 
 // "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
-// A kernel for tensor cores is a parameter of what runs its warps (tensor_core.h).
+// A kernel for tensor cores is a parameter of what runs its warps (kernels/tensor_core.h).
 std::string unqualified(std::string name) {
-  if (const size_t kernel = name.find("_kernel<"); kernel != name.npos) name.resize(kernel + 7);
-  name = name.substr(0, name.find_first_of("(<"));
-  return name.substr(name.find_last_of(": ") + 1);
+  const size_t kernel = name.find("_kernel<");
+  name = name.substr(0, kernel != name.npos ? kernel + 7 : name.find_first_of("(<"));
+  return name.substr(name.find_last_of(": (&") + 1);
 }
 
 }  // namespace

@@ -8,6 +8,11 @@
 #endif
 #if PRECISION == 64 && defined(NCCL_OVER_MPI) && __has_include(<cuda_cpu.h>)
 
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
 #include "../../05_pipeline_parallel/simulate.h"
 #include "parallel_model.h"
 
@@ -303,6 +308,60 @@ TEST_CASE("05: the bubble of ZB-H1 is a third of 1F1B's", "[05][time]") {
   };
   CHECK(bubble(PpSchedule::one_f_one_b) == 3 * (p - 1) * second);
   CHECK(bubble(PpSchedule::zb_h1) == (p - 1) * second);
+}
+
+TEST_CASE("05: a trace says what waited for what", "[05][time]") {
+  const int p = mpi_tests::ranks(), m = 3;
+  if (p == 1) return;
+  Options options = test_options(p, 32, 4, 4, 96, 32, 8, 1, m);
+  options.optimizer = OptimizerKind::sgd;
+  const ModelledGpu gpu;
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  ParallelModel model(options, pipeline(PpSchedule::one_f_one_b), world, ranks);
+  trace::start();
+  model.train_step(0, random_batches(options, 0));
+  trace::stop();
+  const std::vector<trace::Interval> intervals = trace::take();
+
+  // Every message has the same number at both ends.
+  std::string sent, received;
+  std::map<std::pair<int, int>, int> forward_products;  // by layer and micro-batch
+  std::set<uint64_t> ids;
+  for (const trace::Interval& i : intervals) {
+    for (const uint64_t message : i.sent) sent += std::to_string(message) + "\n";
+    for (const uint64_t message : i.received) received += std::to_string(message) + "\n";
+    if (i.name == "gemm_forward" && i.layer >= 0) ++forward_products[{i.layer, i.micro_batch}];
+    ids.insert(i.id);
+  }
+  const auto of_all = [&](const std::string& text) {
+    std::multiset<std::string> numbers;
+    for (const std::string& of_rank : world.gather(text)) {
+      std::istringstream lines(of_rank);
+      for (std::string line; std::getline(lines, line);) numbers.insert(line);
+    }
+    return numbers;
+  };
+  const auto all_sent = of_all(sent), all_received = of_all(received);
+  CHECK(all_sent == all_received);
+  if (world.rank() == 0) CHECK(all_sent.size() == static_cast<size_t>(2 * m * (p - 1)));
+  // A rank has one layer, of which each micro-batch has four products.
+  CHECK(forward_products.size() == static_cast<size_t>(m));
+  for (const auto& [place, products] : forward_products)
+    CHECK((place.first == world.rank() && products == 4));
+
+  // Arrows have two ends.
+  const auto events = nlohmann::json::parse(trace::chrome_events(intervals, world.rank()));
+  std::map<std::string, int> ends;
+  int waits = 0;
+  for (const auto& event : events) {
+    const bool from = event["ph"] == "s", to = event["ph"] == "f";
+    if (!from && !to) continue;
+    const std::string id = event["id"];
+    if (id.starts_with("wait")) ends[id] += from ? 1 : -1, ++waits;
+  }
+  CHECK(waits > 0);
+  for (const auto& [id, balance] : ends) CHECK(balance == 0);
 }
 
 namespace {
