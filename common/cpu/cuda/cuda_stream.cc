@@ -186,7 +186,8 @@ cudaError_t perform(cudaStream_t stream, const Operation& operation) {
   return error;
 }
 
-void append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const pentatron::Label& label = {}) {
+// Returns the number of the operation in its stream, from 1.
+uint64_t append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const pentatron::Label& label = {}) {
   auto* const empty = new Operation;
   std::lock_guard lock(stream->host_side);
   Operation* const operation = stream->last_operation;
@@ -196,8 +197,9 @@ void append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const penta
   operation->label = label;
   operation->next = empty;
   stream->last_operation = empty;
-  ++stream->enqueued;
+  const uint64_t number = ++stream->enqueued;
   operation->filled.open();
+  return number;
 }
 
 // The stream's thread: runs operations until an empty function ends it.
@@ -223,8 +225,8 @@ struct Reached {
   int64_t time = 0;
 };
 
-void append_reached(cudaStream_t stream, Reached& reached) {
-  append(stream, [&reached] {
+uint64_t append_reached(cudaStream_t stream, Reached& reached) {
+  return append(stream, [&reached] {
     reached.time = cuda_cpu::clock();
     reached.latch.open();
     return cudaSuccess;
@@ -234,8 +236,10 @@ void append_reached(cudaStream_t stream, Reached& reached) {
 // The host waits, and so does its clock.
 cudaError_t synchronize(cudaStream_t stream) {
   Reached reached;
-  append_reached(stream, reached);
+  const uint64_t number = append_reached(stream, reached);
   reached.latch.wait();
+  // The stream counts the operation after it: whoever queries the stream next must find it done.
+  while (stream->done.load(std::memory_order_relaxed) < number) sched_yield();
   cuda_cpu::advance_clock(reached.time);
   return device_error.load(std::memory_order_relaxed);
 }
