@@ -247,11 +247,13 @@ cudaError_t synchronize(cudaStream_t stream) {
 // Waits until all streams have done what they were given so far. Returns the time at which they had.
 int64_t reach_all(const std::vector<cudaStream_t>& streams) {
   std::deque<Reached> places(streams.size());
-  for (size_t i = 0; i < streams.size(); ++i) append_reached(streams[i], places[i]);
+  std::vector<uint64_t> numbers;
+  for (size_t i = 0; i < streams.size(); ++i) numbers.push_back(append_reached(streams[i], places[i]));
   int64_t time = 0;
-  for (Reached& place : places) {
-    place.latch.wait();
-    time = std::max(time, place.time);
+  for (size_t i = 0; i < streams.size(); ++i) {
+    places[i].latch.wait();
+    while (streams[i]->done.load(std::memory_order_relaxed) < numbers[i]) sched_yield();
+    time = std::max(time, places[i].time);
   }
   return time;
 }
