@@ -1,58 +1,68 @@
 #!/usr/bin/env bash
-# run.sh FILTER FOLDER...: runs the tests of each build folder, and those for several ranks under mpirun, and adds up
-# what they say. Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one
-# failure. The last line is the sum.
+# run.sh FILTER FOLDER...: runs the tests of each build folder and adds up what they say. Those of one process run
+# beside those of several ranks, because both wait much; what they say appears when the others are through. Every test
+# binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. The last line is
+# the sum.
 set -uo pipefail
 
-filter=$1
+filter=$1 folders=("${@:2}")
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
-passed=0 failed=0 failures=''
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+notes=$(mktemp -d)          # sums: passed and failed of each binary; failures: what failed in it
+touch "$notes"/{sums,failures}
+trap 'rm -rf "$notes"' EXIT
 
-# run NAME COMMAND...: runs a test binary and adds up.
+# run NAME COMMAND...: runs a test binary and notes what it says.
 run() {
-  local begin=$SECONDS
+  local begin=$SECONDS output="$notes/of $BASHPID" last passed=0 failed=1
+  echo "== $1"
   timeout --kill-after=10 "$limit" "${@:2}" 2>&1 | tee "$output"
-  local status=${PIPESTATUS[0]} last
+  local status=${PIPESTATUS[0]}
   echo "($((SECONDS - begin)) s)"
-  failures+=$(grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) ' "$output" | tail -n 20 | sed "s|^|\n$1: |")
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-    passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
-    [ "$status" -eq 0 ] || [ "${BASH_REMATCH[2]}" -gt 0 ] || { echo "$1: exit status $status"; failed=$((failed + 1)); }
+    passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
+    if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then failed=1; echo "exit status $status" | tee -a "$output"; fi
+  elif [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
+    echo "not finished after $limit seconds" | tee -a "$output"
   else
-    [ "$status" -eq 124 ] || [ "$status" -eq 137 ] && echo "$1: not finished after $limit seconds" || echo "$1: ended with status $status"
-    failed=$((failed + 1))
+    echo "ended with status $status" | tee -a "$output"
   fi
+  echo "$passed $failed" >> "$notes/sums"
+  [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) |^(exit|not finished|ended)' "$output" |
+    tail -n 20 | sed "s|^|$1: |" >> "$notes/failures"
 }
 
-[ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "mutants" tests/mutants.sh --check; }
-for folder in "${@:2}"; do
-  echo "== $folder"
-  only=$filter
-  case $folder in *-block*) only="$filter[kernels]" ;; esac  # all else is the same with threads in a block, and slow
-  case $folder in *-thread | *-address) only="$only~[.]" ;; esac  # their times mean nothing
-  # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
-  case $folder in *-thread) export UCX_MEM_EVENTS=n ;; esac
-  run "$folder" "$folder/tests" ${only:+"$only"}
-  case $folder in *-block*) continue ;; esac
-  # MPI leaks at its end; and after an abort messages are left over, at which UCX wonders.
-  # What depends on the number of ranks alone, fp32 and fp64 have shown.
-  all_ranks="1 2 3 4 8"
-  case $folder in *-bf16*) all_ranks="2 8" ;; esac
-  for ranks in ${TEST_RANKS:-$all_ranks}; do
-    echo "== $folder on $ranks ranks"
-    run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 \
-      mpirun -n "$ranks" "$folder/mpi_tests" ${only:+"$only"}
+run_alone() {
+  for folder in "${folders[@]}"; do
+    local only=$filter
+    case $folder in *-block*) only="${filter}[kernels]" ;; esac  # all else is the same with threads in a block, and slow
+    run "$folder" "$folder/tests" ${only:+"$only"}
   done
-  # Five dimensions at once, which 8 ranks have not.
-  case $folder in *-fp64*)
-    echo "== $folder on 16 ranks"
-    run "$folder on 16 ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 mpirun -n 16 "$folder/mpi_tests" "$only[16]"
-  esac
-done
+}
 
-[ -z "$failures" ] || echo "$failures"  # once more, where a log is cut
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+run_on_ranks() {
+  local folder=$1 ranks=$2 only=$3
+  # MPI leaks at its end; and after an abort messages are left over, at which UCX wonders.
+  run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 \
+    mpirun -n "$ranks" "$folder/mpi_tests" ${only:+"$only"}
+}
+
+# UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
+case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
+
+[ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "mutants" tests/mutants.sh --check; }
+run_alone > "$notes/alone" 2>&1 &
+for folder in "${folders[@]}"; do
+  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions.
+  all_ranks="2 8"
+  case $folder in
+    *-block*) continue ;;
+    *-fp64*) all_ranks="1 2 3 4 8"; run_on_ranks "$folder" 16 "${filter}[16]" ;;
+  esac
+  for ranks in ${TEST_RANKS:-$all_ranks}; do run_on_ranks "$folder" "$ranks" "$filter"; done
+done
+wait
+cat "$notes/alone"
+
+cat "$notes/failures"  # once more, where a log is cut
+awk '{ passed += $1; failed += $2 } END { print passed + 0 " passed, " failed + 0 " failed"; exit failed > 0 || passed == 0 }' "$notes/sums"

@@ -1,3 +1,5 @@
+#include <map>
+
 #include "ranks/gather.h"
 
 namespace pentatron {
@@ -7,7 +9,7 @@ namespace {
 // their places in the global matrix.
 template <class T>
 void place(const T* from /*[range.size], on the device*/, const ParameterRange& range, cudaStream_t stream,
-           std::vector<double>& global) {
+           double* global /*[p.rows, p.columns]*/) {
   const PinnedArray<T> host(range.size);
   CUDA_CHECK(cudaMemcpyAsync(host.data(), from, range.size * sizeof(T), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -22,19 +24,29 @@ void place(const T* from /*[range.size], on the device*/, const ParameterRange& 
 
 }  // namespace
 
-std::vector<double> gather_parameter(const World& world, const Parameters& parameters, int id,
-                                     Content content, cudaStream_t stream) {
-  const Parameter& parameter = parameters[id];
-  std::vector<double> mine(parameter.rows * parameter.columns);
+std::vector<std::vector<double>> gather_parameters(const World& world, const Parameters& parameters,
+                                                   Content content, cudaStream_t stream) {
+  std::map<const Parameter*, size_t> begins;  // in one array of all, which is summed at once
+  size_t size = 0;
+  for (const Parameter& p : parameters.all()) {
+    begins[&p] = size;
+    size += p.rows * p.columns;
+  }
+  std::vector<double> all(size);
   for (const Shard& shard : parameters.shards()) {
-    if (shard.unit != parameter.unit) continue;
     for (const ParameterRange& range : parameters.counted_ranges(shard)) {
-      if (range.parameter != &parameter) continue;
-      if (content == Content::weights) place(shard.weights + range.begin_in_shard, range, stream, mine);
-      if (content == Content::gradients) place(shard.gradients + range.begin_in_shard, range, stream, mine);
+      double* const global = all.data() + begins.at(range.parameter);
+      if (content == Content::weights) place(shard.weights + range.begin_in_shard, range, stream, global);
+      if (content == Content::gradients) place(shard.gradients + range.begin_in_shard, range, stream, global);
     }
   }
-  return world.sum(mine);
+  all = world.sum(all);
+  std::vector<std::vector<double>> result;
+  for (const Parameter& p : parameters.all()) {
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(begins[&p]);
+    result.emplace_back(begin, begin + p.rows * p.columns);
+  }
+  return result;
 }
 
 }  // namespace pentatron

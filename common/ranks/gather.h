@@ -1,6 +1,6 @@
-// A whole parameter on the host of every rank. It takes the walk that the optimizer and the gradient norm
-// take, over the shards that each rank updates and the parameters that lie in them, and so knows nothing of
-// how a technique lays them out. Only tests use it until there are checkpoints.
+// All parameters, whole, on the host of every rank. It takes the walk that the optimizer and the gradient
+// norm take, over the shards that each rank updates and the parameters that lie in them, and so knows nothing
+// of how a technique lays them out. Only tests use it until there are checkpoints.
 #pragma once
 
 #include <vector>
@@ -12,8 +12,9 @@ namespace pentatron {
 
 enum class Content { weights, gradients };
 
-// [rows, columns] of the global shape. All ranks call this; waits for `stream`, whose work made the content.
-std::vector<double> gather_parameter(const World& world, const Parameters& parameters, int id,
-                                     Content content, cudaStream_t stream);
+// Of each parameter, by its id: [rows, columns] of the global shape. All ranks call this; waits for `stream`,
+// whose work made the content.
+std::vector<std::vector<double>> gather_parameters(const World& world, const Parameters& parameters,
+                                                   Content content, cudaStream_t stream);
 
 }  // namespace pentatron

@@ -61,13 +61,11 @@ void check_parity(const CombinedCase& c, World& world, const std::unique_ptr<Alo
   CombinedModel combined(c, world);
   const int parameters = static_cast<int>(combined.parameters.all().size());
   const auto check_all = [&](Content content, double tolerance, double floor) {
-    for (int id = 0; id < parameters; ++id) {
-      const std::vector<double> got =
-          gather_parameter(world, combined.parameters, id, content, combined.compute);
-      if (!alone) continue;
+    const Tensors got = gather_parameters(world, combined.parameters, content, combined.compute);
+    for (int id = 0; alone && id < parameters; ++id) {
       INFO(combined.parameters[id].name << (content == Content::weights ? ": weights" : ": gradient"));
-      CHECK(difference(got, content == Content::weights ? alone->weights(id) : alone->gradients(id), floor) <=
-            tolerance);
+      CHECK(difference(got[id], content == Content::weights ? alone->weights(id) : alone->gradients(id),
+                       floor) <= tolerance);
     }
   };
   check_all(Content::weights, 0, 1);

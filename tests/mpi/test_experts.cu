@@ -72,13 +72,10 @@ Trained train(World& world, const CombinedCase& c, Routing routing) {
   CombinedModel model(c, world);
   const bool alone = c.shape.ranks() < world.ranks();
   const auto all = [&](Content content) {
+    if (!alone) return gather_parameters(world, model.parameters, content, model.compute);
     Tensors tensors;
-    for (int id = 0; id < std::ssize(model.parameters.all()); ++id) {
-      if (!alone)
-        tensors.push_back(gather_parameter(world, model.parameters, id, content, model.compute));
-      else
-        tensors.push_back(content == Content::weights ? model.weights(id) : model.gradients(id));
-    }
+    for (int id = 0; id < std::ssize(model.parameters.all()); ++id)
+      tensors.push_back(content == Content::weights ? model.weights(id) : model.gradients(id));
     return tensors;
   };
   Trained result{all(Content::weights), {}, {}};

@@ -51,7 +51,7 @@ namespace {
 using Work = std::function<cudaError_t()>;
 
 constexpr uint32_t kClosed = 0, kOpen = 1, kClosedWithSleepers = 2;
-constexpr int kYieldsBeforeSleeping = 50;  // some 20 µs: waking a sleeper costs about as much
+constexpr int kYieldsBeforeSleeping = 10;
 
 // A queue's element. The last one is always empty: the host fills it, appends a new empty one, and opens
 // `filled`.
