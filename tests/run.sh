@@ -53,10 +53,12 @@ case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 [ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "mutants" tests/mutants.sh --check; }
 run_alone > "$notes/alone" 2>&1 &
 for folder in "${folders[@]}"; do
-  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions.
-  all_ranks="2 8"
+  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; bf16 what depends on the
+  # sizes of elements.
+  all_ranks="2"
   case $folder in
     *-block*) continue ;;
+    *-bf16*) all_ranks="2 8" ;;
     *-fp64*) all_ranks="1 2 3 4 8"; run_on_ranks "$folder" 16 "${filter}[16]" ;;
   esac
   for ranks in ${TEST_RANKS:-$all_ranks}; do run_on_ranks "$folder" "$ranks" "$filter"; done

@@ -38,26 +38,19 @@ Outcome run_case(const std::string& program, const std::string& name) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
 }
 
-// Races depend on timing, reports must not: cases that are quick run several times.
-int runs_of(const std::string& program) { return program == two_ranks ? 1 : 3; }
-
 void require_silent(const std::string& program, const std::string& name) {
-  for (int run = 0; run < runs_of(program); ++run) {
-    const Outcome outcome = run_case(program, name);
-    INFO(program << " " << name << "\n" << outcome.output);
-    REQUIRE(outcome.status == 0);
-  }
+  const Outcome outcome = run_case(program, name);
+  INFO(program << " " << name << "\n" << outcome.output);
+  REQUIRE(outcome.status == 0);
 }
 
 void require_report(const std::string& program, const std::string& name,
                     const std::vector<std::string>& kernels) {
-  for (int run = 0; run < runs_of(program); ++run) {
-    const Outcome outcome = run_case(program, name);
-    INFO(program << " " << name << "\n" << outcome.output);
-    REQUIRE(outcome.status == kReported);
-    REQUIRE(outcome.output.find("data race") != std::string::npos);
-    for (const std::string& kernel : kernels) REQUIRE(outcome.output.find(kernel) != std::string::npos);
-  }
+  const Outcome outcome = run_case(program, name);
+  INFO(program << " " << name << "\n" << outcome.output);
+  REQUIRE(outcome.status == kReported);
+  REQUIRE(outcome.output.find("data race") != std::string::npos);
+  for (const std::string& kernel : kernels) REQUIRE(outcome.output.find(kernel) != std::string::npos);
 }
 
 }  // namespace
