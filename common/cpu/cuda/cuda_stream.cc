@@ -407,7 +407,9 @@ Description describe(const Description& next) { return std::exchange(description
 
 void log_activity(Activity activity) { log_on(current_stream, std::move(activity)); }
 
+// It waits for all streams, which the program did not ask for.
 std::vector<Activity> take_activities() {
+  HiddenFromThreadSanitizer hidden;
   const std::vector<cudaStream_t> streams = all_streams();
   reach_all(streams);
   std::vector<Activity> all = std::exchange(handles().of_destroyed_streams, {});
