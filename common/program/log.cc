@@ -42,7 +42,7 @@ Json json_of(const MemoryBytes& bytes) {
   return json;
 }
 
-// Mean of the ranks; null where time is measured.
+// Mean of the ranks; nothing takes any time where it is measured and not modelled.
 trace::Overlap mean_overlap(const std::vector<RankReport>& ranks) {
   trace::Overlap mean;
   for (const RankReport& rank : ranks) mean += rank.overlap;

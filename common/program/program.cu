@@ -75,7 +75,7 @@ double peak_flops() {
   const std::string_view name = device.name;
   const auto has = [&](const char* part) { return name.find(part) != name.npos; };
   if (PRECISION != 16) return 0;
-  if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989e12;
+  if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989.4e12;
   if (has("A100")) return 312e12;
   return 0;
 #endif

@@ -295,11 +295,17 @@ TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
   }
 }
 
+// A rank has one layer.
+Options as_many_layers_as_ranks(int micro_batches) {
+  Options o = test_options(mpi_tests::ranks(), 32, 4, 4, 96, 32, 8, 1, micro_batches);
+  o.optimizer = OptimizerKind::sgd;
+  return o;
+}
+
 TEST_CASE("05: the bubble of ZB-H1 is a third of 1F1B's", "[05][time]") {
   const int p = mpi_tests::ranks(), m = 2 * p;
   if (p == 1) return;
-  Options options = test_options(p, 32, 4, 4, 96, 32, 8, 1, m);
-  options.optimizer = OptimizerKind::sgd;
+  const Options options = as_many_layers_as_ranks(m);
   const ModelledGpu gpu;
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
@@ -313,8 +319,7 @@ TEST_CASE("05: the bubble of ZB-H1 is a third of 1F1B's", "[05][time]") {
 TEST_CASE("05: a trace says what waited for what", "[05][time]") {
   const int p = mpi_tests::ranks(), m = 3;
   if (p == 1) return;
-  Options options = test_options(p, 32, 4, 4, 96, 32, 8, 1, m);
-  options.optimizer = OptimizerKind::sgd;
+  const Options options = as_many_layers_as_ranks(m);
   const ModelledGpu gpu;
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
