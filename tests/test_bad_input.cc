@@ -61,6 +61,18 @@ TEST_CASE("01: wrong options end with one line and status 2", "[01][bad-input]")
   check_refused(folder, "--log-json /nowhere/log", "--log-json: /nowhere/log is not valid; ");
 }
 
+TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  for (const std::string option : {"--log-json", "--trace"}) {
+    const Outcome outcome = run(folder, "--steps 1 " + option + " /dev/full");
+    INFO(outcome.err);
+    CHECK(outcome.status == 1);
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK(outcome.err.find(option) != std::string::npos);
+    CHECK(outcome.err.find("cannot write /dev/full; is the disk full?") != std::string::npos);
+  }
+}
+
 TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {
   const TemporaryFolder folder;
   const auto refused = [&](const std::string& path, const std::string& more = "") {

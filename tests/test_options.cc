@@ -118,9 +118,9 @@ TEST_CASE("options: every value arrives", "[01][options]") {
                                  "--attention",
                                  "tiled",
                                  "--log-json",
-                                 "/tmp/l",
+                                 "/dev/null",
                                  "--trace",
-                                 "/tmp/t",
+                                 "/dev/full",
                                  "--log-every",
                                  "5",
                                  "--sample",
@@ -142,8 +142,8 @@ TEST_CASE("options: every value arrives", "[01][options]") {
   CHECK(options.grad_clip == 0);
   CHECK(options.recompute == pentatron::Recompute::selective);
   CHECK(options.attention == pentatron::Attention::tiled);
-  CHECK(options.log_json == "/tmp/l");
-  CHECK(options.trace == "/tmp/t");
+  CHECK(options.log_json == "/dev/null");
+  CHECK(options.trace == "/dev/full");
   CHECK(options.log_every == 5);
   CHECK(options.sample == 11);
   CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);

@@ -269,7 +269,8 @@ void write_chrome(const std::string& path, const std::vector<std::string>& event
     file << (&of_rank == &events.front() ? "" : ",\n")
          << of_rank.substr(1, of_rank.size() - 2);  // without brackets
   }
-  file << "]}\n";
+  file << "]}" << std::endl;
+  if (!file) fail("--trace", ("cannot write " + path + "; is the disk full?").c_str(), __FILE__, __LINE__);
 }
 
 }  // namespace pentatron::trace

@@ -5,18 +5,22 @@
 
 namespace pentatron {
 
-BatchBuffer::BatchBuffer(int64_t rows)
-    : rows_(rows), host_(arrays * rows), device_(arrays * rows, Purpose::activations) {}
+BatchBuffer::BatchBuffer(int64_t rows, int64_t micro_batches)
+    : rows_(rows),
+      host_(micro_batches * arrays * rows),
+      device_(micro_batches * arrays * rows, Purpose::activations) {}
 
-Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream) {
-  const std::span<int32_t> by_token = array(3);
+Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream,
+                          int64_t i) {
+  const std::span<int32_t> by_token = array(i, 3), token = tokens(i);
   std::iota(by_token.begin(), by_token.end(), 0);
   std::stable_sort(by_token.begin(), by_token.end(),
-                   [&](int32_t a, int32_t b) { return tokens()[a] < tokens()[b]; });
-  CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), host_.size() * sizeof(int32_t),
-                             cudaMemcpyHostToDevice, stream));
-  const auto array = [&](int i) { return device_.data() + i * rows_; };
-  return {array(0), array(1), array(2), array(3), 1 / target_tokens, 1.0 / micro_batches, last};
+                   [&](int32_t a, int32_t b) { return token[a] < token[b]; });
+  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), host_.data() + begin(i, 0),
+                             arrays * rows_ * sizeof(int32_t), cudaMemcpyHostToDevice, stream));
+  const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
+  return {on_device(0),      on_device(1),        on_device(2), on_device(3),
+          1 / target_tokens, 1.0 / micro_batches, last};
 }
 
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {
@@ -41,11 +45,9 @@ BatchLoader::BatchLoader(const TokenData& data, const TrainingConfig& config, in
       config_(config),
       rank_(rank),
       ranks_(ranks),
-      positions_(positions.empty() ? all_positions(config) : positions) {
-  for (int i = 0; i < micro_batches_of_a_rank(config, ranks); ++i) {
-    buffers_.emplace_back(config.micro_batch_size * std::ssize(positions_));
-  }
-}
+      positions_(positions.empty() ? all_positions(config) : positions),
+      micro_batches_(micro_batches_of_a_rank(config, ranks)),
+      buffer_(config.micro_batch_size * std::ssize(positions_), micro_batches_) {}
 
 std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   const double target_tokens = static_cast<double>(config_.global_batch_size) * config_.sequence_length;
@@ -53,18 +55,17 @@ std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   std::vector<int32_t> tokens(size_t(config_.micro_batch_size) * config_.sequence_length), targets(tokens);
   std::vector<Batch> batches;
   for (int i = 0; i < micro_batches(); ++i) {
-    BatchBuffer& buffer = buffers_[i];
     fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
                    config_.sequence_length, tokens, targets);
-    for (size_t row = 0; row < buffer.positions().size(); ++row) {
+    for (size_t row = 0; row < buffer_.positions(i).size(); ++row) {
       const int32_t position = positions_[row % positions_.size()];
       const size_t in_batch = row / positions_.size() * config_.sequence_length + position;
-      buffer.tokens()[row] = tokens[in_batch];
-      buffer.targets()[row] = targets[in_batch];
-      buffer.positions()[row] = position;
+      buffer_.tokens(i)[row] = tokens[in_batch];
+      buffer_.targets(i)[row] = targets[in_batch];
+      buffer_.positions(i)[row] = position;
     }
     const bool last = i + 1 == micro_batches();
-    batches.push_back(buffer.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream));
+    batches.push_back(buffer_.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream, i));
     batches.back().number = i;
   }
   return batches;

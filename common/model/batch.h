@@ -22,25 +22,30 @@ struct Batch {
   int number = 0;                // of them, for a trace
 };
 
-// Holds one micro-batch: what the host writes, pinned, and its copy on the device.
+// Holds micro-batches: what the host writes, pinned, and its copy on the device.
 class BatchBuffer {
  public:
-  explicit BatchBuffer(int64_t rows);
+  explicit BatchBuffer(int64_t rows, int64_t micro_batches = 1);
 
-  // The host's side, [rows] each; written before `upload`, and not again before `upload` has run.
-  std::span<int32_t> tokens() { return array(0); }
-  std::span<int32_t> targets() { return array(1); }
-  std::span<int32_t> positions() { return array(2); }
+  // The host's side of micro-batch i, [rows] each; written before `upload`, and not again before `upload` has
+  // run.
+  std::span<int32_t> tokens(int64_t i = 0) { return array(i, 0); }
+  std::span<int32_t> targets(int64_t i = 0) { return array(i, 1); }
+  std::span<int32_t> positions(int64_t i = 0) { return array(i, 2); }
 
-  // Sorts the rows by token and issues the copy; the batch may be used by what `stream` runs after it.
-  Batch upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream);
+  // Sorts the rows of micro-batch i by token and issues the copy; the batch may be used by what `stream` runs
+  // after it. micro_batches: of the global batch; last: of this rank's step.
+  Batch upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream, int64_t i = 0);
 
  private:
   static constexpr int arrays = 4;
-  std::span<int32_t> array(int i) { return {host_.data() + i * rows_, static_cast<size_t>(rows_)}; }
+  int64_t begin(int64_t micro_batch, int array) const { return (micro_batch * arrays + array) * rows_; }
+  std::span<int32_t> array(int64_t micro_batch, int array) {
+    return {host_.data() + begin(micro_batch, array), static_cast<size_t>(rows_)};
+  }
 
   int64_t rows_;
-  PinnedArray<int32_t> host_;    // [arrays, rows]: tokens, targets, positions, by_token
+  PinnedArray<int32_t> host_;    // [micro-batches, arrays, rows]: tokens, targets, positions, by_token
   DeviceArray<int32_t> device_;  // likewise
 };
 
@@ -57,7 +62,7 @@ class BatchLoader {
   BatchLoader(const TokenData& data, const TrainingConfig& config, int rank = 0, int ranks = 1,
               const std::vector<int32_t>& positions = {});
 
-  int micro_batches() const { return static_cast<int>(buffers_.size()); }
+  int micro_batches() const { return micro_batches_; }
 
   // All micro-batches of a step. The previous step's must have been consumed: the caller has waited for its
   // loss.
@@ -68,7 +73,8 @@ class BatchLoader {
   const TrainingConfig& config_;
   int rank_, ranks_;
   std::vector<int32_t> positions_;
-  std::vector<BatchBuffer> buffers_;  // [micro-batches]
+  int micro_batches_;
+  BatchBuffer buffer_;
 };
 
 }  // namespace pentatron

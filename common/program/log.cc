@@ -234,7 +234,8 @@ void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int 
 // Flushed line by line: what a run that is killed has done so far can be read.
 void RunLog::write_json(const std::string& line) {
   json_ << line << std::endl;
-  if (!json_) throw std::runtime_error("cannot write " + json_path_ + " (is the disk full?)");
+  if (!json_)
+    fail("--log-json", ("cannot write " + json_path_ + "; is the disk full?").c_str(), __FILE__, __LINE__);
 }
 
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks) {

@@ -239,7 +239,7 @@ cudaError_t synchronize(cudaStream_t stream) {
   const uint64_t number = append_reached(stream, reached);
   reached.latch.wait();
   // The stream counts the operation after it: whoever queries the stream next must find it done.
-  while (stream->done.load(std::memory_order_relaxed) < number) sched_yield();
+  while (stream->done.load(std::memory_order_acquire) < number) sched_yield();
   cuda_cpu::advance_clock(reached.time);
   return device_error.load(std::memory_order_relaxed);
 }
@@ -252,7 +252,7 @@ int64_t reach_all(const std::vector<cudaStream_t>& streams) {
   int64_t time = 0;
   for (size_t i = 0; i < streams.size(); ++i) {
     places[i].latch.wait();
-    while (streams[i]->done.load(std::memory_order_relaxed) < numbers[i]) sched_yield();
+    while (streams[i]->done.load(std::memory_order_acquire) < numbers[i]) sched_yield();
     time = std::max(time, places[i].time);
   }
   return time;
