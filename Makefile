@@ -101,7 +101,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants test bench gpu-check clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants test check bench gpu-check clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -202,7 +202,11 @@ main-of = $(or $(wildcard $(1)_*/main.cu),$(wildcard [0-9]*/$(1).cu),$(error \
   $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p)))) $(notdir $(SIDE_PROGRAMS))))
 DIFF = git --no-pager diff --no-index --color --stat --patch
 diff:
+ifeq ($(and $(A),$(B)),)
+	@echo "diff: which two? expected two stages or programs, as in  make diff A=02 B=experts,  or  make diff-03" >&2; exit 2
+else
 	@$(DIFF) $(call main-of,$(A)) $(call main-of,$(B)) || true
+endif
 diff-%:
 	@$(DIFF) $(call main-of,01) $(call main-of,$*) || true
 
@@ -224,6 +228,11 @@ endif
 
 test-%:
 	@$(MAKE) --no-print-directory test FILTER='[$*]'
+
+# The tests of a name, as the notes print it, wherever they are:  make check T='05: deadlocks' RANKS=4
+check:
+	@common/setup.sh
+	@tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS))
 
 # Random meshes, models and options of 07 against one rank;  make fuzz N=500 SEED=7. FUZZ_RANKS: how many ranks, by turns.
 N ?= 100
@@ -261,6 +270,7 @@ help:
 	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--lr 1e-3 ...'"
 	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
+	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"

@@ -2,9 +2,11 @@
 // verdict, outside of what is being tested, so that a failure on one of them cannot make them drift apart.
 // Failures appear with their rank; all else is said by rank 0, in the end "N passed, N failed". A case that
 // exceeds its time limit (one rank waits for another that has failed, say) ends the run on all ranks and
-// counts as failed.
+// counts as failed. One that checks nothing on any rank, because it is for other numbers of ranks, was
+// skipped.
 #define CATCH_CONFIG_RUNNER
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "../no_match.h"
 #include "mpi_tests.h"
 #include "ranks/mpi_wait.h"
 
@@ -38,7 +41,7 @@ constexpr int kExitStatus = 1;
 
 MPI_Comm verdicts = MPI_COMM_NULL;
 int my_rank = 0, all_ranks = 1;
-int passed = 0, failed = 0;
+int passed = 0, failed = 0, skipped = 0;
 
 double time_limit() {
   const char* seconds = std::getenv("TEST_CASE_TIMEOUT");
@@ -117,7 +120,9 @@ struct Verdicts : Listener {
 
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     Listener::testCaseEnded(stats);
-    const int mine = stats.totals.assertions.failed > 0 ? 1 : 0;
+    const Catch::Counts& checks = stats.totals.assertions;
+    enum Verdict : int { kSkipped, kPassed, kFailed };
+    const int mine = checks.failed > 0 ? kFailed : checks.total() > 0 ? kPassed : kSkipped;
     std::vector<int> all(all_ranks);
     MPI_Request request;
     MPI_Iallgather(&mine, 1, MPI_INT, all.data(), 1, MPI_INT, verdicts, &request);
@@ -126,9 +131,10 @@ struct Verdicts : Listener {
     const std::string name = std::exchange(running_case().name, {});
     std::string ranks;
     for (int rank = 0; rank < all_ranks; ++rank) {
-      if (all[rank]) ranks += " " + std::to_string(rank);
+      if (all[rank] == kFailed) ranks += " " + std::to_string(rank);
     }
-    ++(ranks.empty() ? passed : failed);
+    const int verdict = *std::max_element(all.begin(), all.end());
+    ++(verdict == kFailed ? failed : verdict == kPassed ? passed : skipped);
     if (!ranks.empty() && my_rank == 0) {
       std::printf("failed on rank%s: %s\n", ranks.c_str(), name.c_str());
       std::fflush(stdout);
@@ -184,7 +190,12 @@ int main(int argc, char** argv) {
   }
   std::thread(watch).detach();
   session.run();
-  if (my_rank == 0) std::cout << passed << " passed, " << failed << " failed" << std::endl;
+  const bool none = passed + failed + skipped == 0;
+  if (my_rank == 0) {
+    if (none) say_that_no_test_matches(session.config(), argc > 1 ? argv[1] : "");
+    if (skipped > 0) std::cout << skipped << " skipped: not for this build on " << all_ranks << " ranks\n";
+    std::cout << passed << " passed, " << failed << " failed" << std::endl;
+  }
   MPI_Finalize();
-  return failed == 0 ? 0 : kExitStatus;
+  return none ? kNoTestMatches : failed == 0 ? 0 : kExitStatus;
 }
