@@ -1,8 +1,8 @@
-// 01: one GPU. The skeleton that all seven programs share: read options, open the token data, declare the
-// parameters, build the transformer, loop over steps, loop over micro-batches (gradient accumulation), step
-// the optimizer, log.
+// 01: one GPU. All seven programs share these steps: read options, open the token data, declare the
+// parameters, build the transformer, and loop over steps. A step loops over micro-batches (gradient
+// accumulation), then runs the optimizer and logs.
 //
-// Each later program plugs one technique into it: compare this file with theirs.
+// Each later program adds one technique. Compare its main.cu with this one.
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"

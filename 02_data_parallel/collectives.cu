@@ -1,10 +1,10 @@
-// The primer of the collectives, which all parallel training is made of: `mpirun -n 3 collectives`. Shows
-// what each one does to a few numbers, then an all-reduce made of sends and receives (ring_all_reduce.h), and
-// at last how long both take for messages of growing size.
+// The primer of the collectives: `mpirun -n 3 collectives`. It shows what each collective does to a few
+// numbers, then an all-reduce made of sends and receives (ring_all_reduce.h). At the end it prints how long
+// NCCL's all-reduce and this one take for messages of growing size.
 //
-// Time is one value; two bandwidths are derived from it, as nccl-tests define them. algbw = bytes / time is
-// what the caller sees. busbw = algbw * 2 (n-1)/n counts the bytes that a rank must send in an all-reduce: it
-// says what the links do, and stays about the same when ranks are added.
+// Two bandwidths follow from the time, as nccl-tests define them. algbw = bytes / time is what the caller
+// sees. busbw = algbw * 2 (n-1)/n counts the bytes that a rank sends in an all-reduce. It measures the links,
+// and stays about the same when ranks are added.
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -28,7 +28,7 @@ class Buffer {
     CUDA_CHECK(cudaDeviceSynchronize());  // the copy may return before pageable memory has reached the device
   }
   accum* data() const { return memory_.data(); }
-  // When `stream` has done what it was given.
+  // The numbers, on the host, after all work issued to `stream` so far.
   Values values(cudaStream_t stream) const {
     Values result(memory_.size());
     CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -119,7 +119,7 @@ class Primer {
     const Buffer in(values), nccl(values), ring(values), received(Values(size / n + 1));
 
     const double nccl_seconds = seconds([&] { ranks_.all_reduce(in.data(), nccl.data(), size); });
-    // It works in place; on zeros, as each repetition reduces what the one before has left.
+    // The ring works in place: each repetition reduces the result of the one before. Zeros stay zeros.
     const Buffer zeros{Values(size)};
     const double ring_seconds =
         seconds([&] { ring_all_reduce(zeros.data(), size, received.data(), ranks_); });
@@ -136,14 +136,14 @@ class Primer {
     say("\n");
   }
 
-  // Of one call, on the slowest rank.
+  // Seconds of one call (a mean), on the slowest rank.
   double seconds(const std::function<void()>& call) {
     constexpr int calls = 5;
     double begin = 0;
     for (int i = -1; i < calls; ++i) {
       if (i == 0) {  // the first call warms up
         CUDA_CHECK(cudaStreamSynchronize(ranks_.stream()));
-        world_.largest({0});  // all begin together
+        world_.largest({0});  // a barrier: all ranks begin together
         begin = now();
       }
       call();

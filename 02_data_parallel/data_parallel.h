@@ -1,14 +1,14 @@
-// Data parallelism: every rank holds the whole model and computes the gradient of its own micro-batches; the
-// global gradient is their sum. Three ways to make it, each sending 2 (n-1)/n of the gradients' size from
-// every rank:
+// Data parallelism: every rank holds the whole model and computes the gradients of its own micro-batches. An
+// all-reduce sums them over the n ranks. It sends 2 (n-1)/n of the gradients' size from every rank, in one of
+// three ways:
 //
 //   naive     one all-reduce after backward, while nothing else runs
-//   overlap   one for each unit, as soon as its gradients are complete, while backward goes on below it
-//   bucket    the same in buckets of equal size: few enough to use the link well, early enough to hide
-//             (Li et al., "PyTorch Distributed", 2020)
+//   overlap   one for each unit, when its gradients are complete; backward of the next unit hides it
+//   bucket    one for each bucket of equal size: few calls, so that latency costs little, but early ones, so
+//             that backward hides them (Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704)
 //
-// Only a step's last micro-batch synchronises: the ones before it add to the same gradients, and a sum of
-// sums is a sum.
+// Only a step's last micro-batch synchronises. The micro-batches before it add to the same gradients: a sum
+// of sums is a sum.
 #pragma once
 
 #include "model/seams.h"
@@ -19,7 +19,8 @@ namespace pentatron {
 
 class DataParallel : public UnitHooks {
  public:
-  // Sums the gradients of a group, which has been allocated whole, over the ranks of `data`.
+  // Sums the gradients of `group` over the ranks of `data`. group.allocate() has been called. `bucket_mb`: MB
+  // of 10^6 bytes. `compute`: the stream that writes the gradients.
   DataParallel(DpSync sync, double bucket_mb, ParameterGroup& group, Communicator& data, cudaStream_t compute)
       : sync_(sync),
         bucket_(std::max<size_t>(1, static_cast<size_t>(bucket_mb * 1e6) / sizeof(accum))),
@@ -29,14 +30,15 @@ class DataParallel : public UnitHooks {
         data_(data),
         compute_(compute) {}
 
-  // Backward has issued everything that writes this unit's gradients.
+  // Backward calls this when it has issued all work that writes this unit's gradients. `last`: the step's
+  // last micro-batch; nothing is summed before it.
   void after_gradients(int unit, bool last) override {
     if (!last || group_.size(unit) == 0) return;
     accum* const gradients = group_.gradients(unit);
     if (sync_ == DpSync::overlap) sum(gradients, group_.size(unit));
     if (sync_ == DpSync::bucket) {
-      // Backward fills the flat gradients from their end: a bucket is complete when all units above its
-      // beginning are.
+      // Backward completes the flat gradients from their end to their beginning. So a bucket is complete when
+      // the unit at its beginning is.
       const size_t complete = gradients - all_.data;
       while (unsent_ >= complete + bucket_) {
         unsent_ -= bucket_;
@@ -45,8 +47,8 @@ class DataParallel : public UnitHooks {
     }
   }
 
-  // After the last micro-batch: what has not been summed yet. Whatever `compute` does next has the global
-  // gradient.
+  // After the last micro-batch: sums what has not been summed, and lets `compute` wait for all sums. Work
+  // issued to `compute` after this call reads the global gradient.
   void finish_gradient_sync() override {
     if (sync_ == DpSync::naive) sum(all_.data, all_.size());
     if (sync_ == DpSync::bucket && unsent_ > 0) sum(all_.data, unsent_);
@@ -55,7 +57,8 @@ class DataParallel : public UnitHooks {
   }
 
  private:
-  // Over the ranks, in place, on the communication stream, once `compute` has done what it was given so far.
+  // Sums gradients [size] over the ranks, in place, on the communication stream. That stream first waits for
+  // all work issued to `compute` so far, which writes them.
   void sum(accum* gradients, size_t size) {
     wait_stream(data_.stream(), compute_);
     data_.all_reduce(gradients, gradients, size);
@@ -64,8 +67,8 @@ class DataParallel : public UnitHooks {
   DpSync sync_;
   size_t bucket_;  // elements
   ParameterGroup& group_;
-  AccumTensor all_;  // [1, gradients of all units, one unit after the other]
-  size_t unsent_;    // elements at the beginning of `all_` that have not been summed
+  AccumTensor all_;  // [1, gradients of all units, end to end]
+  size_t unsent_;    // elements at the beginning of `all_` whose sum has not been issued
   Communicator& data_;
   cudaStream_t compute_;
 };

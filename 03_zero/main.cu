@@ -1,4 +1,4 @@
-// 03: ZeRO. As 02, but the data-parallel ranks share out optimizer states, gradients and weights (zero.h).
+// 03: ZeRO. As 02, but the data-parallel ranks shard optimizer states, gradients and weights (zero.h).
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"

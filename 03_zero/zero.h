@@ -1,13 +1,13 @@
-// ZeRO (Rajbhandari et al., 2020): data-parallel ranks need not all hold the same optimizer states, gradients
-// and weights. With n ranks, every unit is divided into n equal shards, rank r owns shard r, and
+// ZeRO (Rajbhandari et al., 2020, arXiv 1910.02054): data-parallel ranks divide optimizer states, gradients
+// and weights among them. Every unit has n equal shards, one for each of the n ranks. Rank r owns shard r.
 //
-//   stage 0   holds everything; gradients are all-reduced (data parallelism)
-//   stage 1   updates its shard alone: reduce-scatter of the gradients, then all-gather of the weights
-//   stage 2   keeps its shard of the gradients alone: a unit's are reduced and dropped in each backward
-//   stage 3   keeps its shard of the weights alone: a unit's are gathered before use
+//   stage 0   shards nothing: all-reduce of the gradients (data parallelism)
+//   stage 1   shards the optimizer states: reduce-scatter of the gradients, all-gather of updated weights
+//   stage 2   also the gradients: each backward reduce-scatters a unit's gradients, then reuses their memory
+//   stage 3   also the weights: forward and backward all-gather a unit's weights before they use them
 //
-// The model asks for weights(unit) and gradients(unit) at each use; here is where they are bound to what is
-// there.
+// The model asks for weights(unit) and gradients(unit) at each use. Zero points them at the buffer that holds
+// the unit now.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@
 
 namespace pentatron {
 
-// When stage 3 drops the weights that it has gathered: after their use in a pass, so that two units' weights
-// exist at a time (PyTorch's FSDP: reshard_after_forward=True); or once a step, when the optimizer changes
-// them, which costs the memory of all units and saves the gathers of every micro-batch but the first.
+// When stage 3 drops gathered weights. after_use: when forward or backward has used them, so that there are
+// whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True). after_step: when the
+// optimizer changes them. This costs the memory of all units, and only a step's first micro-batch gathers.
 enum class Reshard { after_use, after_step };
 
 class Zero : public UnitHooks {
  public:
-  // Allocates weights and gradients of a group as the stage says, and makes this rank's shards those of the
-  // optimizer. `data`: the ranks that share them out.
+  // Allocates the group's weights and gradients as `stage` (0 to 3) needs, and adds this rank's shards, which
+  // the optimizer updates. `data`: the ranks that own the shards. `compute`: the stream of the model.
   Zero(int stage, ParameterGroup& group, Communicator& data, cudaStream_t compute,
        Reshard reshard = Reshard::after_use)
       : stage_(stage),
@@ -52,9 +52,9 @@ class Zero : public UnitHooks {
 
   // ---- Weights
 
-  // After the optimizer has written this rank's shards (or they have been initialised), everybody gets all
-  // shards. Stages 1 and 2 gather at once, unit by unit, and forward waits for each unit as it comes to it.
-  // Stage 3 forgets what was gathered before.
+  // Called after the optimizer has updated (or `initialise` has written) this rank's shards of the weights.
+  // Stages 1 and 2 gather all units, one by one; forward waits for each unit before its use. Stage 3 marks
+  // its unit buffers as stale, and gathers later.
   void weights_changed() override {
     if (stage_ == 0) return;
     wait_stream(data_.stream(), compute_);
@@ -109,7 +109,8 @@ class Zero : public UnitHooks {
     }
   }
 
-  // After the last micro-batch: whatever `compute` does next has the global gradient of this rank's shards.
+  // After the last micro-batch: `compute` waits for all sums. Work issued to it after this call reads the
+  // global gradient of this rank's shards.
   void finish_gradient_sync() override { wait_stream(compute_, data_.stream()); }
 
  private:
@@ -118,26 +119,26 @@ class Zero : public UnitHooks {
   // A unit buffer for gathered weights (stage 3).
   struct WeightBuffer {
     real* weights = nullptr;  // [largest unit]
-    int unit = none;          // whose weights are, or are about to be, here
-    Event free;               // compute has used them
+    int unit = none;          // the unit whose weights it holds, or whose gather into it has been issued
+    Event free;               // done when compute has used the weights
   };
 
   // A unit buffer for gradients until they are reduced (stages 2 and 3).
   struct GradientBuffer {
     accum* gradients = nullptr;  // [largest unit]
-    Event free;                  // what they held has been reduced
+    Event free;                  // done when the gradients in it have been reduced
   };
 
   struct UnitState {
     real* own_weights = nullptr;     // [shard_size]
-    accum* own_gradients = nullptr;  // likewise
-    Event gathered;                  // all shards have come
+    accum* own_gradients = nullptr;  // [shard_size]
+    Event gathered;                  // done when all shards of the weights have arrived
   };
 
   bool holds(int unit) const { return unit < std::ssize(units_) && units_[unit].own_weights != nullptr; }
   size_t shard_begin(int unit) const { return data_.rank() * group_.shard_size(unit); }
 
-  // The unit that is used after this one; backward skips the embedding, whose weights it does not read.
+  // The unit that the pass uses after this one, or none. Backward does not read the embedding's weights.
   int next_unit(int unit, Pass pass) const {
     const std::vector<int>& units = group_.units();
     const auto here = std::find(units.begin(), units.end(), unit);
@@ -163,7 +164,8 @@ class Zero : public UnitHooks {
     group_.add_shard(unit, begin, begin + size, own.own_weights, own.own_gradients);
   }
 
-  // NCCL's in-place forms: the own shard already lies, or comes to lie, where it belongs.
+  // all [size(unit)]. In stages 1 and 2 `gather` is in place: the own shard already lies in `all`.
+  // reduce_scatter is always in place: the sum replaces the own shard in `all`.
   void gather(int unit, real* all) {
     data_.all_gather(units_[unit].own_weights, all, group_.shard_size(unit));
   }
@@ -171,10 +173,10 @@ class Zero : public UnitHooks {
     data_.reduce_scatter(all, all + shard_begin(unit), group_.shard_size(unit));
   }
 
-  // Neighbours have different ones: backward writes one unit's gradients while the other's are reduced.
+  // Successive units use different buffers: backward writes one while the other is reduce-scattered.
   GradientBuffer& gradient_buffer(int unit) { return gradient_buffers_[unit % 2]; }
 
-  // Two for any units, or one for each.
+  // Two buffers of the largest unit that all units reuse, or (after_step) one buffer for each unit.
   void allocate_weight_buffers() {
     if (reshard_ == Reshard::after_step) {
       for (const int unit : group_.units())
@@ -185,8 +187,8 @@ class Zero : public UnitHooks {
     }
   }
 
-  // The buffer with this unit's weights. If none has them, they are gathered, on the communication stream,
-  // into one that does not hold unit `other`.
+  // The buffer with this unit's weights. If no buffer has them, the communication stream gathers them into a
+  // buffer that does not hold unit `other`. The caller waits for units_[unit].gathered.
   WeightBuffer& gathered(int unit, int other) {
     WeightBuffer& buffer = buffer_for(unit, other);
     if (buffer.unit == unit) return buffer;

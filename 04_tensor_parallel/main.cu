@@ -1,5 +1,5 @@
-// 04: tensor parallelism. All ranks train on the same micro-batches; each holds a part of every matrix, and
-// tensor_parallel.h adds up what they make of them.
+// 04: tensor parallelism. All ranks train on the same micro-batches. Each holds a part of every matrix, and
+// tensor_parallel.h sums the partial results.
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -46,7 +46,7 @@ void train(const Options& options, World& world) {
     for (const Batch& batch : loader.load(step, compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
-      if (world.rank() == 0) totals.add_loss(activations->loss);  // the same on all ranks
+      if (world.rank() == 0) totals.add_loss(activations->loss);  // all ranks have it: it counts once
     }
     tensor_parallel.sum_partial_gradients(parameters);
     optimizer.add_norm_squared(totals.norm_squared());

@@ -1,21 +1,21 @@
-// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019): t ranks share out the heads of attention, the
-// columns of the MLP and the vocabulary. Inside such a region each rank computes its part from the whole
-// input, and what it makes is a partial sum of the output; the tensor ranks meet at the borders alone, twice
-// a layer and direction:
+// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019): t ranks split the heads of attention, the columns
+// of the MLP and the vocabulary. Inside such a region each rank has the whole input and its own part of the
+// weights, and computes a partial sum of the output. The ranks communicate only at a region's borders:
 //
 //            forward                                backward
 //   f        identity                               all-reduce       a region's input
 //   f-bar    all-reduce                             identity         its output (g in the paper of 2019)
 //
-// Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation", 2022) also splits what lies
-// outside the regions, by rows of tokens. An all-reduce is a reduce-scatter and an all-gather, so this costs
-// the same, but for the region's input, which is kept split and is gathered again for the weight gradients
-// (its figure 5):
+// Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation", 2022) also splits the rows
+// of tokens outside the regions. An all-reduce becomes a reduce-scatter and an all-gather, which together
+// send as much. The region's input is kept split, so backward gathers it again for the weight gradients
+// (figure 5):
 //
 //   g        all-gather (again in backward)         reduce-scatter   a region's input
 //   g-bar    reduce-scatter                         all-gather       its output
 //
-// The split of the weights is declared (common/model/parameters.h); here is only what travels.
+// common/model/parameters.h declares how weights are split. This file only communicates: activations, their
+// gradients, and partial weight gradients.
 #pragma once
 
 #include <string>
@@ -28,9 +28,11 @@
 
 namespace pentatron {
 
+// The interface and its shapes are explained in TensorRegion (seams.h). All ranks make the same calls in the
+// same order.
 class TensorParallel : public TensorRegion {
  public:
-  // For micro-batches of `rows` tokens.
+  // For micro-batches of `rows` tokens, which all ranks of `tensor` work on; `compute` runs the model.
   TensorParallel(const Options& options, int64_t rows, Communicator& tensor, cudaStream_t compute)
       : sequence_parallel_(options.sequence_parallel && tensor.ranks() > 1),
         tensor_(tensor),
@@ -58,16 +60,19 @@ class TensorParallel : public TensorRegion {
 
   Tensor leave_backward(Tensor d_out) override { return gather(d_out); }
 
-  // The sum travels on the communication stream, while the compute stream makes weight gradients.
+  // The communication stream sums d_in while the compute stream runs the weight gradients that `meanwhile`
+  // issues.
   Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) override {
     const Tensor sum = begin_sum(d_in);
     meanwhile();
+    // The weight gradients that read entered_ are issued; the next gather into it waits for them.
     entered_used_.record(compute_);
     wait_stream(compute_, tensor_.stream());
     return sum;
   }
 
-  // Gathered while the compute stream makes the input gradient; x is an activation, which is there.
+  // The communication stream gathers x while the compute stream makes the input gradient. It need not wait
+  // for x, because enter(x) has done so; it waits until the last reader of entered_ is done.
   void prefetch_entered(Tensor x) override {
     if (!sequence_parallel_) return;
     wait_event(tensor_.stream(), entered_used_);
@@ -78,7 +83,7 @@ class TensorParallel : public TensorRegion {
 
   Tensor entered(Tensor x) override {
     if (!sequence_parallel_) return x;
-    if (prefetched_ != x.data) {
+    if (prefetched_ != x.data) {  // gather now: the compute stream may still read entered_
       wait_stream(tensor_.stream(), compute_);
       prefetch_entered(x);
     }
@@ -87,10 +92,10 @@ class TensorParallel : public TensorRegion {
     return entered_.row_range(0, x.rows * tensor_.ranks());
   }
 
-  // ---- What the ranks have in common
+  // ---- Sums over what the ranks hold
 
-  // Every rank's largest logits, sums and targets, instead of its logits: the largest of all, to which the
-  // sums are then relative, and the sums of both.
+  // Vocabulary-parallel loss: max-reduce the row maxima, rescale the local sums to them, sum-reduce the sums
+  // and the target logits.
   void combine(AccumTensor statistics) override {
     if (tensor_.ranks() == 1) return;
     const int64_t rows = statistics.columns;
@@ -104,9 +109,9 @@ class TensorParallel : public TensorRegion {
     wait_stream(compute_, tensor_.stream());
   }
 
-  // Once a step, when this rank has the gradients of all its micro-batches, and before their norm: weights
-  // that all tensor ranks hold have on each of them the gradient of its rows (outside the regions, when those
-  // are split) or of its part of the region (inside).
+  // Sums the partial gradients of weights that all tensor ranks hold: each rank has the gradient of its rows
+  // (outside the regions, with sequence parallelism) or of its part of a region (inside). Call it once a
+  // step, after the last micro-batch and before the gradient norm.
   void sum_partial_gradients(const Parameters& parameters) {
     if (tensor_.ranks() == 1) return;
     wait_stream(tensor_.stream(), compute_);
@@ -128,7 +133,7 @@ class TensorParallel : public TensorRegion {
     return split == TensorSplit::held_inside || (split == TensorSplit::held_outside && sequence_parallel_);
   }
 
-  // All rows, from each rank's; all of x without sequence parallelism.
+  // x [outside, d] -> [rows, d]: all ranks' rows in the order of the ranks. Without sequence parallelism, x.
   Tensor gather(Tensor x) {
     if (!sequence_parallel_) return x;
     wait_stream(tensor_.stream(), compute_);
@@ -137,8 +142,8 @@ class TensorParallel : public TensorRegion {
     return gathered_.row_range(0, x.rows * tensor_.ranks());
   }
 
-  // In place, of all rows or, with sequence parallelism, of this rank's; the caller releases the compute
-  // stream.
+  // Starts the sum of `partial` [rows, d] over the ranks, in place. Returns the sum of all rows or, with
+  // sequence parallelism, of this rank's. The caller makes the compute stream wait for it.
   Tensor begin_sum(Tensor partial) {
     if (tensor_.ranks() == 1) return partial;
     wait_stream(tensor_.stream(), compute_);
@@ -156,14 +161,15 @@ class TensorParallel : public TensorRegion {
   Communicator& tensor_;
   cudaStream_t compute_;
   DeviceArena memory_{Purpose::communication};
-  AccumTensor largest_;  // [1, rows]
+  AccumTensor largest_;  // [1, rows]: the largest logits over all ranks
   Tensor gathered_;      // [rows, d]: a region's input in forward, the gradient of its output in backward
   Tensor entered_;       // [rows, d]: a region's input in backward
-  const real* prefetched_ = nullptr;  // whose gathering is under way
-  Event entered_came_, entered_used_;
+  const real* prefetched_ = nullptr;   // the x that is being gathered into entered_
+  Event entered_came_, entered_used_;  // entered_ is complete; its last reader is done
 };
 
-// What each of so many tensor ranks has of what `share` says.
+// For predict_memory (memory.h): the share of one of `ranks` tensor ranks, and the buffers above. The rest of
+// `share` stays as it was.
 inline RankShare tensor_parallel_share(const Options& options, int ranks, RankShare share = {}) {
   if (ranks == 1) return share;
   const bool sequence_parallel = options.sequence_parallel;
@@ -174,8 +180,8 @@ inline RankShare tensor_parallel_share(const Options& options, int ranks, RankSh
   return share;
 }
 
-// Throws UsageError where the sizes can't be shared out over so many tensor ranks, and with sequence
-// parallelism the rows of a micro-batch, which `rows_option` names.
+// Throws UsageError unless heads, kv heads, MLP width and vocabulary are multiples of `ranks` and, with
+// sequence parallelism, `rows`, the rows of a micro-batch. `rows_option` names the options that set these.
 inline void check_tensor_parallel(const Options& options, int ranks, int64_t rows,
                                   const std::string& rows_option = "--micro-batch-size x --seq-len") {
   const ModelConfig& m = options.model;

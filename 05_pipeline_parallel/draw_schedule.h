@@ -1,6 +1,6 @@
-// --show-schedule: a schedule as a picture, a row a rank and time to the right, as the papers draw it. As
-// text, F3 is forward of micro-batch 3, B backward (or its input gradient), W weight gradient, in small
-// letters where the chunk is odd; dots are the bubble. Messages are not drawn.
+// --show-schedule: draws a schedule as the papers do. Each rank has a row, and time goes to the right. As
+// text, F3 is the forward of micro-batch 3, B the backward (or the input gradient), W the weight gradient.
+// Odd chunks have small letters. Dots are the bubble. Messages are not drawn.
 #pragma once
 
 #include <unistd.h>
@@ -41,7 +41,7 @@ inline std::string in_flight_of(const InFlight& peak) {
   return std::to_string(w) + " in flight" + (b == w ? "" : ", " + std::to_string(b) + " until B");
 }
 
-// A row is cut where it would be longer than `columns`, and goes on below.
+// A row that is longer than `columns` continues below.
 inline std::string draw_text(const Schedule& s, const Costs& costs, const Simulation& played, int columns,
                              bool coloured) {
   struct Cell {
@@ -92,7 +92,7 @@ inline std::string draw_text(const Schedule& s, const Costs& costs, const Simula
   return text.str();
 }
 
-// Later chunks are paler. A browser shows what a rectangle is where the mouse rests.
+// Later chunks are paler. A browser names the rectangle under the mouse and its times.
 inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulation& played) {
   const double scale = 26 / costs.forward;  // pixels
   const int left = 70, top = 74, row = 30, right = 180;
@@ -137,8 +137,8 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
   return svg.str();
 }
 
-// What --show-schedule prints, and --show-schedule-svg writes, of m micro-batches; a unit of time is the
-// forward of a chunk.
+// Prints the schedule of m micro-batches (--show-schedule) and writes it to a file (--show-schedule-svg). The
+// unit of time is the forward of a chunk. Throws UsageError if the file cannot be written.
 inline void show_schedule(const Options& options, int m) {
   const Costs costs;
   const Schedule schedule = make_schedule(options.pp_schedule, options.pp, m, options.vpp);

@@ -1,5 +1,5 @@
-// 05: pipeline parallelism. Each rank holds some layers, and micro-batches go through the ranks in the order
-// of a schedule (schedule.h), which pipeline.h executes.
+// 05: pipeline parallelism. Each rank holds some layers. Micro-batches go through the ranks in the order of a
+// schedule (schedule.h), which pipeline.h executes.
 #include "draw_schedule.h"
 #include "model/batch.h"
 #include "model/memory.h"

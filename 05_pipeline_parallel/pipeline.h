@@ -1,9 +1,9 @@
-// The executor of a pipeline schedule (schedule.h): one small interpreter that runs this rank's list of
-// instructions on the GPU, whatever the schedule.
+// The executor of a pipeline schedule (schedule.h): an interpreter that runs this rank's list of
+// instructions on the GPU. It runs every schedule.
 //
-// What travels between stages has four streams, {activations, gradients} x {in, out}, each with a
-// communicator of the two ranks of an edge. The host issues the whole list without waiting; events alone
-// order the compute stream and the four, and say when a buffer may be used again.
+// Messages between stages have four streams: {activations, gradients} x {in, out}. Each has a communicator of
+// the two ranks of an edge. The host issues the whole list without waiting. Only events order the compute
+// stream and these four, and say when a buffer may be used again.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@
 
 namespace pentatron {
 
-// The layers of this rank's chunks: those of stages rank, p + rank, 2p + rank, ... A stage costs what its
-// products cost, so the head counts, in units of a layer; the embedding, a lookup, does not.
+// The layers of this rank's chunks, which are the stages rank, p + rank, 2p + rank, ... A stage costs what
+// its products cost, in units of a layer. So the head counts; the embedding is a lookup and does not.
 inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, int p, int v) {
   const ModelConfig& m = options.model;
   const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
@@ -31,12 +31,13 @@ inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, 
   return chunks;
 }
 
-// The communicators of the edges from the rank before, in a ring of pipeline ranks, and to the rank after.
-// There is none before the first stage and after the last, unless the edges form a ring, for several chunks.
+// The communicators of this rank's two edges: from the rank before it and to the rank after it. With several
+// chunks the edges form a ring (`ring`). Otherwise the first rank has no edge before it, and the last none
+// after it.
 struct Edges {
   std::unique_ptr<Communicator> activations_in, activations_out, gradients_in, gradients_out;
 
-  // `line`: the world's ranks of this pipeline, in its order. All of them call this.
+  // `line`: the pipeline's ranks, as numbers in the world, in stage order. All of them call this.
   Edges(World& world, const std::vector<int>& line, bool ring, real* scratch /*[2], on the device*/) {
     const int p = static_cast<int>(line.size());
     for (int edge = 0; edge < (ring ? p : p - 1); ++edge) {  // in the same order on all ranks
@@ -62,8 +63,8 @@ struct Edges {
 
 class Pipeline {
  public:
-  // `line`: the world's ranks of this pipeline, in its order; they all make one. Allocates the activations of
-  // as many micro-batches as are in flight at a time. Throws ScheduleError.
+  // `line`: as for Edges. `ranges`: the layers of this rank's chunks. Allocates activations for as many
+  // micro-batches as are in flight at once. Throws ScheduleError if the schedule cannot run.
   Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
       : list_(checked(schedule).ranks[std::find(line.begin(), line.end(), world.rank()) - line.begin()]),
@@ -72,13 +73,14 @@ class Pipeline {
         chunks_(make_chunks(schedule.kind, ranges)),
         edges_(world, line, schedule.v > 1, chunks_[0].flights[0].activations->gradient.data) {}
 
-  // Forward and backward of a step's micro-batches. Adds their losses, on the rank of the last stage (unless
-  // `totals` is null, because another rank has the same).
+  // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`.
+  // `totals` is null if another rank counts the same losses.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
     for (const Instruction& i : list_) execute(i, batches[i.micro_batch], totals);
   }
 
-  // Forward alone, of one micro-batch; the logits, where the last stage is.
+  // Forward of one micro-batch, without backward. Returns the logits on the rank of the last stage, and an
+  // empty tensor elsewhere.
   Tensor forward(const Batch& batch) {
     Tensor logits;
     for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
@@ -96,16 +98,16 @@ class Pipeline {
   struct Flight {
     std::unique_ptr<Activations> activations;
     Event output_sent, gradient_came, gradient_sent;
-    Event weight_gradients_made;  // the last of its work
+    Event weight_gradients_made;  // the last work of a micro-batch
   };
-  // What came from the stage before.
+  // An activation received from the stage before.
   struct Input {
     Tensor x;          // [1, rows * d]
-    Event came, used;  // the input gradient has been made
+    Event came, used;  // used: the input gradient has read x
   };
   struct Chunk {
     std::vector<Flight> flights;
-    std::vector<Input> inputs;  // input_buffers
+    std::vector<Input> inputs;  // [input_buffers(list_, chunk)]; none for the first stage
   };
 
   std::vector<Chunk> make_chunks(PpSchedule kind, const std::vector<LayerRange>& ranges) {
@@ -121,7 +123,7 @@ class Pipeline {
     return chunks;
   }
 
-  // Micro-batches leave a chunk in the order in which they came.
+  // Micro-batches leave a chunk in the order in which they came, so micro-batch i uses flight i % flights.
   Flight& flight(const Instruction& i) {
     std::vector<Flight>& all = chunks_[i.chunk].flights;
     return all[i.micro_batch % all.size()];
@@ -217,7 +219,7 @@ class Pipeline {
   Edges edges_;
 };
 
-// What a rank with these chunks has of what `share` says.
+// For the memory prediction: `share` with this rank's chunks, their flights and their input buffers.
 inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::vector<LayerRange>& chunks,
                                 RankShare share = {}) {
   const Instructions& list = schedule.ranks[rank];

@@ -1,13 +1,14 @@
-// Pipeline schedules as data: what each rank does, in which order. A pure function makes a list of
-// instructions for every rank; an executor (pipeline.h) runs such a list on a GPU, a simulator (simulate.h)
-// proves it and takes its time, and draw_schedule.h draws it. None of them knows one schedule from another.
+// Pipeline schedules as data. A pure function makes a list of instructions for each rank. The executor
+// (pipeline.h) runs this list on a GPU, the simulator (simulate.h) checks and times it, and draw_schedule.h
+// draws it. These three treat all schedules alike.
 //
 //   afab          all forward, all backward: GPipe (Huang et al., 2018)
 //   1f1b          one forward, one backward: PipeDream-Flush (Narayanan et al., 2021)
 //   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
 //   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
 //
-// p ranks, m micro-batches, v model chunks a rank; rank k holds the stages k, p + k, 2p + k, ... of p * v.
+// There are p ranks, m micro-batches, and v model chunks on each rank. Rank k holds the stages k, p + k,
+// 2p + k, ... of all p * v.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +23,9 @@ namespace pentatron {
 
 enum class Action {
   forward,
-  backward,         // both gradients in one
-  input_gradient,   // what the stage before waits for
-  weight_gradient,  // what nobody waits for
+  backward,         // input gradient and weight gradient together
+  input_gradient,   // the stage before waits for it
+  weight_gradient,  // no rank waits for it
   receive_activation,
   send_activation,
   receive_gradient,
@@ -65,33 +66,35 @@ inline bool is_send(Action action) {
   return action == Action::send_activation || action == Action::send_gradient;
 }
 
-// Whether input and weight gradients are instructions of their own.
+// Whether input gradient and weight gradient are two instructions.
 inline bool splits_backward(PpSchedule kind) { return kind == PpSchedule::zb_h1; }
 
-// How a schedule computes a micro-batch, in this order.
+// The compute instructions of one micro-batch, in order.
 inline std::vector<Action> compute_actions(PpSchedule kind) {
   if (splits_backward(kind)) return {Action::forward, Action::input_gradient, Action::weight_gradient};
   return {Action::forward, Action::backward};
 }
 
-// A rank has four streams for messages, {activations, gradients} x {in, out}, each with a communicator for
-// the two ranks of an edge, so that no message waits for one of another kind.
+// A rank has four streams for messages: {activations, gradients} x {in, out}. Each stream has a communicator
+// of the two ranks of an edge. So no message waits for one of another kind.
 constexpr int message_streams = 4;
 inline int stream_of(Action message) {
   return static_cast<int>(message) - static_cast<int>(Action::receive_activation);
 }
 
-// The rank at the other end. Stage p is on rank 0 again, so the edges make a ring; with two ranks 0 -> 1 and
-// 1 -> 0 are two edges.
+// Whether the message uses the edge to the next rank, not the edge from the rank before.
 inline bool towards_next(Action message) {
   return message == Action::send_activation || message == Action::receive_gradient;
 }
+// The rank at the other end of the message. Stage p is on rank 0, so the edges form a ring. With two ranks,
+// 0 -> 1 and 1 -> 0 are two edges.
 inline int peer_of(const Schedule& s, int rank, Action message) {
   return (rank + (towards_next(message) ? 1 : s.p - 1)) % s.p;
 }
 
-// The messages that `compute` on this rank waits for, and makes. There are none beyond the first and the last
-// stage, and none with one rank, where a chunk finds at hand what another one made.
+// The message that `compute` needs first (receive_before), and the message that sends its result
+// (send_after). None: at the ends of the pipeline, for weight gradients, and with one rank, which has
+// the tensor already.
 inline std::optional<Action> receive_before(const Schedule& s, int rank, const Instruction& compute) {
   const int stage = s.stage(rank, compute.chunk);
   if (s.p == 1 || compute.action == Action::weight_gradient) return {};
@@ -109,15 +112,16 @@ inline std::optional<Action> send_after(const Schedule& s, int rank, const Instr
 
 // ---- The schedules: what rank k computes, in which order -----------------------------------------------
 
-// Rank k's n-th forward, or backward. p micro-batches go through its first chunk, then the same p through
-// each of the others, then the next p; backward takes the chunks the other way round. With one chunk it is
-// micro-batch n.
+// A rank's n-th forward or backward. The first p micro-batches go through its first chunk, then through its
+// second, and so on; then the next p follow. Backward visits the chunks from last to first. With one chunk,
+// it is micro-batch n.
 inline Instruction nth(Action action, int n, int p, int v) {
   const int turn = n / p % v;
   return {action, n / (p * v) * p + n % p, action == Action::forward ? turn : v - 1 - turn};
 }
 
-// First `warm_up` forwards, then one forward and one backward in turn, then the backwards that are left.
+// Warm-up: `warm_up` forwards. Steady state: one forward and one backward in turn. Then the backwards that
+// are left.
 inline Instructions in_turn(int p, int m, int v, int warm_up, Action backward) {
   const int count = m * v;
   warm_up = std::min(warm_up, count);
@@ -129,22 +133,23 @@ inline Instructions in_turn(int p, int m, int v, int warm_up, Action backward) {
   return list;
 }
 
-// Every rank keeps all m micro-batches. The bubble is (p - 1)(T_F + T_B + T_W): input gradient T_B, weight
-// gradient T_W.
+// Every rank keeps all m micro-batches. The bubble is (p - 1)(T_F + T_B + T_W), where a micro-batch takes T_F
+// forward, T_B for the input gradient and T_W for the weight gradient.
 inline Instructions afab(int p, int m) { return in_turn(p, m, 1, m, Action::backward); }
 
-// Rank k warms up until the last rank can begin, and keeps p - k micro-batches. The same bubble.
+// Rank k has one warm-up forward for each rank behind it, and keeps p - k micro-batches. The same bubble.
 inline Instructions one_f_one_b(int p, int m, int k) { return in_turn(p, m, 1, p - k - 1, Action::backward); }
 
-// Filling the pipeline takes p - 1 chunks, each 1/v of a rank's layers, so the bubble is 1/v of that; but
-// there are v times as many messages. Needs m to be a multiple of p.
+// The last rank waits for p - 1 chunks, each 1/v of a rank's layers. So the bubble is 1/v of that of 1f1b,
+// and there are v times as many messages. The last rank's warm-up is p forwards in each of its first v - 1
+// chunks; each rank before it adds two. Needs m to be a multiple of p.
 inline Instructions interleaved(int p, int m, int v, int k) {
   const int warm_up = v == 1 ? p - k - 1 : 2 * (p - k - 1) + (v - 1) * p;
   return in_turn(p, m, v, warm_up, Action::backward);
 }
 
-// The order of 1f1b, but the weight gradients of rank k come k micro-batches late: the stage before has its
-// input gradient sooner, and what is late fills the bubble at the end. Every rank now keeps p micro-batches.
+// The order of 1f1b, but rank k computes weight gradients k micro-batches late. So the stage before gets its
+// gradient sooner, and late weight gradients fill the bubble at the end. Every rank keeps p micro-batches.
 // The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
 inline Instructions zb_h1(int p, int m, int k) {
   Instructions list;
@@ -164,11 +169,11 @@ inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
   return zb_h1(p, m, k);
 }
 
-// Sends stand right behind the compute instruction that makes them. A receive is posted one compute
-// instruction ahead of the one that needs it: so it is there when the sender is, and the transfer is hidden.
-// It never holds up the sends that start after it, because the receive before it on its stream belongs to an
-// earlier instruction than theirs. (A gradient goes into the memory of its micro-batch, so its receive is not
-// posted ahead of the forward.)
+// Adds the messages to a rank's compute instructions. A send follows the instruction that makes its tensor.
+// A receive is posted one compute instruction ahead of the one that needs it, so that the transfer runs
+// during computation. Messages start in order, but this receive never delays a later send: the receive before
+// it on its stream belongs to an instruction that comes before the send's. (A gradient is received into the
+// memory of its micro-batch, so its receive is not posted ahead of that micro-batch's forward.)
 inline Instructions with_messages(const Schedule& s, int rank, const Instructions& compute) {
   Instructions list;
   const auto add = [&](std::optional<Action> message, size_t n) {
@@ -189,15 +194,15 @@ inline Instructions with_messages(const Schedule& s, int rank, const Instruction
   return list;
 }
 
-// m >= 1; v is 1 unless interleaved.
+// The lists of all ranks. m >= 1; v is 1 unless interleaved.
 inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
   Schedule s = {kind, p, m, v, {}};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));
   return s;
 }
 
-// Sets what the options leave to the number of ranks, and refuses what no schedule can be made for, or not
-// with these layers; m micro-batches. (options.cc has seen to it that only interleaved has --vpp above 1.)
+// Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
+// micro-batches or the layers fit no schedule. (options.cc has checked that only interleaved has --vpp > 1.)
 inline void complete_pipeline_options(Options& options, int ranks, int m) {
   if (options.pp == 0) options.pp = ranks;
   if (options.pp == 1) options.vpp = 1;  // nothing to interleave
@@ -226,10 +231,9 @@ inline void complete_pipeline_options(Options& options, int ranks, int m) {
 
 // ---- What an executor needs to know --------------------------------------------------------------------
 
-// The most micro-batches that are kept at once for backward, of one chunk or (counted for each) of all
-// chunks.
+// The most micro-batches that a rank keeps at once for backward, in one chunk, or added over all chunks.
 struct InFlight {
-  int until_input_gradient = 0, until_weight_gradient = 0;  // the same where backward is not split
+  int until_input_gradient = 0, until_weight_gradient = 0;  // equal if backward is not split
 };
 inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chunk = {}) {
   InFlight now, peak;
@@ -244,23 +248,24 @@ inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chun
   return peak;
 }
 
-// Buffers of a chunk for what it receives from the stage before. The input gradient is the last to read one,
-// so they are one more than there are micro-batches in flight until then: one can be received ahead.
-// Micro-batches leave in the order in which they came, so i uses buffer i % buffers.
+// The number of buffers in which a chunk receives activations. The input gradient reads a buffer last. So
+// there is one buffer for each micro-batch in flight until then, and one more to receive ahead. Micro-batches
+// leave in the order in which they came, so micro-batch i uses buffer i % buffers.
 inline int input_buffers(const Instructions& list, int chunk) {
   return peak_in_flight(list, chunk).until_input_gradient + 1;
 }
 
-// Messages that a rank sends in a step, each of micro-batch size x sequence x d_model elements.
+// Messages that a rank sends in a step. Each has micro-batch size x sequence x d_model elements.
 inline int messages_sent(const Instructions& list) {
   return static_cast<int>(
       std::count_if(list.begin(), list.end(), [](const Instruction& i) { return is_send(i.action); }));
 }
 
-// Stage s gets the layers [first[s], first[s + 1]) so that the most expensive stage is as cheap as possible;
-// costs are in units of a layer. One layer each, then each further layer to the stage that is cheapest so
-// far: were there a split with a smaller maximum, it would have no room for the layer that made the maximum
-// here. Among equals the later stage, which keeps fewer micro-batches. Needs layers >= stages.
+// Returns `first`, [stages + 1]: stage s gets the layers [first[s], first[s + 1]). The most expensive stage
+// is as cheap as possible; costs are in units of a layer. Each stage gets one layer; then each further layer
+// goes to the stage that is cheapest so far. No split has a smaller maximum: it would have no room for the
+// layer that made the maximum here. Among equals, the later stage gets it, because it keeps fewer
+// micro-batches. Needs layers >= stages.
 inline std::vector<int> split_layers(int layers, int stages, double embedding_cost, double head_cost) {
   std::vector<double> cost(stages, 1);
   cost.front() += embedding_cost;

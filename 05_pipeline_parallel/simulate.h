@@ -1,10 +1,10 @@
-// Plays a schedule without a GPU, under the rules by which NCCL would: proves that every message meets its
-// partner and that nothing waits for ever, and tells when each instruction begins and ends.
+// Plays a schedule without a GPU, by NCCL's rules. It checks that every send meets its receive and that no
+// rank waits forever, and computes when each instruction begins and ends.
 //
-//   compute    in the order of the list; each instruction waits for the receive that it needs
-//   messages   start in the order of the list, over all streams of a rank: each when the one before it on its
-//              stream is complete, a send also when its tensor is computed, a receive when its buffer is
-//              free; complete `transfer` after both sides have started (rendezvous)
+//   compute    runs in the order of the list. Each instruction waits for the receive that it needs.
+//   messages   start in the order of the list, over all streams of a rank. A message waits until the one
+//              before it on its stream is complete. A send also waits until its tensor is computed, a receive
+//              until its buffer is free. Both complete `transfer` after both have started (rendezvous).
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace pentatron {
 
-// Of one chunk, in any unit of time.
+// The times of one chunk for one micro-batch, in any unit.
 struct Costs {
   double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
 
@@ -26,30 +26,29 @@ struct Costs {
   }
 };
 
-// A message begins when this rank starts it, and ends when it is complete.
+// When an instruction begins and ends. A message begins when this rank starts it, and ends when complete.
 struct Interval {
   double begin, end;
 };
 
 struct Simulation {
-  double total;  // until the last rank is done
-  double work;   // what each rank computes in this time: they all compute the same
+  double total;                              // until the last rank is done
+  double work;                               // how long each rank computes: the same for all
   std::vector<std::vector<Interval>> times;  // [ranks][instructions]
   std::vector<InFlight> in_flight;           // [ranks], over all chunks
 
   double bubble() const { return total - work; }           // how long each rank is idle
-  double bubble_ratio() const { return bubble() / work; }  // over ideal; r of it is r / (1 + r) of the whole
+  double bubble_ratio() const { return bubble() / work; }  // over work; a ratio r is r / (1 + r) of the total
 };
 
-// The first violation, with its rank and instruction; of a deadlock, each rank that waits. One line, as all
-// errors of a request.
+// One line: the first violation with its rank and instruction, or for a deadlock each rank that waits.
 struct ScheduleError : UsageError {
   using UsageError::UsageError;
 };
 
 class Simulator {
  public:
-  // `streams` a rank for messages: 4; or 2, one for each direction of travel; or 1 for all.
+  // `streams`: each rank's streams for messages. 4, or 2 (one for each direction of travel), or 1 for all.
   Simulator(const Schedule& schedule, const Costs& costs, int streams = message_streams)
       : s_(schedule), costs_(costs), streams_(streams), ranks_(schedule.p) {}
 
@@ -69,18 +68,18 @@ class Simulator {
   }
 
  private:
-  static constexpr double never = std::numeric_limits<double>::infinity();  // or not known yet
+  static constexpr double never = std::numeric_limits<double>::infinity();  // also: not known yet
 
   struct Rank {
     std::vector<Interval> times;                // [instructions]
-    std::vector<size_t> places;                 // in the list, of [chunks, micro-batches, actions]
-    std::vector<int> buffers;                   // [chunks], for inputs
-    size_t next_compute = 0, next_message = 0;  // instructions
+    std::vector<size_t> places;                 // [chunks, micro-batches, actions]: index in the list
+    std::vector<int> buffers;                   // [chunks]: input buffers
+    size_t next_compute = 0, next_message = 0;  // index in the list
     double computed = 0, started = 0;           // end of the last compute, begin of the last message
     std::array<const Interval*, message_streams> last = {};  // message on each stream
   };
 
-  // When something can begin, and what keeps it for ever if that is never.
+  // When an instruction can begin, and the reason if that is never.
   struct Wait {
     double until = 0;
     const char* reason = "";
@@ -102,7 +101,7 @@ class Simulator {
   }
   Interval& time(int rank, const Instruction& i) { return ranks_[rank].times[place(rank, i)]; }
 
-  // What a rank does for one micro-batch and chunk, in this order.
+  // What a rank does for one micro-batch in one chunk, in order.
   std::vector<Action> actions_of(int rank, int chunk) const {
     std::vector<Action> actions;
     for (const Action compute : compute_actions(s_.kind)) {
@@ -114,7 +113,7 @@ class Simulator {
     return actions;
   }
 
-  // All of that is done for every micro-batch, once and in this order.
+  // Each micro-batch has all of actions_of in each chunk, once and in order.
   void check_actions(int rank) {
     const Instructions& list = s_.ranks[rank];
     Rank& r = ranks_[rank];
@@ -144,14 +143,16 @@ class Simulator {
     }
   }
 
-  // What reads the buffer last for the micro-batch that has it before the one that is received.
+  // The instruction after which the receive's buffer is free: the input gradient of the micro-batch that had
+  // the buffer before. None if the buffer is new, and for gradients.
   std::optional<Instruction> last_use(int rank, const Instruction& receive) const {
     const int before = receive.micro_batch - ranks_[rank].buffers[receive.chunk];
     if (receive.action != Action::receive_activation || before < 0) return {};
     return Instruction{compute_actions(s_.kind)[1], before, receive.chunk};  // the input gradient
   }
 
-  // An executor that posts a receive knows when its buffer will be free: the last use has been issued.
+  // A receive comes after the last use of its buffer in the list. Otherwise the executor's wait would
+  // have no effect: the event of that use is not recorded yet.
   void check_buffers(int rank) {
     const Instructions& list = s_.ranks[rank];
     for (int chunk = 0; chunk < s_.v; ++chunk) ranks_[rank].buffers.push_back(input_buffers(list, chunk));
@@ -169,8 +170,8 @@ class Simulator {
     return {static_cast<Action>(action), message.micro_batch, stage / s_.p};
   }
 
-  // NCCL has no tags: the n-th receive gets what was sent n-th. (There are as many of both, as
-  // check_actions has seen.)
+  // NCCL has no tags: the n-th receive gets what was sent n-th. (check_actions has checked that there are as
+  // many sends as receives.)
   void check_order_of_messages(int rank) const {
     for (const Action receive : {Action::receive_activation, Action::receive_gradient}) {
       const int peer = peer_of(s_, rank, receive);
@@ -187,10 +188,11 @@ class Simulator {
     }
   }
 
-  // ---- What takes place when ----------------------------------------------------------------------------
+  // ---- When each instruction runs -----------------------------------------------------------------------
 
-  // A rank issues all it has to do at once; its compute instructions go one by one, and so do the starts of
-  // its messages. Times are settled as soon as what they depend on is.
+  // The host issues a rank's whole list at once. The rank's compute instructions run one after the other, and
+  // its messages start one after the other. The loop sets an instruction's times when all times that it
+  // depends on are known. If no more can be set, ranks that are not done are in a deadlock.
   void play() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -239,7 +241,7 @@ class Simulator {
     return ranks_[rank].last[stream_of(message) * streams_ / message_streams];
   }
 
-  // Moves `next` to the next instruction that is a message, or is none; false: there is no other.
+  // Moves `next` to the next message (or compute instruction, if not `message`). False if none is left.
   bool find(int rank, bool message, size_t& next) const {
     const Instructions& list = s_.ranks[rank];
     while (next < list.size() && is_message(list[next].action) != message) ++next;
@@ -277,12 +279,12 @@ class Simulator {
   std::vector<Rank> ranks_;
 };
 
-// Throws ScheduleError.
+// Plays the schedule with these costs. Throws ScheduleError if it cannot run.
 inline Simulation simulate(const Schedule& schedule, const Costs& costs = {}, int streams = message_streams) {
   return Simulator(schedule, costs, streams).run();
 }
 
-// The schedule, if it can be run; otherwise throws ScheduleError.
+// Returns the schedule if it can run. Otherwise throws ScheduleError.
 inline const Schedule& checked(const Schedule& schedule) {
   simulate(schedule);
   return schedule;

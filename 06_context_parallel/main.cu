@@ -1,5 +1,5 @@
-// 06: context parallelism. Each rank has a part of every sequence; ring_attention.h lets its queries see the
-// keys of the other parts, and the gradients of all parts are summed as in 02.
+// 06: context parallelism. Each rank has a part of every sequence. ring_attention.h lets its queries see the
+// keys of the other parts; data_parallel.h of 02 sums the gradients over the ranks.
 #include "../02_data_parallel/data_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"

@@ -1,18 +1,17 @@
-// Context parallelism: c ranks share out the tokens of every sequence. All of the model works on a token at a
-// time, but for attention, whose queries want the keys and values of all tokens before them. In ring
-// attention (Liu et al., 2023) these travel: each rank computes with those that it has, while it passes them
-// on to the next rank and the following ones come in.
+// Context parallelism: c ranks split the tokens of every sequence. Only attention mixes tokens: a query needs
+// the keys and values of all tokens before it. In ring attention (Liu et al., 2023, arXiv 2310.01889) keys
+// and values travel: each rank computes with those that it has, while a hop sends them to the next rank.
 //
 //               rank 0  rank 1  rank 2
-//   step 0      kv 0    kv 1    kv 2      forward: out and lse of a block are merged into those of the
-//   step 1      kv 2    kv 0    kv 1      blocks before, by log-sum-exp
-//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up where it is; the sums of d_k and d_v travel
-//   at the end  d_kv 0  d_kv 1  d_kv 2    one step behind k and v, and make one hop more, to their owner
+//   step 0      kv 0    kv 1    kv 2      forward: attention_merge adds each block's out and lse to those of
+//   step 1      kv 2    kv 0    kv 1      the blocks before it
+//   step 2      kv 1    kv 2    kv 0      backward: d_q adds up at home; the sums of d_k and d_v travel one
+//   at the end  d_kv 0  d_kv 1  d_kv 2    step behind k and v, and make one hop more, to their owner
 //
-// Under causality, the queries of the first block of a sequence have little to do, and those of the last one
-// much. In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late
-// block, and all ranks have equally much. The alternative to the ring is to gather all keys and values, as
-// Llama 3 was trained (Grattafiori et al., 2024): simpler, but memory for them no longer falls with c.
+// If each rank has one chunk of a sequence, causality gives the first rank little work and the last one much.
+// In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late chunk, and
+// all ranks have equal work. The alternative to the ring is an all-gather of all keys and values, as in Llama
+// 3 (Grattafiori et al., 2024): simpler, but its memory for keys and values does not fall with c.
 #pragma once
 
 #include <optional>
@@ -27,14 +26,15 @@
 
 namespace pentatron {
 
-// The queries of a rank that see keys of another one, beginning with row `first_query` of each sequence; the
-// keys are the first ones.
+// Which queries of one rank see which keys of another: in each sequence, all queries from row `first_query`
+// on see the first `block.keys` keys; on the diagonal, only the keys up to their own.
 struct VisibleBlock {
   int first_query;
   AttentionBlock block;
 };
 
-// What queries of `rank` see of the keys of `origin`; `shape` is what one rank has.
+// The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape` is that of one
+// rank's tokens.
 inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape shape, int rank,
                                                  int origin) {
   const int all = shape.sequence, half = all / 2;
@@ -44,12 +44,12 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
   if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
   if (layout == CpLayout::contiguous)
     return origin < rank ? std::optional(block(0, all, false)) : std::nullopt;
-  // The two blocks of the lower one of two ranks lie around those of the higher one.
+  // If i < j, rank i's two chunks come before and after both of rank j's.
   return origin < rank ? block(0, half, false) : block(half, all, false);
 }
 
-// The positions of a sequence that a context rank holds, ascending: those of block `rank` of `ranks` or, in a
-// zigzag, of blocks `rank` and 2 ranks - 1 - rank of 2 ranks; the blocks are equally long.
+// The positions of a sequence that a context rank holds, ascending. Contiguous: chunk `rank` of `ranks` equal
+// chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks.
 inline std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
   const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
   const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
@@ -61,7 +61,7 @@ inline std::vector<int32_t> context_positions(const Options& options, int rank, 
 
 class RingAttention : public AttentionCore {
  public:
-  // `options` are those of all ranks. The heads are split over `tensor_ranks`.
+  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
   RingAttention(const Options& options, Communicator& context, int tensor_ranks = 1)
       : AttentionCore(options.attention),
         layout_(options.cp_layout),
@@ -91,8 +91,8 @@ class RingAttention : public AttentionCore {
     }
   }
 
-  // None for the model to keep: a block's probabilities are shares of that block alone until all have been
-  // merged, so backward computes them again, whatever the recomputation.
+  // The model keeps no scores, whatever --recompute says: before the last merge, a block's probabilities are
+  // shares of that block alone. Backward computes them again from the lse of all keys.
   std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const override {
     return one_rank() ? AttentionCore::score_shape(shape) : std::pair<int64_t, int64_t>{0, 0};
   }
@@ -103,7 +103,7 @@ class RingAttention : public AttentionCore {
     const AccumTensor out = wide(t.out, wide_);
     KeysValues<real> present = {t.k, t.v};
     for (int step = 0; step < ranks_; ++step) {
-      wait_stream(context_.stream(), compute);  // the memory of what comes has been used
+      wait_stream(context_.stream(), compute);  // compute has finished with the buffer that the hop fills
       const KeysValues<real> next = begin_exchange(step, present);
       if (const auto visible = visible_block(layout_, shape, context_.rank(), origin(step))) {
         forward_block(blas, *visible, step, t, present, out);
@@ -127,7 +127,7 @@ class RingAttention : public AttentionCore {
       const KeysValues<real> next = begin_exchange(step, present);
       begin_sums_hop(step);
       const KeysValues<accum> d_block = gradients_of_block(step);
-      zero(d_block.k, compute);  // blocks add; and all-gather sums the parts that saw nothing, too
+      zero(d_block.k, compute);  // a block adds to it; reduce-scatter also sums parts that saw nothing
       zero(d_block.v, compute);
       const auto visible = visible_block(layout_, shape, context_.rank(), origin(step));
       if (visible) backward_block(blas, *visible, t, g, present, d_q, d_block);
@@ -151,7 +151,7 @@ class RingAttention : public AttentionCore {
   };
 
   bool one_rank() const { return ranks_ == 1; }
-  // The rank whose keys and values are computed with.
+  // The rank that owns the keys and values of this step.
   int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
 
   // ---- A block
@@ -159,7 +159,7 @@ class RingAttention : public AttentionCore {
   void forward_block(const Blas& blas, const VisibleBlock& visible, int step, const AttentionTensors& t,
                      KeysValues<real> kv, AccumTensor out) {
     const auto& [first, block] = visible;
-    const bool merges = step > 0;  // the first block, on the diagonal, has a key for every query
+    const bool merges = step > 0;  // in step 0, the diagonal, every query sees a key: it begins the sums
     const AccumTensor block_out = from(merges ? block_out_ : out, first);
     const AccumTensor block_lse = from(merges ? block_lse_ : t.lse, first);
     attention_forward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, block_out,
@@ -184,7 +184,8 @@ class RingAttention : public AttentionCore {
 
   // ---- What travels
 
-  // Returns what step + 1 computes with; it is on its way.
+  // Starts the hop (or, in step 0, the all-gather), and returns the keys and values of step + 1. Compute may
+  // read them after its next wait for the context stream.
   KeysValues<real> begin_exchange(int step, KeysValues<real> present) {
     if (exchange_ == CpExchange::all_gather) {
       if (step == 0) {
@@ -194,18 +195,19 @@ class RingAttention : public AttentionCore {
       }
       return part_of(gathered_, origin(step + 1));
     }
-    if (step + 1 == ranks_) return present;  // they would arrive where they began
+    if (step + 1 == ranks_) return present;  // one hop more would bring them home
     const KeysValues<real> next = travelling_[step % 2];
     hop(present, next);
     return next;
   }
 
-  // The sums with what this rank added in the step before go on; those for this step's keys come.
+  // Sends the sums to which this rank added in the step before, and receives those of this step's keys.
   void begin_sums_hop(int step) {
     if (exchange_ == CpExchange::ring && step > 0) hop(sums_[(step - 1) % 2], sums_[step % 2]);
   }
 
-  // Where this step's block has its d_k and d_v: apart while the sums are still coming.
+  // The buffer for d_k and d_v of this step's block. From step 1 on it is not that of the sums, because a hop
+  // is still filling that one.
   KeysValues<accum> gradients_of_block(int step) const {
     if (exchange_ == CpExchange::all_gather) return part_of(d_gathered_, origin(step));
     return step == 0 ? sums_[0] : d_block_;
@@ -218,12 +220,13 @@ class RingAttention : public AttentionCore {
     accumulate(d_block_.v.data, sums.v.data, sums.v.size(), compute);
   }
 
-  // Where the sums of this rank's own d_k and d_v end, if not where they are wanted.
+  // Where the sums of this rank's own d_k and d_v arrive if `real` is narrower than `accum`.
   KeysValues<accum> own_sums() const {
     return exchange_ == CpExchange::ring ? sums_[ranks_ % 2] : part_of(d_gathered_, context_.rank());
   }
 
-  // The last hop, or what all-gather has in its place: to the rank whose keys and values they are of.
+  // Sends the sums to the rank that owns their keys and values: by a last hop or, after an all-gather, by a
+  // reduce-scatter.
   void return_sums(KeysValues<accum> own) {
     if (exchange_ == CpExchange::ring) return hop(sums_[(ranks_ - 1) % 2], own);
     const Communicator::Group together(context_);
@@ -231,7 +234,8 @@ class RingAttention : public AttentionCore {
     context_.reduce_scatter(d_gathered_.v.data, own.v.data, own.v.size());
   }
 
-  // Grouped: each rank sends and receives at the same time.
+  // Sends `present` to the next rank, and receives `next` from the one before. In a group, so that a rank
+  // sends and receives at the same time; otherwise all ranks could wait in a circle.
   template <class T>
   void hop(KeysValues<T> present, KeysValues<T> next) {
     const Communicator::Group together(context_);
@@ -250,9 +254,9 @@ class RingAttention : public AttentionCore {
     return {all.k.row_range(rank * rows, rows), all.v.row_range(rank * rows, rows)};
   }
 
-  // ---- Sums in `accum`, rounded once, at the end; otherwise their error would grow with the ranks
+  // ---- Sums are in `accum` and rounded once, at the end; otherwise their error would grow with the ranks
 
-  // Where sums are made that become `result`: there, if it is wide enough, otherwise in `memory`.
+  // The matrix in which to sum up `result`: `result` itself if it has the type `accum`, otherwise `memory`.
   template <class T>
   static AccumTensor wide(Matrix<T> result, AccumTensor memory) {
     if constexpr (std::is_same_v<T, accum>)
@@ -279,19 +283,20 @@ class RingAttention : public AttentionCore {
   Communicator& context_;
   int ranks_;
   DeviceArena memory_{Purpose::communication};
-  AccumTensor block_out_, block_lse_;  // [rows, heads*head_size], [rows, heads]: of one block
+  AccumTensor block_out_, block_lse_;  // [rows, heads*head_size], [rows, heads]: of one block, to be merged
   AccumTensor wide_;                   // [rows, heads*head_size]: out in forward, d_q in backward
   Tensor scores_, d_scores_;           // [heads*sequence, sequence]: of one block of one sequence
   // The ring:
-  KeysValues<real> travelling_[2];  // [rows, kv_heads*head_size]: one is computed with, one comes
-  KeysValues<accum> sums_[2];       // likewise: one leaves, one comes
-  KeysValues<accum> d_block_;       // likewise: what is added to the one that comes
+  KeysValues<real> travelling_[2];  // [rows, kv_heads*head_size]: compute reads one, a hop fills the other
+  KeysValues<accum> sums_[2];       // likewise: a hop sends one and fills the other
+  KeysValues<accum> d_block_;       // likewise: this rank's part, to be added to the sums that arrive
   // All-gather:
   KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size]
   KeysValues<accum> d_gathered_;  // likewise
 };
 
-// What each of so many context ranks has of what `share` says.
+// What predict_memory needs of one of `ranks` context ranks: its part of the tokens, in elements the buffers
+// of RingAttention, and the rest as in `share`, which is a rank's without context parallelism.
 inline RankShare context_parallel_share(const Options& options, int ranks, RankShare share = {}) {
   if (ranks == 1) return share;
   share.token_ranks = ranks;
@@ -304,7 +309,7 @@ inline RankShare context_parallel_share(const Options& options, int ranks, RankS
   return share;
 }
 
-// Throws UsageError where sequences can't be shared out over so many context ranks.
+// Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`.
 inline void check_context_parallel(const Options& options, int ranks) {
   const bool zigzag = options.cp_layout == CpLayout::zigzag;
   if (ranks == 1 || options.sequence_length % (zigzag ? 2 * ranks : ranks) == 0) return;

@@ -1,5 +1,5 @@
-// What only the combined program needs, beside its mesh and its experts: checks of a request to all
-// techniques at once, their memory together, and data parallelism or ZeRO for each parameter group.
+// What the combined program needs beside its mesh and its experts, because it involves all techniques:
+// checks of the options, the prediction of memory, and data parallelism or ZeRO for each parameter group.
 #pragma once
 
 #include <iostream>
@@ -29,7 +29,7 @@ inline Options parse_combined_options(int argc, const char* const* argv) {
                        Attention::tiled);
 }
 
-// Completes the options, and throws UsageError where model and batch can't be shared out over this mesh.
+// Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
 inline void check_combined(Options& options, const MeshShape& shape) {
   const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
   check_tensor_parallel(options, shape.tp, rows,
@@ -38,25 +38,29 @@ inline void check_combined(Options& options, const MeshShape& shape) {
   complete_pipeline_options(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
+// The degrees for `ranks` ranks, from options that are checked and completed. Throws UsageError.
 inline MeshShape checked_mesh(Options& options, int ranks) {
   const MeshShape shape = mesh_shape(options, ranks);
   check_combined(options, shape);
   return shape;
 }
 
+// The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const Options& options, const MeshShape& shape) {
   return make_schedule(options.pp_schedule, shape.pp, micro_batches_of_a_rank(options, shape.dp),
                        options.vpp);
 }
 
-// Draws what --show-mesh and --show-schedule ask for; whether they ask.
+// Rank 0 prints the pictures of --show-mesh and --show-schedule. Returns true if either option is set: then
+// the program does not train.
 inline bool show_pictures(const Options& options, const MeshShape& shape, int rank) {
   if (rank == 0 && options.show_mesh) std::cout << draw_mesh(shape);
   if (rank == 0 && options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp));
   return options.show_mesh || options.show_schedule;
 }
 
-// What a rank of the world needs. Each technique changes what the ones before it leave to a rank.
+// Device memory that `rank` of the world needs. RankShare says which share of the model and the batch a rank
+// has; each technique in turn changes the share that the techniques before it left.
 inline MemoryPrediction predict_memory(const Options& options, ElementSizes element, const MeshShape& shape,
                                        int rank) {
   const int stage = place_of(shape, rank).pp;
@@ -72,8 +76,9 @@ inline MemoryPrediction predict_memory(const Options& options, ElementSizes elem
   return predict_memory(options, element, micro_batches_of_a_rank(options, shape.dp), share);
 }
 
-// Data parallelism or ZeRO for one parameter group. A pipeline comes back to a unit for every micro-batch and
-// has no time to gather its weights each time, so there they are dropped once a step.
+// Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO. A
+// pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much, so
+// ZeRO-3 keeps them gathered until the end of the step.
 inline std::unique_ptr<UnitHooks> sync_gradients(const Options& options, Mesh& mesh, Parameters& parameters,
                                                  int group_number, cudaStream_t compute) {
   ParameterGroup& group = parameters.group(group_number);

@@ -1,19 +1,19 @@
-// Experts: some layers have, in place of one MLP, E of them and a router that sends each token to top_k
-// (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020; without dropping: Gale et al., "MegaBlocks", 2022).
-// The experts are split over n ranks, E / n each; tokens travel to their experts and back:
+// Expert parallelism. Some layers have E MLPs, the experts, in place of one. A router chooses top_k experts
+// for each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). No token is dropped (Gale et al.,
+// "MegaBlocks", 2022). Each of n ranks holds E / n experts. Tokens travel to their experts and back:
 //
 //   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
 //   backward   weigh the gradient   dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
 //
-// The ranks that share out the experts have different tokens, so an expert sees the tokens of n ranks, and
-// its gradient is summed over the ranks that hold it, 1 / n of all: experts are a parameter group of their
-// own. The tensor axis splits each expert as it splits a dense MLP. The router lies inside the tensor region:
-// all tensor ranks choose alike, and each has a part of the gradient of the choice.
+// The n ranks have different tokens, and an expert computes the tokens of all n. So its gradient is summed
+// over the ranks that hold the same expert, 1 / n of all. Experts are therefore a parameter group of their
+// own. Tensor ranks split each expert as they split a dense MLP. The router lies inside the tensor region:
+// all tensor ranks choose the same experts, and each computes a part of the router's gradient.
 //
-// The balance loss of a micro-batch and layer is coefficient * E * sum over experts of f P, with f the part
-// of its copies that an expert gets, and P its mean probability (Switch). The unit is the micro-batch,
-// whoever holds its tokens: f is summed over the ranks that split it, and the mean over all micro-batches of
-// the step is what is added to the loss. So every layout has the loss of one rank.
+// The balance loss of a micro-batch and layer is coefficient * E * sum over experts of f P (Fedus et al.,
+// "Switch", 2021). f is the part of the copies that an expert gets, P its mean probability. The ranks that
+// split a micro-batch sum f. The step's loss gets the mean over all micro-batches. So the balance loss does
+// not depend on which ranks hold the tokens.
 #pragma once
 
 #include <algorithm>
@@ -34,27 +34,27 @@ namespace pentatron {
 // Parameter groups.
 constexpr int dense_group = 0, expert_group = 1;
 
-// `permuted` are the rows of this rank's tokens, top_k copies of each, in the order of experts; `dispatched`
-// the rows at this rank's experts, by expert, and for one expert by the rank that they come from.
+// Two orders of rows. Permuted: top_k copies of each row of this rank, by expert. Dispatched: the rows at
+// this rank's experts, by expert and then by the rank that they come from.
 struct ExpertActivations {
   AccumTensor probabilities;        // [rows, experts]
   Matrix<int32_t> chosen, place;    // [rows, top_k]
-  AccumTensor fractions;            // [1, experts]: of a micro-batch's copies
+  AccumTensor fractions;            // [1, experts]: f, of a micro-batch's copies
   Tensor dispatched;                // [buffer, d]
   Tensor gate_up, product;          // [buffer, gate | up], [buffer, f]
   Tensor returned;                  // [copies, d]
-  PinnedArray<int32_t> sent, came;  // [experts]: copies for each; [ranks, own experts]: rows from each
+  PinnedArray<int32_t> sent, came;  // counts: [experts], [ranks, own experts]
 };
 
 struct ExpertGradients {
-  Tensor returned;          // [buffer, d]: of what the experts return
+  Tensor returned;          // [buffer, d]: gradients of the rows that experts return
   Tensor gate_up, product;  // [buffer, gate | up], [buffer, f]
   AccumTensor logits;       // [rows, experts]
 };
 
-// Rows that a rank has room for in a micro-batch of which it has `rows` tokens: those of
-// options.expert_buffer even shares or, by default, of the worst case, in which all tokens of all ranks that
-// share out the experts come here.
+// Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
+// case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
+// even shares, and an even share is rows * top_k.
 inline int64_t expert_buffer_rows(const Options& options, int64_t rows) {
   const int64_t own = options.experts / options.ep;
   const int64_t all = rows * options.ep * std::min<int64_t>(options.top_k, own);
@@ -64,8 +64,8 @@ inline int64_t expert_buffer_rows(const Options& options, int64_t rows) {
 
 class ExpertParallel : public FeedForward {
  public:
-  // `experts`: the ranks that share out the experts. `tokens`, `tensor`: those that share out the tokens of a
-  // micro-batch, and the columns of each expert; null where this rank has all.
+  // `experts`: the ranks that share out the experts. `tokens`: the ranks that share out the tokens of a
+  // micro-batch. `tensor`: the ranks that split the columns of each expert. Null: this rank has all.
   ExpertParallel(const Options& options, Communicator& experts, cudaStream_t compute,
                  Communicator* tokens = nullptr, Communicator* tensor = nullptr)
       : options_(options),
@@ -91,8 +91,8 @@ class ExpertParallel : public FeedForward {
     connect();
   }
 
-  // The balance loss of this rank's part of a step, [1, 1], and to the totals, once a step after the last
-  // forward.
+  // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears
+  // it. Call it once a step, after the last forward.
   AccumTensor balance_loss() const { return loss_; }
   void add_balance_loss(StepTotals& totals) {
     if (options_.experts == 0) return;
@@ -220,9 +220,9 @@ class ExpertParallel : public FeedForward {
   }
 
  private:
-  // The arrivals of one of this rank's experts.
+  // The dispatched rows of one of this rank's experts: [first, first + rows).
   struct RowsOfExpert {
-    int gate;  // number of its first parameter; up and down follow
+    int gate;  // number of its first parameter, gate; up and down follow
     int64_t first, rows;
     Tensor of(Tensor arrivals) const { return arrivals.row_range(first, rows); }
   };
@@ -231,7 +231,7 @@ class ExpertParallel : public FeedForward {
   }
   enum class Direction { dispatch, combine };
 
-  // With one rank nothing travels: copies are written where arrivals are expected.
+  // With one rank nothing travels: the kernels write the permuted rows into the dispatched buffer.
   bool one_rank() const { return experts_.ranks() == 1; }
   bool may_have_experts(int layer) const {
     return layer == any_layer ? options_.experts > 0 : options_.has_experts(layer);
@@ -241,7 +241,8 @@ class ExpertParallel : public FeedForward {
                               : !options_.has_experts(layer);
   }
 
-  // [rows, d] times [experts, d]^T in `accum`: what is rounded to bf16 may tie, or choose another expert.
+  // logits [rows, experts] = h [rows, d] times router [experts, d]^T, in `accum`. After rounding to bf16 two
+  // logits may tie, or another expert may win.
   static void router_logits(const Blas& blas, Tensor h, Tensor router, AccumTensor logits) {
     const auto e = static_cast<int>(router.rows), d = static_cast<int>(h.columns);
     batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
@@ -249,13 +250,14 @@ class ExpertParallel : public FeedForward {
                     {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
   }
 
-  // As Communicator::connect, between all pairs of ranks.
+  // Connects all pairs of ranks before the first step, as Communicator::connect does for two.
   void connect() {
     experts_.all_to_all(counts_.data, counts_.row_range(1, 1).data, own_);
     CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
   }
 
-  // How many rows come from every rank for each expert here; on their way to the host.
+  // The ranks tell each other how many rows they send to each expert. The counts start on their way to the
+  // host; await_counts waits for them.
   void exchange_counts(const ExpertActivations& a) {
     const Matrix<int32_t> came = one_rank() ? counts_ : counts_.row_range(1, 1);
     wait_stream(experts_.stream(), compute_);
@@ -266,8 +268,9 @@ class ExpertParallel : public FeedForward {
     CUDA_CHECK(cudaMemcpyAsync(a.came.data(), came.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
   }
 
-  // The one time in a layer that the host waits: when no token is dropped, the sizes of messages and products
-  // are data. It waits for the counts alone, while the compute stream copies rows.
+  // The host waits for the counts, once in each forward of a layer: since no token is dropped, the sizes of
+  // messages and products depend on the data. Meanwhile the compute stream copies rows. Ends the run where
+  // more rows come than the buffer holds.
   void await_counts(const ExpertActivations& a) {
     CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
     if (is_dry_run()) share_evenly(a);
@@ -279,11 +282,12 @@ class ExpertParallel : public FeedForward {
     fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
   }
 
-  // What a dry run takes for data: every rank sends each expert as many rows.
+  // A dry run has no data. It assumes that every rank sends each expert the same number of rows.
   void share_evenly(const ExpertActivations& a) const {
     const int64_t copies = rows_ * options_.top_k;
     const auto rows_for = [&](int64_t expert) {
-      return static_cast<int32_t>((expert + 1) * copies / options_.experts - expert * copies / options_.experts);
+      return static_cast<int32_t>((expert + 1) * copies / options_.experts -
+                                  expert * copies / options_.experts);
     };
     for (int i = 0; i < options_.experts; ++i) {
       a.sent[i] = rows_for(i);
@@ -291,6 +295,7 @@ class ExpertParallel : public FeedForward {
     }
   }
 
+  // This rank's experts that received rows. Their rows lie one after the other.
   std::vector<RowsOfExpert> rows_of_experts(const ExpertActivations& a, int layer) const {
     std::vector<RowsOfExpert> groups;
     int64_t first = 0;
@@ -304,8 +309,8 @@ class ExpertParallel : public FeedForward {
     return groups;
   }
 
-  // Rows between the two orders, a message for each rank and expert, so that they arrive in their places. The
-  // caller lets the compute stream wait.
+  // Moves rows [., d] from the permuted to the dispatched order (dispatch) or back (combine). Each (rank,
+  // expert) has its own message, so rows arrive in their places. The caller makes compute wait.
   void exchange(Direction direction, const ExpertActivations& a, Tensor permuted, Tensor dispatched) {
     if (one_rank()) return;
     using Part = Communicator::Part<real>;
@@ -331,14 +336,16 @@ class ExpertParallel : public FeedForward {
 
   int64_t tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
 
-  // The loss and the gradient of the probabilities are this times the fractions; once for all tensor ranks.
+  // The factor of f in the gradient of each probability, and of f times the probability in the loss. Only the
+  // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
   double balance_scale(const Batch& batch) const {
     if (!first_tensor_rank_) return 0;
     return options_.aux_loss * options_.experts * batch.inverse_micro_batches /
            static_cast<double>(tokens_of_micro_batch());
   }
 
-  // The fractions over the whole micro-batch; then the loss of this rank's rows, which is linear in them.
+  // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
+  // f fixed, the loss is a sum over rows.
   void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
     const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.top_k);
     expert_fractions(counts_.data, options_.experts, 1 / copies_of_micro_batch, a.fractions.data, compute_);
@@ -366,15 +373,16 @@ class ExpertParallel : public FeedForward {
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
   AccumTensor loss_;        // [1, 1]
-  Matrix<int32_t> counts_;  // [2, experts]: copies for each expert; rows that come, [ranks, own experts]
+  Matrix<int32_t> counts_;  // [2, experts]: copies sent to each expert; rows that come
   Matrix<int32_t> bands_;   // [copy_bands, experts]
   AccumTensor d_chosen_;    // [rows, top_k]
   Tensor d_permuted_;       // [copies, d]: gradients of the copies
-  Tensor permuted_;         // [copies, d]: in forward; in backward gradients of what was returned
-  Tensor results_;  // [buffer, d]: what the experts return in forward; gradients of dispatched rows after
+  Tensor permuted_;         // [copies, d]: rows in forward, gradients of returned rows in backward
+  Tensor results_;  // [buffer, d]: what experts return in forward, gradients of dispatched rows in backward
 };
 
-// What a rank has of what `share` says, when each of `replicas[0]` / options.ep ranks holds the same experts.
+// Adds the experts to the memory that `share` describes: replicas[0] / options.ep ranks hold the same
+// experts. replicas[1] becomes that number.
 inline RankShare expert_parallel_share(const Options& options, RankShare share) {
   if (options.experts == 0) return share;
   const Columns c = columns_of(options.model, share.tensor_ranks);
@@ -390,13 +398,13 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
     if (options.moe_every == 1) return experts;
     return FeedForwardMemory{{}, experts.kept + dense.kept, experts.gradients + dense.gradients};
   };
-  // The gradients of copies and of what was chosen, the loss, and counts, which are made in 256 bands.
+  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands.
   share.work += {copies * c.d, copies + 1, (2 + std::min<int64_t>(r, 256)) * e};
   if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
   return share;
 }
 
-// For ranks that all share out the experts. Throws UsageError where they can't.
+// Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
 inline void complete_expert_options(Options& options, int ranks) {
   options.ep = ranks;
   if (options.experts > 0 && options.experts % ranks == 0) return;

@@ -1,5 +1,5 @@
-// Experts alone: 02, with experts in the place of the MLP (expert_parallel.h). The data-parallel ranks also
-// share them out: dp = ep. Compare this file with main.cu of 02.
+// The program of 02 with experts in the place of the MLP (expert_parallel.h). The data-parallel ranks share
+// out the experts: dp = ep. Compare this file with main.cu of 02.
 #include "../02_data_parallel/data_parallel.h"
 #include "expert_parallel.h"
 #include "model/batch.h"
@@ -23,7 +23,7 @@ void train(const Options& options, World& world) {
   ExpertParallel feed_forward(options, expert_ranks, compute);
 
   Parameters parameters(
-      {.groups = {{world.rank(), world.ranks()}, {}}});  // nobody else has this rank's experts
+      {.groups = {{world.rank(), world.ranks()}, {}}});  // group 1: no other rank holds these experts
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),

@@ -1,4 +1,4 @@
-// 07: all of them at once: 01, where each line that is new or changed ends with the stage that it comes from.
+// 07: all techniques at once. This is 01; each new or changed line ends with the stage that it comes from.
 #include "combined.h"  // 02-07
 #include "model/batch.h"
 #include "model/memory.h"

@@ -1,11 +1,11 @@
-// The mesh: which rank is where in five dimensions, and who its groups are. Ranks are numbered with the
-// tensor axis fastest, because it talks most, then context, data, and pipeline, which talks least:
+// The mesh: the place of each rank on five axes, and the groups of ranks that follow. The tensor axis
+// communicates most, so it varies fastest and its ranks are neighbours. Context, data and pipeline follow:
 //
 //   rank = tp + TP (cp + CP (dp + DP pp))
 //
-// Other groups are made of these axes. Data and context ranks have different tokens and the same weights, so
-// that gradients are summed, and ZeRO shards, over both. The expert axis is carved out of them: of DP x CP
-// ranks, each EP in a row share out the experts, and those that hold the same experts sum their gradients.
+// Data and context ranks hold the same weights and see different tokens. So gradients are summed over both,
+// and ZeRO shards over both. The expert axis divides these DP x CP ranks: EP consecutive ranks share out the
+// experts. The ranks that hold the same experts sum the gradients of these experts.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 namespace pentatron {
 
-// Degrees of the axes.
+// The degree of each axis: its number of ranks.
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
   int ranks() const { return tp * cp * dp * pp; }
@@ -33,11 +33,12 @@ struct MeshShape {
   }
 };
 
-// A rank's places on the axes.
+// A rank's place on each axis, from 0.
 struct MeshPlace {
   int tp, cp, dp, pp;
 };
 
+// Solves rank = tp + TP (cp + CP (dp + DP pp)) for the places.
 inline MeshPlace place_of(const MeshShape& shape, int rank) {
   return {rank % shape.tp, rank / shape.tp % shape.cp, rank / (shape.tp * shape.cp) % shape.dp,
           rank / (shape.tp * shape.cp * shape.dp)};
@@ -48,10 +49,10 @@ enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gra
 inline constexpr std::array<const char*, 6> mesh_group_names = {
     "tensor", "context", "pipeline", "gradients", "experts", "expert gradients"};  // all but `all`
 
-// What the ranks of a group have in common: equal for two ranks exactly when both are in one.
+// A group's key: ranks with equal keys form the group.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
   const MeshPlace at = place_of(shape, rank);
-  const int replica = at.cp + shape.cp * at.dp;  // of the weights
+  const int replica = at.cp + shape.cp * at.dp;  // this rank's number among those with the same weights
   if (group == MeshGroup::tensor) return {at.cp, at.dp, at.pp};
   if (group == MeshGroup::context) return {at.tp, at.dp, at.pp};
   if (group == MeshGroup::pipeline) return {at.tp, at.cp, at.dp};
@@ -61,7 +62,7 @@ inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int
   return {};
 }
 
-// The group of this rank, in its order, which is that of the world.
+// The world's ranks in the group of `rank`, ascending.
 inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int rank) {
   std::vector<int> members;
   for (int other = 0; other < shape.ranks(); ++other) {
@@ -70,11 +71,12 @@ inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int 
   return members;
 }
 
-// The degrees that the options ask for; --dp 0 is what the others leave. Throws UsageError where they don't
-// make up `ranks`, or the experts' axis does not fit. What is only drawn may have other numbers of ranks.
+// The degrees that the options ask for. With --dp 0, data ranks are what the other axes leave. Throws
+// UsageError if the product is not `ranks`, or if --ep does not divide dp x cp. A mesh that is only drawn may
+// have any number of ranks up to 4096.
 inline MeshShape mesh_shape(const Options& options, int ranks) {
   MeshShape shape = {options.tp, options.cp, options.dp, std::max(options.pp, 1), options.ep};
-  // A product may be larger than an integer can be.
+  // In double, because a product of degrees may be too large for an int.
   const auto product = [](std::initializer_list<int> degrees) {
     return std::accumulate(degrees.begin(), degrees.end(), 1.0, std::multiplies<double>());
   };
@@ -112,7 +114,7 @@ inline MeshShape mesh_shape(const Options& options, int ranks) {
   return shape;
 }
 
-// --show-mesh: a row for each rank, with its places and its groups.
+// The picture of --show-mesh: a row for each rank, with its places and its groups.
 inline std::string draw_mesh(const MeshShape& shape) {
   std::ostringstream text;
   text << "tp " << shape.tp << " x cp " << shape.cp << " x dp " << shape.dp << " x pp " << shape.pp << " = "
@@ -133,7 +135,7 @@ inline std::string draw_mesh(const MeshShape& shape) {
   return text.str() + "\n";
 }
 
-// This rank's groups, as communicators. All ranks make one together.
+// This rank's groups, as communicators. All ranks of the world construct it together.
 class Mesh {
  public:
   Mesh(const MeshShape& of, World& world)
@@ -148,8 +150,8 @@ class Mesh {
                          "expert gradients"),
         all(world, members_of(shape, MeshGroup::all, world.rank()), "all") {}
 
-  // How the axes split parameters, of which this rank holds some units; in the order of the parameter groups
-  // (expert_parallel.h).
+  // How the axes split the parameters of `units`, which this rank holds. The replicas are in the order of the
+  // parameter groups: dense_group, expert_group (expert_parallel.h).
   ParameterLayout parameter_layout(const std::vector<int>& units) const {
     return {tensor.rank(),
             tensor.ranks(),
@@ -162,12 +164,12 @@ class Mesh {
     return int64_t{config.micro_batch_size} * config.sequence_length / shape.cp;
   }
 
-  // Of ranks that have computed the same, data rank 0 has x, and the others nothing.
+  // All data ranks have computed the same x. Data rank 0 returns it, the others return an empty tensor.
   Tensor one_replica(Tensor x) const { return place.dp == 0 ? x : Tensor(); }
 
   const MeshShape shape;
   const MeshPlace place;
-  const std::vector<int> pipeline;  // the world's ranks, which are connected edge by edge
+  const std::vector<int> pipeline;  // ranks of the world; each edge between two has communicators of its own
   Communicator tensor, context, gradients, experts, expert_gradients;
   Communicator all;  // the gradient norm and the loss
 };

@@ -1,12 +1,13 @@
-// What an operation costs a device, said once, where it is issued. Two readers: the clock that models a GPU
-// (device_profile.h), and the bench, which measures a real one. No CUDA here.
+// What an operation costs a device, declared once, where it is issued. The clock that models a GPU reads
+// it (device_profile.h), and so does the bench, which measures a real GPU. No CUDA here.
 #pragma once
 
 #include <cstdint>
 
 namespace pentatron {
 
-// The side that is slower decides (the roofline model; Williams, Waterman and Patterson, 2009).
+// An operation takes the longer of moving its bytes and computing (the roofline model; Williams, Waterman
+// and Patterson, 2009).
 struct Cost {
   double bytes = 0;  // moved from and to memory; what a block reads again comes from a cache
   double flops = 0;  // floating-point operations
@@ -15,17 +16,17 @@ struct Cost {
   // A batch of matrix products [m, k] x [k, n], in elements of so many bytes.
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;
-  double result_bytes = 0;  // read and written where the sum of each element is complete
+  double result_bytes = 0;  // of the result, read and written after its sums
   bool of_layer = false;    // one of the four products of a layer
 };
 
-// Memory decides.
+// An operation that only moves bytes.
 constexpr Cost moves(double bytes) { return {.bytes = bytes}; }
-// So little of both that it takes a kernel's least time.
+// So little work that it takes the shortest time of a kernel.
 constexpr Cost little = {};
 
-// Products [m, k] x [k, n], where an element of the inputs and of the result takes so many bytes; `adds`: to
-// what the result is.
+// `batch` products [m, k] x [k, n]. `element`, `result`: bytes of an element of the inputs and of the
+// result. `adds`: the products are added to the result, which is read too.
 constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int element, int result, bool adds) {
   const double in = batch * (double(m) * k + double(k) * n) * element;
   const double out = batch * double(m) * n * (adds ? 2 : 1) * result;
@@ -40,7 +41,8 @@ constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int elem
           .result_bytes = out};
 }
 
-// All that was declared in this process so far: what a function costs is the difference.
+// The sum of all costs declared in this process so far. A function's cost is the difference after and
+// before it.
 struct DeclaredCosts {
   double bytes = 0, flops = 0;
   void operator+=(const Cost& cost) { bytes += cost.bytes, flops += cost.flops; }

@@ -15,7 +15,7 @@ void set_environment() {
       {"CUBLAS_WORKSPACE_CONFIG", ":4096:8"},  // repeatable products
       {"NCCL_ALGO", "Ring"},                   // repeatable sums
       {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},     // operations start in the order in which the host issues them
-      {"NCCL_RUNTIME_CONNECT", "0"}};          // ranks connect at once, not amid the first collectives
+      {"NCCL_RUNTIME_CONNECT", "0"}};          // ranks connect at once, not during collectives
   for (const auto& [name, value] : variables) setenv(name, value, 0);
 }
 

@@ -1,10 +1,10 @@
 // What every CUDA source of the project needs: checked calls, kernel launches, and the ranges and block
 // reductions with which a kernel is written once for a GPU and for the CPU.
 //
-// On a GPU the threads of a block share a range by striding through it, and meet in warp shuffles. On the CPU
-// a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one, the compiler vectorises the
-// loop, and a block reduction returns its argument. Kernels therefore speak of ranges and reductions, and
-// never of threadIdx.
+// On a GPU the threads of a block stride through a range, and a block reduction combines their values by
+// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one,
+// the compiler vectorises the loop, and a block reduction returns its argument. So kernels use ranges and
+// reductions, and never threadIdx.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,14 +32,15 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 // Sets variables that CUDA, cuBLAS and NCCL read when they start; those that the user has set stay.
 void set_environment();
 
-// Throws UsageError where there is a real GPU, or the profile is none.
+// Sets the modelled GPU and whether the run is dry. Throws UsageError if either is given with a real GPU,
+// or if the profile is not valid.
 void configure_device(const DeviceConfig& config);
 bool is_dry_run();
 // The name of the GPU that is modelled; empty with a real one.
 std::string modelled_gpu();
 
-// Seconds on the clock by which programs measure: of the host of the modelled GPU, or on the wall. Where
-// hosts meet, their modelled clocks are set to the latest of them.
+// Seconds on the clock by which programs measure: that of the modelled GPU's host; with a real GPU, the
+// wall clock. Where hosts meet, advance_clock sets their modelled clocks to the latest of them.
 double now();
 void advance_clock(double seconds);
 
@@ -63,8 +64,8 @@ inline dim3 elementwise_grid(size_t n) {
       static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
 }
 
-// One block a row of so many elements (or packs of them): a short row has a small block, so that a GPU works
-// on more rows at a time instead of on idle threads.
+// One block for each row of so many elements (or packs of them). A short row has a small block: a GPU
+// then works on more rows at a time, and fewer threads are idle.
 inline Grid block_a_row(int64_t rows, int64_t elements) {
   return {dim3(static_cast<unsigned>(rows)),
           static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};
@@ -127,7 +128,7 @@ inline __device__ StridedRange<int> block_range(int n, int step = 1) {
   return {static_cast<int>(threadIdx.x) * step, n, static_cast<int>(blockDim.x) * step};
 }
 
-// `for (size_t i : grid_range(n))`: likewise, shared out over all threads of the grid.
+// `for (size_t i : grid_range(n))`: the same over all threads of the grid.
 inline __device__ StridedRange<size_t> grid_range(size_t n, int step = 1) {
   return {(blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * step, n,
           gridDim.x * static_cast<size_t>(blockDim.x) * step};
@@ -143,7 +144,8 @@ inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = 
   return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
 }
 
-// The sum over the lanes of one warp, or of one part of it, all of which call this; each of them gets it.
+// Sums over the lanes of one warp, or of one part of it. All these lanes call this, and each gets the
+// sum.
 template <class T>
 __device__ T lane_sum(T value, int lanes = 32) {
   const unsigned part = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes);
@@ -151,7 +153,8 @@ __device__ T lane_sum(T value, int lanes = 32) {
   return value;
 }
 
-// All lanes of one warp, or of one part of it, have come here; what they wrote before is seen by them all.
+// Waits for all lanes of one warp, or of one part of it. After it each lane sees what the others wrote
+// before.
 inline __device__ void lane_barrier(int lanes = 32) {
   __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
 }
@@ -163,9 +166,9 @@ __device__ T* block_memory() {
   return reinterpret_cast<T*>(memory_of_block);
 }
 
-// Combines one value a thread; every thread of the block gets the result. A warp combines in registers by
-// exchanging with the lane whose number differs in one bit, then the first lanes' results meet in shared
-// memory.
+// Combines one value a thread; every thread of the block gets the result. The lanes of a warp exchange
+// values in registers, each with the lane whose number differs in one bit. Then the warps exchange their
+// results through shared memory.
 template <class T, class Combine>
 __device__ T block_reduce(T value, T identity, Combine combine) {
   constexpr unsigned all_lanes = 0xffffffff;

@@ -44,7 +44,7 @@ constexpr Field fields[] = {
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s"},
 };
 
-// What something is divided by.
+// All numbers but times are divisors.
 bool must_be_positive(const Field& field) {
   const std::string_view unit = field.unit;
   return unit != "s";
@@ -61,9 +61,10 @@ std::string known_profiles() {
   return list + "or a file with such numbers";
 }
 
-// The multiprocessors take tiles of the result by turns; where there are fewer tiles than multiprocessors, a
-// long sum is split. A library chooses the size of the tile and the parts of the sum, so the best of some
-// counts. The result is written when the sums are complete: nothing is left then that could hide it.
+// The multiprocessors take tiles of the result by turns. Where there are fewer tiles than
+// multiprocessors, a long sum is split into parts. A library chooses tile size and parts, so the best of
+// some choices counts. The result is written when the sums are complete; no computing is left then that
+// could hide the writing.
 double product_seconds(const DeviceProfile& p, const Cost& c) {
   struct Tile {
     double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded

@@ -1,5 +1,5 @@
-// A GPU in twenty numbers, and how long it would take for an operation. One JSON file for each GPU, in
-// profiles/; each number there names its source. No CUDA here.
+// A GPU in twenty numbers, and how long an operation would take on it. profiles/ has one JSON file for
+// each GPU; each number there names its source. No CUDA here.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct DeviceProfile {
   double link_latency, link_bandwidth;        // s, bytes/s each way, of a GPU within its node
   double network_latency, network_bandwidth;  // likewise between nodes
   double gpus_per_node;
-  double layer_product_seconds;  // of each product of a layer beside the rest; 0 but in `unit`
+  double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
 
   double flops(int element_bytes) const;  // peak of products of such elements
   double seconds(const Cost& cost) const;

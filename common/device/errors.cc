@@ -13,7 +13,7 @@ namespace {
 int rank_in_messages = 0;
 void (*end_other_ranks)() = nullptr;
 
-// A value may hold anything, and the message is to stay one line.
+// Replaces control characters of a value, so that the message stays one line.
 std::string one_line(std::string words) {
   std::replace_if(
       words.begin(), words.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
@@ -33,8 +33,7 @@ void fail(const char* call, const char* text, const char* file, int line) {
   std::fprintf(stderr, "rank %d: %s failed: %s (%s:%d)\n", rank_in_messages, call, text, file, line);
   std::fflush(nullptr);
   if (end_other_ranks) {
-    std::this_thread::sleep_for(
-        std::chrono::seconds(1));  // mpirun passes on no more once it has been told to abort
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // after MPI_Abort mpirun passes on no more output
     end_other_ranks();
   }
   std::_Exit(1);  // streams may still hold work, so nothing is torn down

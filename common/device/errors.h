@@ -15,7 +15,7 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
-// A dry run's answer that the run is not possible. main() prints it likewise, and ends with status 1.
+// A dry run found that the run does not fit. main() prints the line, and ends with exit_does_not_fit.
 struct DoesNotFit : UsageError {
   using UsageError::UsageError;
 };
@@ -24,7 +24,7 @@ inline constexpr int exit_does_not_fit = 1;
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// Set once, by World: the rank that these messages name, and what ends the other ranks after one.
+// World calls this once: fail() names this rank in its message, and then calls end_other_ranks.
 void at_failure(int rank, void (*end_other_ranks)());
 
 }  // namespace pentatron

@@ -27,9 +27,9 @@ struct Matrix {
 };
 
 using Tensor = Matrix<real>;        // weights and activations
-using AccumTensor = Matrix<accum>;  // what is summed: gradients of weights, losses, statistics of rows
+using AccumTensor = Matrix<accum>;  // sums: gradients of weights, losses, statistics of rows
 
-// What is allocated now and what the most was, in bytes by purpose, since the process began.
+// Bytes of each purpose: those allocated now, and the most of this process so far.
 const MemoryBytes& memory_in_use();
 const MemoryBytes& memory_peak();
 
@@ -63,7 +63,7 @@ class DeviceArray {
   DeviceMemory memory_;
 };
 
-// Pinned host memory: what an asynchronous copy may read or write.
+// Pinned host memory, which an asynchronous copy may read or write.
 template <class T>
 class PinnedArray {
  public:
@@ -85,7 +85,7 @@ class PinnedArray {
   size_t size_ = 0;
 };
 
-// Owns many matrices of one purpose that live and die together.
+// Owns matrices of one purpose that are freed together.
 class DeviceArena {
  public:
   explicit DeviceArena(Purpose purpose) : purpose_(purpose) {}
@@ -128,13 +128,13 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// What `stream` is given from now on starts after the point at which `event` was recorded last. An event that
-// was never recorded holds nobody.
+// Work issued to `stream` from now on starts after the point at which `event` was recorded last. If it
+// was never recorded, nothing waits.
 inline void wait_event(cudaStream_t stream, const Event& event) {
   CUDA_CHECK(cudaStreamWaitEvent(stream, event.event_, 0));
 }
 
-// What `stream` is given from now on starts after all that `other` has been given so far.
+// Work issued to `stream` from now on starts after all work issued to `other` so far.
 inline void wait_stream(cudaStream_t stream, cudaStream_t other) {
   Event event;
   event.record(other);

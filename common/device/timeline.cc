@@ -8,7 +8,7 @@
 namespace pentatron::trace {
 namespace {
 
-using Spans = std::vector<std::pair<double, double>>;  // apart, in order
+using Spans = std::vector<std::pair<double, double>>;  // [begin, end), disjoint, in order
 
 // Operations of one stream follow one another, but a group's parts may lie within one another.
 Spans spans_of(const std::vector<Interval>& intervals, const std::string& stream, double from, double to) {

@@ -1,5 +1,5 @@
-// What a rank's streams did, from when to when; how much of the communication hid behind compute; and the
-// same as a picture in characters. No CUDA here.
+// The intervals in which a rank's streams worked; how much of the communication was hidden behind
+// compute; and a picture of both in characters. No CUDA here.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,15 @@ struct Interval {
 // The stream that computes, by its name; all others communicate.
 inline const std::string compute_stream = "compute";
 
-// Of [from, to): the seconds in which something runs on `stream`; and, with `behind`, on both.
+// The seconds of [from, to) in which something runs on `stream`; with `behind`, on both streams.
 double busy_seconds(const std::vector<Interval>& intervals, const std::string& stream, double from, double to,
                     const std::string& behind = {});
 
-// What a step consisted of, on one rank.
+// The seconds of a step on one rank: of the step, of its compute, of its communication.
 struct Overlap {
   double seconds = 0, compute = 0;
   struct Stream {
-    double seconds = 0, hidden = 0;  // of communication; of it, while something is computed
+    double seconds = 0, hidden = 0;  // of communication; of these, while compute runs
   };
   std::map<std::string, Stream> communication;  // by stream
 

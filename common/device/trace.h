@@ -1,6 +1,6 @@
-// Ranges of work on a stream: named for Nsight (NVTX) always, and recorded while a trace is being taken,
-// which ends up as a Chrome trace (one row a stream; Perfetto opens it), as a table of totals, or as a
-// picture. On a GPU two events each time them. The stand-in counts their time (cpu/cuda/README.md).
+// Ranges of work on a stream. Nsight always sees their names (NVTX). While a trace is taken, they are
+// also recorded. The result is a Chrome trace (one row a stream; Perfetto opens it), a table of totals,
+// or a picture. On a GPU two events time each range; the stand-in counts its time (cpu/cuda/README.md).
 //
 // Recording is a property of the process, because a kernel launch anywhere in it opens a range.
 #pragma once
@@ -21,7 +21,7 @@ void start();
 void stop();
 void name_stream(cudaStream_t stream, std::string name);
 
-// Where in its work the program is: ranges carry it.
+// The program's place in its work. A range stores a copy of `here`.
 struct Position {
   int64_t step = -1;
   int micro_batch = -1, layer = -1;  // -1: none
@@ -29,8 +29,8 @@ struct Position {
 };
 inline Position here;
 
-// From construction to destruction: the work issued to `stream` in between, and what it costs. `name` must
-// outlive the trace.
+// The work that is issued to `stream` while the range exists, and its cost. `name` must outlive the
+// trace.
 class Range {
  public:
   Range(cudaStream_t stream, const char* name, const Cost& cost = little);
@@ -45,14 +45,15 @@ class Range {
   int interval_ = -1;  // index of the recorded interval, -1 while nothing is recorded
 };
 
-// A kernel's name without namespaces and parameters.
+// Returns a kernel's name without namespaces and parameters.
 const char* kernel_name(const void* kernel);
 
-// What was recorded since `start`, or the last call of this; waits for the device. Times since the start.
+// Returns what was recorded since `start`, or since the last call of this. Waits for the device. Times
+// are in seconds since `start`.
 std::vector<Interval> take();
 
-// Prints a row for each name: calls, seconds, share of all; and the share of the products (names that begin
-// with "gemm").
+// Prints a row for each name: calls, time, share of all. Prints the share of the products (names that
+// begin with "gemm").
 void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
 
 // The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in

@@ -1,7 +1,7 @@
-// Attention in tiles on tensor cores, in bfloat16 with sums in float (FlashAttention-2; Dao, 2023): what
-// attention_tiled.h does, and what is to replace it where speed counts. That one is its reference.
+// Attention in tiles on tensor cores, in bfloat16 with sums in float (FlashAttention-2; Dao, 2023). It
+// computes what attention_tiled.h computes, faster. The tiled kernels are the reference for its tests.
 //
-// The arguments are those of attention.h.
+// Arguments are as in attention.h. Heads have 64 or 128 features.
 #pragma once
 
 #include "kernels/attention.h"
@@ -10,10 +10,10 @@ namespace pentatron {
 
 constexpr bool has_tensor_core_attention = PRECISION == 16;
 
-// Throws UsageError where programs can't use it: it takes bfloat16 and a GPU of compute capability 8.0 or
-// later.
+// Throws UsageError unless the build is bfloat16 and the GPU has compute capability 8.0 or later (or the run
+// is a dry run).
 void require_tensor_cores();
-// Tests can use it on the CPU, too, which emulates it.
+// For tests: also true on the CPU, which emulates the instructions.
 bool can_run_tensor_core_attention();
 
 template <class Result>

@@ -1,10 +1,10 @@
-// Attention in tiles: a block of threads takes some queries, goes through the keys some at a time, and never
-// has more scores than those of one tile. The softmax is made online: a running maximum, and sums that are
-// scaled down when it grows (Milakov and Gimelshein, 2018). Backward makes the probabilities again from lse
-// (FlashAttention and FlashAttention-2; Dao, 2022 and 2023). So memory is linear in the sequence, and tiles
-// above the diagonal cost nothing.
+// Attention in tiles. A block of threads takes some queries and loops over the keys, one tile at a time. It
+// holds only one tile's scores. The softmax is online: a running maximum, and sums that are scaled down when
+// it grows (Milakov and Gimelshein, 2018). Backward recomputes the probabilities from lse (FlashAttention and
+// FlashAttention-2; Dao, 2022 and 2023). So memory is linear in the sequence. Tiles above the diagonal are
+// skipped. README.md derives this.
 //
-// The arguments are those of attention.h.
+// Arguments are as in attention.h.
 #pragma once
 
 #include "kernels/attention.h"

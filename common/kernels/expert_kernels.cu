@@ -25,7 +25,7 @@ __global__ void route_tokens_kernel(accum* __restrict__ logits, size_t rows, int
         if (left && (best < 0 || x[e] > x[best])) best = e;
       }
       if (best < 0)
-        best = k;  // only NaN is left: an expert that exists, so that the run can go on and show it
+        best = k;  // all left are NaN: choose an expert that exists, so that the run goes on and shows it
       chosen[row * top_k + k] = best;
       last = x[best];
       last_expert = best;
@@ -74,7 +74,7 @@ __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const re
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
   const int columns = std::min(d - first, int{columns_per_block});
   accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
-  accum* const sums = block_memory<accum>();  // [columns], each of one thread
+  accum* const sums = block_memory<accum>();  // [columns]; one thread adds up each
   for (int j : block_range(columns)) sums[j] = gradient[j];
 #pragma unroll 8
   for (int row = 0; row < rows; ++row) {
@@ -119,8 +119,8 @@ __global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int expert
   }
 }
 
-// One thread an expert: its copies begin after those of the experts before, and those of a band after those
-// of the bands before.
+// One thread an expert. Its copies begin after those of all lower experts. In an expert, a band's copies
+// begin after those of lower bands.
 __global__ void first_places_kernel(const int32_t* __restrict__ counts, int experts, int bands,
                                     int32_t* __restrict__ of_band) {
   for (size_t e : grid_range(experts)) {

@@ -1,9 +1,9 @@
-// Every kernel of the model and the optimizer but attention's (attention.h), each behind a function of the
-// kernel's name that launches it on `stream`. Shapes stand beside the arguments: "rows" are tokens, features
+// The kernels of the model and the optimizer, except attention's (attention.h). Each function launches the
+// kernel of its name on `stream`. Comments beside the arguments give shapes; "rows" are tokens, and features
 // are contiguous.
 //
-// Sums run in a fixed order without atomics, so a run can be repeated bit for bit. All arithmetic is in
-// `accum`.
+// Sums run in a fixed order without atomics, so a run repeats bit for bit. All arithmetic is in `accum`.
+// README.md explains what makes these kernels fast.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,34 +18,34 @@ namespace pentatron {
 
 // ---- Embedding --------------------------------------------------------------------------------------------
 
-// out[r] = table[tokens[r] - first_token], or zero where this table, rows [first_token, first_token +
-// table.rows) of the vocabulary, lacks the token.
+// out[r] = table[tokens[r] - first_token]. The table holds rows [first_token, first_token + table.rows) of
+// the vocabulary; out[r] is zero if the token is not among them.
 void embedding_forward(Tensor table /*[vocabulary, d]*/, const int32_t* tokens /*[rows]*/, int first_token,
                        Tensor out /*[rows, d]*/, cudaStream_t stream);
 
 // gradient[t] += the sum of d_out[r] over the rows r with token t. `by_token` lists the rows sorted by token
-// (stable), so that each token's sum has one owner and a fixed order.
+// (stable). So one block sums all rows of a token, in a fixed order.
 void embedding_backward(Tensor d_out /*[rows, d]*/, const int32_t* tokens /*[rows]*/,
                         const int32_t* by_token /*[rows]*/, int first_token,
                         AccumTensor gradient /*[vocabulary, d]*/, cudaStream_t stream);
 
 // ---- RMSNorm (Zhang and Sennrich, 2019) -------------------------------------------------------------------
 
-// out = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + epsilon) a row.
+// out = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + epsilon) of each row.
 void rmsnorm_forward(Tensor x /*[rows, d]*/, const real* weight /*[d]*/, double epsilon,
                      Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
-// x = before + branch, a residual connection, and then the same of x, in one pass over memory.
+// x = before + branch (a residual connection), then rmsnorm_forward of x, in one pass over memory.
 void residual_rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d]*/,
                               const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
                               Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
-// Rows of `partials` that rmsnorm_backward needs: the rows are summed in that many bands, whatever the
-// device.
+// Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands. The number does not depend
+// on the device.
 int64_t rmsnorm_bands(int64_t rows);
 
-// d_x (+)= the gradient of x (added when `accumulate`, otherwise assigned); weight_gradient = that of the
-// weight, assigned.
+// d_x: the gradient of x, added if `accumulate`, otherwise assigned. weight_gradient: that of the weight,
+// assigned.
 void rmsnorm_backward(Tensor d_out /*[rows, d]*/, Tensor x /*[rows, d]*/, const real* weight /*[d]*/,
                       const accum* rstd /*[rows]*/, bool accumulate, Tensor d_x /*[rows, d]*/,
                       AccumTensor partials /*[rmsnorm_bands(rows), d]*/, accum* weight_gradient /*[d]*/,
@@ -58,16 +58,16 @@ struct HeadShape {
   int qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
 };
 
-// table[p] = cos and then sin of p * theta^(-2i / head_size), i < head_size / 2; computed on the host in
-// double.
+// table[p] = the cosines, then the sines, of p * theta^(-2i / head_size) for i < head_size / 2. The host
+// computes them in double.
 void fill_rotary_table(double theta, AccumTensor table /*[positions, head_size]*/, cudaStream_t stream);
 
-// Splits the fused product qkv into q, k, v and turns q and k by their rows' positions.
+// Splits the fused product qkv into q, k, v, and rotates q and k by their rows' positions.
 void rotary_forward(Tensor qkv /*[rows, q | k | v]*/, const int32_t* positions /*[rows]*/, AccumTensor table,
                     HeadShape shape, Tensor q /*[rows, heads*head_size]*/,
                     Tensor k /*[rows, kv_heads*head_size]*/, Tensor v /*as k*/, cudaStream_t stream);
 
-// The reverse: turns d_q and d_k back, and joins them with d_v.
+// Backward: rotates d_q and d_k by the negative angles, and joins them with d_v.
 void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* positions /*[rows]*/,
                      AccumTensor table, HeadShape shape, Tensor d_qkv /*[rows, q | k | v]*/,
                      cudaStream_t stream);
@@ -83,13 +83,13 @@ void swiglu_backward(Tensor d_out /*[rows, f]*/, Tensor gate_up, Tensor d_gate_u
 
 constexpr int ignored_target = -1;  // such a row has no loss and no gradient
 
-// Of each row of logits, three rows of statistics: the largest logit; the sum of exp(logit - largest); the
-// target's logit, or 0 where another rank holds it.
+// Writes three statistics of each row of logits: the largest logit; the sum of exp(logit - largest); the
+// target's logit, or 0 if another rank holds it.
 void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
                               int first_token, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
-// After the largest logits over all ranks are known, they replace those of this rank, to which its sums are
-// relative.
+// Call this with each row's largest logit over all ranks. Rescales the sums to it: sum *= exp(own largest -
+// largest), then replaces the own largest logit.
 void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statistics /*[3, rows]*/,
                            cudaStream_t stream);
 
@@ -97,7 +97,7 @@ void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statisti
 void cross_entropy_loss(AccumTensor statistics /*[3, rows]*/, const int32_t* targets, double scale,
                         accum* loss /*[1]*/, cudaStream_t stream);
 
-// logits = their gradient: scale * (softmax - one-hot target).
+// Replaces the logits by their gradient, scale * (softmax - one-hot target).
 void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets, int first_token,
                             double scale, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
@@ -110,19 +110,19 @@ void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);
 
 // ---- Initialisation ---------------------------------------------------------------------------------------
 
-// A local matrix is the slice of a global one that begins at (first_row, first_column).
+// A local matrix of `columns` columns is the slice of a global one that begins at (first_row, first_column).
 struct GlobalSlice {
   int64_t columns, first_row, first_column, global_columns;
 };
-// weights[i] = element first + i of the local matrix: standard_deviation * a normal number that depends on
-// (key, global index) alone, so that every slicing of the global matrix gives the same bits.
+// weights[i] = element first + i of the local matrix, a normal number times standard_deviation. It depends on
+// (key, global index) alone, so every slicing of the global matrix gives the same bits.
 void fill_normal(real* weights /*[size]*/, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
                  double standard_deviation, cudaStream_t stream);
 void fill_constant(real* weights, size_t size, double value, cudaStream_t stream);
 
 // ---- Optimizer --------------------------------------------------------------------------------------------
 
-// sum[0] += the sum of the squares of x, in double.
+// sum[0] += the sum of the squares of x [size], in double.
 void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/, double* sum /*[1]*/,
                     cudaStream_t stream);
 
@@ -134,8 +134,8 @@ struct AdamW {
   double lr, beta1, beta2, epsilon, weight_decay;
   int64_t step;  // from 1
 };
-// One step over `size` elements (Loshchilov and Hutter, 2019). The update is computed on `master`, from which
-// the weights are rounded; without master weights `master` is the weights themselves.
+// One AdamW step over `size` elements (Loshchilov and Hutter, 2019). It updates `master`, and rounds the
+// weights from it. Without master weights, `master` points to the weights.
 void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,
                 accum* moment2, const accum* clip /*[1]*/, size_t size, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// Matrix products over cuBLAS. A linear layer y = x W^T has three: forward, the gradient of its input
-// (dgrad), and the gradient of its weight (wgrad). cuBLAS is column-major, so a row-major matrix is handed
-// over as its transpose.
+// Matrix products by cuBLAS. A linear layer y = x W^T has three: forward, the gradient of its input (dgrad),
+// and the gradient of its weight (wgrad). cuBLAS reads matrices column-major, so our row-major matrices
+// appear to it as their transposes.
 #pragma once
 
 #include <cublas_v2.h>
@@ -9,7 +9,7 @@
 
 namespace pentatron {
 
-// A failed call prints the call, the error's text, file:line and rank, and ends the process.
+// If the call fails: prints the call, the error's text, file:line and rank, and ends the process.
 #define CUBLAS_CHECK(call) pentatron::check_cublas((call), #call, __FILE__, __LINE__)
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line);
 
@@ -40,8 +40,8 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
                   AccumTensor d_weight /*[out, in]*/);
 
-// One matrix of a batch in which matrix i begins `stride` elements after matrix i - 1; its rows are `leading`
-// elements apart.
+// A batch of row-major matrices. Rows are `leading` elements apart; matrix i begins `stride` elements after
+// matrix i - 1.
 struct BatchedMatrix {
   void* data;
   cudaDataType_t type;
@@ -50,7 +50,7 @@ struct BatchedMatrix {
 enum class Transpose { no, yes };
 
 // c_i = alpha op(a_i) op(b_i) + beta c_i for i < count, with op(a_i) [m, k], op(b_i) [k, n], c_i [m, n], all
-// row-major; a and b are `real`, c is `real` or `accum`.
+// row-major; op transposes or not. a and b are `real`, c is `real` or `accum`. `name` labels traces.
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
                      const char* name);

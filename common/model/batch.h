@@ -1,4 +1,4 @@
-// The tokens of one micro-batch on the device, and how they get there.
+// Cuts a step's global batch into micro-batches, and copies each to the device through pinned memory.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,23 @@ struct Batch {
   const int32_t* by_token;       // rows sorted by token (kernels.h, embedding_backward)
   double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
   double inverse_micro_batches;  // 1 / micro-batches of the global batch
-  bool last;                     // of this step's micro-batches
-  int number = 0;                // of them, for a trace
+  bool last;                     // true for the last micro-batch of the step on this rank
+  int number = 0;                // of the micro-batch in its step, from 0; labels traces
 };
 
-// Holds micro-batches: what the host writes, pinned, and its copy on the device.
+// Holds micro-batches twice: in pinned host memory, where the host writes them, and on the device.
 class BatchBuffer {
  public:
   explicit BatchBuffer(int64_t rows, int64_t micro_batches = 1);
 
-  // The host's side of micro-batch i, [rows] each; written before `upload`, and not again before `upload` has
-  // run.
+  // The arrays of micro-batch i in pinned host memory, [rows] each. The caller fills them, then calls
+  // `upload`. It must not write them again before the stream has run the copy.
   std::span<int32_t> tokens(int64_t i = 0) { return array(i, 0); }
   std::span<int32_t> targets(int64_t i = 0) { return array(i, 1); }
   std::span<int32_t> positions(int64_t i = 0) { return array(i, 2); }
 
-  // Sorts the rows of micro-batch i by token and issues the copy; the batch may be used by what `stream` runs
-  // after it. micro_batches: of the global batch; last: of this rank's step.
+  // Sorts the rows of micro-batch i by token and issues the copy to the device. Work that `stream` runs later
+  // may read the batch. target_tokens (those not ignored) and micro_batches are counts of the global batch.
   Batch upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream, int64_t i = 0);
 
  private:
@@ -49,14 +49,13 @@ class BatchBuffer {
   DeviceArray<int32_t> device_;  // likewise
 };
 
-// How many micro-batches of a step each of `ranks` ranks takes; throws UsageError where they
-// can't be shared out evenly.
+// Micro-batches of one step on each of `ranks` ranks. Throws UsageError if they do not divide evenly.
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks);
 
-std::vector<int32_t> all_positions(const TrainingConfig& config);  // 0, 1, ... of a sequence
+std::vector<int32_t> all_positions(const TrainingConfig& config);  // 0, 1, ..., sequence_length - 1
 
-// The micro-batches of each step's global batch that this rank takes: part `rank` of `ranks`, and of every
-// sequence the tokens at `positions` (none: all). All ranks' together are the same in every layout.
+// Loads this rank's micro-batches of a step: part `rank` of `ranks` of the global batch. Of every sequence it
+// takes the tokens at `positions` (empty: all). The global batch is the same in every layout.
 class BatchLoader {
  public:
   BatchLoader(const TokenData& data, const TrainingConfig& config, int rank = 0, int ranks = 1,
@@ -64,8 +63,8 @@ class BatchLoader {
 
   int micro_batches() const { return micro_batches_; }
 
-  // All micro-batches of a step. The previous step's must have been consumed: the caller has waited for its
-  // loss.
+  // Uploads and returns all micro-batches of `step`. It overwrites the previous step's, so the caller must
+  // have waited for that step's loss.
   std::vector<Batch> load(int64_t step, cudaStream_t stream);
 
  private:

@@ -1,4 +1,4 @@
-// The numbers that define a training run on one device. (What techniques add is in program/options.h.)
+// The numbers that define a training run on one device. Options of techniques are in program/options.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace pentatron {
 
 // The sizes of a Llama decoder.
 struct ModelConfig {
-  std::string name;  // of the preset that the sizes come from
+  std::string name;  // of the preset, such as tiny
   int layers;
   int d_model;     // width of the residual stream
   int heads;       // query heads
@@ -23,7 +23,8 @@ struct ModelConfig {
   int head_size() const { return d_model / heads; }
 };
 
-// What forward keeps for backward: everything; everything but the attention scores; only each layer's input.
+// What forward keeps for backward. none: everything; selective: everything but the attention scores;
+// full: only each layer's input. Backward recomputes the rest.
 enum class Recompute { none, selective, full };
 
 enum class OptimizerKind { adamw, sgd };
@@ -38,8 +39,8 @@ struct TrainingConfig {
   uint64_t seed = 1;
 
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double lr = 0;      // highest learning rate: reached after the warm-up
-  double min_lr = 0;  // reached at the last step, along a cosine
+  double lr = 0;      // highest learning rate, at the end of the warm-up
+  double min_lr = 0;  // where the cosine decay ends
   int warmup_steps = 10;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -51,15 +52,15 @@ struct TrainingConfig {
   Attention attention = Attention::naive;
 };
 
-// Layers [first, last), with what comes before and after them. 01 has the whole model in one range: read past
-// other ranges until 05.
+// Layers [first, last). `embedding` and `head` say whether the range includes these, too. 01 has one range,
+// the whole model; 05 is the first stage with others.
 struct LayerRange {
   int first, last;
   bool embedding, head;
 };
 inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
 
-// Memory for this layer is for all of them, one after the other.
+// Pass this as the layer to allocate one buffer that all layers reuse.
 constexpr int any_layer = -1;
 
 }  // namespace pentatron

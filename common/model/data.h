@@ -1,9 +1,9 @@
-// Training tokens, memory-mapped from a file, and the batches cut out of them.
+// Training tokens, memory-mapped from a file, and the sequences cut out of them.
 //
-// A text file is its bytes. A file named *.bin holds 16-bit token ids, either nothing else (nanoGPT's form)
-// or after a header of 256 32-bit integers (llm.c's form). Which window of the text is sequence i of step s
-// depends on (seed, s, i) only, so that any rank of any layout can cut its slice of the global batch without
-// asking another.
+// In a text file each byte is a token. A file named *.bin holds 16-bit token ids: either nothing else
+// (nanoGPT's form), or after a header of 256 32-bit integers (llm.c's form). Sequence i of step s is a window
+// of the text that depends on (seed, s, i) alone. So any rank can cut its slice of the global batch without
+// communication.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,8 @@ class TokenData {
                                  : static_cast<const uint16_t*>(tokens_)[i];
   }
 
-  // Nats per token that a model which knows only how frequent each token is would reach: the loss to beat.
+  // Entropy of the token frequencies, in nats per token. A model that knows only how frequent each token is
+  // reaches this loss, so training must get below it.
   double unigram_entropy() const;
 
  private:
@@ -47,8 +48,8 @@ class TokenData {
   std::vector<int64_t> counts_;   // [65536]: how often each token id occurs
 };
 
-// Fills a slice of the global batch of `step`: the sequences first_sequence, first_sequence + 1, ..., as many
-// as fit.
+// Fills `tokens` and `targets` with sequences of the global batch of `step`: first_sequence and those after
+// it, as many as fit.
 void fill_sequences(
     const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence, int sequence_length,
     std::span<int32_t> tokens,    // [sequences, sequence_length]

@@ -1,5 +1,5 @@
-// The device memory that a rank will need at its peak, from the sizes of the model and of the batch alone
-// (01_single_gpu/README.md derives the formulas). What a technique changes is handed in, as a RankShare.
+// Predicts a rank's device memory at its peak, from the sizes of the model and of the batch alone
+// (01_single_gpu/README.md derives the formulas). A technique passes what it changes as a RankShare.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace pentatron {
 
-// Bytes of an element: weights and activations, and everything that is summed; and whether the optimizer
-// keeps master weights.
+// Bytes of an element. real: of weights and activations; accum: of sums (gradients, moments, statistics).
+// master_weights: whether the optimizer keeps a copy of the weights in `accum`.
 struct ElementSizes {
   size_t real, accum;
   bool master_weights;
 };
 
-// Numbers of elements, of the types that there are.
+// Numbers of elements of each type.
 struct Elements {
   int64_t real = 0, accum = 0, int32 = 0;
   Elements operator+(Elements b) const { return {real + b.real, accum + b.accum, int32 + b.int32}; }
@@ -29,32 +29,33 @@ struct Elements {
   }
 };
 
-// What a rank has of one layer's MLP.
+// One layer's MLP, as far as it is on this rank.
 struct FeedForwardMemory {
   std::vector<int64_t> parameters;  // [parameter groups]: elements
-  Elements kept, gradients;  // of one micro-batch: FeedForwardTensors and FeedForwardGradients (seams.h)
+  Elements kept, gradients;  // for one micro-batch: FeedForwardTensors and FeedForwardGradients (seams.h)
 };
 
-// Layers that a rank holds, and for how many micro-batches at once it keeps what they need for backward.
+// A range of layers on this rank. in_flight: the largest number of micro-batches whose activations the rank
+// keeps at the same time.
 struct ModelPart {
   LayerRange range;
   int in_flight = 1;
-  int inputs = 0;  // buffers for what comes from another rank
+  int inputs = 0;  // buffers [outside, d] that receive activations from another rank
 };
 
-// What one rank has of the model, its state and a micro-batch. The default is one device, which has all; each
-// technique sets what it changes.
+// One rank's share of the model, of its training state and of a micro-batch. The default is one device, which
+// has everything. A technique sets the fields that it changes.
 struct RankShare {
   std::vector<int> replicas = {1};   // [parameter groups]: ranks with the same parameters (parameters.h)
-  int sharded_states = 0;            // 1: they share out optimizer states, 2: and gradients, 3: and weights
-  bool gathers_once_a_step = false;  // the weights, if they are shared out; otherwise for every use
-  int tensor_ranks = 1;              // that share out heads, MLP columns and vocabulary
-  int token_ranks = 1, outside_ranks = 1;  // that share out the tokens; and those outside the tensor regions
-  std::vector<ModelPart> parts = {};       // none: the whole model is one
-  bool gradients_on_request = false;       // weight gradients are made on request (seams.h)
-  // Of a layer or any_layer; empty: a dense MLP.
+  int sharded_states = 0;            // replicas shard: 1: optimizer states, 2: and gradients, 3: and weights
+  bool gathers_once_a_step = false;  // sharded weights are all-gathered once a step, not for every use
+  int tensor_ranks = 1;              // ranks that split heads, MLP columns and vocabulary
+  int token_ranks = 1, outside_ranks = 1;  // ranks that split the tokens; the rows outside the tensor regions
+  std::vector<ModelPart> parts = {};       // empty: one part, the whole model
+  bool gradients_on_request = false;       // weight gradients are computed on request (seams.h)
+  // The MLP's memory of a layer, or of any_layer. Empty: a dense MLP.
   std::function<FeedForwardMemory(int layer)> feed_forward = {};
-  Elements work = {}, buffers = {};  // of a technique: activations, communication
+  Elements work = {}, buffers = {};  // what a technique adds to activations, and its communication buffers
 };
 
 // Tokens of one micro-batch on this rank: inside the tensor regions, and outside of them.
@@ -63,20 +64,21 @@ struct Rows {
 };
 Rows rows_of(const TrainingConfig& config, const RankShare& share);
 
-// Columns of a rank's part of queries, keys (and values), MLP and vocabulary, and its heads.
+// Widths on one rank: the whole model's width d; its columns of queries, of keys (or values), of the MLP and
+// of the vocabulary; its query heads.
 struct Columns {
   int64_t d, q, kv, f, vocabulary, heads;
 };
 Columns columns_of(const ModelConfig& model, int tensor_ranks);
 
-// What is there all the time; and the unit buffers, which hold a unit's weights or gradients while they are
-// not in shards.
+// Bytes by purpose. resident: allocated during the whole run. unit_buffers: they hold whole units, of weights
+// or gradients, where the resident ones are shards.
 struct MemoryPrediction {
   MemoryBytes resident = {}, unit_buffers = {};
   MemoryBytes total() const;
 };
 
-// micro_batches: of a step, on this rank.
+// micro_batches: of a step on this rank, whose tokens are all on the device.
 MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes element, int micro_batches,
                                 RankShare share = {});
 

@@ -44,7 +44,8 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
 
 void Optimizer::add_norm_squared(double* norm_squared) {
   for (const Shard& shard : parameters_.shards()) {
-    // Neighbours without a gap are one sum, so the bits do not depend on how a unit divides into parameters.
+    // Adjacent ranges are summed by one call. So the bits do not depend on how a unit is divided into
+    // parameters.
     size_t begin = 0, end = 0;
     const auto add_sum = [&] {
       if (end > begin)

@@ -1,6 +1,6 @@
 // AdamW and SGD over the shards that this rank updates, with clipping by the global gradient norm.
 //
-// Nothing here waits for the device: the norm stays there, and the clipping factor is computed from it there.
+// The host never waits here: the norm stays on the device, and a kernel computes the clipping factor from it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace pentatron {
 
-// Learning rate of `step` (from 0): linear warm-up, then a cosine from config.lr down to config.min_lr,
-// which a step after the last one would have.
+// Learning rate of `step` (from 0): linear warm-up, then a cosine from config.lr down to config.min_lr. The
+// step after the last one would have config.min_lr.
 double learning_rate(const TrainingConfig& config, int64_t step);
 
 class Optimizer {
@@ -20,12 +20,12 @@ class Optimizer {
   // Allocates the state of all shards: two moments for AdamW, and master weights where weights are bf16.
   Optimizer(const TrainingConfig& config, Parameters& parameters, cudaStream_t stream);
 
-  // norm_squared[0] += the squares of this rank's gradients, each element of the model counted on one rank
-  // only. Summed over the world, it is the squared gradient norm.
+  // norm_squared[0] (device) += the squares of this rank's gradients. Each element of the model counts on one
+  // rank only, so the sum over all ranks is the squared gradient norm.
   void add_norm_squared(double* norm_squared);
 
-  // Updates the weights of all shards, with gradients clipped by the norm whose square is norm_squared[0] on
-  // the device.
+  // Updates the weights of all shards. norm_squared[0] (device): the squared norm of the global gradient, by
+  // which the gradients are clipped. step: from 0.
   void step(int64_t step, const double* norm_squared);
 
  private:
@@ -37,8 +37,8 @@ class Optimizer {
   cudaStream_t stream_;
   DeviceArena memory_{Purpose::optimizer};
   std::vector<State> states_;  // [shards]
-  DeviceArray<double> parts_;
-  DeviceArray<accum> clip_;
+  DeviceArray<double> parts_;  // [norm_parts]
+  DeviceArray<accum> clip_;    // [1]: the clipping factor
 };
 
 }  // namespace pentatron

@@ -17,7 +17,7 @@ size_t ParameterGroup::declare(int unit, size_t size, bool held) {
 
 size_t ParameterGroup::size(int unit) const {
   if (unit >= std::ssize(flat_)) return 0;
-  // 16 bytes of weights are at least 16 bytes of gradients.
+  // A multiple of 16 bytes of weights is one of gradients, too: an `accum` is never smaller than a `real`.
   const size_t multiple = replicas_.ranks * (16 / sizeof(real));
   return (flat_[unit].used + multiple - 1) / multiple * multiple;
 }
@@ -81,7 +81,7 @@ int Parameters::declare(const Declaration& declaration) {
 
 void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
   for (const Shard& shard : shards()) {
-    fill_constant(shard.weights, shard.size(), 0, stream);  // for the padding
+    fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
     for (const ParameterRange& range : ranges(shard)) {
       const Parameter& p = *range.parameter;
       real* const weights = shard.weights + range.begin_in_shard;
@@ -143,10 +143,10 @@ std::vector<ParameterRange> Parameters::ranges(const Shard& shard) const {
 
 std::vector<ParameterRange> Parameters::counted_ranges(const Shard& shard) const {
   const ParameterGroup& group = groups_[shard.group];
-  const bool whole = shard.size() == group.size(shard.unit);  // all replicas have it, and one of them counts
+  const bool whole = shard.size() == group.size(shard.unit);  // all replicas hold it; the first counts it
   if (whole && group.replicas().rank > 0) return {};
   std::vector<ParameterRange> result = ranges(shard);
-  if (layout_.tensor_rank > 0)  // what all tensor ranks hold counts on the first
+  if (layout_.tensor_rank > 0)  // all tensor ranks hold these, so only the first counts them
     std::erase_if(result, [](const ParameterRange& r) { return held_by_all(r.parameter->tensor_split); });
   return result;
 }

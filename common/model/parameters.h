@@ -1,13 +1,13 @@
-// The model's parameters, declared once: a name, a global shape, the unit that uses it, and how it is split.
-// Everything else follows from the declarations: the slice that a rank holds, its initial value, where it
-// lies, what the optimizer updates, what counts in the gradient norm, and how a full tensor is gathered.
+// Each parameter of the model is declared once: name, global shape, unit, and how it is split. The
+// declarations determine the rest: the slice that a rank holds, its initial values, its place in memory, what
+// the optimizer updates, what counts in the gradient norm, and how a full tensor is gathered.
 //
-//   unit     the embedding, one layer, or the head: what a technique moves as a whole
+//   unit     the embedding, one layer, or the head; techniques communicate whole units
 //   group    parameters whose gradients are summed over the same ranks; one device has one group
-//   shard    what this rank's optimizer updates of a unit: all of it, or one of equal parts
+//   shard    the part of a unit that this rank's optimizer updates: all of it, or one of equal parts
 //
-// A group's parameters of a unit lie one after the other as one flat array of weights and, likewise, one of
-// gradients (PyTorch's FSDP calls this a flat parameter).
+// A unit has one flat array of weights for each group, and one of gradients. The parameters lie in it one
+// after the other (FlatParameter in PyTorch's FSDP1).
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@
 
 namespace pentatron {
 
-// What the tensor axis does with a parameter (one device: read past this until 04). A column-split linear
-// layer of Megatron's is split by output, a row-split one by input; an embedding or head by vocabulary. The
-// rest is held by all tensor ranks: outside the tensor regions (norms: each rank's gradient is partial
-// exactly when the rows are split there) or inside (always partial).
+// How the tensor ranks split a parameter (used from 04 on). Megatron's column-parallel linear layer is split
+// by output, its row-parallel one by input, embedding and head by vocabulary. All tensor ranks hold the rest
+// whole. held_outside: used outside the tensor regions (norms); its gradient is partial only if the ranks
+// split the rows there. held_inside: used inside them; its gradient is always partial.
 enum class TensorSplit { by_output, by_input, by_vocabulary, held_outside, held_inside };
 constexpr bool held_by_all(TensorSplit split) {
   return split == TensorSplit::held_outside || split == TensorSplit::held_inside;
@@ -32,7 +32,7 @@ struct Declaration {
   int unit;               // 0: embedding, 1 + i: layer i, 1 + layers: head
   int64_t rows, columns;  // global shape: [output features, input features], or [1, features] for a norm
   TensorSplit tensor_split;
-  double standard_deviation = 0.0;  // of the initial values; 0: they are all one
+  double standard_deviation = 0.0;  // of the initial values; 0: every initial value is 1
   bool decays = true;               // weight decay applies
   int group = 0;
   bool held = true;  // false: only other ranks hold it
@@ -41,7 +41,7 @@ struct Declaration {
 struct Parameter : Declaration {
   int64_t first_row, first_column;    // where the slice begins in the global matrix
   int64_t local_rows, local_columns;  // its shape; 0 rows where it is not held
-  size_t offset;                      // elements from the beginning of the unit's flat array
+  size_t offset;                      // of the slice in the unit's flat array, in elements
   size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
 };
 
@@ -49,8 +49,8 @@ struct Parameter : Declaration {
 struct Shard {
   int group, unit;
   size_t begin, end;
-  real* weights;     // element `begin`
-  accum* gradients;  // likewise
+  real* weights;     // points to element `begin`
+  accum* gradients;  // points to element `begin`
   size_t size() const { return end - begin; }
 };
 
@@ -60,8 +60,8 @@ struct ParameterRange {
   size_t begin_in_parameter, begin_in_shard, size;
 };
 
-// Ranks that hold the same parameters and work on different tokens: the sum of their gradients is the
-// gradient.
+// Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
+// gradients is the gradient. `rank` is this rank's place among `ranks` replicas.
 struct Replicas {
   int rank = 0, ranks = 1;
 };
@@ -71,24 +71,25 @@ class ParameterGroup {
   ParameterGroup(int number, Replicas replicas) : number_(number), replicas_(replicas) {}
 
   const Replicas& replicas() const { return replicas_; }
-  // With parameters of this group on this rank, ascending.
+  // The units of which this rank holds parameters of this group, ascending.
   const std::vector<int>& units() const { return units_; }
-  // Elements of a unit's flat arrays. They are padded, so that equal shards exist for all replicas and begin
-  // at multiples of 16 bytes. Padding is never read as a weight and has zero gradients.
+  // Elements of a unit's flat arrays, padding included. With the padding all replicas have equal shards,
+  // which begin at multiples of 16 bytes. No product reads the padding, and its gradients are zero.
   size_t size(int unit) const;
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
-  size_t largest_size() const;  // of all units
+  size_t largest_size() const;  // of all units, in elements
 
-  // Where a unit's flat arrays are now, and null while they are nowhere. A technique may bind other memory at
-  // any time, so nobody else keeps these pointers.
+  // Pointers to a unit's flat arrays, null while the unit has no memory. A technique may point them to other
+  // memory at any time, so do not keep copies of them.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
 
-  // Allocates and binds all units whole: each is a shard. Their gradients lie end to end in flat_gradients().
+  // Allocates all units whole; each is one shard. flat_gradients() holds their gradients end to end.
   void allocate();
   AccumTensor flat_gradients() const { return flat_gradients_; }  // [1, size of all units]
-  // Or a technique allocates itself, and says what the optimizer is to update. The memory lives as long as
-  // this object. Gradients are resident: every step begins by zeroing them.
+  // Instead of allocate(), a technique can call these three. `size` is in elements; the memory lives as long
+  // as this object. zero_gradients() zeroes all gradients allocated here. add_shard tells the optimizer to
+  // update elements [begin, end) of a unit; the pointers are those of element `begin`.
   real* allocate_weights(size_t size);
   accum* allocate_gradients(size_t size);
   void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients);
@@ -100,7 +101,7 @@ class ParameterGroup {
     real* weights = nullptr;
     accum* gradients = nullptr;
   };
-  // Returns the offset of a parameter of so many elements.
+  // Adds a parameter of `size` elements to a unit. Returns its offset.
   size_t declare(int unit, size_t size, bool held);
 
   int number_;
@@ -117,22 +118,22 @@ class ParameterGroup {
 struct ParameterLayout {
   int tensor_rank = 0, tensor_ranks = 1;
   std::vector<Replicas> groups = {{}};  // [groups]
-  std::vector<int> units = {};          // that this rank holds, ascending; none: all
+  std::vector<int> units = {};          // units on this rank, ascending; empty: all
 };
 
 class Parameters {
  public:
   explicit Parameters(ParameterLayout layout = {});
 
-  // Returns the parameter's number. Parameters that one product reads together are declared one after the
-  // other.
+  // Returns the parameter's number. If one product uses several parameters as one matrix, declare them one
+  // after the other.
   int declare(const Declaration& declaration);
 
   void allocate() {
     for (ParameterGroup& group : groups_) group.allocate();
   }
 
-  // Initial values of all shards: the same numbers in every layout.
+  // Writes the initial values of all shards. Every layout gets the same numbers.
   void initialise(uint64_t seed, cudaStream_t stream);
 
   void zero_gradients(cudaStream_t stream);
@@ -143,17 +144,17 @@ class Parameters {
   int64_t global_size() const;  // elements of the whole model
   const ParameterLayout& layout() const { return layout_; }
 
-  // The local slice of a parameter, or of `count` parameters with the same columns as one matrix. Looked up
-  // at each use, never kept; without memory while its unit is bound to none.
+  // The local slice of a parameter, or of `count` parameters with equal columns as one matrix: [local rows,
+  // local columns]. Its data is null while the unit has no memory. Call this at each use, do not keep the
+  // result.
   Tensor weights(int id, int count = 1) const;
   AccumTensor gradients(int id, int count = 1) const;
 
-  // The walk that optimizer, clipping, norm and gathering share: the shards of all groups, and the parameters
-  // that lie in each, in order.
+  // The shards of all groups, and the parts of parameters in a shard, in order. Optimizer, gradient norm,
+  // initialisation and gathering all loop over these.
   std::vector<Shard> shards() const;
   std::vector<ParameterRange> ranges(const Shard& shard) const;
-  // Those that this rank counts when something is summed over all ranks, so that each element of the model
-  // counts once.
+  // The ranges that this rank counts in a sum over all ranks. Each element of the model counts on one rank.
   std::vector<ParameterRange> counted_ranges(const Shard& shard) const;
 
  private:

@@ -1,5 +1,6 @@
-// The places where a parallelism acts on the model: four small interfaces, whose defaults are those of one
-// device, so that the model is single-device code. (A pipeline needs none: it runs parts of the model.)
+// The seams: four small interfaces through which parallelism acts on the model. The model is single-device
+// code that calls them, and their defaults are for one device. (A pipeline needs no seam: it runs parts of
+// the model.)
 //
 //   UnitHooks      around the use of weights and the writing of gradients    data parallelism, ZeRO
 //   TensorRegion   the borders of attention, MLP, embedding and head         tensor and sequence parallelism
@@ -26,27 +27,29 @@ enum class Pass { forward, backward };
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
-  // Around the use of a unit's weights, once each pass. Recomputation lies inside backward's pair.
+  // Called before and after a unit's weights are used, once in each pass of a micro-batch. Recomputation runs
+  // between the two calls of backward.
   virtual void before_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   virtual void after_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
-  // Around the writing of a unit's weight gradients, for every micro-batch; `last` is true for the last of a
-  // step.
+  // Called before and after a unit's weight gradients are written, for every micro-batch. `last` is true for
+  // the last micro-batch of a step.
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
-  // After a step's last micro-batch: whatever the compute stream is given next has the global gradient.
+  // Called after a step's last micro-batch. Work that is put into the compute stream after this call reads
+  // the global gradient.
   virtual void finish_gradient_sync() {}
-  // After the optimizer has written, or initialised, the weights that this rank updates.
+  // Called after this rank has initialised, or the optimizer has updated, the weights of its shards.
   virtual void weights_changed() {}
 };
 
 class TensorRegion;
 
-// When the weight gradients of a micro-batch are made: during backward, or only when somebody asks for them.
-// (Read past the second until 05.)
+// When a micro-batch's weight gradients are computed: during backward, or when issue_all is called (used from
+// 05 on).
 enum class WeightGradients { during_backward, on_request };
 
-// Backward goes on with input gradients alone, so the work on weight gradients waits here for a good moment:
-// while a collective on an input gradient is under way, or until somebody asks for it.
+// Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
+// until it hides a collective on an input gradient, or until issue_all is called.
 class WgradQueue {
  public:
   WgradQueue(std::vector<UnitHooks*> hooks, WeightGradients when) : hooks_(std::move(hooks)), when_(when) {}
@@ -55,19 +58,19 @@ class WgradQueue {
   void push(int unit, std::function<void()> work) {
     entries_.push_back({unit, std::move(work), false, trace::here});
   }
-  // Nothing more comes for this unit in this micro-batch: a good moment, too.
+  // Says that the unit is complete for this micro-batch, and drains. `last`: of the step's micro-batches.
   void close(int unit, bool last) {
     entries_.push_back({unit, nullptr, last, trace::here});
     drain();
   }
-  // Work that will be pushed next wants a region's input again: if a good moment comes soon, the region can
-  // begin to fetch it.
+  // Announces that the work pushed next reads region.entered(x). Unless the work waits for a request, the
+  // region begins to gather it now.
   void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/);
-  // A good moment: issues everything that waits, unless it waits for a request.
+  // Issues all waiting work, unless weight gradients are computed on request.
   void drain() {
     if (when_ == WeightGradients::during_backward) issue_all();
   }
-  // The request.
+  // Issues all waiting work. With WeightGradients::on_request this is the request.
   void issue_all();
 
  private:
@@ -75,16 +78,17 @@ class WgradQueue {
     int unit;
     std::function<void()> work;  // empty: the unit is complete
     bool last = false;
-    trace::Position position;  // at which it was pushed
+    trace::Position position;  // where the work was pushed: its label in a trace
   };
   std::vector<UnitHooks*> hooks_;
   WeightGradients when_;
   std::vector<Entry> entries_;
-  int open_unit_ = -1;  // whose before_gradients has been called, and after_gradients not yet
+  int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
 
-// Borders of the regions in which tensor parallelism splits heads, columns and vocabulary. "Outside" rows are
-// those that a rank holds between regions: all of them, or its part under sequence parallelism.
+// A tensor region is a part of the model in which tensor parallelism splits heads, columns or vocabulary.
+// These calls are its borders. "Outside" are the rows that a rank holds between regions: all rows, or its
+// part of them under sequence parallelism.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;
@@ -96,28 +100,28 @@ class TensorRegion {
   // The gradient of a region's output: [outside, d] -> [rows, d].
   virtual Tensor leave_backward(Tensor d_out) { return d_out; }
   // The partial gradient of a region's input [rows, d] -> its sum over the tensor ranks, [outside, d].
-  // `meanwhile` issues work that may run while that sum is made.
+  // `meanwhile` issues work that may overlap with that sum.
   virtual Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) {
     meanwhile();
     return d_in;
   }
-  // What enter(x) returned, once more, for the weight gradients; prefetch may say ahead that it will be
-  // wanted.
+  // entered(x) returns again what enter(x) returned, [rows, d], for the weight gradients. prefetch_entered
+  // begins to gather it.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
-  // A cross-entropy's statistics over this rank's vocabulary -> over all of it, in place (kernels.h).
+  // Combines the cross-entropy's statistics (kernels.h) of all tensor ranks' vocabulary slices, in place.
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 
 struct AttentionTensors {
   Tensor q, k,
-      v;       // [rows, heads*head_size], [rows, kv_heads*head_size] twice; q and k turned by their positions
-  Tensor out;  // as q
-  AccumTensor lse;  // [rows, heads]
+      v;            // q [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
+  Tensor out;       // as q
+  AccumTensor lse;  // [rows, heads]: log-sum-exp of each row's scores
   Scores scores;
 };
 
-// What attention's backward works in.
+// Buffers for attention's backward.
 struct AttentionGradients {
   Tensor d_out;               // [rows, heads*head_size]
   Tensor d_q, d_k, d_v;       // as q, k, v
@@ -127,9 +131,9 @@ struct AttentionGradients {
 
 class AttentionCore {
  public:
-  explicit AttentionCore(Attention kind);  // throws UsageError where this machine can't compute it so
+  explicit AttentionCore(Attention kind);  // throws UsageError if this machine cannot run `kind`
   virtual ~AttentionCore() = default;
-  // Rows and columns of scores memory for one sequence.
+  // Rows and columns of the memory for one sequence's scores; 0, 0 if none is needed.
   virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const;
   virtual void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t);
   virtual void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
@@ -139,14 +143,14 @@ class AttentionCore {
   const Attention kind_;
 };
 
-// What a layer's MLP keeps of a micro-batch, and what its backward works in.
+// What a layer's MLP keeps of a micro-batch for backward, and the buffers of its backward.
 struct FeedForwardTensors {
   Tensor gate_up, product;      // [rows, gate | up], and their SwiGLU [rows, f]
-  std::shared_ptr<void> other;  // what another FeedForward has instead
+  std::shared_ptr<void> other;  // an overriding FeedForward keeps its own type here
 };
 struct FeedForwardGradients {
-  Tensor gate_up, product;      // of the same
-  std::shared_ptr<void> other;  // likewise
+  Tensor gate_up, product;      // gradients of gate_up and product, same shapes
+  std::shared_ptr<void> other;  // as above
 };
 
 class FeedForward {
@@ -155,12 +159,11 @@ class FeedForward {
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
   virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const;
   virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const;
-  // partial [rows, d] = this rank's part of mlp(h [rows, d]); left out when only what is kept is computed
-  // again.
+  // partial [rows, d] = this rank's part of mlp(h [rows, d]). When recomputing, only `kept` is written.
   virtual void forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
                        Tensor h, const FeedForwardTensors& kept, bool recomputing, Tensor partial);
-  // d_h [rows, d] from d_partial [rows, d]. Work on weight gradients goes into the queue, and there asks the
-  // region for the MLP's input again: `normed` [outside, d] is what it entered with.
+  // Computes d_h [rows, d] from d_partial [rows, d], and pushes the work on weight gradients into the queue.
+  // That work reads the MLP's input again, region.entered(normed), with `normed` [outside, d].
   virtual void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
                         Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
                         const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
@@ -182,8 +185,8 @@ constexpr int embedding_unit = 0;
 constexpr int unit_of_layer(int layer) { return 1 + layer; }
 constexpr int head_unit(int layers) { return 1 + layers; }
 
-// Standard deviation of a matrix's initial values: the variance 1 / (3 fan-in) of PyTorch's nn.Linear, from
-// the global shape.
+// Standard deviation of a matrix's initial values: sqrt(1 / (3 fan_in)), as in PyTorch's nn.Linear. fan_in is
+// that of the global shape.
 double initial_deviation(int64_t fan_in);
 
 }  // namespace pentatron

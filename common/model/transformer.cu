@@ -89,7 +89,7 @@ LayerGradients Transformer::allocate_gradients(DeviceArena& arena, int layer) co
   return g;
 }
 
-// Everything but the input, which is the output of the layer before.
+// Allocates everything but the input, which make_activations or its caller allocates.
 LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) const {
   const int d = model_.d_model, q = shape_.head.heads * shape_.head.head_size;
   const int kv = shape_.head.kv_heads * shape_.head.head_size;
@@ -247,14 +247,14 @@ void Transformer::layer_backward(int layer, const Batch& batch, Activations& act
   const Tensor d_stream = activations.gradient;
   const auto drain = [&queue] { queue.drain(); };
 
-  // MLP. The gradient of the residual stream passes by the MLP, and what comes through it is added.
+  // MLP. Since x = before + mlp(norm(before)), the stream's gradient gets the MLP's part added to it.
   const Tensor d_mlp_out = copied(region.leave_backward(d_stream), of_layer.feed_forward_out);
   seams_.feed_forward->backward(blas_, parameters_, layer, batch, d_mlp_out, a.normed2, a.feed_forward,
                                 of_layer.feed_forward, region, queue, branch_);
   norm_backward(unit, id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d_stream,
                 of_layer.norms.row_range(1, 1), queue);
 
-  // Attention, likewise.
+  // Attention, in the same way.
   const AttentionTensors& t = a.attention;
   const AttentionGradients& g = attention_gradients_;
   const Tensor d_partial = copied(region.leave_backward(d_stream), of_layer.attention_out),

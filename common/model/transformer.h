@@ -5,8 +5,8 @@
 //   a layer:   h = enter(norm(x));  x += leave(attention(h Wqkv) Wo)
 //              h = enter(norm(x));  x += leave(swiglu(h Wgate, h Wup) Wdown)
 //
-// This is single-device code that calls the seams (seams.h). It works on a range of layers, with or without
-// embedding and head; 01 has all of it.
+// This is single-device code that calls the seams (seams.h). It runs a range of layers, with or without
+// embedding and head; 01's range is the whole model.
 #pragma once
 
 #include <memory>
@@ -21,28 +21,29 @@ namespace pentatron {
 struct LayerActivations {
   Tensor input;              // [outside, d]: the residual stream before the layer
   AccumTensor rstd1, rstd2;  // [outside, 1]
-  Tensor normed1, normed2;   // [outside, d]: what enters attention and MLP
+  Tensor normed1, normed2;   // [outside, d]: the inputs of attention and MLP
   AttentionTensors attention;
   Tensor middle;  // [outside, d]: the residual stream between attention and MLP
   FeedForwardTensors feed_forward;
 };
 
-// The units of some ranges (config.h), ascending if the ranges are.
+// The units of some ranges (config.h). Ascending ranges give ascending units.
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 
-// What the weight gradients of a layer are made of, beside what the layer keeps. All layers share one, unless
-// weight gradients are made on request, when the layer below has long begun.
+// Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.
+// All layers share one set of buffers. But on request the weight gradients come after the backward of other
+// layers, so each layer then has its own buffers.
 struct LayerGradients {
   Tensor qkv;  // [rows, q | k | v]
   FeedForwardGradients feed_forward;
   AccumTensor norms;  // [2, d]: the gradients of both norms' weights
-  // On request only: copies of the gradients of what attention and MLP add to the residual stream, because
-  // the stream's own gradient goes on changing.
+  // On request only: copies of the output gradients of attention and MLP. The originals are the gradient of
+  // the residual stream, which the rest of backward overwrites.
   Tensor attention_out, feed_forward_out;  // [rows, d]
 };
 
-// What one micro-batch keeps for backward, its input and output, and its loss. Made by
-// Transformer::make_activations, and reused from step to step.
+// The activations of one micro-batch: what it keeps for backward, its input and output, and its loss.
+// Transformer::make_activations allocates them once; every step reuses them.
 struct Activations {
   Activations(LayerRange of, const std::vector<UnitHooks*>& hooks, WeightGradients when)
       : range(of), queue(hooks, when) {}
@@ -52,23 +53,23 @@ struct Activations {
   std::vector<LayerActivations> layers;   // [layers of the range]
   std::vector<LayerGradients> gradients;  // likewise
   Tensor output;                          // [outside, d]: the residual stream after the range
-  Tensor gradient;                        // [outside, d]: of `output` before backward, of `input()` after it
-  // Where the range has the head:
+  Tensor gradient;                        // [outside, d]: before backward of `output`, after it of `input()`
+  // Only if the range has the head:
   AccumTensor final_rstd;           // [outside, 1]
   Tensor final_normed;              // [outside, d]
   Tensor logits;                    // [rows, vocabulary of this rank]; after backward their gradient
   AccumTensor loss_statistics;      // [3, rows]: of the cross-entropy
-  AccumTensor loss;                 // [1, 1]: this micro-batch's part of the loss; assigned, never added to
+  AccumTensor loss;                 // [1, 1]: this micro-batch's part of the loss, assigned by each forward
   AccumTensor final_norm_gradient;  // [1, d]
-  // Where it has the embedding and weight gradients are made on request:
-  Tensor embedding_out;  // [rows, d]: a copy of its gradient
+  // Only if it has the embedding and weight gradients are computed on request:
+  Tensor embedding_out;  // [rows, d]: a copy of the gradient of the embedding's output
 
   Tensor& input() { return layers.front().input; }
 
   DeviceArena memory{Purpose::activations};
 };
 
-// The numbers under which a model's parameters are declared.
+// The numbers of the model's parameters in Parameters.
 struct TransformerParameters {
   struct Layer {
     int norm1, norm2, q /* then k and v */, o;
@@ -77,39 +78,39 @@ struct TransformerParameters {
   std::vector<Layer> layers;
 };
 
-// Declares the parameters of the whole model, in the order of their use.
+// Declares the parameters of the whole model, in the order of units.
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
                                           Parameters& parameters);
 
-// The residual stream before a norm: what it was, and what the region before is to add to it. The norm adds
-// it, so that the sum is not read from memory once more. Without a branch, `before` is the stream.
+// The residual stream, not yet added up: x = before + branch. The next norm adds them, which saves a pass
+// over memory. Without a branch, x = before.
 struct Residual {
   Tensor before, branch;  // [outside, d]
 };
 
 class Transformer {
  public:
-  // For micro-batches of sequences of which this rank has `tokens`.
+  // tokens: of each sequence on this rank.
   Transformer(const TrainingConfig& config, const TransformerParameters& ids, Parameters& parameters,
               int64_t tokens, Seams seams, cudaStream_t stream);
 
-  // For micro-batches that go through a range of one layer or more. Without the embedding, the input is
-  // somebody else's memory: input() is to be set. Weight gradients on request do not go with full
-  // recomputation, which throws away what they need.
+  // Allocates the activations of one micro-batch for a range of at least one layer. If the range lacks the
+  // embedding, set input() to the caller's memory. Do not combine on_request with full recomputation, which
+  // drops what the weight gradients need.
   std::unique_ptr<Activations> make_activations(
       LayerRange range, WeightGradients when = WeightGradients::during_backward) const;
 
-  // From the tokens or activations.input() to activations.output or, where the range has the head, to the
-  // loss. Returns activations.logits.
+  // Computes activations.output from the tokens or, without embedding, from activations.input(). If the range
+  // has the head, also the loss. Returns activations.logits.
   Tensor forward(const Batch& batch, Activations& activations);
 
-  // From the loss or activations.gradient to the weight gradients (added to) and, without embedding, to
-  // activations.gradient.
+  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients, or queues
+  // that work. Leaves the gradient of input() in activations.gradient.
   void backward(const Batch& batch, Activations& activations);
-  // Adds the weight gradients, where they are made on request.
+  // Computes the queued weight gradients and adds them, when they are computed on request.
   void backward_weights(Activations& activations) { activations.queue.issue_all(); }
 
-  // Elements of [outside, d]: what one stage hands to the next.
+  // Elements of [outside, d], the tensor between two ranges.
   size_t boundary_size() const { return static_cast<size_t>(outside()) * model_.d_model; }
 
  private:
@@ -117,19 +118,20 @@ class Transformer {
   LayerGradients allocate_gradients(DeviceArena& arena, int layer) const;
   void embedding_forward(const Batch& batch, Tensor x);
   void embedding_backward(const Batch& batch, Activations& a);
-  // a.input = x, and the stream after the layer. When recomputing, stops as soon as everything backward needs
-  // is there.
+  // Writes x to a.input and returns the stream after the layer. When recomputing, it stops once everything
+  // that backward needs is computed.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
-  // x = from, and its norm.
+  // x = from.before + from.branch, and `normed` its norm. Without a branch, x already holds from.before.
   void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
   void head_forward(const Batch& batch, Residual x, Activations& a);
   void head_backward(const Batch& batch, Activations& a);
-  // d_x (+)= the gradient of a norm's input; its weight gradient, already summed over rows, joins the queue.
+  // Assigns or adds (`accumulate`) the gradient of a norm's input to d_x. weight_gradient [1, d] receives
+  // that of the weight; the queue adds it to the parameter's gradient.
   void norm_backward(int unit, int norm, Tensor d_normed, Tensor x, AccumTensor rstd, bool accumulate,
                      Tensor d_x, AccumTensor weight_gradient, WgradQueue& queue);
-  // The gradient, or its copy where there is memory for one.
+  // Returns `gradient`, or copies it to `copy` and returns that, if `copy` has memory.
   Tensor copied(Tensor gradient, Tensor copy) const;
   void before_weights(int unit, Pass pass);
   void after_weights(int unit, Pass pass);
@@ -150,12 +152,12 @@ class Transformer {
   // Work space that all micro-batches share.
   DeviceArena memory_{Purpose::activations};
   AccumTensor rotary_table_;  // [positions, head_size]
-  Tensor branch_;             // [rows, d]: output of a region, gradient of its input
-  Scores shared_scores_;      // unless they are kept
+  Tensor branch_;             // [rows, d]: output of a region; in backward the gradient of its input
+  Scores shared_scores_;      // of one sequence, when scores are recomputed
   AttentionGradients attention_gradients_;
-  LayerGradients shared_gradients_;               // `qkv` is the product in forward, too
+  LayerGradients shared_gradients_;               // forward uses `qkv`, too, for the fused product
   AccumTensor norm_partials_;                     // [rmsnorm_bands, d]
-  std::unique_ptr<LayerActivations> recomputed_;  // full recomputation: what a layer does not keep
+  std::unique_ptr<LayerActivations> recomputed_;  // full recomputation: shared by all layers
 };
 
 }  // namespace pentatron

@@ -42,7 +42,7 @@ Json json_of(const MemoryBytes& bytes) {
   return json;
 }
 
-// Mean of the ranks; nothing takes any time where it is measured and not modelled.
+// The mean of the ranks. All numbers are 0 where time is measured, not modelled.
 trace::Overlap mean_overlap(const std::vector<RankReport>& ranks) {
   trace::Overlap mean;
   for (const RankReport& rank : ranks) mean += rank.overlap;
@@ -91,11 +91,11 @@ Json json_of(const Summary& summary, double mfu) {
             {"communication", communication}}}};
 }
 
-// `value` in steps of `base`, with three digits or four.
+// Writes `value` in one of the units, each `base` times the one before, with three or four digits.
 std::string human(double value, double base, const std::array<const char*, 6>& units) {
   size_t unit = 0;
   while (value >= base - (unit == 0 ? 0.5 : 0.05) &&
-         unit + 1 < units.size()) {  // would be rounded up to base
+         unit + 1 < units.size()) {  // it would be rounded up to base
     value /= base;
     ++unit;
   }
@@ -151,7 +151,7 @@ double RunLog::mfu(double tokens, double seconds) const {
   return peak_flops_ > 0 ? tokens * flops_per_token_ / (seconds * ranks_ * peak_flops_) : 0;
 }
 
-// Digit by digit, so that a double is read back unchanged.
+// Doubles are written so that they are read back unchanged.
 std::string RunLog::json_step(const StepRecord& r) const {
   std::ostringstream json;
   json << "{\"step\": " << r.step << ", \"loss\": " << number(r.loss)
@@ -231,7 +231,7 @@ void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int 
   if (mean.communication.size() > 1) row("all communication", mean.all_communication());
 }
 
-// Flushed line by line: what a run that is killed has done so far can be read.
+// Flushes every line, so that the log of a killed run can be read up to its last step.
 void RunLog::write_json(const std::string& line) {
   json_ << line << std::endl;
   if (!json_)

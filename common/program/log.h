@@ -1,6 +1,6 @@
-// What a run shows: a line every few steps, the memory table at the end, and, with --log-json, every step and
-// a summary as one JSON object a line. Numbers come in as plain values, so that this file knows neither CUDA
-// nor ranks.
+// What a run prints: a line every few steps, and the memory table at the end. With --log-json it also
+// writes every step and a summary, one JSON object a line. It takes plain numbers, so this file knows
+// neither CUDA nor ranks.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ struct StepRecord {
   double grad_norm;  // before clipping
   double lr;
   int64_t tokens;                               // of the global batch
-  double seconds;                               // that the step took, on the clock on the wall
+  double seconds;                               // that the step took, by the wall clock
   size_t memory_peak;                           // bytes, the largest of all ranks
   size_t comm_bytes;                            // sent by a rank in this step, the largest of all ranks
-  bool computed = true;                         // loss and norm are something, this is no dry run
-  std::optional<trace::Overlap> modelled = {};  // of a GPU, a mean of all ranks
+  bool computed = true;                         // false in a dry run, which has no loss and no norm
+  std::optional<trace::Overlap> modelled = {};  // time on the modelled GPU, the mean of all ranks
 };
 
 struct RankMemory {
@@ -41,7 +41,7 @@ struct RankReport {
   trace::Overlap overlap = {};  // modelled, of all steps
 };
 
-// For the way from one rank to another.
+// A report as text, to send it to another rank, and back.
 std::string to_text(const RankReport& report);
 RankReport rank_report(const std::string& text);
 
@@ -77,15 +77,16 @@ class RunLog {
   double peak_flops_;
   int ranks_;
   double unshown_tokens_ = 0;   // since the last printed line
-  double unshown_seconds_ = 0;  // likewise
+  double unshown_seconds_ = 0;  // since the last printed line
   int unshown_steps_ = 0;
   double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
 };
 
-// How much communication there was, and how much of it was hidden; a mean of all ranks and steps.
+// Prints how much communication there was, and how much of it was hidden: the mean of all ranks and
+// steps.
 void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int steps);
 
-// Purpose by purpose, predicted and measured; with several ranks, the largest of all.
+// Prints the bytes of each purpose, predicted and measured; with several ranks, the largest of all ranks.
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);
 
 std::string human_bytes(double bytes);      // "1.50 MiB"

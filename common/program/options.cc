@@ -70,7 +70,7 @@ std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names
   return "?";
 }
 
-// 0.003, 1e-08: as short as it can be written.
+// Writes a number as short as possible: 0.003, 1e-08.
 std::string text(double value) {
   std::ostringstream out;
   out << value;
@@ -91,7 +91,7 @@ class CommandLine {
   explicit CommandLine(const std::string& description) : app_{description} {
     app_.get_formatter()->column_width(36);
     app_.set_help_flag("--help", "print this text and end")->group("Help");
-    app_.allow_extras();  // complained about in parse(), after wrong values, which may be what caused them
+    app_.allow_extras();  // parse() complains later: a wrong value may have caused them
   }
 
   void group(const std::string& name) { group_ = name; }
@@ -155,7 +155,8 @@ class CommandLine {
     entries_.push_back({added, [&value](const std::string&) { value = true; }});
   }
 
-  // An option whose value is turned into something by `assign`, which throws UsageError where it cannot.
+  // Declares an option. `assign` converts and stores its value, and throws UsageError if the value is
+  // wrong.
   void add(const std::string& option, const std::string& placeholder, const std::string& preset,
            const std::string& help, std::function<void(const std::string&)> assign) {
     const std::string shown = preset.empty() ? help : help + " [" + preset + "]";
@@ -387,7 +388,8 @@ void check_experts(const Options& options) {
   check(options.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
   if (options.expert_buffer > 0 && options.expert_buffer < 1)
     throw UsageError("--expert-buffer", text(options.expert_buffer), "0, or 1 or more");
-  // The rows of a micro-batch that a sample does not need are alike, and would all choose the same experts.
+  // A sample does not need all rows of a micro-batch. The others are alike, and would all choose the
+  // same experts.
   check(options.expert_buffer == 0 || options.sample == 0, "--sample", options.sample,
         "0 with --expert-buffer");
 }
@@ -439,8 +441,8 @@ void check_sizes(const Options& options) {
   }
 }
 
-// Whether `path` could be written, found out without writing: a log of an earlier run must survive a request
-// that turns out to be impossible.
+// Throws UsageError unless `path` could be written. Nothing is written here: the log of an earlier run
+// must survive a request that turns out to be impossible.
 void check_writable(const std::string& option, const std::string& path) {
   std::error_code ignored;
   const bool exists = std::filesystem::exists(path, ignored);
@@ -455,7 +457,7 @@ void check_writable(const std::string& option, const std::string& path) {
 bool same_file(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   namespace fs = std::filesystem;
-  std::error_code ignored;  // a file that does not exist yet is nobody else's
+  std::error_code ignored;  // a file that does not exist yet equals no other
   return fs::equivalent(a, b, ignored) || fs::weakly_canonical(fs::absolute(a, ignored), ignored) ==
                                               fs::weakly_canonical(fs::absolute(b, ignored), ignored);
 }

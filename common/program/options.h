@@ -1,6 +1,6 @@
 // The command line: which model, which data, how the batch is cut, how it is optimised, what is written.
-// Every wrong value ends in a UsageError, one line that names the option, the value and what would be valid,
-// before any memory is allocated or any file is touched.
+// Every wrong value throws a UsageError, before any memory is allocated or any file is touched. Its one
+// line names the option, the value and what would be valid.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,15 @@ struct HelpRequest : std::runtime_error {
 // equal size.
 enum class DpSync { naive, overlap, bucket };
 
-// The order in which pipeline ranks take their micro-batches: all forward, all backward; one forward, one
-// backward; the same with several model chunks on a rank; with weight gradients put off to fill the
-// bubble.
+// The order in which pipeline ranks take their micro-batches.
+//   afab         all forward, then all backward
+//   one_f_one_b  one forward, one backward
+//   interleaved  one forward, one backward, with several model chunks on a rank
+//   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
 
-// Which tokens of a sequence a context rank holds: one block of it, or two, an early and a late one; and how
-// keys and values reach the other ranks.
+// CpLayout: which tokens of a sequence a context rank holds. It is one block (contiguous), or an early
+// and a late one (zigzag). CpExchange: how keys and values reach the other ranks.
 enum class CpLayout { contiguous, zigzag };
 enum class CpExchange { ring, all_gather };
 
@@ -53,21 +55,21 @@ struct Options : TrainingConfig, CommunicationConfig {
   bool sequence_parallel = false;  // tensor ranks also split the rows outside their regions
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
   int vpp = 0;                    // model chunks on a pipeline rank
-  int pp = 0;                     // pipeline ranks; 0: all that there are
+  int pp = 0;                     // pipeline ranks; 0: all (in 07: one)
   bool show_schedule = false;     // draw the schedule, and train nothing
   std::string show_schedule_svg;  // path; empty: no picture of it
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
   int tp = 1, cp = 1;      // tensor and context ranks
   int dp = 0;              // data ranks; 0: what the other axes leave
-  bool show_mesh = false;  // print who is who, and train nothing
+  bool show_mesh = false;  // print each rank's place, and train nothing
 
-  int experts = 0;           // MLPs of a layer that has several; 0: no layer has
-  int top_k = 2;             // of them each token is sent to
-  int moe_every = 1;         // the last of so many layers has experts
+  int experts = 0;           // experts of a layer that has any; 0: no layer has
+  int top_k = 2;             // experts that each token is sent to
+  int moe_every = 1;         // every moe_every-th layer has experts
   int ep = 1;                // ranks that share out the experts
-  double aux_loss = 0.01;    // of the loss that balances the experts
-  double expert_buffer = 0;  // room for so many times an expert rank's even share of rows; 0: for all cases
+  double aux_loss = 0.01;    // weight of the loss that balances the experts
+  double expert_buffer = 0;  // rows of an expert rank's buffer, over its even share; 0: for all cases
   bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
 
   int64_t max_bytes = 16 << 20;  // the largest message of the primer of the collectives
@@ -79,12 +81,12 @@ struct Options : TrainingConfig, CommunicationConfig {
   int sample = 0;        // bytes of text that the trained model writes at the end
 };
 
-// Elements of all parameters, the head counted apart from the embedding; and of those that one token uses:
-// top_k experts of a layer.
+// Elements of all parameters (embedding and head are two matrices), and of those that one token uses: of
+// a layer's experts only top_k.
 int64_t parameter_count(const Options& options);
 int64_t active_parameter_count(const Options& options);
 
-// What a program takes beside the options that all have.
+// The groups of options that only some programs take.
 enum class OptionGroup {
   communication,
   data_parallel,
@@ -96,11 +98,13 @@ enum class OptionGroup {
   mesh
 };
 
-// Throws UsageError or HelpRequest. `attention`: what the program uses unless --attention says otherwise.
+// Throws UsageError or HelpRequest. `groups`: what the program takes beside the options of all programs;
+// `attention`: its default for --attention.
 Options parse_options(int argc, const char* const* argv, std::string_view description,
                       std::initializer_list<OptionGroup> groups = {}, Attention attention = Attention::naive);
 
-// Of a program that trains nothing: those of communication, and --max-bytes.
+// For the primer of the collectives, which trains nothing: options of the device, of communication, and
+// --max-bytes.
 Options parse_primer_options(int argc, const char* const* argv, std::string_view description);
 
 }  // namespace pentatron

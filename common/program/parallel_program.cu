@@ -7,7 +7,8 @@ namespace pentatron {
 
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train) {
   World world(&argc, &argv);
-  // Each rank finds the same faults; a rank that finds one alone ends the others.
+  // Usually all ranks find the same fault, and rank 0 prints it. A rank that finds one alone prints it
+  // and ends the others.
   std::string complaint;
   int status_of_complaint = exit_bad_usage;
   const int status = run_program([&] {

@@ -96,7 +96,7 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
     print_banner(options, data, parameters_, peers.ranks());
   }
   peers.begin_counting();
-  peers.largest({0});  // all begin at about the same time, and so do their traces
+  peers.largest({0});  // all ranks meet here, so their traces begin together
   if (!options.trace.empty() || options.profile || is_modelled()) trace::start();
   origin_ = now();
 }
@@ -132,11 +132,12 @@ void Run::end_step(int64_t step, const StepTotals& totals) {
 
 bool Run::is_modelled() const { return !modelled_gpu().empty(); }
 
-// What hid behind what in a step, and for the whole run; a mean of all ranks.
+// Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.
+// Returns the mean of all ranks.
 trace::Overlap Run::overlap_of_step(double from, double to) {
   step_begin_ = from, step_end_ = to;
   std::vector<trace::Interval> taken = trace::take();
-  // What ran on from the step before, and what is still to run, belongs to two.
+  // An operation that runs across the border of two steps belongs to both.
   last_step_.erase(std::remove_if(last_step_.begin(), last_step_.end(),
                                   [&](const trace::Interval& i) { return i.end <= from; }),
                    last_step_.end());

@@ -1,5 +1,5 @@
-// What all seven programs do around their training loop: start, refuse bad input, time the steps, log, and
-// say at the end what was used.
+// What all programs do around their training loop: start, refuse bad input, time the steps, write the
+// log, and print at the end what the run has used.
 #pragma once
 
 #include <chrono>
@@ -18,11 +18,12 @@
 
 namespace pentatron {
 
-// Calls `train` and returns the program's exit status: 0; 2 after bad input, with one line on stderr.
+// Calls `train` and returns the program's exit status: 0; after bad input 2, and after a dry run that
+// does not fit 1, both with one line on stderr.
 int run_program(const std::function<void()>& train);
 
 class World;  // ranks/comm.h
-// As run_program, on all ranks: after bad input rank 0 prints its line, once, and every rank returns 2.
+// As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
 
 constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights};
@@ -31,16 +32,16 @@ size_t free_device_memory();  // bytes
 // Throws UsageError when the prediction is more than `available` bytes.
 void require_memory(const MemoryPrediction& predicted, size_t available);
 
-// Dense bf16 peak of one device in FLOP/s as its vendor gives it, 0 where it is not known or another
-// precision is used.
+// Peak of one device in FLOP/s. Of a modelled GPU: that of products of `real`. Of a real GPU: its
+// vendor's dense bf16 peak; 0 where it is not known or another precision is used.
 double peak_flops();
 
-// Elements of the model, and floating-point operations of training on one token, forward and backward,
-// nothing counted that is computed again: 6 N + 12 L d s, N without the embedding table and without the
-// experts that a token is not sent to, attention not halved for causality.
+// Floating-point operations of training on one token, forward and backward: 6 N + 12 L d s. N leaves out
+// the embedding table, and the experts that a token is not sent to. Recomputed operations do not count.
+// Attention is not halved for causality.
 double flops_per_token(const Options& options);
 
-// A run from its first step to its summary. Takes the time of steps, writes the log and the trace.
+// A run from its first step to its summary. It times the steps and writes the log and the trace.
 class Run {
  public:
   Run(const Options& options, const TokenData& data, const Parameters& parameters,
@@ -63,8 +64,9 @@ class Run {
 
   std::chrono::steady_clock::time_point wall_begin_;
   double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
-  double origin_ = 0, begin_ = 0;  // s, of now(): of the trace, of the step
-  // Modelled time only: of the run, of its last step (s since origin_), and what a trace wants.
+  double origin_ = 0, begin_ = 0;  // now(), in s, when the trace and the step began
+  // With modelled time only: the overlap of the run, the last step (in s since origin_), and the
+  // intervals of the last step and, for a trace, of all.
   trace::Overlap overlap_;
   double step_begin_ = 0, step_end_ = 0;
   std::vector<trace::Interval> last_step_, all_;

@@ -6,7 +6,8 @@
 namespace pentatron {
 namespace {
 
-// Index i with probability proportional to exp(logits[i] / temperature); `uniform` in [0, 1) decides.
+// Returns index i with probability proportional to exp(logits[i] / temperature); `uniform`, in [0, 1),
+// decides.
 int draw(const std::vector<double>& logits, double temperature, double uniform) {
   const double largest = *std::max_element(logits.begin(), logits.end());
   std::vector<double> cumulative;

@@ -12,10 +12,12 @@
 
 namespace pentatron {
 
-// options.sample tokens after a line break, drawn by (options.seed, position). For byte models the text
-// itself, otherwise the token numbers. `forward` returns this rank's part of the logits, [rows, its
-// vocabulary]: that of `head`, the head's matrix; or nothing where this rank has none. The rows are those of
-// `positions`, or of all. The parts of `peers`, who all call this, make the whole.
+// Draws options.sample tokens after a line break; (options.seed, position) decides each. Returns the text
+// of a model of bytes, otherwise the token numbers.
+//   head       the head's matrix: its rows on this rank are this rank's part of the vocabulary
+//   forward    returns this rank's logits, [rows, its part of the vocabulary], or nothing if it has none
+//   positions  of the rows of `forward`; empty: the whole sequence
+//   peers      all of them call this; the sum of their parts is the whole
 std::string write_sample(const Options& options, const Parameter& head,
                          const std::function<Tensor(const Batch&)>& forward, cudaStream_t stream,
                          const Peers& peers = single_process, std::vector<int32_t> positions = {});

@@ -1,5 +1,5 @@
-// The two numbers of a step that leave the device: its loss and its squared gradient norm. They lie side by
-// side, so that one collective can sum both over the ranks and one copy brings both to the host.
+// The two numbers of a step that leave the device: its loss and its squared gradient norm. They lie side
+// by side: one collective sums both over the ranks, and one copy brings both to the host.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,8 @@ class StepTotals {
   double* loss() const { return device_.data(); }
   double* norm_squared() const { return device_.data() + 1; }
 
-  // Waits for the stream, once a step; then the host's values can be read.
+  // Copies both numbers and waits for the stream, once a step. Then host_loss() and host_norm() can be
+  // read.
   void wait();
   double host_loss() const { return host_[0]; }
   double host_norm() const { return std::sqrt(host_[1]); }

@@ -24,7 +24,7 @@ constexpr ncclDataType_t nccl_type<__nv_bfloat16> = ncclBfloat16;
 template <>
 constexpr ncclDataType_t nccl_type<int32_t> = ncclInt32;
 
-// Each value combined over all ranks.
+// Combines each value over all ranks.
 std::vector<double> reduce(Watchdog& watchdog, std::vector<double> values, MPI_Op op) {
   const Watchdog::Call call(watchdog, "MPI_Iallreduce");
   std::vector<double> result(values.size());
@@ -35,7 +35,7 @@ std::vector<double> reduce(Watchdog& watchdog, std::vector<double> values, MPI_O
   return result;
 }
 
-// Links can be modelled where the stand-in does the communication.
+// Throws UsageError if `link` is not valid, or if real NCCL communicates, which models no link.
 void check_link(const std::string& option, const std::string& link) {
   if (link.empty()) return;
 #ifdef NCCL_OVER_MPI
@@ -47,7 +47,7 @@ void check_link(const std::string& option, const std::string& link) {
 #endif
 }
 
-// How many lower ranks have the host of this one: that number of GPU is its own.
+// Counts the lower ranks on this rank's host. That is the number of this rank's GPU.
 int rank_on_host(int rank, int ranks) {
   std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
   int length = 0;
@@ -60,8 +60,9 @@ int rank_on_host(int rank, int ranks) {
   return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host));
 }
 
-// Communicators may be in use together only if what the host issues to them runs in its order (NCCL's and
-// CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT); otherwise a pipeline's sends and receives deadlock.
+// Several communicators may be in use together only if their operations start in the order in which the
+// host issued them (NCCL's and CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT). Otherwise a
+// pipeline's sends and receives deadlock.
 void check_versions() {
 #ifndef NCCL_OVER_MPI
   int nccl = 0, driver = 0;
@@ -186,7 +187,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
     : world_(world), name_(world.keep(name)), stream_(name_), ranks_(static_cast<int>(members.size())) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
-  // The first member makes the identifier, and sends it to the others.
+  // The first member makes the identifier and sends it to the others.
   constexpr int tag = 0;
   ncclUniqueId id;
   MPI_Request request;
@@ -269,7 +270,7 @@ void Communicator::all_gather(const T* in, T* out, size_t size) {
 
 template <class T>
 void Communicator::broadcast(T* data, size_t size, int root) {
-  const bool last_of_ring = rank_ == (root + ranks_ - 1) % ranks_;  // which passes nothing on
+  const bool last_of_ring = rank_ == (root + ranks_ - 1) % ranks_;  // it passes nothing on
   issue<T>("broadcast", size, last_of_ring ? 0 : 1, root,
            [&] { NCCL_CHECK(ncclBroadcast(data, data, size, nccl_type<T>, root, comm_, stream_)); });
 }

@@ -1,6 +1,7 @@
-// Ranks and how they talk. A `World` is this process among all that mpirun started: MPI carries what the
-// hosts have to agree on, and watches for hangs. A `Communicator` is a thin layer over an ncclComm_t and a
-// stream of its own: collectives are issued to that stream, and only events order it against others.
+// The ranks and how they communicate. A `World` is this process among all that mpirun started. It uses
+// MPI where the hosts have to agree, and owns the watchdog. A `Communicator` is a thin layer over an
+// ncclComm_t and a stream of its own. Collectives are issued to that stream; only events order it against
+// other streams.
 #pragma once
 
 #include <mpi.h>
@@ -29,30 +30,32 @@ class Communicator;
 
 class World : public Peers {
  public:
-  // Starts MPI, unless somebody has (tests have), picks this rank's GPU (its number on the host, modulo the
-  // GPUs there), and starts the watchdog.
+  // Starts MPI, unless it is running already (as in tests). Picks this rank's GPU: the rank's number on
+  // its host, modulo the number of GPUs there. Starts the watchdog.
   World(int* argc, char*** argv);
   ~World() override;
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // The watchdog's patience, the modelled GPU and its links: before the first memory and communicator.
+  // Sets the watchdog's timeout, the modelled GPU and its links. Called before the first allocation and
+  // the first communicator. Throws UsageError.
   void configure(const CommunicationConfig& config);
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   Watchdog& watchdog() { return *watchdog_; }
-  // A copy that lives as long as the watchdog, which may be asked about a communicator that is gone.
+  // Returns a copy that lives as long as the watchdog, which may report a communicator that no longer
+  // exists.
   const char* keep(const std::string& name) { return names_.insert(name).first->c_str(); }
 
-  // Host values. All ranks call these, in the same order; waiting yields the core.
+  // Host values (peers.h). All ranks call these, in the same order. A rank that waits yields its core.
   std::vector<double> largest(const std::vector<double>& values) const override;
   std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
-  bool all_arrive(double seconds) const;  // a barrier that gives up
+  bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
-  // Of all communicators that there are, together.
+  // The sum over all existing communicators.
   void begin_counting() override;
   TrafficByOperation traffic() const override;
 
@@ -69,7 +72,7 @@ class World : public Peers {
 
 class Communicator {
  public:
-  // `members`: ranks of the world. They form a communicator in this order, and only they call this.
+  // `members`: ranks of the world; member i becomes rank i. All members call this, and no other rank.
   Communicator(World& world, const std::vector<int>& members, const std::string& name);
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -77,17 +80,17 @@ class Communicator {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  cudaStream_t stream() const { return stream_; }  // of all its operations
+  cudaStream_t stream() const { return stream_; }  // runs all its operations
 
-  // Sends an element to one rank and receives one from another, or from the same, and waits for it. NCCL
-  // connects two ranks when they first exchange something, which may block the host: better now than between
-  // other operations.
+  // Sends an element to rank `to`, receives one from rank `from`, and waits. NCCL connects two ranks at
+  // their first exchange, which may block the host. It is better to do that before other operations are
+  // under way.
   template <class T>
   void connect(int to, int from, T* scratch /*[2]*/);
 
-  // Collectives over `count` elements a rank. `in` may be `out` (all_reduce), the rank's own part of `out`
-  // (all_gather), or contain `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16,
-  // int32_t.
+  // Operations on device buffers of `count` elements a rank. They return at once and run on stream().
+  // In place: `in` may be `out` (all_reduce), the rank's own part of `out` (all_gather), or contain
+  // `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16, int32_t.
   template <class T>
   void all_reduce(const T* in, T* out, size_t count, ncclRedOp_t op = ncclSum);
   template <class T>
@@ -104,7 +107,8 @@ class Communicator {
   // Part i of `in` goes to rank i, and part i of `out` comes from rank i.
   template <class T>
   void all_to_all(const T* in /*[ranks, count]*/, T* out /*[ranks, count]*/, size_t count);
-  // The same with parts of any size, several for a rank or none. Between two ranks they match in order.
+  // The same with parts of any size; a rank may have several parts, or none. Between two ranks the
+  // parts match in order.
   template <class T>
   struct Part {
     T* data;
@@ -114,7 +118,8 @@ class Communicator {
   template <class T>
   void all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out);
 
-  // While one exists, operations are collected; they start together, as one, when it goes.
+  // Collects the operations that are issued while it exists. Its destructor starts them together, as
+  // one.
   class Group {
    public:
     explicit Group(Communicator& communicator);
@@ -129,11 +134,13 @@ class Communicator {
   const TrafficByOperation& traffic() const { return traffic_; }
   void reset_traffic() { traffic_.clear(); }
 
-  // Sums `size` doubles, a few, over the ranks, in stream order of `compute`. Counted apart.
+  // Sums a few doubles in device memory, values[size], over the ranks. The sum waits for `compute`, and
+  // `compute` for the sum. Its traffic is counted as "scalars".
   void sum_scalars(double* values, size_t size, cudaStream_t compute);
 
  private:
-  // Runs the NCCL call that issues an operation, and keeps the books.
+  // Runs `call`, which issues an operation to NCCL, and tells the trace, the watchdog and the traffic
+  // counts. sent_share: the bytes that this rank sends, divided by those of `elements`.
   template <class T, class Issue>
   void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);
 
@@ -149,7 +156,7 @@ class Communicator {
     int peer;
   };
   bool in_group_ = false;
-  std::vector<Pending> pending_;  // issued in the group that is open
+  std::vector<Pending> pending_;  // issued in the open group
 };
 
 }  // namespace pentatron

@@ -5,8 +5,8 @@
 namespace pentatron {
 namespace {
 
-// Adds elements [range.begin_in_parameter, + range.size) of this rank's slice, which begin at `from`, to
-// their places in the global matrix.
+// Adds `range` of this rank's slice of a parameter, whose elements begin at `from`, to its place in the
+// global matrix. Waits for the stream.
 template <class T>
 void place(const T* from /*[range.size], on the device*/, const ParameterRange& range, cudaStream_t stream,
            double* global /*[p.rows, p.columns]*/) {
@@ -26,7 +26,7 @@ void place(const T* from /*[range.size], on the device*/, const ParameterRange& 
 
 std::vector<std::vector<double>> gather_parameters(const World& world, const Parameters& parameters,
                                                    Content content, cudaStream_t stream) {
-  std::map<const Parameter*, size_t> begins;  // in one array of all, which is summed at once
+  std::map<const Parameter*, size_t> begins;  // of each parameter in `all`, so that one sum does
   size_t size = 0;
   for (const Parameter& p : parameters.all()) {
     begins[&p] = size;

@@ -1,6 +1,6 @@
-// All parameters, whole, on the host of every rank. It takes the walk that the optimizer and the gradient
-// norm take, over the shards that each rank updates and the parameters that lie in them, and so knows nothing
-// of how a technique lays them out. Only tests use it until there are checkpoints.
+// Gathers all parameters, whole, on the host of every rank. Each rank contributes what it updates: it
+// walks over its shards and the parameters in them, as the optimizer does. So this file does not know how
+// a technique lays the shards out. Only tests use it, until there are checkpoints.
 #pragma once
 
 #include <vector>
@@ -12,8 +12,8 @@ namespace pentatron {
 
 enum class Content { weights, gradients };
 
-// Of each parameter, by its id: [rows, columns] of the global shape. All ranks call this; waits for `stream`,
-// whose work made the content.
+// Returns each parameter's elements, [rows, columns] of its global shape, by its id. All ranks call this.
+// The host waits for `stream`, which made the content.
 std::vector<std::vector<double>> gather_parameters(const World& world, const Parameters& parameters,
                                                    Content content, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// MPI for hosts that share cores: MPICH's own waits spin, which with more ranks than cores is forty times
-// slower than this.
+// Waits for MPI that leave the core to others. MPICH's own waits spin. With more ranks than cores that is
+// forty times slower than this.
 #pragma once
 
 #include <mpi.h>
@@ -23,8 +23,8 @@ inline void check_mpi(int status, const char* call, const char* file, int line) 
   fail(call, text, file, line);
 }
 
-// Whether the request was completed within `seconds`. Tests, yielding first and then asleep in between,
-// ever longer.
+// Returns whether the request completes within `seconds`. It tests the request again and again. In
+// between it yields at first, then sleeps, longer each time.
 inline bool wait_at_most(MPI_Request& request, double seconds) {
   using namespace std::chrono;
   const auto begin = steady_clock::now(),

@@ -1,5 +1,5 @@
-// The processes that run a program together, as far as starting, logging and ending need them. No MPI here:
-// 01 has no peers, and the command line is read without them.
+// The ranks of a run, as far as starting, logging and ending a program need them. No MPI here: 01 is one
+// process, and the command line does not need the ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace pentatron {
 
-// Calls, elements of the buffers they worked on (the whole of what is reduced or gathered), and the bytes
-// that this rank sent under the ring algorithm.
+// What one kind of operation amounts to: calls, elements of the whole buffers that were reduced or
+// gathered, and bytes that this rank sent by the ring algorithm.
 struct Traffic {
   int64_t calls = 0, elements = 0;
   double sent_bytes = 0;
@@ -24,19 +24,20 @@ inline double sent_bytes(const TrafficByOperation& traffic) {
   return sum;
 }
 
-// By default there is one process.
+// The defaults are those of a single process.
 class Peers {
  public:
   virtual ~Peers() = default;
   virtual int rank() const { return 0; }
   virtual int ranks() const { return 1; }
-  // Called by all, in the same order: the largest and the sum of each value; everybody's text (on rank 0
-  // only). At the first one modelled clocks meet (device/cuda.h).
+  // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks.
+  // `gather` returns the texts of all ranks on rank 0. `largest` also sets all modelled clocks to the
+  // latest (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
 
-  // What this rank has communicated since counting began.
+  // What this rank has communicated since the last begin_counting().
   virtual void begin_counting() {}
   virtual TrafficByOperation traffic() const { return {}; }
 };
@@ -44,8 +45,9 @@ class Peers {
 inline Peers single_process;
 
 struct CommunicationConfig : DeviceConfig {
-  double timeout = 300;  // seconds after which a stream that has not moved ends the run
-  // Modelled links between ranks, such as "5us,50GB/s", and nodes; empty and 0: those of the modelled GPU.
+  double timeout = 300;  // seconds without progress after which the watchdog ends the run
+  // Modelled links within a node and between nodes, such as "5us,50GB/s". Empty and 0: the modelled
+  // GPU's.
   std::string link, link_between_nodes;
   int ranks_per_node = 0;
 };

@@ -97,7 +97,7 @@ void Watchdog::check_for_errors() {
 }
 
 void Watchdog::watch() {
-  CUDA_CHECK(cudaSetDevice(device_));  // a new thread's is 0, where its first call would take memory
+  CUDA_CHECK(cudaSetDevice(device_));  // a new thread would allocate memory on device 0
   Waiting oldest;
   double since = now();
   for (;;) {
@@ -146,7 +146,7 @@ void Watchdog::answer_questions() {
   MPI_Status status;
   while (arrived(MPI_ANY_SOURCE, tag_question, status)) {
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag_question, watchdogs, MPI_STATUS_IGNORE);
-    if (status.MPI_SOURCE < rank_) asked_by_lower_rank_ = true;  // that one reports for all
+    if (status.MPI_SOURCE < rank_) asked_by_lower_rank_ = true;  // the lower rank reports for all
     const std::string text = std::to_string(issued_) + "\n" + report();
     MPI_Request request;
     MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, tag_answer, watchdogs,
@@ -197,8 +197,7 @@ void Watchdog::ask_and_abort() {
   }
   std::fputs(text.str().c_str(), stderr);
   std::fflush(stderr);
-  std::this_thread::sleep_for(
-      std::chrono::seconds(1));  // mpirun passes on no more once it has been told to abort
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // after MPI_Abort mpirun passes on no more output
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 

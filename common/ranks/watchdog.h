@@ -1,6 +1,7 @@
-// No run hangs. NCCL has no timeouts, so every process has a thread that looks at the operations issued so
-// far, and at the call that the host is in; when the oldest unfinished one has not changed for a while, it
-// asks all ranks for their last operations, prints them, says who is behind, and aborts every rank.
+// No run hangs. NCCL has no timeouts, so every process has a thread that watches the operations issued so
+// far, and the call that the host is in. When the oldest unfinished one stays the same for too long, the
+// thread asks all ranks for their last operations. It prints them, says which rank is behind, and aborts
+// every rank.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,7 +26,7 @@ class Watchdog {
 
   void set_timeout(double seconds) { timeout_ = seconds; }
 
-  // Communicators whose asynchronous errors end the run.
+  // The thread checks these communicators: an asynchronous error in one ends the run.
   void add(ncclComm_t communicator);
   void remove(ncclComm_t communicator);
 
@@ -33,8 +34,8 @@ class Watchdog {
   // watchdog.
   void note(const char* operation, const char* communicator, size_t elements, int peer, cudaStream_t stream);
 
-  // While one exists, the host is in a call that may wait for other ranks: they connect in it, or it is
-  // MPI's.
+  // Exists while the host is in a call that may wait for other ranks: a call of MPI, or one in which
+  // NCCL connects ranks.
   class Call {
    public:
     Call(Watchdog& watchdog, const char* name) : watchdog_(watchdog) {
@@ -52,8 +53,8 @@ class Watchdog {
   };
 
  private:
-  // The host writes slots and never reads what the thread found out: information from the device must reach
-  // the host by events and synchronisation only, or a forgotten one could go unnoticed.
+  // One operation. The host writes slots and never reads what the thread finds out. The host must learn
+  // about the device only by events and synchronisation; otherwise a forgotten one could go unnoticed.
   struct Slot {
     std::atomic<int64_t> sequence = -1;
     std::atomic<const char*> operation = nullptr, communicator = nullptr;
@@ -65,7 +66,8 @@ class Watchdog {
   static constexpr int64_t kept = 64;  // operations
 
   void watch();
-  // What the run waits for, if anything: an operation or, without one, a call of the host.
+  // What the run waits for, if anything: the oldest unfinished operation or, if there is none, a call
+  // of the host.
   struct Waiting {
     int64_t operation = -1, call = -1;  // numbers
     bool operator==(const Waiting&) const = default;
@@ -81,12 +83,12 @@ class Watchdog {
   std::atomic<double> timeout_ = 300;  // seconds
   std::array<Slot, kept> slots_;
   std::atomic<int64_t> issued_ = 0;
-  std::atomic<const char*> call_ = nullptr;  // that the host is in
-  std::atomic<double> called_ = 0;           // when; seconds since the start
-  std::atomic<int64_t> calls_ = 0;           // that it has returned from
+  std::atomic<const char*> call_ = nullptr;  // the call that the host is in
+  std::atomic<double> called_ = 0;           // when it began; seconds since the start
+  std::atomic<int64_t> calls_ = 0;           // calls that the host has returned from
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   bool asked_by_lower_rank_ = false;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards communicators_ and stopping_
   std::vector<ncclComm_t> communicators_;
   bool stopping_ = false;
   std::condition_variable stop_;

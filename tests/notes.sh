@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# notes.sh [NOTE...]: how the notes are written. A line has at most 100 columns, a sentence outside of tables and code
+# at most 30 words, and a link to a file of the project leads somewhere. Prints each violation; the last line is
+# "N passed, N failed", of notes.
+set -uo pipefail
+export LC_ALL=C
+cd "$(dirname "$0")/.."
+notes=("$@")
+[ $# -gt 0 ] || notes=(README.md 0*/*.md common/*/README.md common/*/*/README.md)
+passed=0 failed=0
+
+for note in "${notes[@]}"; do
+  violations=$(awk -v note="$note" '
+    function report(line, what) { print note ":" line ": " what }
+    # Words of one sentence.
+    function judge(sentence,  words) {
+      words = split(sentence, unused, /[ \t]+/)
+      if (words > 30) report(first, words " words: " substr(sentence, 1, 70) "...")
+    }
+    # The text since line `first`: code, formulas and abbreviations are no ends of sentences.
+    function end_of_text(  at) {
+      gsub(/`[^`]*`/, "code", text)
+      gsub(/\]\([^)]*\)/, "", text); gsub(/\[/, "", text)
+      gsub(/e\.g\./, "eg", text); gsub(/i\.e\./, "ie", text); gsub(/et al\./, "et al", text)
+      gsub(/(Fig|Sec|Eq|vs|No)\./, "abbreviation", text)
+      gsub(/^[ \t]+|[ \t]+$/, "", text)
+      while (match(text, /[.!?][)*_"]*[ \t]+/)) {
+        judge(substr(text, 1, RSTART)); text = substr(text, RSTART + RLENGTH)
+      }
+      if (text != "") judge(text)
+      text = ""
+    }
+    { columns = $0; gsub(/[\200-\277]/, "", columns)  # bytes that continue a character
+      if (length(columns) > 100) report(NR, length(columns) " columns") }
+    /^ *```/ { end_of_text(); in_code = !in_code; next }
+    in_code || /^ *\|/ || /^#/ || /^ *$/ { end_of_text(); next }
+    /^    [^ ]/ && text == "" { next }                                       # code, indented
+    /^ *([-*]|[0-9]+\.) / { end_of_text(); sub(/^ *([-*]|[0-9]+\.) +/, "") }  # an item of a list
+    { if (text == "") first = NR; text = text " " $0 }
+    END { end_of_text() }' "$note"
+    while IFS=: read -r line target; do
+      path=${target%%#*}
+      [ -z "$path" ] || [ -e "$(dirname "$note")/$path" ] || echo "$note:$line: no file $path"
+    done < <(grep -noE '\]\([^) ]+\)' "$note" | sed -E 's/\]\(([^)]*)\)/\1/' | grep -vE ':(https?|mailto):'))
+  if [ -z "$violations" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "$violations"; fi
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
