@@ -28,7 +28,7 @@ run() {
     echo "ended with status $status" | tee -a "$output"
   fi
   echo "$passed $failed" >> "$notes/sums"
-  [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) |^(exit|not finished|ended)' "$output" |
+  [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file |^(exit|not finished|ended)' "$output" |
     tail -n 20 | sed "s|^|$1: |" >> "$notes/failures"
 }
 
@@ -50,7 +50,7 @@ run_on_ranks() {
 # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 
-[ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "mutants" tests/mutants.sh --check; }
+[ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "notes" tests/notes.sh; run "mutants" tests/mutants.sh --check; }
 run_alone > "$notes/alone" 2>&1 &
 for folder in "${folders[@]}"; do
   # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; bf16 what depends on the
