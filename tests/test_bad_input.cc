@@ -22,9 +22,9 @@ struct Outcome {
 };
 
 // Starts the program that lies beside the tests. `arguments` are for the shell.
-Outcome run(const TemporaryFolder& folder, const std::string& arguments) {
-  const std::filesystem::path program =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "01_single_gpu";
+Outcome run(const TemporaryFolder& folder, const std::string& arguments,
+            const std::string& name = "01_single_gpu") {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
   REQUIRE(std::filesystem::exists(program));
   const std::string out = folder.path() + "/out", err = folder.path() + "/err";
   const std::string command = "'" + program.string() + "' " + arguments + " >'" + out + "' 2>'" + err + "'";
@@ -71,6 +71,15 @@ TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-inp
     CHECK(outcome.err.find(option) != std::string::npos);
     CHECK(outcome.err.find("cannot write /dev/full; is the disk full?") != std::string::npos);
   }
+}
+
+TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {
+  const TemporaryFolder folder;
+  const Outcome outcome = run(folder, "'log: lines of a step'", "tests");
+  CHECK(outcome.status == 3);
+  CHECK(outcome.out.find("0 passed, 0 failed") != std::string::npos);
+  CHECK(outcome.err.find("no test here is called log: lines of a step; the nearest:\n") != std::string::npos);
+  CHECK(outcome.err.find("  log: step lines\n") != std::string::npos);
 }
 
 TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {
