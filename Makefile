@@ -173,7 +173,7 @@ MESH_3D := $(if $(filter 8,$(RANKS)),tp 2 cp 2 pp 2)
 MESH_5D := $(if $(filter mpi,$(NCCL)),tp 2 cp 2 dp 2 pp 2 ep 2,$(if $(filter 8,$(RANKS)),tp 2 dp 2 pp 2 ep 2))
 AXES = $(patsubst --2,2,$(addprefix --,$(1)))
 run:
-	@case " 1 2 4 8 16 " in *" $(RANKS) "*) ;; *) echo "RANKS: $(RANKS) is not valid; expected 1, 2, 4, 8 or 16, \
+	@case " 1 2 4 8 " in *" $(RANKS) "*) ;; *) echo "RANKS: $(RANKS) is not valid; expected 1, 2, 4 or 8, \
 which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@common/setup.sh
 	@$(MAKE) --no-print-directory programs $(HOST)/summary
