@@ -199,18 +199,13 @@ which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	  '06 zigzag=$(RUNS)/06-zigzag.json' '07 $(or $(subst $() 2,2,$(MESH_3D)),dp)=$(RUNS)/07-3d.json' \
 	  '07 experts=$(RUNS)/07-experts.json' '07 $(or $(subst $() 2,2,$(MESH_5D)),dp)=$(RUNS)/07-5d.json'
 
-# What a later program's main.cu adds to an earlier one's:  make diff-03  against 01,  make diff A=02 B=experts.
-main-of = $(or $(wildcard $(1)_*/main.cu),$(wildcard [0-9]*/$(1).cu),$(error \
-  $(1): no such stage; expected $(foreach p,$(PROGRAMS),$(firstword $(subst _, ,$(p)))) $(notdir $(SIDE_PROGRAMS))))
-DIFF = git --no-pager diff --no-index --color --stat --patch
+# What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
-ifeq ($(and $(A),$(B)),)
-	@echo "diff: which two? expected two stages or programs, as in  make diff A=02 B=experts,  or  make diff-03" >&2; exit 2
-else
-	@$(DIFF) $(call main-of,$(A)) $(call main-of,$(B)) || true
-endif
+	@[ -n "$(A)" ] && [ -n "$(B)" ] || { echo "diff: which two? expected two stages or programs, as in \
+make diff A=02 B=experts,  or  make diff-03" >&2; exit 2; }
+	@tests/diff.sh $(A) $(B)
 diff-%:
-	@$(DIFF) $(call main-of,01) $(call main-of,$*) || true
+	@tests/diff.sh $*
 
 # Every test, in each precision; make test-01 only those with the tag [01]. On the CPU the test of the stand-ins starts
 # the race cases, built for ThreadSanitizer, and a run for ThreadSanitizer also has the kernels with threads in a block.
@@ -270,7 +265,7 @@ help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--lr 1e-3 ...'"
-	@echo "make diff-02       what main.cu of 02 adds to that of 01;  make diff A=02 B=03: of any two"
+	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
 	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
