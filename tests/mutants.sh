@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 list=$PWD/tests/mutants.txt
 tree=$PWD/build/mutants/tree
 log=$PWD/build/mutants/log
-limit=${TEST_TIMEOUT:-300}  # seconds; a test that hangs has noticed
+limit=${TEST_TIMEOUT:-300}  # seconds; a test that hangs has noticed, and one that takes ten times as long as usual
 export TSAN_OPTIONS=halt_on_error=1:exitcode=66 OMP_NUM_THREADS=1 UCX_LOG_LEVEL=error
 
 # The copy is made what the sources are now; what has not changed keeps its time, and its object files.
@@ -40,10 +40,12 @@ run() {
   case $filter in \[*) ;; *) filter=${filter//,/\\,} ;; esac
   local command=("$tree/$build/tests" "$filter")
   if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "$tree/$build/mpi_tests" "$filter"); fi
-  timeout --kill-after=10 "$limit" "${command[@]}" > "$log" 2>&1 || {
+  local begin=$SECONDS
+  timeout --kill-after=10 "${3:-$limit}" "${command[@]}" > "$log" 2>&1 || {
     [ "$kind" != threads ] || grep -q 'ThreadSanitizer: data race' "$log" || return 3
     return 1
   }
+  seconds=$((SECONDS - begin))
   grep -q '^[1-9][0-9]* passed, 0 failed$' "$log"  # a filter that fits no test notices nothing
 }
 
@@ -67,12 +69,13 @@ check() {
 }
 
 killed=0 survived=()
-declare -A trusted
+declare -A trusted usual
 judge() {
-  local key="$test_kind|$test_name" status
+  local key="$test_kind|$test_name" status begin=$SECONDS
+  printf '%3d of %d, %d min so far: ' "$tried" "$all" $((SECONDS / 60))
   if [ -z "${trusted[$key]:-}" ]; then
     run "$test_kind" "$test_name"
-    trusted[$key]=$?
+    trusted[$key]=$? usual[$key]=$((${seconds:-0} + 2))
     [ "${trusted[$key]}" -eq 0 ] || tail -n 20 "$log"
   fi
   if [ "${trusted[$key]}" -ne 0 ]; then
@@ -86,14 +89,14 @@ judge() {
   replace=${replace//\\n/$'\n'}
   broken=${original/"$find"/"$replace"}
   printf '%s' "${broken%x}" > "$tree/$file"
-  run "$test_kind" "$test_name"
+  run "$test_kind" "$test_name" $((10 * usual[$key] < limit ? 10 * usual[$key] : limit))
   status=$?
   printf '%s' "${original%x}" > "$tree/$file"
   case $status in
     0) echo "SURVIVED  $name ($test_kind: $test_name)"; survived+=("$name") ;;
     2) echo "invalid   $name: does not compile"; tail -n 10 "$log"; survived+=("$name") ;;
     3) echo "SURVIVED  $name: its test fails, but not with a data race"; tail -n 10 "$log"; survived+=("$name") ;;
-    *) echo "killed    $name ($test_kind: $test_name)"; killed=$((killed + 1)) ;;
+    *) echo "killed    $name ($test_kind: $test_name), $((SECONDS - begin)) s"; killed=$((killed + 1)) ;;
   esac
 }
 
@@ -107,23 +110,35 @@ wanted() {
   return 1
 }
 
+# each ACTION NAME...: for each test of these mutants.
+each() {
+  local line word rest name find replace file test_kind test_name
+  tried=0
+  while IFS= read -r line || [ -n "$line" ]; do
+    word=${line%% *} rest=${line#* }; rest=${rest#"${rest%%[! ]*}"}
+    case $word in
+      '#'* | '') ;;
+      mutant) name=$rest find='' replace='' ;;
+      why) ;;
+      file) file=$rest ;;
+      find) find=$rest ;;
+      replace) replace=$rest; [ "$line" = replace ] && replace='' ;;
+      test) test_kind=${rest%%:*} test_name=${rest#*: }
+        if wanted "$name" "${@:2}"; then tried=$((tried + 1)); $1 < /dev/null; fi ;;
+      *) echo "tests/mutants.txt: not understood: $line" >&2; exit 2 ;;
+    esac
+  done < "$list"
+}
+
 action=judge
-if [ "${1:-}" = --check ]; then action=check; shift; else copy_sources; fi
-name='' tried=0
-while IFS= read -r line || [ -n "$line" ]; do
-  word=${line%% *} rest=${line#* }; rest=${rest#"${rest%%[! ]*}"}
-  case $word in
-    '#'* | '') ;;
-    mutant) name=$rest find='' replace='' ;;
-    why) ;;
-    file) file=$rest ;;
-    find) find=$rest ;;
-    replace) replace=$rest; [ "$line" = replace ] && replace='' ;;
-    test) test_kind=${rest%%:*} test_name=${rest#*: }
-      if wanted "$name" "$@"; then tried=$((tried + 1)); $action < /dev/null; fi ;;
-    *) echo "tests/mutants.txt: not understood: $line" >&2; exit 2 ;;
-  esac
-done < "$list"
+if [ "${1:-}" = --check ]; then
+  action=check; shift
+else
+  copy_sources
+  each true "$@"
+  all=$tried
+fi
+each $action "$@"
 
 if [ $action = check ]; then
   echo "$((tried - ${#survived[@]})) passed, ${#survived[@]} failed"
