@@ -21,7 +21,10 @@ run() {
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
-    if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ] && [ "$status" -ne 3 ]; then  # 3: no test of this name here failed=1; echo "exit status $status" | tee -a "$output"; fi
+    # Status 3: no test of this name here.
+    if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ "$failed" -eq 0 ]; then
+      failed=1; echo "exit status $status" | tee -a "$output"
+    fi
   elif [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
     echo "not finished after $limit seconds" | tee -a "$output"
   else
