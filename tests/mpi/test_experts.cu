@@ -431,7 +431,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
   }
 }
 
-// Prints the table of 07_combined_5d/README.md, for the tiny model with eight experts; asked for by its tag.
+// Prints the table of 07_combined_5d/experts.md, for the tiny model with eight experts; asked for by its tag.
 TEST_CASE("07: table of experts", "[.experts-table]") {
   mpi_tests::set_time_limit(300);
   if (mpi_tests::rank() == 0)
