@@ -48,14 +48,18 @@ PROFILE := $(patsubst %,$(HOST)/common/device/%.cc.o,device_profile errors)
 NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
 NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(patsubst %,$(BUILD)/objects/%.o,$(NCCL_CPU)))
+# With TAG=01 (make test-01) only files that have tests with this tag are compiled, into programs of their own.
+TAG ?=
+with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
 # The tests of NCCL over MPI itself cover all types, so they are in the fp32 builds only.
-MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,tests/mpi/main.cc \
-  $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu)))
-TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/test_*.cu))
-ifeq ($(PRECISION),fp32)
-  TESTS += $(patsubst %,$(HOST)/%.o,$(wildcard tests/test_*.cc))
-  TESTS += $(if $(STANDINS),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard tests/cpu/test_*.cc)))
+MPI_TESTS := $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu))
+MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,$(addprefix tests/mpi/main.cc ,$(call with_tag,$(MPI_TESTS))))
+TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(wildcard tests/test_*.cu)))
+ifneq ($(filter fp32,$(PRECISION))$(TAG),)
+  TESTS += $(patsubst %,$(HOST)/%.o,$(call with_tag,$(wildcard tests/test_*.cc)))
+  TESTS += $(if $(STANDINS),$(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(wildcard tests/cpu/test_*.cc))))
 endif
+TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%))
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
 # GCC, when it instruments the standard library, believes to see uninitialised variables there.
@@ -106,32 +110,33 @@ TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
-# What make test runs: tests start the programs in fp32 and fp64 only.
-tested: $(BUILD)/tests $(BUILD)/mpi_tests $(if $(filter bf16,$(PRECISION)),,programs)
+# What make test runs. In fp32 and fp64 the tests start programs; those of stage 01 only its own.
+tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16,$(PRECISION)),,programs))
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
 tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
-$(BUILD)/tests: $(TESTS) $(COMMON) $(STANDINS)
+$(BUILD)/tests$(TAG:%=-%): $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench: $(BUILD)/objects/tests/tools/bench.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
 $(foreach p,$(SIDE_PROGRAMS),$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc)))
 	@echo "link     $@"
 	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
-$(BUILD)/mpi_tests: $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
+$(BUILD)/mpi_tests$(TAG:%=-%): $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)))
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(PROFILE) $(NCCL_STANDIN)
-$(PARALLEL_PROGRAMS) $(BUILD)/mpi_tests $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
-$(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
+$(PARALLEL_PROGRAMS) $(filter $(BUILD)/mpi_tests%,$(TEST_PROGRAMS)) $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
+$(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(TEST_PROGRAMS) $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
-	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter %tests,$@),$(TEST_LIBRARIES))
+	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter $(TEST_PROGRAMS),$@),$(TEST_LIBRARIES))
 
-# Tests are compiled quickly rather than made fast; those of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(if $(filter-out tests/cpu/%,$(filter tests/%,$<)),-O1,-O3)
+# What need not be fast is compiled quickly. Tests of the stand-ins look at what the optimiser made of kernels.
+OPTIMIZE = $(or $(if $(filter tests/cpu/%,$<),-O3),\
+  $(if $(filter tests/%.cc common/program/%.cc common/device/device_profile.cc,$<),-O0),$(if $(filter tests/%,$<),-O1),-O3)
 
 $(HOST)/%.cc.o: %.cc $(HOST)/flags
 	@mkdir -p $(@D); echo "compile  $<"
@@ -207,8 +212,9 @@ make diff A=02 B=experts,  or  make diff-03" >&2; exit 2; }
 diff-%:
 	@tests/diff.sh $*
 
-# Every test, in each precision; make test-01 only those with the tag [01]. On the CPU the test of the stand-ins starts
-# the race cases, built for ThreadSanitizer, and a run for ThreadSanitizer also has the kernels with threads in a block.
+# Every test, in each precision; make test-01 only those with the tag [01], in fp64. On the CPU the test of the stand-ins
+# starts the race cases, built for ThreadSanitizer, and a run for ThreadSanitizer also has the kernels with threads in a
+# block.
 TEST_FOLDERS = $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
 ifeq ($(BACKEND)$(SANITIZE),cputhread)
   TEST_FOLDERS += build/cpu-fp32-block4-thread
@@ -221,10 +227,14 @@ ifeq ($(BACKEND),cpu)
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS=4 \
 	  tsan-cases $(if $(filter thread,$(SANITIZE)),all)
 endif
-	@tests/run.sh '$(FILTER)' $(TEST_FOLDERS)
+	@tests/run.sh '' $(TEST_FOLDERS)
 
 test-%:
-	@$(MAKE) --no-print-directory test FILTER='[$*]'
+	@grep -qF '[$*]' tests/test_*.c[cu] tests/*/test_*.c[cu] || { echo "test-$*: no test has this tag; expected 01 to 07, \
+or another word in brackets behind the name of a test" >&2; exit 2; }
+	@common/setup.sh
+	@$(MAKE) --no-print-directory PRECISION=fp64 TAG=$* tested
+	@tests/run.sh '[$*]' build/$(BACKEND)-fp64$(SUFFIX)
 
 # The tests of a name, as the notes print it, wherever they are:  make check T='05: deadlocks' RANKS=4
 check:
@@ -266,7 +276,7 @@ help:
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--lr 1e-3 ...'"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
-	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's"
+	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"

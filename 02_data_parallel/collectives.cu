@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <iomanip>
 #include <iostream>
 #include <sstream>
 
@@ -44,6 +45,7 @@ class Buffer {
 
 std::string to_text(const Values& values) {
   std::ostringstream text;
+  text << std::fixed << std::setprecision(0);
   for (size_t i = 0; i < values.size(); ++i) text << (i == 0 ? "[" : ", ") << values[i];
   return text.str() + "]";
 }
@@ -69,9 +71,9 @@ class Primer {
     show("all-gather: all get the parts of all", {own[0], own[0]}, 2 * n,
          [&](const accum* in, accum* out) { ranks_.all_gather(in, out, 2); });
 
-    Values parts;  // part i: ((j+1) (rank+1))^(i+1), j = 0, 1
+    Values parts;  // part i: ((j+1) (rank+1))^(i+1), j = 0, 1; from the fourth part on to the third power
     for (int i = 0; i < n; ++i) {
-      for (int j = 0; j < 2; ++j) parts.push_back(std::pow((j + 1) * (rank + 1), i + 1));
+      for (int j = 0; j < 2; ++j) parts.push_back(std::pow((j + 1) * (rank + 1), std::min(i, 2) + 1));
     }
     show("reduce-scatter: rank r gets the sum of part r (of two numbers)", parts, 2,
          [&](const accum* in, accum* out) { ranks_.reduce_scatter(in, out, 2); });

@@ -41,18 +41,18 @@ inline std::string in_flight_of(const InFlight& peak) {
   return std::to_string(w) + " in flight" + (b == w ? "" : ", " + std::to_string(b) + " until B");
 }
 
-// A row that is longer than `columns` continues below.
+// A row that is longer than `columns` continues below; it is cut between two cells.
 inline std::string draw_text(const Schedule& s, const Costs& costs, const Simulation& played, int columns,
                              bool coloured) {
   struct Cell {
     char letter = '.';
     int colour = 0;
   };
-  const double scale =
-      (1 + std::to_string(s.m - 1).size()) / costs.forward;  // columns: room for F and its number
+  const size_t cell = 1 + std::to_string(s.m - 1).size();  // columns: room for F and its number
+  const double scale = cell / costs.forward;
   const size_t length = std::lround(played.total * scale);
   const size_t around = std::string("rank 15   4 in flight, 4 until B").size();
-  const size_t cut = std::max<size_t>(columns, around + 10) - around;
+  const size_t cut = (std::max<size_t>(columns, around + 10) - around) / cell * cell;
   std::vector<std::vector<Cell>> rows(s.p, std::vector<Cell>(length));
   for (int rank = 0; rank < s.p; ++rank) {
     for (size_t n = 0; n < s.ranks[rank].size(); ++n) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # mutants.sh [NAME...]: breaks the code on purpose, as tests/mutants.txt says, and runs the test that has to notice. A
-# mutant that no test notices survives, and the exit status is 1. A pattern such as '03-*' is a name, too.
+# mutant that no test notices survives, and the exit status is 1. A pattern such as '03-*' is a name, too, and so is
+# exercise-03.2, the mistake of that exercise.
 # mutants.sh --check: breaks and runs nothing, but looks whether each still has its text to find and its test.
 #
 # It works in a copy of the sources under build/mutants, which keeps its object files: a mutant compiles
@@ -30,13 +31,14 @@ run() {
   build=build/cpu-fp64
   case $kind in
     tests) targets="$build/tests" ;;
+    host) build=build/cpu-fp32 targets="$build/tests" ;;
     programs) targets="$build/tests programs" ;;
     ranks) targets=$build/mpi_tests ;;
     threads) build=build/cpu-fp64-thread targets=$build/mpi_tests ;;
     *) echo "unknown kind of test: $kind" >&2; exit 2 ;;
   esac
   local sanitize=; [ "$kind" = threads ] && sanitize=thread
-  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=fp64 SANITIZE=$sanitize $targets > "$log" 2>&1 || return 2
+  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=${build:10:4} SANITIZE=$sanitize $targets > "$log" 2>&1 || return 2
   case $filter in \[*) ;; *) filter=${filter//,/\\,} ;; esac
   local command=("$tree/$build/tests" "$filter")
   if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "$tree/$build/mpi_tests" "$filter"); fi
@@ -105,20 +107,21 @@ wanted() {
   [ $# -eq 1 ] && return 0
   for pattern in "${@:2}"; do
     # shellcheck disable=SC2053
-    [[ $1 == $pattern ]] && return 0
+    [[ $1 == $pattern || ${exercise:+exercise-$exercise} == $pattern ]] && return 0
   done
   return 1
 }
 
 # each ACTION NAME...: for each test of these mutants.
 each() {
-  local line word rest name find replace file test_kind test_name
+  local line word rest name exercise find replace file test_kind test_name
   tried=0
   while IFS= read -r line || [ -n "$line" ]; do
     word=${line%% *} rest=${line#* }; rest=${rest#"${rest%%[! ]*}"}
     case $word in
       '#'* | '') ;;
-      mutant) name=$rest find='' replace='' ;;
+      mutant) name=$rest exercise='' find='' replace='' ;;
+      exercise) exercise=$rest ;;
       why) ;;
       file) file=$rest ;;
       find) find=$rest ;;

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# run.sh FILTER FOLDER...: runs the tests of each build folder and adds up what they say. Those of one process run
-# beside those of several ranks, because both wait much; what they say appears when the others are through. Every test
+# run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
+# this tag, of the programs that make test-01 has built. Those of one process run beside those of several ranks, because both wait much; what they say appears when the others are through. Every test
 # binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. The last line is
 # the sum.
 set -uo pipefail
 
 filter=$1 folders=("${@:2}")
+of_tag=${filter:+-${filter//[][]/}}  # behind a program's name
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
 notes=$(mktemp -d)          # sums: passed and failed of each binary; failures: what failed in it
 touch "$notes"/{sums,failures}
-trap 'rm -rf "$notes"' EXIT
+trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$notes"' EXIT
 
 # run NAME COMMAND...: runs a test binary and notes what it says.
 run() {
@@ -39,7 +40,7 @@ run_alone() {
   for folder in "${folders[@]}"; do
     local only=$filter
     case $folder in *-block*) only="${filter}[kernels]" ;; esac  # all else is the same with threads in a block, and slow
-    run "$folder" "$folder/tests" ${only:+"$only"}
+    run "$folder" "$folder/tests$of_tag" ${only:+"$only"}
   done
 }
 
@@ -47,7 +48,7 @@ run_on_ranks() {
   local folder=$1 ranks=$2 only=$3
   # MPI leaks at its end; and after an abort messages are left over, at which UCX wonders.
   run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 \
-    mpirun -n "$ranks" "$folder/mpi_tests" ${only:+"$only"}
+    mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
 }
 
 # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
@@ -56,6 +57,7 @@ case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 [ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "notes" tests/notes.sh; run "mutants" tests/mutants.sh --check; }
 run_alone > "$notes/alone" 2>&1 &
 for folder in "${folders[@]}"; do
+  [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
   # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; bf16 what depends on the
   # sizes of elements.
   all_ranks="2"

@@ -8,7 +8,7 @@
 
 using namespace pentatron;
 
-TEST_CASE("profile: the slower of moving and computing decides", "[01][profile]") {
+TEST_CASE("profile: the slower of moving and computing decides", "[profile]") {
   DeviceProfile gpu = load_profile("unit");
   gpu.memory_bandwidth = 100, gpu.memory_achievable = 0.5;
   gpu.flops_fp32 = 1000, gpu.flops_bf16 = 8000;
@@ -22,7 +22,7 @@ TEST_CASE("profile: the slower of moving and computing decides", "[01][profile]"
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .backward = true}) == 1 + 4);
 }
 
-TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[01][profile]") {
+TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[profile]") {
   DeviceProfile gpu = load_profile("unit");
   gpu.tile_rows = gpu.tile_columns = 64, gpu.multiprocessors = 4;
   gpu.flops_fp32 = 4 * 2 * 64 * 64;  // a wave of four tiles takes a second for each element of the sum
@@ -42,7 +42,7 @@ TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[01
   CHECK(gpu.seconds(products(128, 128, 1000, 1, 4, 4, true)) == Approx(1000 + 2));
 }
 
-TEST_CASE("profile: on an H100, published rates of cuBLAS", "[01][profile]") {
+TEST_CASE("profile: on an H100, published rates of cuBLAS", "[profile]") {
   const DeviceProfile h100 = load_profile("h100");
   const auto teraflops = [&](int64_t n) {
     return 2e-12 * static_cast<double>(n * n * n) / h100.seconds(products(n, n, n, 1, 2, 2, false));
@@ -52,7 +52,7 @@ TEST_CASE("profile: on an H100, published rates of cuBLAS", "[01][profile]") {
   CHECK(teraflops(8192) == Approx(795).epsilon(0.07));
 }
 
-TEST_CASE("profile: a profile that is written is read back", "[01][profile]") {
+TEST_CASE("profile: a profile that is written is read back", "[profile]") {
   const pentatron::tests::TemporaryFolder folder;
   DeviceProfile gpu = load_profile("b200");
   gpu.memory_bandwidth = 1.0 / 3;

@@ -58,7 +58,7 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("log: each step is a JSON object with every digit", "[01][log]") {
+TEST_CASE("log: each step is a JSON object with every digit", "[log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
@@ -81,7 +81,18 @@ TEST_CASE("log: each step is a JSON object with every digit", "[01][log]") {
   CHECK(pentatron::tests::read_file(path).find("\"grad_norm\": 0.33333333333333331") != std::string::npos);
 }
 
-TEST_CASE("log: a loss that is not a number is still JSON", "[01][log]") {
+TEST_CASE("log: the first line has the options", "[log]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/log.json";
+  std::ostringstream out;
+  RunLog(out, path, 1, 1, 1, 0, 8).begin(R"({"lr": 0.003, "gpu": "h100"})", "bf16");
+  const nlohmann::json options = {{"lr", 0.003}, {"gpu", "h100"}};
+  const nlohmann::json expected = {{"options", options}, {"precision", "bf16"}, {"ranks", 8}};
+  CHECK(parsed_lines(path) == std::vector{expected});
+  CHECK(out.str().empty());
+}
+
+TEST_CASE("log: a loss that is not a number is still JSON", "[log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
@@ -94,7 +105,7 @@ TEST_CASE("log: a loss that is not a number is still JSON", "[01][log]") {
   CHECK(parsed_lines(path).at(0)["grad_norm"].is_null());
 }
 
-TEST_CASE("log: the last line is the summary", "[01][log]") {
+TEST_CASE("log: the last line is the summary", "[log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
@@ -149,7 +160,7 @@ TEST_CASE("log: the last line is the summary", "[01][log]") {
   CHECK(lines[0]["summary"] == expected);
 }
 
-TEST_CASE("log: an earlier log is replaced, and one that cannot be written is refused", "[01][log]") {
+TEST_CASE("log: an earlier log is replaced, and one that cannot be written is refused", "[log]") {
   const TemporaryFolder folder;
   const std::string path = folder.write("log.json", "an earlier run\n");
   std::ostringstream out;
@@ -158,7 +169,7 @@ TEST_CASE("log: an earlier log is replaced, and one that cannot be written is re
   CHECK_THROWS_AS(RunLog(out, folder.path(), 1, 1, 1, 0, 1), pentatron::UsageError);
 }
 
-TEST_CASE("log: step lines", "[01][log]") {
+TEST_CASE("log: step lines", "[log]") {
   std::ostringstream out;
   RunLog log(out, "", 25, 10, 1e6, 5e11, 2);
   for (int step = 1; step <= 25; ++step) {
@@ -179,14 +190,14 @@ TEST_CASE("log: step lines", "[01][log]") {
   CHECK(lines[4].substr(0, 8) == "      25");
 }
 
-TEST_CASE("log: without a known peak there is no MFU", "[01][log]") {
+TEST_CASE("log: without a known peak there is no MFU", "[log]") {
   std::ostringstream out;
   RunLog(out, "", 1, 1, 1e6, 0, 1).step(record(1));
   CHECK(split(out.str())[1] ==
         "       1   5.3333     0.3333   3.00e-03     100 ms         41.0k        -    12.0 MiB     1000 B");
 }
 
-TEST_CASE("log: modelled time", "[01][log]") {
+TEST_CASE("log: modelled time", "[log]") {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/log.json";
   std::ostringstream out;
@@ -228,7 +239,7 @@ On this machine the steps took 12.5 s, 655 tokens/s.
   CHECK(parsed_lines(path).at(2)["summary"]["modelled"]["hidden"].get<double>() == 0.75);
 }
 
-TEST_CASE("log: communication that is hidden, and a picture of it", "[01][log]") {
+TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {
   using pentatron::trace::Interval;
   const auto at = [](const char* stream, double begin, double end, char pass = 'f') {
     Interval i{.name = "", .stream = stream, .begin = begin, .end = end};
@@ -253,7 +264,7 @@ TEST_CASE("log: communication that is hidden, and a picture of it", "[01][log]")
             10, 10) == "compute           fffbbbww..\ndata              ....######\n");
 }
 
-TEST_CASE("log: the memory table", "[01][log]") {
+TEST_CASE("log: the memory table", "[log]") {
   std::ostringstream one;
   pentatron::print_memory_table(one, {{{{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0}, {}},
                                         {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}},
@@ -278,7 +289,16 @@ Device memory at the peak
   CHECK(lines[9] == "  (weights: of which unit buffers 10 B)");
 }
 
-TEST_CASE("log: quantities for people", "[01][log]") {
+TEST_CASE("log: a text for a terminal", "[log]") {
+  CHECK(pentatron::printable("a \xc3\xa9\n\tb") == "a \xc3\xa9\n\tb");
+  CHECK(pentatron::printable("a\x1b[31m\x7f\r" + std::string(1, '\0')) == "a?[31m???");
+  CHECK(pentatron::printable("a\xc3"
+                             "b\xff") ==
+        "a\xef\xbf\xbd"
+        "b\xef\xbf\xbd");
+}
+
+TEST_CASE("log: quantities for people", "[log]") {
   CHECK(pentatron::human_bytes(0) == "0 B");
   CHECK(pentatron::human_bytes(1023) == "1023 B");
   CHECK(pentatron::human_bytes(1024) == "1.00 KiB");

@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ std::string help() {
 
 }  // namespace
 
-TEST_CASE("options: the defaults are the tiny model", "[01][options]") {
+TEST_CASE("options: the defaults are the tiny model", "[options]") {
   const Options options = parse({});
   CHECK(options.model.name == "tiny");
   CHECK(options.model.layers == 8);
@@ -59,7 +60,7 @@ TEST_CASE("options: the defaults are the tiny model", "[01][options]") {
   CHECK(options.optimizer == pentatron::OptimizerKind::adamw);
 }
 
-TEST_CASE("options: presets have the published number of parameters", "[01][options]") {
+TEST_CASE("options: presets have the published number of parameters", "[options]") {
   // Embedding and norms, and a head of its own, which smollm-* and llama-3.2-1b as published share with the
   // embedding.
   const auto parameters = [](const char* name) {
@@ -74,7 +75,7 @@ TEST_CASE("options: presets have the published number of parameters", "[01][opti
   CHECK(parameters("llama-3.1-8b") == 8'030'261'248);
 }
 
-TEST_CASE("options: a size overrides the preset's, wherever it stands", "[01][options]") {
+TEST_CASE("options: a size overrides the preset's, wherever it stands", "[options]") {
   for (const Options& options :
        {parse({"--model", "llama-2-7b", "--layers", "4"}), parse({"--layers=4", "--model=llama-2-7b"})}) {
     CHECK(options.model.layers == 4);
@@ -82,7 +83,7 @@ TEST_CASE("options: a size overrides the preset's, wherever it stands", "[01][op
   }
 }
 
-TEST_CASE("options: every value arrives", "[01][options]") {
+TEST_CASE("options: every value arrives", "[options]") {
   const Options options = parse({"--data",
                                  "d",
                                  "--seq-len",
@@ -149,7 +150,22 @@ TEST_CASE("options: every value arrives", "[01][options]") {
   CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);
 }
 
-TEST_CASE("options: values that make no sense", "[01][options]") {
+TEST_CASE("options: as JSON, with the values that follow from others", "[options]") {
+  const auto json = nlohmann::json::parse(
+      parse({"--model", "smollm-135m", "--layers", "3", "--recompute", "full", "--dry-run"}).as_json);
+  CHECK(json["model"] == "smollm-135m");
+  CHECK(json["layers"] == 3);
+  CHECK(json["d-model"] == 576);
+  CHECK(json["lr"].get<double>() == 3e-4);
+  CHECK(json["min-lr"].get<double>() == 3e-4 / 10);
+  CHECK(json["recompute"] == "full");
+  CHECK(json["dry-run"] == true);
+  CHECK(json["profile"] == false);
+  CHECK(json["trace"] == "");
+  CHECK(!json.contains("zero-stage"));
+}
+
+TEST_CASE("options: values that make no sense", "[options]") {
   const std::string layers = " is not valid; expected a whole number from 1 to 1000";
   CHECK(complaint({"--layers", "-3"}) == "--layers: -3" + layers);
   CHECK(complaint({"--layers", "0"}) == "--layers: 0" + layers);
@@ -177,7 +193,7 @@ TEST_CASE("options: values that make no sense", "[01][options]") {
   CHECK(complaint({"--optimizer", ""}) == "--optimizer: \"\" is not valid; expected one of adamw, sgd");
 }
 
-TEST_CASE("options: arguments that are no options", "[01][options]") {
+TEST_CASE("options: arguments that are no options", "[options]") {
   const std::string unknown = ": unknown option; expected one of those that --help lists";
   CHECK(complaint({"--layer", "3"}) == "--layer" + unknown);
   CHECK(complaint({"corpus.txt"}) == "corpus.txt" + unknown);
@@ -186,7 +202,7 @@ TEST_CASE("options: arguments that are no options", "[01][options]") {
   CHECK(complaint({"--steps"}) == "--steps: value missing; expected one after it");
 }
 
-TEST_CASE("options: values that do not go together", "[01][options]") {
+TEST_CASE("options: values that do not go together", "[options]") {
   CHECK(complaint({"--heads", "6"}) == "--heads: 6 is not valid; expected a divisor of --d-model (64)");
   CHECK(complaint({"--heads", "64"}) ==
         "--heads: 64 is not valid; expected an even head size; --d-model / --heads is 1");
@@ -210,7 +226,7 @@ TEST_CASE("options: values that do not go together", "[01][options]") {
   CHECK(complaint({"--lr", "1", "--min-lr", "2"}) == "--min-lr: 2 is not valid; expected at most --lr (1)");
 }
 
-TEST_CASE("options: output files are checked, and left alone", "[01][options]") {
+TEST_CASE("options: output files are checked, and left alone", "[options]") {
   const TemporaryFolder folder;
   const std::string log = folder.write("log.json", "an earlier run"), fresh = folder.path() + "/fresh";
   const std::string not_writable = " is not valid; expected a file that can be written";
@@ -231,7 +247,7 @@ TEST_CASE("options: output files are checked, and left alone", "[01][options]") 
   CHECK(!std::filesystem::exists(fresh));
 }
 
-TEST_CASE("options: a program takes the options of its techniques only", "[02][options]") {
+TEST_CASE("options: a program takes the options of its techniques only", "[options]") {
   using pentatron::OptionGroup;
   const auto with_groups = [](std::vector<const char*> arguments, std::initializer_list<OptionGroup> groups) {
     arguments.insert(arguments.begin(), "program");
@@ -258,7 +274,7 @@ TEST_CASE("options: a program takes the options of its techniques only", "[02][o
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }
 
-TEST_CASE("options: layouts of a context", "[06][options]") {
+TEST_CASE("options: layouts of a context", "[options]") {
   using pentatron::CpExchange, pentatron::CpLayout;
   const auto context = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
@@ -272,7 +288,7 @@ TEST_CASE("options: layouts of a context", "[06][options]") {
   CHECK(context({"--cp-exchange", "all-gather"}).cp_exchange == CpExchange::all_gather);
 }
 
-TEST_CASE("options: schedules of a pipeline", "[05][options]") {
+TEST_CASE("options: schedules of a pipeline", "[options]") {
   using pentatron::PpSchedule;
   const auto pipeline = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
@@ -312,7 +328,7 @@ TEST_CASE("options: schedules of a pipeline", "[05][options]") {
       "--show-schedule-svg: " + picture + " is not valid; expected another file than that of --trace");
 }
 
-TEST_CASE("options: experts", "[07][experts][options]") {
+TEST_CASE("options: experts", "[experts][options]") {
   const auto experts = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
     return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
@@ -342,7 +358,7 @@ TEST_CASE("options: experts", "[07][experts][options]") {
                     "--expert-buffer: 0.5 is not valid; expected 0, or 1 or more");
 }
 
-TEST_CASE("options: parameters of a model with experts", "[07][experts][options]") {
+TEST_CASE("options: parameters of a model with experts", "[experts][options]") {
   // tiny: width 64, MLP 192; a layer's attention 4 * 64^2, its norms 2 * 64, an MLP 3 * 64 * 192
   Options options = parse({});
   const int64_t mlp = 3 * 64 * 192, router = 8 * 64;
@@ -358,7 +374,7 @@ TEST_CASE("options: parameters of a model with experts", "[07][experts][options]
   CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (2 * mlp + router));
 }
 
-TEST_CASE("options: a program's own default of --attention", "[06][options]") {
+TEST_CASE("options: a program's own default of --attention", "[options]") {
   using pentatron::Attention;
   const auto attention = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
@@ -370,7 +386,7 @@ TEST_CASE("options: a program's own default of --attention", "[06][options]") {
   CHECK(attention({"--attention", "naive"}) == Attention::naive);
 }
 
-TEST_CASE("options: help lists groups, defaults and presets", "[01][options]") {
+TEST_CASE("options: help lists groups, defaults and presets", "[options]") {
   const std::string text = help();
   for (const char* part : {"A description.", "Model:", "--kv-heads N", "[adamw]",
                            "--recompute none|selective|full", "[a tenth of --lr]", "llama-3.1-8b", "14336"}) {

@@ -114,7 +114,7 @@ void check_like_01(const std::string& program, const std::string& sizes = "",
 
 }  // namespace
 
-TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][04][05][06][07][program]") {
+TEST_CASE("every program obeys --attention: its memory says so", "[program]") {
   const auto activations = [](const std::string& program, const char* which) -> int64_t {
     const std::string launcher = program[1] == '1' ? "" : "mpirun -n 1";
     return outcome_of(launcher, program).log.back()["summary"]["memory"][0][which]["activations"];
@@ -130,8 +130,7 @@ TEST_CASE("every program obeys --attention: its memory says so", "[01][02][03][0
 
 #if __has_include(<cuda_cpu.h>)
 
-TEST_CASE("modelled time depends neither on the machine's load nor on what is computed",
-          "[01][02][03][04][05][06][07][program]") {
+TEST_CASE("modelled time depends neither on the machine's load nor on what is computed", "[program]") {
   const std::string sizes =
       " --d-model 24 --heads 6 --kv-heads 6 --d-ff 24 --vocab-size 258 --seq-len 24 --layers 6 --steps 2";
   // Modelled figures and losses of each step.
@@ -204,7 +203,7 @@ TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
 
 // More text than a sequence is long: with context ranks its newest token lies on each in turn, then on the
 // last.
-TEST_CASE("the trained model writes what that of 01 writes", "[02][03][04][05][06][07][program]") {
+TEST_CASE("the trained model writes what that of 01 writes", "[program]") {
   if (!enough_gpus(4)) return;
   const auto written = [](const std::string& launcher, const std::string& program) {
     const std::string out =

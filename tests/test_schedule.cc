@@ -506,6 +506,18 @@ TEST_CASE("05: a schedule as text", "[05][schedule]") {
     for (std::string line; std::getline(lines, line); ++count) CHECK(line.size() <= 100);
     CHECK(count == 6);  // each rank in one line
   }
+
+  // With two-digit numbers, too, no cell is cut: each instruction stands whole in one row, once.
+  const std::string many = text(PpSchedule::one_f_one_b, 4, 16, 1, 100);
+  const auto count_of = [&](const std::string& label) {
+    int count = 0;
+    for (size_t at = many.find(label); at != std::string::npos; at = many.find(label, at + 1)) ++count;
+    return count;
+  };
+  for (int m = 10; m < 16; ++m) {
+    CHECK(count_of("F" + std::to_string(m)) == 4);
+    CHECK(count_of("B" + std::to_string(m)) == 4);
+  }
 }
 
 TEST_CASE("05: a schedule as SVG", "[05][schedule]") {

@@ -130,6 +130,13 @@ std::string human_seconds(double seconds) {
   return formatted("%.4g", amount) + " ns";
 }
 
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](unsigned char c) { return (c < ' ' && c != '\n' && c != '\t') || c == 127; }, '?');
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
 std::string to_text(const RankReport& report) { return nlohmann::json(report).dump(); }
 RankReport rank_report(const std::string& text) { return nlohmann::json::parse(text); }
 
@@ -163,6 +170,11 @@ std::string RunLog::json_step(const StepRecord& r) const {
          << json_of(*r.modelled, mfu(static_cast<double>(r.tokens), r.modelled->seconds)).dump();
   json << '}';
   return json.str();
+}
+
+void RunLog::begin(const std::string& options, const std::string& precision) {
+  const Json line = {{"options", Json::parse(options)}, {"precision", precision}, {"ranks", ranks_}};
+  if (json_.is_open()) write_json(line.dump());
 }
 
 void RunLog::step(const StepRecord& record) {

@@ -1,6 +1,6 @@
 // What a run prints: a line every few steps, and the memory table at the end. With --log-json it also
-// writes every step and a summary, one JSON object a line. It takes plain numbers, so this file knows
-// neither CUDA nor ranks.
+// writes its options, every step and a summary, one JSON object a line. It takes plain numbers, so this file
+// knows neither CUDA nor ranks.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +60,8 @@ class RunLog {
   RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every, double flops_per_token,
          double peak_flops, int ranks);
 
+  // The first line of the log. `options`: a JSON object.
+  void begin(const std::string& options, const std::string& precision);
   void step(const StepRecord& record);
   void summary(const Summary& summary);  // the table on the terminal, and the last line of the log
 
@@ -92,5 +94,8 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
 std::string human_bytes(double bytes);      // "1.50 MiB"
 std::string human_count(double count);      // "41.2k"
 std::string human_seconds(double seconds);  // "1.50 ms"
+
+// The text for a terminal: ? for a control character, U+FFFD for bytes that are not UTF-8.
+std::string printable(std::string text);
 
 }  // namespace pentatron

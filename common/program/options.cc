@@ -10,12 +10,15 @@
 #include <filesystem>
 #include <functional>
 #include <iomanip>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 #include <vector>
 
 namespace pentatron {
 namespace {
+
+using Json = nlohmann::ordered_json;  // keys stay in their order
 
 struct Preset {
   ModelConfig model;
@@ -99,28 +102,35 @@ class CommandLine {
   template <typename Integer>
   void whole(const std::string& option, Integer& value, Integer lowest, Integer highest,
              const std::string& help, const std::string& preset = "") {
-    add(option, "N", preset.empty() ? std::to_string(value) : preset, help,
+    add(
+        option, "N", preset.empty() ? std::to_string(value) : preset, help,
         [=, &value](const std::string& given) {
           const std::string expected =
               "a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest);
           value = convert<Integer>(option, given, lowest, highest, expected);
-        });
+        },
+        [&value] { return value; });
   }
 
   void number(const std::string& option, double& value, double lowest, double highest,
               const std::string& help, const std::string& preset = "") {
-    add(option, "X", preset.empty() ? text(value) : preset, help, [=, &value](const std::string& given) {
-      value = convert<double>(option, given, lowest, highest,
-                              "a number from " + text(lowest) + " to " + text(highest));
-    });
+    add(
+        option, "X", preset.empty() ? text(value) : preset, help,
+        [=, &value](const std::string& given) {
+          value = convert<double>(option, given, lowest, highest,
+                                  "a number from " + text(lowest) + " to " + text(highest));
+        },
+        [&value] { return value; });
   }
 
   void file(const std::string& option, std::string& path, const std::string& help) {
-    add(option, "FILE", "", help, [=, &path](const std::string& given) { path = given; });
+    add(
+        option, "FILE", "", help, [=, &path](const std::string& given) { path = given; },
+        [&path] { return path; });
   }
 
   void link(const std::string& option, std::string& link, const std::string& help) {
-    add(option, "LINK", "", help, [=, &link](const std::string& given) {
+    const auto assign = [=, &link](const std::string& given) {
       const size_t comma = std::min(given.find(','), given.size());
       const std::string_view all = given, latency = all.substr(0, comma);
       const std::string_view bandwidth = all.substr(std::min(comma + 1, all.size()));
@@ -129,7 +139,8 @@ class CommandLine {
         throw UsageError(option, given, "a latency and a bandwidth such as 5us,50GB/s");
       }
       link = given;
-    });
+    };
+    add(option, "LINK", "", help, assign, [&link] { return link; });
   }
 
   template <typename Value>
@@ -137,7 +148,8 @@ class CommandLine {
               const std::vector<std::pair<std::string, Value>>& names, const std::string& help) {
     std::vector<std::string> words;
     for (const auto& [name, named] : names) words.push_back(name);
-    add(option, join(words, "|"), std::string(name_of(names, value)), help,
+    add(
+        option, join(words, "|"), std::string(name_of(names, value)), help,
         [=, &value](const std::string& given) {
           for (const auto& [name, named] : names) {
             if (name == given) {
@@ -146,33 +158,43 @@ class CommandLine {
             }
           }
           throw UsageError(option, given, "one of " + join(words, ", "));
-        });
+        },
+        [=, &value] { return name_of(names, value); });
   }
 
   void flag(const std::string& option, bool& value, const std::string& help) {
     CLI::Option* added = app_.add_flag(option, help);
     added->group(group_);
-    entries_.push_back({added, [&value](const std::string&) { value = true; }});
+    entries_.push_back({added, [&value](const std::string&) { value = true; }, [&value] { return value; }});
   }
 
   // Declares an option. `assign` converts and stores its value, and throws UsageError if the value is
-  // wrong.
+  // wrong. `value` returns what was stored.
   void add(const std::string& option, const std::string& placeholder, const std::string& preset,
-           const std::string& help, std::function<void(const std::string&)> assign) {
+           const std::string& help, std::function<void(const std::string&)> assign,
+           std::function<Json()> value) {
     const std::string shown = preset.empty() ? help : help + " [" + preset + "]";
     CLI::Option* added = app_.add_option(option, CLI::callback_t(), shown);
     added->type_name(placeholder)->group(group_)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    entries_.push_back({added, std::move(assign)});
+    entries_.push_back({added, std::move(assign), std::move(value)});
   }
 
   void footer(const std::string& words) { app_.footer(words); }
 
   void parse(int argc, const char* const* argv);
 
+  // A JSON object with the present value of every option: {"layers": 8, ...}.
+  std::string as_json() const {
+    Json json;
+    for (const Entry& entry : entries_) json[entry.option->get_lnames().front()] = entry.value();
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // a path may have any bytes
+  }
+
  private:
   struct Entry {
     CLI::Option* option;
     std::function<void(const std::string&)> assign;
+    std::function<Json()> value;
   };
 
   // A number, at least `lowest`, and a unit.
@@ -253,8 +275,9 @@ std::string table_of_presets() {
 void declare_model(CommandLine& line, Options& options) {
   ModelConfig& model = options.model;
   line.group("Model");
-  line.add("--model", "NAME", model.name, "sizes of a model, see below",
-           [&](const std::string& name) { use_preset(options, name); });
+  line.add(
+      "--model", "NAME", model.name, "sizes of a model, see below",
+      [&](const std::string& name) { use_preset(options, name); }, [&] { return model.name; });
   line.whole("--layers", model.layers, 1, 1000, "decoder layers");
   line.whole("--d-model", model.d_model, 2, 65536, "width of the residual stream");
   line.whole("--heads", model.heads, 1, 1024, "attention heads");
@@ -528,6 +551,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   if (!options.show_schedule_svg.empty()) options.show_schedule = true;
   check_sizes(options);
   check_files(options);
+  options.as_json = line.as_json();
   return options;
 }
 

@@ -79,6 +79,8 @@ struct Options : TrainingConfig, CommunicationConfig {
   bool profile = false;  // print the time of each kernel at the end
   int log_every = 10;    // steps between two printed lines
   int sample = 0;        // bytes of text that the trained model writes at the end
+
+  std::string as_json;  // all options of the program with their values, as a JSON object
 };
 
 // Elements of all parameters (embedding and head are two matrices), and of those that one token uses: of

@@ -93,6 +93,7 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
                  peak_flops(), peers.ranks());
+    log_->begin(options.as_json, precision_name);
     print_banner(options, data, parameters_, peers.ranks());
   }
   peers.begin_counting();
@@ -177,7 +178,7 @@ void Run::summarize(const MemoryPrediction& predicted,
 }
 
 void Run::show_sample(const std::string& text) const {
-  if (log_ && !text.empty()) std::cout << "\nThe model writes:\n" << text << '\n';
+  if (log_ && !text.empty()) std::cout << "\nThe model writes:\n" << printable(text) << '\n';
 }
 
 }  // namespace pentatron

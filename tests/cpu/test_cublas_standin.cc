@@ -165,7 +165,7 @@ void check_product(Types types, Sizes sizes, bool transpose_a, bool transpose_b,
 
 }  // namespace
 
-TEST_CASE("products agree with a plain loop", "[01][standin]") {
+TEST_CASE("products agree with a plain loop", "[standin]") {
   const Types types = GENERATE(from_range(std::begin(kTypes), std::end(kTypes)));
   const bool transpose_a = GENERATE(false, true), transpose_b = GENERATE(false, true);
   for (const Sizes sizes :
@@ -176,13 +176,13 @@ TEST_CASE("products agree with a plain loop", "[01][standin]") {
   check_product(types, {4, 5, 0, 1}, transpose_a, transpose_b, 1, 0.5);  // an empty sum: C is only scaled
 }
 
-TEST_CASE("large products and batches are shared out and stay right", "[01][standin]") {
+TEST_CASE("large products and batches are shared out and stay right", "[standin]") {
   const Types types = GENERATE(from_range(std::begin(kTypes), std::end(kTypes)));
   check_product(types, {257, 130, 191, 1}, false, true, 1, 0);
   check_product(types, {64, 70, 66, 9}, true, false, 1, 1);
 }
 
-TEST_CASE("matrices may be shared by a batch", "[01][standin]") {
+TEST_CASE("matrices may be shared by a batch", "[standin]") {
   Handle handle;
   const float one = 1, zero = 0;
   float *a = nullptr, *b = nullptr, *c = nullptr;
@@ -201,7 +201,7 @@ TEST_CASE("matrices may be shared by a batch", "[01][standin]") {
   for (float* pointer : {a, b, c}) REQUIRE(cudaFree(pointer) == cudaSuccess);
 }
 
-TEST_CASE("products that cuBLAS refuses are refused", "[01][standin]") {
+TEST_CASE("products that cuBLAS refuses are refused", "[standin]") {
   Handle handle;
   float* x = nullptr;
   REQUIRE(cudaMalloc(&x, 100 * sizeof(float)) == cudaSuccess);
@@ -243,7 +243,7 @@ TEST_CASE("products that cuBLAS refuses are refused", "[01][standin]") {
   REQUIRE(cudaFree(x) == cudaSuccess);
 }
 
-TEST_CASE("bfloat16 rounds to nearest, ties to even", "[01][standin]") {
+TEST_CASE("bfloat16 rounds to nearest, ties to even", "[standin]") {
   const auto bits = [](float value) { return static_cast<__nv_bfloat16_raw>(__float2bfloat16(value)).x; };
   const auto from_bits = [](uint32_t pattern) { return std::bit_cast<float>(pattern); };
   constexpr float inf = std::numeric_limits<float>::infinity();

@@ -187,7 +187,7 @@ bool faults(const Work& work) {
 
 // ---- Streams ----------------------------------------------------------------------------------------------
 
-TEST_CASE("a stream runs its operations in order", "[01][standin]") {
+TEST_CASE("a stream runs its operations in order", "[standin]") {
   Stream stream;
   DeviceArray<float> x(100);
   REQUIRE(cudaMemsetAsync(x, 0, 100 * sizeof(float), stream) == cudaSuccess);
@@ -199,7 +199,7 @@ TEST_CASE("a stream runs its operations in order", "[01][standin]") {
   for (float value : x.values()) REQUIRE(value == 2046.0f);
 }
 
-TEST_CASE("a launch returns before the kernel has run", "[01][standin]") {
+TEST_CASE("a launch returns before the kernel has run", "[standin]") {
   Stream stream;
   Event event;
   DeviceArray<float> x(1);
@@ -218,7 +218,7 @@ TEST_CASE("a launch returns before the kernel has run", "[01][standin]") {
   REQUIRE(x.values()[0] == 7.0f);
 }
 
-TEST_CASE("arguments are those of the time of the launch", "[01][standin]") {
+TEST_CASE("arguments are those of the time of the launch", "[standin]") {
   Stream stream;
   DeviceArray<float> x(1);
   float value = 3;
@@ -230,7 +230,7 @@ TEST_CASE("arguments are those of the time of the launch", "[01][standin]") {
   REQUIRE(x.values()[0] == 3.0f);
 }
 
-TEST_CASE("two streams do not wait for each other", "[01][standin]") {
+TEST_CASE("two streams do not wait for each other", "[standin]") {
   Stream held, free;
   DeviceArray<float> x(1);
   Gate gate(held);
@@ -239,8 +239,7 @@ TEST_CASE("two streams do not wait for each other", "[01][standin]") {
   REQUIRE(cudaStreamQuery(held) == cudaErrorNotReady);
 }
 
-TEST_CASE("cudaDeviceSynchronize, cudaMalloc, cudaFree and cudaMemcpy wait for all streams",
-          "[01][standin]") {
+TEST_CASE("cudaDeviceSynchronize, cudaMalloc, cudaFree and cudaMemcpy wait for all streams", "[standin]") {
   Stream first, second;
   DeviceArray<float> x(1);
   void* spare = nullptr;
@@ -269,7 +268,7 @@ TEST_CASE("cudaDeviceSynchronize, cudaMalloc, cudaFree and cudaMemcpy wait for a
   REQUIRE(cudaFree(fresh) == cudaSuccess);
 }
 
-TEST_CASE("a host function runs in stream order and may not call CUDA", "[01][standin]") {
+TEST_CASE("a host function runs in stream order and may not call CUDA", "[standin]") {
   Stream stream;
   struct Seen {
     PinnedArray<float> value{1};
@@ -295,7 +294,7 @@ TEST_CASE("a host function runs in stream order and may not call CUDA", "[01][st
   REQUIRE(seen.synchronized == cudaErrorNotPermitted);
 }
 
-TEST_CASE("the null stream and a destroyed stream are refused", "[01][standin]") {
+TEST_CASE("the null stream and a destroyed stream are refused", "[standin]") {
   DeviceArray<float> x(1);
   PinnedArray<float> pinned(1);
   Event event;
@@ -318,7 +317,7 @@ TEST_CASE("the null stream and a destroyed stream are refused", "[01][standin]")
 
 // ---- Events -----------------------------------------------------------------------------------------------
 
-TEST_CASE("an event that was never recorded holds nobody", "[01][standin]") {
+TEST_CASE("an event that was never recorded holds nobody", "[standin]") {
   Stream stream;
   Event event;
   REQUIRE(cudaStreamWaitEvent(stream, event) == cudaSuccess);
@@ -329,7 +328,7 @@ TEST_CASE("an event that was never recorded holds nobody", "[01][standin]") {
   REQUIRE(cudaEventElapsedTime(&milliseconds, event, event) == cudaErrorInvalidResourceHandle);
 }
 
-TEST_CASE("a stream waits for an event of another", "[01][standin]") {
+TEST_CASE("a stream waits for an event of another", "[standin]") {
   Stream first, second;
   Event event;
   DeviceArray<float> x(1);
@@ -345,7 +344,7 @@ TEST_CASE("a stream waits for an event of another", "[01][standin]") {
   REQUIRE(x.values()[0] == 2.0f);
 }
 
-TEST_CASE("a wait means the latest record at the time of the call", "[01][standin]") {
+TEST_CASE("a wait means the latest record at the time of the call", "[standin]") {
   Stream quick, held, waiting;
   Event event;
   REQUIRE(cudaEventRecord(event, quick) == cudaSuccess);
@@ -361,7 +360,7 @@ TEST_CASE("a wait means the latest record at the time of the call", "[01][standi
   REQUIRE(cudaStreamSynchronize(waiting) == cudaSuccess);
 }
 
-TEST_CASE("an event may be destroyed while a stream waits for it", "[01][standin]") {
+TEST_CASE("an event may be destroyed while a stream waits for it", "[standin]") {
   Stream first, second;
   cudaEvent_t event;
   REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
@@ -376,7 +375,7 @@ TEST_CASE("an event may be destroyed while a stream waits for it", "[01][standin
 }
 
 // The picture in common/cpu/cuda/README.md.
-TEST_CASE("virtual time is the longest path", "[01][standin]") {
+TEST_CASE("virtual time is the longest path", "[standin]") {
   const pentatron::DeviceProfile before = cuda_cpu::profile();
   pentatron::DeviceProfile gpu = pentatron::load_profile("unit");
   gpu.launch_seconds = 3e-6;
@@ -404,7 +403,7 @@ TEST_CASE("virtual time is the longest path", "[01][standin]") {
   cuda_cpu::set_profile(before);
 }
 
-TEST_CASE("events measure the time between them", "[01][standin]") {
+TEST_CASE("events measure the time between them", "[standin]") {
   Stream stream;
   Event start, end;
   cudaEvent_t untimed;
@@ -429,7 +428,7 @@ TEST_CASE("events measure the time between them", "[01][standin]") {
 
 // ---- Memory -----------------------------------------------------------------------------------------------
 
-TEST_CASE("the host cannot read or write device memory", "[01][standin]") {
+TEST_CASE("the host cannot read or write device memory", "[standin]") {
   DeviceArray<float> x(16);
   REQUIRE(faults([&] { [[maybe_unused]] volatile float value = *static_cast<volatile float*>(x.pointer); }));
   REQUIRE(faults([&] { *static_cast<volatile float*>(x.pointer + 15) = 1; }));
@@ -437,7 +436,7 @@ TEST_CASE("the host cannot read or write device memory", "[01][standin]") {
   REQUIRE_FALSE(faults([&] { *static_cast<volatile float*>(pinned.pointer + 15) = 1; }));
 }
 
-TEST_CASE("memory that was freed is out of reach for everybody", "[01][standin]") {
+TEST_CASE("memory that was freed is out of reach for everybody", "[standin]") {
   float* x = nullptr;
   REQUIRE(cudaMalloc(&x, 4) == cudaSuccess);
   auto* behind = static_cast<volatile float*>(cuda_cpu::host_address(x));
@@ -447,7 +446,7 @@ TEST_CASE("memory that was freed is out of reach for everybody", "[01][standin]"
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they keep books of their own
-TEST_CASE("memory that was freed goes back to the system", "[01][standin]") {
+TEST_CASE("memory that was freed goes back to the system", "[standin]") {
   const auto resident_pages = [] {
     long total = 0, resident = 0;
     std::ifstream("/proc/self/statm") >> total >> resident;
@@ -464,7 +463,7 @@ TEST_CASE("memory that was freed goes back to the system", "[01][standin]") {
 }
 #endif
 
-TEST_CASE("fresh memory is NaN, also where other memory was before", "[01][standin]") {
+TEST_CASE("fresh memory is NaN, also where other memory was before", "[standin]") {
   for (int round = 0; round < 3; ++round) {
     DeviceArray<float> single(1001);
     DeviceArray<double> twice(1001);
@@ -477,7 +476,7 @@ TEST_CASE("fresh memory is NaN, also where other memory was before", "[01][stand
   }
 }
 
-TEST_CASE("kernels take live device and pinned pointers, and null", "[01][standin]") {
+TEST_CASE("kernels take live device and pinned pointers, and null", "[standin]") {
   Stream stream;
   DeviceArray<float> x(10);
   PinnedArray<float> pinned(10);
@@ -493,7 +492,7 @@ TEST_CASE("kernels take live device and pinned pointers, and null", "[01][standi
   CHECK(cudaGetLastError() == cudaErrorInvalidDevicePointer);
 }
 
-TEST_CASE("a freed pointer is refused", "[01][standin]") {
+TEST_CASE("a freed pointer is refused", "[standin]") {
   Stream stream;
   float *x = nullptr, *other = nullptr;
   PinnedArray<float> pinned(1);
@@ -510,7 +509,7 @@ TEST_CASE("a freed pointer is refused", "[01][standin]") {
   cudaGetLastError();
 }
 
-TEST_CASE("cudaMalloc fails beyond the limit, and only then", "[01][standin]") {
+TEST_CASE("cudaMalloc fails beyond the limit, and only then", "[standin]") {
   constexpr size_t kMiB = size_t{1} << 20;
   size_t free = 0, total = 0, original = 0;
   REQUIRE(cudaMemGetInfo(&free, &original) == cudaSuccess);
@@ -534,7 +533,7 @@ TEST_CASE("cudaMalloc fails beyond the limit, and only then", "[01][standin]") {
   cudaGetLastError();
 }
 
-TEST_CASE("CUDA_CPU_MEMORY sets the limit", "[01][standin]") {
+TEST_CASE("CUDA_CPU_MEMORY sets the limit", "[standin]") {
   CHECK(run_child("child: memory limit", "CUDA_CPU_MEMORY=2MiB") == 0);
   CHECK(run_child("child: memory limit", "CUDA_CPU_MEMORY=2097152") == 0);
   CHECK(run_child("child: memory limit", "CUDA_CPU_MEMORY=3MiB") != 0);
@@ -550,7 +549,7 @@ TEST_CASE("child: memory limit", "[.child]") {
   REQUIRE(cudaMalloc(&pointer, 2097153) == cudaErrorMemoryAllocation);
 }
 
-TEST_CASE("allocations of all sizes are aligned, apart, and reused in the end", "[01][standin]") {
+TEST_CASE("allocations of all sizes are aligned, apart, and reused in the end", "[standin]") {
   std::vector<char*> live;
   std::vector<size_t> sizes;
   for (size_t i = 0; i < 200; ++i) {
@@ -575,7 +574,7 @@ TEST_CASE("allocations of all sizes are aligned, apart, and reused in the end", 
   for (char* pointer : live) REQUIRE(cudaFree(pointer) == cudaSuccess);
 }
 
-TEST_CASE("cudaPointerGetAttributes tells device, pinned and other memory apart", "[01][standin]") {
+TEST_CASE("cudaPointerGetAttributes tells device, pinned and other memory apart", "[standin]") {
   DeviceArray<float> x(4);
   PinnedArray<float> pinned(4);
   float local = 0;
@@ -590,7 +589,7 @@ TEST_CASE("cudaPointerGetAttributes tells device, pinned and other memory apart"
 
 // ---- Copies -----------------------------------------------------------------------------------------------
 
-TEST_CASE("asynchronous copies", "[01][standin]") {
+TEST_CASE("asynchronous copies", "[standin]") {
   Stream stream;
   DeviceArray<int> x(60), y(60);
   PinnedArray<int> in(60), out(60);
@@ -612,7 +611,7 @@ TEST_CASE("asynchronous copies", "[01][standin]") {
   }
 }
 
-TEST_CASE("copies that CUDA or the project's rules do not allow are refused", "[01][standin]") {
+TEST_CASE("copies that CUDA or the project's rules do not allow are refused", "[standin]") {
   Stream stream;
   DeviceArray<float> x(10);
   PinnedArray<float> pinned(10);
@@ -631,7 +630,7 @@ TEST_CASE("copies that CUDA or the project's rules do not allow are refused", "[
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
 }
 
-TEST_CASE("what waits for the whole device is counted, and only that", "[01][standin]") {
+TEST_CASE("what waits for the whole device is counted, and only that", "[standin]") {
   Stream stream;
   PinnedArray<float> pinned(4);
   const cuda_cpu::Counters before = cuda_cpu::counters();
@@ -651,7 +650,7 @@ TEST_CASE("what waits for the whole device is counted, and only that", "[01][sta
 
 // ---- Kernels ----------------------------------------------------------------------------------------------
 
-TEST_CASE("every block of a grid runs once", "[01][standin]") {
+TEST_CASE("every block of a grid runs once", "[standin]") {
   Stream stream;
   const dim3 grid = GENERATE(dim3(1), dim3(7), dim3(3, 5), dim3(4, 3, 2));
   const size_t blocks = size_t{grid.x} * grid.y * grid.z;
@@ -661,7 +660,7 @@ TEST_CASE("every block of a grid runs once", "[01][standin]") {
   for (int count : visits.values()) REQUIRE(count == 3);
 }
 
-TEST_CASE("numbers of all kinds reach a kernel, converted to its parameters", "[01][standin]") {
+TEST_CASE("numbers of all kinds reach a kernel, converted to its parameters", "[standin]") {
   Stream stream;
   DeviceArray<double> out(1);
   REQUIRE(launch(mixed_arguments, 1, 1, stream, out.pointer, short{1}, 20, 300.5, true, Choice::right) ==
@@ -669,7 +668,7 @@ TEST_CASE("numbers of all kinds reach a kernel, converted to its parameters", "[
   REQUIRE(out.values()[0] == 11321.5);
 }
 
-TEST_CASE("launches that CUDA refuses are refused", "[01][standin]") {
+TEST_CASE("launches that CUDA refuses are refused", "[standin]") {
   Stream stream;
   DeviceArray<float> x(1);
   const auto status = [&](dim3 grid, dim3 block, size_t shared_bytes = 0) {
@@ -697,7 +696,7 @@ TEST_CASE("launches that CUDA refuses are refused", "[01][standin]") {
   CHECK(cudaPeekAtLastError() == cudaSuccess);
 }
 
-TEST_CASE("a block's shared memory is NaN when it starts", "[01][standin]") {
+TEST_CASE("a block's shared memory is NaN when it starts", "[standin]") {
   Stream stream;
   DeviceArray<float> out(40);
   for (int n : {100, 1000, 10}) {
@@ -708,7 +707,7 @@ TEST_CASE("a block's shared memory is NaN when it starts", "[01][standin]") {
 }
 
 TEST_CASE("the threads of a block meet at its barrier; those that have left are not waited for",
-          "[01][standin]") {
+          "[standin]") {
   Stream stream;
   DeviceArray<float> out(40);
   REQUIRE(launch(sum_over_threads, 40, 128, stream, out.pointer) == cudaSuccess);
@@ -716,20 +715,20 @@ TEST_CASE("the threads of a block meet at its barrier; those that have left are 
   for (float value : out.values()) REQUIRE(value == static_cast<float>(n * (n + 1) / 2));
 }
 
-TEST_CASE("cudaFuncGetName returns the mangled name", "[01][standin]") {
+TEST_CASE("cudaFuncGetName returns the mangled name", "[standin]") {
   const char* name = nullptr;
   REQUIRE(cudaFuncGetName(&name, add_one) == cudaSuccess);
   REQUIRE(std::string(name) == "_Z7add_onePfi");
 }
 
-TEST_CASE("errors have CUDA's names and numbers", "[01][standin]") {
+TEST_CASE("errors have CUDA's names and numbers", "[standin]") {
   CHECK(std::string(cudaGetErrorName(cudaErrorInvalidValue)) == "cudaErrorInvalidValue");
   CHECK(std::string(cudaGetErrorString(cudaErrorMemoryAllocation)) == "out of memory");
   CHECK(std::string(cudaGetErrorName(static_cast<cudaError_t>(1000))) == "unrecognized error code");
   CHECK(static_cast<int>(cudaErrorIllegalAddress) == 700);
 }
 
-TEST_CASE("there is one device", "[01][standin]") {
+TEST_CASE("there is one device", "[standin]") {
   int count = 0, device = -1, value = 0;
   cudaDeviceProp properties;
   CHECK(cudaGetDeviceCount(&count) == cudaSuccess);
@@ -745,7 +744,7 @@ TEST_CASE("there is one device", "[01][standin]") {
   cudaGetLastError();
 }
 
-TEST_CASE("exponentials are right at infinity and NaN", "[01][standin]") {
+TEST_CASE("exponentials are right at infinity and NaN", "[standin]") {
   Stream stream;
   constexpr float inf = std::numeric_limits<float>::infinity();
   std::vector<float> x(67);
@@ -770,7 +769,7 @@ TEST_CASE("exponentials are right at infinity and NaN", "[01][standin]") {
 
 // ---- Errors and modes of the whole process ----------------------------------------------------------------
 
-TEST_CASE("an error inside a stream stays", "[01][standin]") {
+TEST_CASE("an error inside a stream stays", "[standin]") {
   CHECK(run_child("child: error inside a stream") == 0);
 }
 
@@ -794,7 +793,7 @@ __global__ void note_thread(float* out) {
 }
 
 TEST_CASE("CUDA_LAUNCH_BLOCKING runs kernels and copies on the calling thread, in stream order",
-          "[01][standin]") {
+          "[standin]") {
   CHECK(run_child("child: launch blocking", "CUDA_LAUNCH_BLOCKING=1") == 0);
   CHECK(run_child("child: launch blocking", "CUDA_LAUNCH_BLOCKING=0") != 0);
 }
@@ -826,14 +825,13 @@ TEST_CASE("child: launch blocking", "[.child]") {
 // At -O3, as programs are built; tests for the sanitizers are not.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(CUDA_CPU_THREADS_PER_BLOCK)
-TEST_CASE("loops with exponentials are vectorised", "[01][standin]") {
+TEST_CASE("loops with exponentials are vectorised", "[standin]") {
   CHECK(std::system("nm -D --undefined-only /proc/$PPID/exe | grep -q '_ZGV.N.*v_expf'") == 0);
 }
 #endif
 
 #ifdef __SANITIZE_ADDRESS__
-TEST_CASE("AddressSanitizer sees a kernel that writes beyond its tensor or its shared memory",
-          "[01][standin]") {
+TEST_CASE("AddressSanitizer sees a kernel that writes beyond its tensor or its shared memory", "[standin]") {
   CHECK(run_child("child: writes within bounds") == 0);
   CHECK(run_child("child: writes beyond the tensor") != 0);
   CHECK(run_child("child: writes beyond shared memory") != 0);

@@ -55,7 +55,7 @@ void require_report(const std::string& program, const std::string& name,
 
 }  // namespace
 
-TEST_CASE("a missing event between two streams is reported, with the kernels' names", "[01][standin]") {
+TEST_CASE("a missing event between two streams is reported, with the kernels' names", "[standin]") {
   const std::string program = GENERATE(one_thread, four_threads);
   require_report(program, "missing-event", {"write_values", "read_values"});
   require_report(program, "missing-event-idle", {"write_values"});
@@ -65,15 +65,15 @@ TEST_CASE("a missing event between two streams is reported, with the kernels' na
   require_report(program, "query-not-done", {"write_values", "read_values"});
 }
 
-TEST_CASE("a missing wait before the host reads is reported", "[01][standin]") {
+TEST_CASE("a missing wait before the host reads is reported", "[standin]") {
   require_report(one_thread, "copy-missing-wait", {"cudaMemcpy2DAsync", "copy_to_host"});
 }
 
-TEST_CASE("a missing event before a product is reported", "[01][standin]") {
+TEST_CASE("a missing event before a product is reported", "[standin]") {
   require_report(one_thread, "product-missing-event", {"write_values", "run_product"});
 }
 
-TEST_CASE("correct programs are silent", "[01][standin]") {
+TEST_CASE("correct programs are silent", "[standin]") {
   const std::string program = GENERATE(one_thread, four_threads);
   for (const char* name : {"with-event", "with-event-idle", "reuse-with-event", "bookkeeping-with-event",
                            "copy-with-wait", "polling", "query-done", "product-with-event",
@@ -82,13 +82,13 @@ TEST_CASE("correct programs are silent", "[01][standin]") {
   }
 }
 
-TEST_CASE("races inside a block and between blocks are reported in the test mode", "[01][standin]") {
+TEST_CASE("races inside a block and between blocks are reported in the test mode", "[standin]") {
   require_report(four_threads, "block-missing-barrier", {"exchange_without_barrier"});
   require_report(four_threads, "blocks-racing", {"add_to_neighbours"});
 }
 
 // Little and much data (floats a rank) take different ways through NCCL over MPI.
-TEST_CASE("a missing event between compute and communication is reported", "[02][standin]") {
+TEST_CASE("a missing event between compute and communication is reported", "[standin]") {
   for (const std::string operation :
        {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "exchange"}) {
     for (const std::string size : {" 1000", " 10000"}) {
@@ -100,13 +100,13 @@ TEST_CASE("a missing event between compute and communication is reported", "[02]
   require_report(two_ranks, "in-place-missing-event-before", {"write_values"});
 }
 
-TEST_CASE("what the host, MPI and other communicators do orders no streams", "[02][standin]") {
+TEST_CASE("what the host, MPI and other communicators do orders no streams", "[standin]") {
   require_report(two_ranks, "two-communicators-missing-event", {"write_values"});
   require_report(two_ranks, "bookkeeping-missing-event", {"read_values"});
   require_report(two_ranks, "host-uses-mpi-missing-event", {"read_values"});
 }
 
-TEST_CASE("communication that is ordered by events is silent", "[02][standin]") {
+TEST_CASE("communication that is ordered by events is silent", "[standin]") {
   for (const std::string operation :
        {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "exchange"}) {
     for (const std::string moment : {"-before", "-after", "-at-reuse"}) {

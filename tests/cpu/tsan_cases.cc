@@ -146,8 +146,8 @@ void reuse(bool with_event) {
   launch(write_values, 1, s.second, s.a, kElements);
 }
 
-// The host looks at a stream and an event that are not done, does much bookkeeping, and takes the streams' log
-// for a trace, between the two kernels.
+// The host looks at a stream and an event that are not done, does much bookkeeping, and takes the streams'
+// log for a trace, between the two kernels.
 void host_bookkeeping(bool with_event) {
   Setup s;
   cuda_cpu::describe({.label = {"kernel"}, .nanoseconds = 1});

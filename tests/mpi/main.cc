@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "../no_match.h"
 #include "mpi_tests.h"
 #include "ranks/mpi_wait.h"
 
@@ -135,6 +134,8 @@ struct Verdicts : Listener {
     }
     const int verdict = *std::max_element(all.begin(), all.end());
     ++(verdict == kFailed ? failed : verdict == kPassed ? passed : skipped);
+    if (verdict == kSkipped && my_rank == 0)
+      std::printf("skipped on %d rank%s: %s\n", all_ranks, all_ranks == 1 ? "" : "s", name.c_str());
     if (!ranks.empty() && my_rank == 0) {
       std::printf("failed on rank%s: %s\n", ranks.c_str(), name.c_str());
       std::fflush(stdout);
@@ -192,8 +193,8 @@ int main(int argc, char** argv) {
   session.run();
   const bool none = passed + failed + skipped == 0;
   if (my_rank == 0) {
-    if (none) say_that_no_test_matches(session.config(), argc > 1 ? argv[1] : "");
-    if (skipped > 0) std::cout << skipped << " skipped: not for this build on " << all_ranks << " ranks\n";
+    if (none) say_that_no_test_matches(argc > 1 ? argv[1] : "");
+    if (skipped > 0) std::cout << skipped << " skipped" << std::endl;
     std::cout << passed << " passed, " << failed << " failed" << std::endl;
   }
   MPI_Finalize();

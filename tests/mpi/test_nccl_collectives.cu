@@ -214,7 +214,7 @@ void check_all(const Communicator& comm, const Stream& stream, size_t count,
 
 }  // namespace
 
-TEST_CASE("collectives give what a plain loop gives, for every type and operator", "[02][standin]") {
+TEST_CASE("collectives give what a plain loop gives, for every type and operator", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const std::vector<ncclRedOp_t> operators = {ncclSum, ncclMax, ncclMin};
@@ -232,7 +232,7 @@ TEST_CASE("collectives give what a plain loop gives, for every type and operator
 }
 
 // Around the sizes at which the stand-in changes its ways: what fits a letter (8 KiB), and rounds (512 KiB).
-TEST_CASE("collectives give what a plain loop gives, for every size", "[02][standin]") {
+TEST_CASE("collectives give what a plain loop gives, for every size", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   for (size_t count : {0, 2, 3, 1023, 2047, 2048, 2049, 8193, 131073}) {
@@ -241,14 +241,14 @@ TEST_CASE("collectives give what a plain loop gives, for every size", "[02][stan
   check_all<__nv_bfloat16>(comm, stream, 300001, {ncclSum});
 }
 
-TEST_CASE("a long all-reduce takes several rounds", "[02][standin]") {
+TEST_CASE("a long all-reduce takes several rounds", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   run_out_of_place(all_reduce<float>(comm, ranks() * 131072 + 1, ncclSum), stream);
   run_in_place(all_reduce<double>(comm, ranks() * 65536 * 2 + 77, ncclMax), stream);
 }
 
-TEST_CASE("sums are formed in rank order, the same bits on every rank", "[02][standin]") {
+TEST_CASE("sums are formed in rank order, the same bits on every rank", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   for (size_t count : {100, 5000}) {  // at once, in parts
@@ -272,7 +272,7 @@ TEST_CASE("sums are formed in rank order, the same bits on every rank", "[02][st
   }
 }
 
-TEST_CASE("bfloat16 is summed in float and rounded once", "[02][standin]") {
+TEST_CASE("bfloat16 is summed in float and rounded once", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   // 1 + n/256 with a step of 1/128: rounding after every addition would stay at 1.
@@ -284,7 +284,7 @@ TEST_CASE("bfloat16 is summed in float and rounded once", "[02][standin]") {
   check_equal(array.get(9), std::vector<__nv_bfloat16>(9, expected));
 }
 
-TEST_CASE("all-to-all, with grouped sends and receives and with one call", "[02][standin]") {
+TEST_CASE("all-to-all, with grouped sends and receives and with one call", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const int n = ranks();
@@ -311,7 +311,7 @@ TEST_CASE("all-to-all, with grouped sends and receives and with one call", "[02]
   }
 }
 
-TEST_CASE("several sends to one rank arrive in order, large and small", "[02][standin]") {
+TEST_CASE("several sends to one rank arrive in order, large and small", "[standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -335,7 +335,7 @@ TEST_CASE("several sends to one rank arrive in order, large and small", "[02][st
   }
 }
 
-TEST_CASE("many operations on several streams and communicators", "[02][standin]") {
+TEST_CASE("many operations on several streams and communicators", "[standin]") {
   constexpr int kOperations = 60;
   constexpr size_t kCount = 3000;
   const Communicator all;

@@ -42,7 +42,7 @@ void check_disagreement(const Call& call, const std::string& of_rank_1) {
 
 }  // namespace
 
-TEST_CASE("ranks that do not agree on a collective get an error that says who", "[02][standin]") {
+TEST_CASE("ranks that do not agree on a collective get an error that says who", "[standin]") {
   if (ranks() < 2) return;
   check_disagreement(
       [](bool odd, const float* in, float* out, ncclComm_t comm, cudaStream_t stream) {
@@ -78,7 +78,7 @@ TEST_CASE("ranks that do not agree on a collective get an error that says who", 
 }
 
 // From what fits a letter to what does not, both ways.
-TEST_CASE("long and short receives are errors on both ranks", "[02][standin]") {
+TEST_CASE("long and short receives are errors on both ranks", "[standin]") {
   if (ranks() < 2) return;
   const std::vector<std::pair<size_t, size_t>> sent_and_received = {
       {10, 11}, {11, 10}, {10, 100000}, {100000, 10}};
@@ -100,7 +100,7 @@ TEST_CASE("long and short receives are errors on both ranks", "[02][standin]") {
   }
 }
 
-TEST_CASE("a send and a receive of different types are an error", "[02][standin]") {
+TEST_CASE("a send and a receive of different types are an error", "[standin]") {
   if (ranks() < 2) return;
   Communicator comm;
   const Stream stream("communication");
@@ -112,7 +112,7 @@ TEST_CASE("a send and a receive of different types are an error", "[02][standin]
   comm.abort();
 }
 
-TEST_CASE("buffers must be device memory that is there", "[02][standin]") {
+TEST_CASE("buffers must be device memory that is there", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const Array<float> in(kCount), out(kCount * ranks());
@@ -146,7 +146,7 @@ TEST_CASE("buffers must be device memory that is there", "[02][standin]") {
   stream.synchronize();
 }
 
-TEST_CASE("buffers may overlap only as NCCL's in-place forms do", "[02][standin]") {
+TEST_CASE("buffers may overlap only as NCCL's in-place forms do", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const size_t n = ranks();
@@ -184,7 +184,7 @@ TEST_CASE("buffers may overlap only as NCCL's in-place forms do", "[02][standin]
   CHECK(is_done_within(stream, kSoon));
 }
 
-TEST_CASE("other arguments that make no sense are refused", "[02][standin]") {
+TEST_CASE("other arguments that make no sense are refused", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const Array<float> a(kCount), b(kCount);
@@ -212,7 +212,7 @@ TEST_CASE("other arguments that make no sense are refused", "[02][standin]") {
   CHECK(is_done_within(stream, kSoon));
 }
 
-TEST_CASE("communicators know their size and ranks, whatever the order of the ranks", "[02][standin]") {
+TEST_CASE("communicators know their size and ranks, whatever the order of the ranks", "[standin]") {
   std::vector<int> reversed;
   for (int r = ranks(); r-- > 0;) reversed.push_back(r);
   const Communicator comm(reversed);
@@ -232,7 +232,7 @@ TEST_CASE("communicators know their size and ranks, whatever the order of the ra
   CHECK(all.get(ranks()) == std::vector<int32_t>(reversed.begin(), reversed.end()));
 }
 
-TEST_CASE("communicators of some of the ranks", "[02][standin]") {
+TEST_CASE("communicators of some of the ranks", "[standin]") {
   std::vector<int> even;
   for (int r = 0; r < ranks(); r += 2) even.push_back(r);
   const Communicator comm(even);
@@ -244,7 +244,7 @@ TEST_CASE("communicators of some of the ranks", "[02][standin]") {
   CHECK(array.get(1)[0] == static_cast<int>(even.size()));
 }
 
-TEST_CASE("a split: ranks of one color, in the order of their keys, or none", "[02][standin]") {
+TEST_CASE("a split: ranks of one color, in the order of their keys, or none", "[standin]") {
   const Communicator world;
   const Stream stream("communication");
   const auto color = [](int r) { return r / 2 == 2 ? NCCL_SPLIT_NOCOLOR : r / 2; };
@@ -269,7 +269,7 @@ TEST_CASE("a split: ranks of one color, in the order of their keys, or none", "[
   CHECK(all.get(expected.size()) == expected);
 }
 
-TEST_CASE("bad ways to make a communicator are refused", "[02][standin]") {
+TEST_CASE("bad ways to make a communicator are refused", "[standin]") {
   ncclComm_t comm = nullptr;
   ncclUniqueId id = {};
   CHECK(ncclCommInitRank(&comm, 1, id, 0) == ncclInvalidArgument);  // nobody made the id

@@ -63,7 +63,7 @@ class FreeLaunches {
 
 }  // namespace
 
-TEST_CASE("the text of a link", "[02][standin]") {
+TEST_CASE("the text of a link", "[standin]") {
   std::string error;
   const auto link = nccl_mpi::parse_link("5us,50GB/s", &error);
   REQUIRE(link);
@@ -80,7 +80,7 @@ TEST_CASE("the text of a link", "[02][standin]") {
   }
 }
 
-TEST_CASE("the network that the environment describes", "[02][standin]") {
+TEST_CASE("the network that the environment describes", "[standin]") {
   std::string error;
   CHECK(!nccl_mpi::network_from_environment({}, &error)->modelled);
   {
@@ -112,7 +112,7 @@ TEST_CASE("the network that the environment describes", "[02][standin]") {
   }
 }
 
-TEST_CASE("the time of a ring", "[02][standin]") {
+TEST_CASE("the time of a ring", "[standin]") {
   const Network uniform = {true, {1e-3, 1e6}, {1e-3, 1e6}, 8};
   const Ring four(uniform, {0, 1, 2, 3});
   CHECK(four.all_reduce(4000) == Approx(6e-3 + 1.5 * 4e-3));
@@ -141,7 +141,7 @@ TEST_CASE("the time of a ring", "[02][standin]") {
 
 #if __has_include(<cuda_cpu.h>)
 
-TEST_CASE("operations take the time of the modelled links", "[02][standin]") {
+TEST_CASE("operations take the time of the modelled links", "[standin]") {
   const FreeLaunches free;
   const Environment environment{{"NCCL_CPU_LINK", "1ms,10MB/s"}};
   const Communicator comm;
@@ -178,7 +178,7 @@ TEST_CASE("operations take the time of the modelled links", "[02][standin]") {
 }
 
 TEST_CASE("modelled operations follow each other on a communicator and run side by side on two",
-          "[02][standin]") {
+          "[standin]") {
   if (ranks() < 2) return;
   const FreeLaunches free;
   const Environment environment{{"NCCL_CPU_LINK", "50ms,10GB/s"}};
@@ -197,7 +197,7 @@ TEST_CASE("modelled operations follow each other on a communicator and run side 
   CHECK(run(b) == (rank() > 1 ? 0 : one));
 }
 
-TEST_CASE("the modelled time begins when the last rank has come", "[02][standin]") {
+TEST_CASE("the modelled time begins when the last rank has come", "[standin]") {
   if (ranks() < 2) return;
   const FreeLaunches free;
   const Environment environment{{"NCCL_CPU_LINK", "20ms,10GB/s"}};
@@ -219,7 +219,7 @@ TEST_CASE("the modelled time begins when the last rank has come", "[02][standin]
   CHECK(of_two == (rank() <= 1 ? late + 20'000'000 + bytes : 0));
 }
 
-TEST_CASE("an operation starts after the start of the one that was issued before", "[02][standin]") {
+TEST_CASE("an operation starts after the start of the one that was issued before", "[standin]") {
   if (ranks() < 2) return;
   const FreeLaunches free;
   const Environment environment{{"NCCL_CPU_LINK", "10ms,1e9GB/s"}};
@@ -237,7 +237,7 @@ TEST_CASE("an operation starts after the start of the one that was issued before
   CHECK(of_idle == (rank() > 1 ? 0 : work + 20'000'000));
 }
 
-TEST_CASE("links between nodes are slower", "[02][standin]") {
+TEST_CASE("links between nodes are slower", "[standin]") {
   if (ranks() < 4) return;
   const FreeLaunches free;
   const Environment environment{{"NCCL_CPU_LINK", "1ms,1e9GB/s"},

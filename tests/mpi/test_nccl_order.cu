@@ -15,7 +15,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-TEST_CASE("a collective returns to the host at once and waits for all ranks", "[02][standin]") {
+TEST_CASE("a collective returns to the host at once and waits for all ranks", "[standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -40,7 +40,7 @@ TEST_CASE("a collective returns to the host at once and waits for all ranks", "[
   }
 }
 
-TEST_CASE("a send waits for its receive", "[02][standin]") {
+TEST_CASE("a send waits for its receive", "[standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -58,8 +58,7 @@ TEST_CASE("a send waits for its receive", "[02][standin]") {
   }
 }
 
-TEST_CASE("operations wait for what their stream did before, and what follows waits for them",
-          "[02][standin]") {
+TEST_CASE("operations wait for what their stream did before, and what follows waits for them", "[standin]") {
   const Communicator comm;
   const Stream stream("communication");
   const Array<float> array(std::vector<float>(kSmall, 1));
@@ -78,7 +77,7 @@ TEST_CASE("operations wait for what their stream did before, and what follows wa
   CHECK(result.get(kSmall) == std::vector<float>(kSmall, 2.0f * static_cast<float>(ranks())));
 }
 
-TEST_CASE("a communicator's operations keep their order, on whatever stream", "[02][standin]") {
+TEST_CASE("a communicator's operations keep their order, on whatever stream", "[standin]") {
   const Communicator comm;
   const Stream first("first"), second("second");
   const Array<float> a(std::vector<float>(kSmall, 1)), b(std::vector<float>(kSmall, 1));
@@ -91,7 +90,7 @@ TEST_CASE("a communicator's operations keep their order, on whatever stream", "[
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("operations start in the order of the host, over all communicators", "[02][standin]") {
+TEST_CASE("operations start in the order of the host, over all communicators", "[standin]") {
   const Communicator a, b;
   const Stream first("first"), second("second");
   const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
@@ -107,7 +106,7 @@ TEST_CASE("operations start in the order of the host, over all communicators", "
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("an operation that has started, and waits, does not hold up other communicators", "[02][standin]") {
+TEST_CASE("an operation that has started, and waits, does not hold up other communicators", "[standin]") {
   if (ranks() < 2) return;
   const Communicator a, b;
   const Stream first("first"), second("second");
@@ -122,7 +121,7 @@ TEST_CASE("an operation that has started, and waits, does not hold up other comm
 }
 
 TEST_CASE("communicators used in opposite orders: on one stream a deadlock, which an abort ends",
-          "[02][standin]") {
+          "[standin]") {
   if (ranks() < 2) return;
   Communicator a, b;
   const Stream stream("communication");
@@ -137,7 +136,7 @@ TEST_CASE("communicators used in opposite orders: on one stream a deadlock, whic
   CHECK(is_done_within(stream, kSoon));
 }
 
-TEST_CASE("two ranks that send to each other: grouped they exchange", "[02][standin]") {
+TEST_CASE("two ranks that send to each other: grouped they exchange", "[standin]") {
   if (ranks() < 2) return;
   const Communicator comm;
   const Stream stream("communication");
@@ -155,7 +154,7 @@ TEST_CASE("two ranks that send to each other: grouped they exchange", "[02][stan
 }
 
 TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an abort frees their streams",
-          "[02][standin]") {
+          "[standin]") {
   if (ranks() < 2) return;
   Communicator comm;
   const Stream stream("communication");
@@ -171,7 +170,7 @@ TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an ab
   CHECK(is_done_within(stream, kSoon));
 }
 
-TEST_CASE("an abort from another thread frees a host that waits for the stream", "[02][standin]") {
+TEST_CASE("an abort from another thread frees a host that waits for the stream", "[standin]") {
   if (ranks() < 2) return;
   Communicator comm;
   const Communicator other;
@@ -194,7 +193,7 @@ TEST_CASE("an abort from another thread frees a host that waits for the stream",
   CHECK(is_done_within(free_stream, kSoon));
 }
 
-TEST_CASE("an abort while operations wait for their streams gives up their turn", "[02][standin]") {
+TEST_CASE("an abort while operations wait for their streams gives up their turn", "[standin]") {
   const Communicator other;
   const Stream first("first"), second("second");
   const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
@@ -209,7 +208,7 @@ TEST_CASE("an abort while operations wait for their streams gives up their turn"
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("an abort frees an operation whose turn has not come", "[02][standin]") {
+TEST_CASE("an abort frees an operation whose turn has not come", "[standin]") {
   const Communicator other;
   const Stream first("first"), second("second");
   const Array<float> x(std::vector<float>(kSmall, 1)), y(std::vector<float>(kSmall, 1));
@@ -225,7 +224,7 @@ TEST_CASE("an abort frees an operation whose turn has not come", "[02][standin]"
   CHECK(is_done_within(first, kSoon));
 }
 
-TEST_CASE("a group is one operation of all its streams", "[02][standin]") {
+TEST_CASE("a group is one operation of all its streams", "[standin]") {
   const Communicator comm;
   const Stream first("first"), second("second");
   const Array<float> a(std::vector<float>(kSmall, 1)), b(std::vector<float>(kSmall, 1));
@@ -246,7 +245,7 @@ TEST_CASE("a group is one operation of all its streams", "[02][standin]") {
 }
 
 TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline's exchanges in any order",
-          "[02][standin]") {
+          "[standin]") {
   if (ranks() < 2) return;
   // Rank 0 first receives a gradient and then sends an activation; rank 1 the other way round. On one stream
   // that would deadlock.
@@ -265,7 +264,7 @@ TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline'
   CHECK(is_done_within(back, kSoon));
 }
 
-TEST_CASE("destroying a communicator waits for its operations", "[02][standin]") {
+TEST_CASE("destroying a communicator waits for its operations", "[standin]") {
   const Stream stream("communication");
   const Array<float> array(kLarge);
   for (const bool finalize : {false, true}) {

@@ -65,6 +65,7 @@ TEST_CASE("05: a large vocabulary leaves fewer layers to the rank with the head"
   options.model.vocab_size = 1300;  // its product costs what three layers' do
   CHECK(layers_of(3) == 1);
   CHECK(layers_of(0) + layers_of(1) + layers_of(2) == 11);
+  CHECK(layers_of(0) >= 3);  // the embedding, a lookup, costs nothing
 }
 
 // ---- Memory -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ using Json = nlohmann::json;
 
 struct Run {
   std::string label;
+  Json options;
   std::vector<Json> steps;
   Json summary;
 };
@@ -29,13 +30,15 @@ Run read(const std::string& argument) {
   if (equals == std::string::npos) throw std::runtime_error(argument + ": expected LABEL=FILE");
   const std::string path = argument.substr(equals + 1);
   std::ifstream file(path);
-  Run run{argument.substr(0, equals), {}, {}};
+  Run run{argument.substr(0, equals), {}, {}, {}};
   for (std::string line; std::getline(file, line);) {
     const Json object = Json::parse(line);
+    if (object.contains("options")) run.options = object["options"];
     if (object.contains("summary")) run.summary = object["summary"];
     if (object.contains("step")) run.steps.push_back(object);
   }
   if (run.summary.is_null()) throw std::runtime_error(path + ": expected a log that ends with a summary");
+  if (run.options.is_null()) throw std::runtime_error(path + ": expected a log that begins with options");
   return run;
 }
 
@@ -92,32 +95,46 @@ const Run& reference_of(const Run& run, const std::vector<Run>& runs) {
                        [&](const Run& other) { return parameters(other) == parameters(run); });
 }
 
-void print_row(const std::vector<std::string>& cells) {
-  for (size_t i = 0; i < cells.size(); ++i)
-    std::printf(i == 0 ? "%-23s" : i == 1 ? "%6s" : "%12s", cells[i].c_str());
-  std::printf("\n");
+using Row = std::vector<std::string>;
+
+// Every column as wide as its widest cell; the first one begins at the left, the others end at the right.
+void print_rows(const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i)
+      std::printf(i == 0 ? "%-*s" : "  %*s", static_cast<int>(widths[i]), row[i].c_str());
+    std::printf("\n");
+  }
 }
 
 void print_table(const std::vector<Run>& runs) {
   std::printf(
-      "\nDifferences are from the first run of the same model: relative, the largest of %zu steps. Memory is "
-      "that "
-      "of a\nrank at the peak. Sent, calls: by a rank in a step. In the CPU build step times are modelled; "
-      "hidden: the\nshare of communication during which something is computed.\n\n",
+      "\nloss diff, norm diff: from the first run of the same model; relative, the largest of %zu steps.\n"
+      "micro: sequences of a micro-batch. weights to buffers: memory of a rank at the peak. Compare\n"
+      "activations only where micro and attention are the same.\n"
+      "sent, calls: by a rank in a step. In the CPU build the step time is modelled. hidden: the share of\n"
+      "communication during which something is computed.\n\n",
       runs.front().steps.size());
-  std::vector<std::string> header = {"", "ranks", "final loss", "loss diff", "norm diff"};
+  Row header = {"", "ranks", "micro", "attention", "final loss", "loss diff", "norm diff"};
   header.insert(header.end(), purpose_names.begin(), purpose_names.end());
+  header.back() = "buffers";  // of communication
   header.insert(header.end(), {"sent", "calls", "step time", "hidden"});
-  header[header.size() - 5] = "buffers";  // of communication
-  print_row(header);
+  std::vector<Row> rows = {header};
   for (const Run& run : runs) {
     const Run& reference = reference_of(run, runs);
     const auto difference = [&](const char* value) {
       return &run != &reference ? formatted("%.1e", largest_difference(run, reference, value)) : "-";
     };
-    std::vector<std::string> cells = {run.label, std::to_string(run.summary["ranks"].get<int>()),
-                                      formatted("%.4f", run.summary["final_loss"].get<double>()),
-                                      difference("loss"), difference("grad_norm")};
+    Row cells = {run.label,
+                 std::to_string(run.summary["ranks"].get<int>()),
+                 std::to_string(run.options["micro-batch-size"].get<int>()),
+                 run.options["attention"].get<std::string>(),
+                 formatted("%.4f", run.summary["final_loss"].get<double>()),
+                 difference("loss"),
+                 difference("grad_norm")};
     for (const std::string_view purpose : purpose_names)
       cells.push_back(human_bytes(memory(run, std::string(purpose))));
     cells.push_back(human_bytes(sum(run, "comm_bytes") / static_cast<double>(run.steps.size())));
@@ -126,8 +143,9 @@ void print_table(const std::vector<Run>& runs) {
     const double seconds = modelled.is_null() ? sum(run, "seconds") : modelled["seconds"].get<double>();
     cells.push_back(human_seconds(seconds / static_cast<double>(run.steps.size())));
     cells.push_back(modelled.is_null() ? "-" : formatted("%.0f %%", 100 * modelled["hidden"].get<double>()));
-    print_row(cells);
+    rows.push_back(cells);
   }
+  print_rows(rows);
 }
 
 }  // namespace
