@@ -86,8 +86,9 @@ MPI_HEADERS := $(firstword $(dir $(wildcard /usr/include/$(MULTIARCH)/mpich/mpi.
 MPI_FLAGS := $(if $(filter mpi,$(NCCL)),-Icommon/cpu/nccl) $(addprefix -I,$(MPI_HEADERS))
 MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 
-CUDA_ARCH := -arch=sm_$(or $(GPU_ARCH),90)
-CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
+# sm_90a has what only Hopper has.
+CUDA_ARCH := -arch=sm_$(patsubst 90,90a,$(or $(GPU_ARCH),90))
+CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror) -Xcompiler -Wall,-Wextra \
   -Icommon $(DEFINES) $(BUILD_DEFINES)
 CUDA_LIBRARIES := -lcublas
 

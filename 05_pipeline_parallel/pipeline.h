@@ -38,12 +38,13 @@ struct Edges {
   std::unique_ptr<Communicator> activations_in, activations_out, gradients_in, gradients_out;
 
   // `line`: the pipeline's ranks, as numbers in the world, in stage order. All of them call this.
-  Edges(World& world, const std::vector<int>& line, bool ring, real* scratch /*[2], on the device*/) {
+  Edges(World& world, const std::vector<int>& line, bool ring, real* scratch /*[2], on the device*/)
+      : out_is_first_edge_(world.rank() == line.front()) {
     const int p = static_cast<int>(line.size());
     for (int edge = 0; edge < (ring ? p : p - 1); ++edge) {  // in the same order on all ranks
       const std::vector<int> ends = {line[edge], line[(edge + 1) % p]};
       const auto connected = [&](const char* name, int peer) {
-        auto communicator = std::make_unique<Communicator>(world, ends, name);
+        auto communicator = std::make_unique<Communicator>(world, ends, name, edge_blocks);
         communicator->connect(peer, peer, scratch);
         return communicator;
       };
@@ -58,7 +59,19 @@ struct Edges {
     }
   }
 
+  // Edge by edge, in the same order on all ranks, because ncclCommDestroy waits for the other end. In a ring,
+  // rank 0 is at the ends of the first edge and of the last.
+  ~Edges() {
+    for (const bool out : {out_is_first_edge_, !out_is_first_edge_}) {
+      (out ? activations_out : activations_in).reset();
+      (out ? gradients_in : gradients_out).reset();
+    }
+  }
+
   static constexpr int before = 0, after = 1;  // the ends of an edge
+
+ private:
+  bool out_is_first_edge_;
 };
 
 class Pipeline {

@@ -142,7 +142,7 @@ class Mesh {
       : shape(of),
         place(place_of(shape, world.rank())),
         pipeline(members_of(shape, MeshGroup::pipeline, world.rank())),
-        tensor(world, members_of(shape, MeshGroup::tensor, world.rank()), "tensor"),
+        tensor(world, members_of(shape, MeshGroup::tensor, world.rank()), "tensor", tensor_blocks),
         context(world, members_of(shape, MeshGroup::context, world.rank()), "context"),
         gradients(world, members_of(shape, MeshGroup::gradients, world.rank()), "gradients"),
         experts(world, members_of(shape, MeshGroup::experts, world.rank()), "experts"),

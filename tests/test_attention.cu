@@ -8,6 +8,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_tensor_core.h"
 #include "program/options.h"
+#include "program/program.h"
 #include "reference_attention.h"
 #ifndef __CUDACC__
 #include <cuda_warps.h>
@@ -257,6 +258,20 @@ TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added"
 }
 
 // There a tile has 128, 64 or 32 rows, and a warp 32 or 16 of them.
+TEST_CASE("attention on tensor cores: the check before it becomes the default", "[01][kernels]") {
+  CHECK(fastest_attention(64, 0.01) == Attention::tensor_core);
+  CHECK(fastest_attention(64, 0.1) == Attention::tiled);
+  CHECK(fastest_attention(64, NAN) == Attention::tiled);
+  CHECK(fastest_attention(2 * largest_tiled_head, INFINITY) == Attention::naive);
+  if (!can_run_tensor_core_attention()) return;
+  Device device;
+  for (const int size : {64, 128}) {
+    const double error = tensor_core_error(size, device.stream);
+    CHECK(error > 0);  // the sums have another order
+    CHECK(error < tensor_core_tolerance);
+  }
+}
+
 TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
   if (!can_run_tensor_core_attention()) return;
   Device device;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -146,6 +147,16 @@ class Job {
   int status_ = -1;
 };
 
+// This rank, and no other, holds up the others.
+void check_accused(const std::string& report, int rank) {
+  const std::string holds_up = " holds up the others";
+  const size_t first = report.find(holds_up);
+  REQUIRE(first != std::string::npos);
+  CHECK(first == report.rfind(holds_up));
+  const std::string words = "rank " + std::to_string(rank);
+  CHECK(report.substr(first - words.size(), words.size()) == words);
+}
+
 constexpr const char* kLongRun =
     "--steps 100000 --log-every 1 --micro-batch-size 1 --global-batch-size 4 --layers 2";
 
@@ -165,9 +176,11 @@ TEST_CASE("03: a killed rank ends the others", "[03][faults]") {
   CHECK(within(5, [&] { return job.ended(ranks); }));
 }
 
-TEST_CASE("03: a rank that is stopped is named by the watchdog", "[03][faults]") {
+static void check_that_a_stopped_rank_is_named(const std::string& program,
+                                               const std::string& arguments = "") {
+  CAPTURE(program);
   const TemporaryFolder folder;
-  Job job(folder, std::string(kLongRun) + " --timeout 3");
+  Job job(folder, std::string(kLongRun) + " --timeout 3 " + arguments, program);
   REQUIRE(job.trains_soon());
   const std::vector<pid_t> ranks = job.ranks();
   REQUIRE(kill(job.rank(2), SIGSTOP) == 0);
@@ -178,6 +191,7 @@ TEST_CASE("03: a rank that is stopped is named by the watchdog", "[03][faults]")
   CHECK(job.status() != 0);
   CHECK(err.find("nothing has moved for 3 s") != std::string::npos);
   CHECK(err.find("rank 2: does not answer") != std::string::npos);
+  check_accused(err, 2);
   for (const int other : {0, 1, 3}) {
     CHECK(err.find("rank " + std::to_string(other) + ": ") != std::string::npos);
     CHECK(err.find("rank " + std::to_string(other) + ": does not answer") == std::string::npos);
@@ -186,13 +200,22 @@ TEST_CASE("03: a rank that is stopped is named by the watchdog", "[03][faults]")
   CHECK(within(5, [&] { return job.ended(ranks); }));
 }
 
+TEST_CASE("a rank that is stopped is named by the watchdog, alone", "[02][03][04][05][06][07][faults]") {
+  check_that_a_stopped_rank_is_named("02_data_parallel");
+  check_that_a_stopped_rank_is_named("03_zero", "--zero-stage 3");
+  check_that_a_stopped_rank_is_named("04_tensor_parallel", "--sequence-parallel");
+  check_that_a_stopped_rank_is_named("05_pipeline_parallel", "--layers 4");
+  check_that_a_stopped_rank_is_named("06_context_parallel");
+  check_that_a_stopped_rank_is_named("07_combined_5d", "--tp 2 --pp 2");
+}
+
 TEST_CASE("the watchdog names a rank that stops calling", "[02][03][faults]") {
   const TemporaryFolder folder;
   Job job(folder, "[.hang-host]", "mpi_tests");
   REQUIRE(job.ends_within(kSoon));
   INFO(job.err());
   CHECK(job.status() != 0);
-  CHECK(job.err().find("rank 1 is behind: it has issued 1 operations, others 2") != std::string::npos);
+  check_accused(job.err(), 1);
   CHECK(job.err().find("#1 all_reduce on data, 2 elements: waiting since") != std::string::npos);
 }
 
@@ -203,6 +226,7 @@ TEST_CASE("the watchdog ends ranks whose stream waits for ever", "[02][03][fault
   INFO(job.err());
   CHECK(job.status() != 0);
   CHECK(job.err().find("#1 all_reduce on data, 2 elements: waiting since") != std::string::npos);
+  check_accused(job.err(), 1);
 }
 
 TEST_CASE("the watchdog ends ranks whose host waits for ever", "[02][03][faults]") {
@@ -212,6 +236,7 @@ TEST_CASE("the watchdog ends ranks whose host waits for ever", "[02][03][faults]
   INFO(job.err());
   CHECK(job.status() != 0);
   CHECK(job.err().find("the host has been in ncclCommInitRank for") != std::string::npos);
+  check_accused(job.err(), 1);
 }
 
 TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[02][03][faults]") {
@@ -222,12 +247,39 @@ TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[0
   CHECK(job.status() != 0);
   CHECK(job.err().find("send on data, 1 elements, peer 1: waiting since") != std::string::npos);
   CHECK(job.err().find("send on data, 1 elements, peer 0: waiting since") != std::string::npos);
+  CHECK(job.err().find("they wait for each other\n") != std::string::npos);
 
   Job grouped(folder, "[.hang-not]", "mpi_tests");
   REQUIRE(grouped.ends_within(kSoon));
   INFO(grouped.err());
   CHECK(grouped.status() == 0);
   CHECK(grouped.err().empty());
+}
+
+TEST_CASE("streams that share a work queue deadlock, and a program refuses it", "[05][faults]") {
+  const TemporaryFolder folder;
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  Job shared(folder, "[.hang-queue]", "mpi_tests");
+  const bool ended = shared.ends_within(kSoon);
+  INFO(shared.err());
+  const TemporaryFolder other_folder;
+  Job refused(other_folder, std::string(kLongRun) + " --layers 4", "05_pipeline_parallel");
+  const bool refused_ended = refused.ends_within(kSoon);
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  REQUIRE(ended);
+  CHECK(shared.status() != 0);
+  CHECK(shared.err().find("nothing has moved for 1 s") != std::string::npos);
+  REQUIRE(refused_ended);
+  INFO(refused.err());
+  CHECK(refused.status() == 2);
+  CHECK(refused.err() ==
+        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 4, one for each "
+        "stream of this program\n");
+
+  Job apart(folder, "[.hang-queue]", "mpi_tests");  // with what the programs set
+  REQUIRE(apart.ends_within(kSoon));
+  INFO(apart.err());
+  CHECK(apart.status() == 0);
 }
 
 TEST_CASE("rows that experts have no room for end every rank", "[07][faults]") {

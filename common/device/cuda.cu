@@ -9,13 +9,23 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
   if (status != cudaSuccess) fail(call, cudaGetErrorString(status), file, line);
 }
 
+namespace {
+constexpr const char* work_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+}
+
+void check_work_queues(int streams) {
+  const char* const given = std::getenv(work_queues);
+  if (given == nullptr || std::atoi(given) >= streams) return;
+  throw UsageError(work_queues, given,
+                   "at least " + std::to_string(streams) + ", one for each stream of this program");
+}
+
 void set_environment() {
   const std::pair<const char*, const char*> variables[] = {
-      {"CUDA_MODULE_LOADING", "EAGER"},        // a kernel loaded late may wait behind a collective
-      {"CUBLAS_WORKSPACE_CONFIG", ":4096:8"},  // repeatable products
-      {"NCCL_ALGO", "Ring"},                   // repeatable sums
-      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},     // operations start in the order in which the host issues them
-      {"NCCL_RUNTIME_CONNECT", "0"}};          // ranks connect at once, not during collectives
+      {work_queues, "32"},               // a GPU has 8 otherwise; streams that share one wait for each other
+      {"CUDA_MODULE_LOADING", "EAGER"},  // a kernel loaded late may wait behind a collective
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},  // operations start in the order in which the host issues them
+      {"NCCL_RUNTIME_CONNECT", "0"}};       // ranks connect at once, not during collectives
   for (const auto& [name, value] : variables) setenv(name, value, 0);
 }
 

@@ -29,8 +29,12 @@ namespace pentatron {
 
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
 
-// Sets variables that CUDA, cuBLAS and NCCL read when they start; those that the user has set stay.
+// Sets variables that CUDA and NCCL read when they start; those that the user has set stay.
 void set_environment();
+
+// Streams that share one of the GPU's work queues wait for each other, which may be a deadlock. Throws
+// UsageError if the user asked for fewer queues than there are `streams`.
+void check_work_queues(int streams);
 
 // Sets the modelled GPU and whether the run is dry. Throws UsageError if either is given with a real GPU,
 // or if the profile is not valid.

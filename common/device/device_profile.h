@@ -1,4 +1,4 @@
-// A GPU in twenty numbers, and how long an operation would take on it. profiles/ has one JSON file for
+// A GPU in some twenty numbers, and how long an operation would take on it. profiles/ has one JSON file for
 // each GPU; each number there names its source. No CUDA here.
 #pragma once
 

@@ -4,6 +4,7 @@ namespace pentatron {
 namespace {
 
 MemoryBytes in_use = {}, peak = {};
+int streams = 0;
 
 void count(Purpose purpose, size_t bytes) {
   const auto i = static_cast<size_t>(purpose);
@@ -33,11 +34,19 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   return *this;
 }
 
-Stream::Stream(const char* name) {
-  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+int streams_in_use() { return streams; }
+
+Stream::Stream(const char* name, bool urgent) {
+  int least = 0, greatest = 0;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least));
   trace::name_stream(stream_, name);
+  ++streams;
 }
 
-Stream::~Stream() { cudaStreamDestroy(stream_); }
+Stream::~Stream() {
+  cudaStreamDestroy(stream_);
+  --streams;
+}
 
 }  // namespace pentatron

@@ -100,10 +100,13 @@ class DeviceArena {
   std::vector<DeviceMemory> memory_;
 };
 
-// A stream with a name for the trace.
+// Streams that exist, for check_work_queues (cuda.h).
+int streams_in_use();
+
+// A stream with a name for the trace. Kernels of an urgent one start before those that wait in other streams.
 class Stream {
  public:
-  explicit Stream(const char* name);
+  explicit Stream(const char* name, bool urgent = false);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

@@ -28,6 +28,7 @@
 #include <cmath>
 
 #include "kernels/attention_tensor_core.h"
+#include "kernels/attention_tiled.h"
 #include "kernels/tensor_core.h"
 
 namespace pentatron {
@@ -568,6 +569,55 @@ template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor
                                    AccumTensor, bool, Tensor, Tensor, Tensor, cudaStream_t);
 template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
                                    AccumTensor, bool, AccumTensor, AccumTensor, AccumTensor, cudaStream_t);
+
+double tensor_core_error(int head_size, cudaStream_t stream) {
+  constexpr int rows = 150, heads = 2, kv_heads = 1;  // no tile fits exactly
+  const AttentionBlock block = {1, rows, rows, rows, rows, {heads, kv_heads, head_size}, true};
+  DeviceArena memory(Purpose::activations);
+  const auto random = [&](const char* name, int columns) {
+    const Tensor x = memory.matrix<real>(rows, columns);
+    fill_normal(x.data, 0, x.size(), {columns, 0, 0, columns}, philox_key(1, name), 1, stream);
+    return x;
+  };
+  const int of_queries = heads * head_size, of_keys = kv_heads * head_size;
+  const Tensor q = random("q", of_queries), k = random("k", of_keys), v = random("v", of_keys),
+               d_out = random("d_out", of_queries);
+  const AccumTensor lse = memory.matrix<accum>(rows, heads), dots = memory.matrix<accum>(rows, heads);
+  // out, d_q, d_k, d_v, end to end
+  const auto results = [&](auto forward, auto backward) {
+    std::vector<std::vector<double>> all;
+    const Tensor out = memory.matrix<real>(rows, of_queries), d_q = memory.matrix<real>(rows, of_queries),
+                 d_k = memory.matrix<real>(rows, of_keys), d_v = memory.matrix<real>(rows, of_keys);
+    forward(block, q, k, v, out, lse, stream);
+    attention_dots(out, d_out, dots, stream);
+    backward(block, q, k, v, lse, d_out, dots, false, d_q, d_k, d_v, stream);
+    for (const Tensor& x : {out, d_q, d_k, d_v}) {
+      PinnedArray<real> host(x.size());
+      CUDA_CHECK(cudaMemcpyAsync(host.data(), x.data, x.bytes(), cudaMemcpyDeviceToHost, stream));
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+      all.emplace_back();
+      for (size_t i = 0; i < x.size(); ++i) all.back().push_back(static_cast<float>(host[i]));
+    }
+    return all;
+  };
+  const auto expected = results(tiled_forward<real>, tiled_backward<real>);
+  const auto computed = results(tensor_core_forward<real>, tensor_core_backward<real>);
+  double error = 0;
+  for (size_t x = 0; x < expected.size(); ++x) {
+    double largest = 0, difference = 0;
+    for (size_t i = 0; i < expected[x].size(); ++i) {
+      const double of_element = std::abs(computed[x][i] - expected[x][i]);
+      if (!(of_element <= difference)) difference = of_element;  // NaN, too
+      largest = std::max(largest, std::abs(expected[x][i]));
+    }
+    if (!(difference / largest <= error)) error = difference / largest;
+  }
+  return error;
+}
+
+#else
+
+double tensor_core_error(int, cudaStream_t) { return INFINITY; }
 
 #endif
 

@@ -16,6 +16,11 @@ void require_tensor_cores();
 // For tests: also true on the CPU, which emulates the instructions.
 bool can_run_tensor_core_attention();
 
+// How far the kernels are from the tiled ones in a small block of random numbers: the largest difference of
+// out, d_q, d_k and d_v, each over its largest element. Rounding alone makes less than this tolerance.
+constexpr double tensor_core_tolerance = 0.03;
+double tensor_core_error(int head_size, cudaStream_t stream);
+
 template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                          AccumTensor lse, cudaStream_t stream);

@@ -31,6 +31,7 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 Blas::Blas(cudaStream_t stream) : stream_(stream) {
   CUBLAS_CHECK(cublasCreate(&handle_));
   CUBLAS_CHECK(cublasSetStream(handle_, stream));
+  if (blas_workspace > 0) CUBLAS_CHECK(cublasSetWorkspace(handle_, workspace_.data(), blas_workspace));
   // Parts of a long sum are added in `accum`, too.
   CUBLAS_CHECK(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
 }

@@ -13,6 +13,14 @@ namespace pentatron {
 #define CUBLAS_CHECK(call) pentatron::check_cublas((call), #call, __FILE__, __LINE__)
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line);
 
+// What cuBLAS's kernels may use beside their operands. With memory of its own a handle repeats its results.
+// Those of Hopper want 32 MiB; a product on the CPU wants none.
+#ifdef __CUDACC__
+constexpr size_t blas_workspace = 32 << 20;  // bytes
+#else
+constexpr size_t blas_workspace = 0;
+#endif
+
 // A cuBLAS handle bound to one stream.
 class Blas {
  public:
@@ -26,6 +34,7 @@ class Blas {
  private:
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
+  DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
 };
 
 // y = x W^T.

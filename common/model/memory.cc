@@ -139,7 +139,8 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
   MemoryPrediction prediction;
   prediction.resident = {shared_out_from[3] * element.real, shared_out_from[2] * element.accum,
                          shared_out_from[1] * states * element.accum + norm_and_totals,
-                         activations(config, share).bytes(element) + tokens, share.buffers.bytes(element)};
+                         activations(config, share).bytes(element) + tokens + element.workspace,
+                         share.buffers.bytes(element)};
   if (share.sharded_states >= 3)  // two gathered units, or all
     prediction.unit_buffers[0] = (share.gathers_once_a_step ? all : 2 * largest_units) * element.real;
   if (share.sharded_states >= 2)  // one is written, the other one reduced

@@ -16,6 +16,7 @@ namespace pentatron {
 struct ElementSizes {
   size_t real, accum;
   bool master_weights;
+  size_t workspace = 0;  // bytes that cuBLAS was given
 };
 
 // Numbers of elements of each type.

@@ -182,6 +182,7 @@ class CommandLine {
   void footer(const std::string& words) { app_.footer(words); }
 
   void parse(int argc, const char* const* argv);
+  bool given(const std::string& option) const { return app_.get_option(option)->count() > 0; }
 
   // A JSON object with the present value of every option: {"layers": 8, ...}.
   std::string as_json() const {
@@ -338,6 +339,8 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Communication");
       line.number("--timeout", options.timeout, 0.1, 1e6,
                   "seconds after which a stream that stands still ends the run");
+      line.flag("--deterministic", options.deterministic,
+                "sums in a fixed order: NCCL_ALGO=Ring, which may be slower");
       line.link("--link", options.link,
                 "modelled link between ranks, such as 5us,50GB/s (NCCL over MPI) [the GPU's]");
       line.link("--link-between-nodes", options.link_between_nodes, "the same between nodes [the GPU's]");
@@ -545,6 +548,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   line.footer(table_of_presets());
   line.parse(argc, argv);
 
+  if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   if (options.bucket_mb < 0) options.bucket_mb = std::min(25.0, 4e-6 * parameter_count(options) / 8);
   if (options.vpp == 0) options.vpp = options.pp_schedule == PpSchedule::interleaved ? 2 : 1;

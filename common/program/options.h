@@ -100,8 +100,13 @@ enum class OptionGroup {
   mesh
 };
 
+// The default of --attention (program.cu). In a CPU build it is `on_cpu`. On a GPU it is tensor-core, if
+// build, GPU and head size can; but where a small block computed both ways differs, one line says so. Else
+// tiled.
+Attention default_attention(const ModelConfig& model, Attention on_cpu);
+
 // Throws UsageError or HelpRequest. `groups`: what the program takes beside the options of all programs;
-// `attention`: its default for --attention.
+// `attention`: its default for --attention in a CPU build.
 Options parse_options(int argc, const char* const* argv, std::string_view description,
                       std::initializer_list<OptionGroup> groups = {}, Attention attention = Attention::naive);
 

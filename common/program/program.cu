@@ -4,6 +4,7 @@
 #include <iostream>
 #include <numeric>
 
+#include "kernels/attention_tensor_core.h"
 #include "program/program.h"
 
 namespace pentatron {
@@ -67,6 +68,29 @@ void require_memory(const MemoryPrediction& predicted, size_t available) {
       "at most the " + human_bytes(static_cast<double>(available)) + " of device memory that are free");
 }
 
+Attention fastest_attention(int head_size, double error) {
+  if (error <= tensor_core_tolerance) return Attention::tensor_core;
+  return head_size <= largest_tiled_head ? Attention::tiled : Attention::naive;
+}
+
+Attention default_attention([[maybe_unused]] const ModelConfig& model, [[maybe_unused]] Attention on_cpu) {
+#ifndef __CUDACC__
+  return on_cpu;
+#else
+  const int size = model.head_size();
+  double error = INFINITY;
+  if (can_run_tensor_core_attention() && (size == 64 || size == 128)) {
+    const Stream stream("check of tensor cores");
+    error = tensor_core_error(size, stream);
+    if (!(error <= tensor_core_tolerance)) {
+      std::fprintf(stderr, "attention on tensor cores differs by %.1g from tiled attention, which is used\n",
+                   error);
+    }
+  }
+  return fastest_attention(size, error);
+#endif
+}
+
 double peak_flops() {
 #ifndef __CUDACC__
   return cuda_cpu::profile().flops(sizeof(real));
@@ -90,6 +114,7 @@ double flops_per_token(const Options& options) {
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, Peers& peers)
     : options_(options), peers_(peers), parameters_(parameters.global_size()) {
+  check_work_queues(streams_in_use());
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
                  peak_flops(), peers.ranks());
@@ -165,7 +190,7 @@ void Run::summarize(const MemoryPrediction& predicted,
       constexpr int width = 96;  // characters
       std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, # "
                    "communication "
-                   "(+ under half), . nothing\n"
+                   "(+ under half), . an eighth or less\n"
                 << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
     }
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/matmul.h"
 #include "model/data.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -26,11 +27,15 @@ class World;  // ranks/comm.h
 // As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
 
-constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights};
+constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights, blas_workspace};
 
 size_t free_device_memory();  // bytes
 // Throws UsageError when the prediction is more than `available` bytes.
 void require_memory(const MemoryPrediction& predicted, size_t available);
+
+// The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
+// infinite where tensor cores cannot be used.
+Attention fastest_attention(int head_size, double error);
 
 // Peak of one device in FLOP/s. Of a modelled GPU: that of products of `real`. Of a real GPU: its
 // vendor's dense bf16 peak; 0 where it is not known or another precision is used.

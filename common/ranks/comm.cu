@@ -112,6 +112,7 @@ void World::configure(const CommunicationConfig& config) {
     throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   configure_device(config);
   watchdog_->set_timeout(config.timeout);
+  if (config.deterministic) setenv("NCCL_ALGO", "Ring", 0);
   check_link("--link", config.link);
   check_link("--link-between-nodes", config.link_between_nodes);
   if (!config.link.empty()) setenv("NCCL_CPU_LINK", config.link.c_str(), true);
@@ -183,8 +184,12 @@ void World::begin_counting() {
 
 // ---- Communicator -----------------------------------------------------------------------------------------
 
-Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name)
-    : world_(world), name_(world.keep(name)), stream_(name_), ranks_(static_cast<int>(members.size())) {
+Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name,
+                           int most_blocks)
+    : world_(world),
+      name_(world.keep(name)),
+      stream_(name_, /*urgent=*/true),
+      ranks_(static_cast<int>(members.size())) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
   // The first member makes the identifier and sends it to the others.
@@ -200,15 +205,19 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
     MPI_CHECK(MPI_Irecv(&id, sizeof id, MPI_BYTE, members[0], tag, MPI_COMM_WORLD, &request));
     wait(request);
   }
-  NCCL_CHECK(ncclCommInitRank(&comm_, ranks_, id, rank_));
-  world_.watchdog().add(comm_);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = most_blocks;
+  NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
+  const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
+  watched_ = world_.watchdog().add(name, number, members, comm_);
   world_.communicators_.insert(this);
 }
 
 Communicator::~Communicator() {
+  const Watchdog::Call call(world_.watchdog(), "ncclCommDestroy");  // it waits for ranks of the same node
   cudaStreamSynchronize(stream_);
   world_.communicators_.erase(this);
-  world_.watchdog().remove(comm_);
+  world_.watchdog().remove(watched_);
   ncclCommDestroy(comm_);
 }
 
@@ -220,11 +229,12 @@ void Communicator::issue(const char* operation, size_t elements, double sent_sha
     pending_.push_back({operation, elements, peer});
   } else {
     trace::Range range(stream_, operation, moves(elements * sent_share * sizeof(T)));
+    world_.watchdog().begin(stream_);
     {
       const Watchdog::Call in(world_.watchdog(), operation);
       call();
     }
-    world_.watchdog().note(operation, name_, elements, peer, stream_);
+    world_.watchdog().note(operation, watched_, elements, peer, stream_);
   }
   Traffic& t = traffic_[operation];
   t.calls += 1;
@@ -234,6 +244,7 @@ void Communicator::issue(const char* operation, size_t elements, double sent_sha
 
 Communicator::Group::Group(Communicator& communicator)
     : communicator_(communicator), range_(communicator.stream_, "group") {
+  communicator_.world_.watchdog().begin(communicator_.stream_);
   NCCL_CHECK(ncclGroupStart());
   communicator_.in_group_ = true;
 }
@@ -245,7 +256,7 @@ Communicator::Group::~Group() {
     NCCL_CHECK(ncclGroupEnd());
   }
   for (const Pending& p : c.pending_)
-    c.world_.watchdog().note(p.operation, c.name_, p.elements, p.peer, c.stream_);
+    c.world_.watchdog().note(p.operation, c.watched_, p.elements, p.peer, c.stream_);
   c.pending_.clear();
   c.in_group_ = false;
 }

@@ -70,10 +70,19 @@ class World : public Peers {
   std::unique_ptr<Watchdog> watchdog_;
 };
 
+// The most thread blocks (NCCL: CTAs) of one operation. A block of NCCL's keeps a multiprocessor from the
+// products that run beside it, also while it waits for another rank, and NCCL takes 24 to 32 if it may. These
+// numbers follow from what hides an operation; they were not measured. NCCL_MAX_CTAS replaces all of them.
+constexpr int edge_blocks = 4;     // messages of a pipeline: short, and posted early, so they wait long
+constexpr int data_blocks = 8;     // beside backward, which is longer than they are
+constexpr int tensor_blocks = 16;  // forward waits for them
+
 class Communicator {
  public:
-  // `members`: ranks of the world; member i becomes rank i. All members call this, and no other rank.
-  Communicator(World& world, const std::vector<int>& members, const std::string& name);
+  // `members`: ranks of the world; member i becomes rank i. All members call this, and no other rank. Its
+  // stream is urgent: a collective need not wait until a kernel that fills the GPU has drained.
+  Communicator(World& world, const std::vector<int>& members, const std::string& name,
+               int most_blocks = data_blocks);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -147,6 +156,7 @@ class Communicator {
   World& world_;
   const char* name_;
   Stream stream_;
+  Watchdog::Watched* watched_ = nullptr;
   ncclComm_t comm_ = nullptr;
   int rank_ = 0, ranks_ = 1;
   TrafficByOperation traffic_;

@@ -9,7 +9,7 @@ namespace pentatron {
 namespace {
 
 constexpr int tag_question = 1, tag_answer = 2;
-constexpr double patience = 2;  // seconds to wait for the other ranks' answers
+constexpr double patience = 5;  // seconds to wait for the other ranks' answers
 
 MPI_Comm watchdogs = MPI_COMM_NULL;
 
@@ -27,9 +27,11 @@ Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
   wait(copied);
   CUDA_CHECK(cudaGetDevice(&device_));
   for (Slot& slot : slots_) {
-    cudaEvent_t event;
-    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    slot.done = event;
+    for (std::atomic<cudaEvent_t>* const place : {&slot.reached, &slot.done}) {
+      cudaEvent_t event;
+      CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+      *place = event;
+    }
   }
   thread_ = std::thread([this] { watch(); });
 }
@@ -41,17 +43,26 @@ Watchdog::~Watchdog() {
   }
   stop_.notify_one();
   thread_.join();
-  for (Slot& slot : slots_) cudaEventDestroy(slot.done);
+  for (Slot& slot : slots_) cudaEventDestroy(slot.reached), cudaEventDestroy(slot.done);
   MPI_Comm_free(&watchdogs);
 }
 
-void Watchdog::note(const char* operation, const char* communicator, size_t elements, int peer,
+void Watchdog::begin(cudaStream_t stream) {
+  first_of_group_ = issued_.load(std::memory_order_relaxed);
+  Slot& slot = slots_[first_of_group_ % kept];
+  slot.sequence = -1;  // being written
+  CUDA_CHECK(cudaEventRecord(slot.reached, stream));
+}
+
+void Watchdog::note(const char* operation, Watched* communicator, size_t elements, int peer,
                     cudaStream_t stream) {
   const int64_t sequence = issued_.load(std::memory_order_relaxed);
   Slot& slot = slots_[sequence % kept];
-  slot.sequence = -1;  // being written
+  slot.sequence = -1;
+  slot.first = first_of_group_;
   slot.operation = operation;
   slot.communicator = communicator;
+  slot.number = communicator->issued.fetch_add(1);
   slot.elements = elements;
   slot.peer = peer;
   slot.issued = now();
@@ -73,19 +84,21 @@ Watchdog::Waiting Watchdog::oldest_unfinished() const {
   return {};
 }
 
-void Watchdog::add(ncclComm_t communicator) {
+Watchdog::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
+                                 ncclComm_t communicator) {
   std::lock_guard lock(mutex_);
-  communicators_.push_back(communicator);
+  return &communicators_.emplace_back(name, number, members, communicator);
 }
 
-void Watchdog::remove(ncclComm_t communicator) {
+void Watchdog::remove(Watched* communicator) {
   std::lock_guard lock(mutex_);
-  std::erase(communicators_, communicator);
+  communicator->communicator = nullptr;
 }
 
 void Watchdog::check_for_errors() {
   std::lock_guard lock(mutex_);
-  for (const ncclComm_t communicator : communicators_) {
+  for (const auto& [name, number, members, communicator, issued] : communicators_) {
+    if (communicator == nullptr) continue;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(communicator, &error);
     if (error == ncclSuccess || error == ncclInProgress) continue;
@@ -130,7 +143,7 @@ std::string Watchdog::report() const {
     const bool finished = cudaEventQuery(slot.done) == cudaSuccess;
     const std::string peer = slot.peer < 0 ? "" : ", peer " + std::to_string(slot.peer);
     std::snprintf(line, sizeof line, "  #%lld %s on %s, %zu elements%s: %s %.1f s\n",
-                  static_cast<long long>(i), slot.operation.load(), slot.communicator.load(),
+                  static_cast<long long>(i), slot.operation.load(), slot.communicator.load()->name.c_str(),
                   slot.elements.load(), peer.c_str(), finished ? "finished, issued before" : "waiting since",
                   now() - slot.issued);
     text += line;
@@ -142,12 +155,32 @@ std::string Watchdog::report() const {
   return text;
 }
 
+RankState Watchdog::state() {
+  RankState state{true, call_ != nullptr, {}, {}};
+  {
+    std::lock_guard lock(mutex_);
+    for (const Watched& w : communicators_) state.communicators[w.number] = {w.members, w.issued};
+  }
+  const int64_t issued = issued_;
+  for (int64_t i = std::max<int64_t>(0, issued - kept); i < issued; ++i) {
+    const Slot& slot = slots_[i % kept];
+    if (slot.sequence != i || cudaEventQuery(slot.done) != cudaErrorNotReady) continue;
+    const Slot& first = slots_[slot.first % kept];  // overwritten, if at all, when it is long done
+    const Watched& in = *slot.communicator.load();
+    state.unfinished.push_back({in.number, slot.number, slot.peer < 0 ? -1 : in.members[slot.peer],
+                                cudaEventQuery(first.reached) == cudaSuccess});
+  }
+  return state;
+}
+
+std::string Watchdog::answer() { return to_text(state()) + "\n" + report(); }
+
 void Watchdog::answer_questions() {
   MPI_Status status;
   while (arrived(MPI_ANY_SOURCE, tag_question, status)) {
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag_question, watchdogs, MPI_STATUS_IGNORE);
     if (status.MPI_SOURCE < rank_) asked_by_lower_rank_ = true;  // the lower rank reports for all
-    const std::string text = std::to_string(issued_) + "\n" + report();
+    const std::string text = answer();
     MPI_Request request;
     MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, tag_answer, watchdogs,
               &request);
@@ -161,9 +194,9 @@ void Watchdog::ask_and_abort() {
     if (peer != rank_) MPI_Isend(nullptr, 0, MPI_BYTE, peer, tag_question, watchdogs, &request);
   }
   std::vector<std::string> reports(ranks_);
-  std::vector<int64_t> issued(ranks_, -1);
+  std::vector<RankState> states(ranks_);
   reports[rank_] = report();
-  issued[rank_] = issued_;
+  states[rank_] = state();
   const double deadline = now() + patience;
   for (int answers = 1; answers < ranks_ && now() < deadline;) {
     MPI_Status status;
@@ -177,7 +210,7 @@ void Watchdog::ask_and_abort() {
     MPI_Get_count(&status, MPI_CHAR, &length);
     std::string text(length, ' ');
     MPI_Recv(text.data(), length, MPI_CHAR, status.MPI_SOURCE, tag_answer, watchdogs, MPI_STATUS_IGNORE);
-    issued[status.MPI_SOURCE] = std::stoll(text);
+    states[status.MPI_SOURCE] = rank_state(text.substr(0, text.find('\n')));
     reports[status.MPI_SOURCE] = text.substr(text.find('\n') + 1);
     ++answers;
   }
@@ -185,16 +218,17 @@ void Watchdog::ask_and_abort() {
   std::ostringstream text;
   text << "watchdog of rank " << rank_ << ": nothing has moved for " << timeout_.load()
        << " s. The last operations of all ranks:\n";
-  const int64_t most = *std::max_element(issued.begin(), issued.end());
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (issued[peer] < 0) text << "rank " << peer << ": does not answer\n";
+    if (!states[peer].answers) text << "rank " << peer << ": does not answer\n";
     text << reports[peer];
   }
-  for (int peer = 0; peer < ranks_; ++peer) {
-    if (issued[peer] < 0 || issued[peer] == most) continue;
-    text << "rank " << peer << " is behind: it has issued " << issued[peer] << " operations, others " << most
-         << '\n';
+  const std::vector<int> found = suspects(states);
+  for (const int peer : found) {
+    text << "rank " << peer
+         << (states[peer].answers ? " holds up the others: they wait for it, and it waits for no rank\n"
+                                  : " holds up the others: it is stopped, or its host is gone\n");
   }
+  if (found.empty()) text << "no rank holds up the others: they wait for each other\n";
   std::fputs(text.str().c_str(), stderr);
   std::fflush(stderr);
   std::this_thread::sleep_for(std::chrono::seconds(1));  // after MPI_Abort mpirun passes on no more output

@@ -1,7 +1,7 @@
 // No run hangs. NCCL has no timeouts, so every process has a thread that watches the operations issued so
 // far, and the call that the host is in. When the oldest unfinished one stays the same for too long, the
-// thread asks all ranks for their last operations. It prints them, says which rank is behind, and aborts
-// every rank.
+// thread asks all ranks for their last operations. It prints them, says which rank holds up the others
+// (suspects.h), and aborts every rank.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,28 +11,44 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "ranks/suspects.h"
+
 namespace pentatron {
 
 class Watchdog {
  public:
+  // A communicator and how many operations this rank has issued to it.
+  struct Watched {
+    std::string name;
+    uint64_t number;           // that its members have in common
+    std::vector<int> members;  // ranks of the world
+    ncclComm_t communicator;   // null when it has been removed
+    std::atomic<int64_t> issued = 0;
+  };
+
   // Starts the thread. MPI must have started.
   Watchdog(int rank, int ranks);
   ~Watchdog();
 
   void set_timeout(double seconds) { timeout_ = seconds; }
 
-  // The thread checks these communicators: an asynchronous error in one ends the run.
-  void add(ncclComm_t communicator);
-  void remove(ncclComm_t communicator);
+  // The thread checks these communicators: an asynchronous error in one ends the run. What `add` returns
+  // lives as long as the watchdog.
+  Watched* add(const std::string& name, uint64_t number, const std::vector<int>& members,
+               ncclComm_t communicator);
+  void remove(Watched* communicator);
 
-  // Notes an operation that has just been issued to `stream`. `operation` and `communicator` must outlive the
-  // watchdog.
-  void note(const char* operation, const char* communicator, size_t elements, int peer, cudaStream_t stream);
+  // Called before an operation, or a group of operations, is issued to `stream`.
+  void begin(cudaStream_t stream);
+  // Notes an operation that has just been issued to `stream`. `peer`: its rank in the communicator, or -1.
+  // `operation` must outlive the watchdog.
+  void note(const char* operation, Watched* communicator, size_t elements, int peer, cudaStream_t stream);
 
   // Exists while the host is in a call that may wait for other ranks: a call of MPI, or one in which
   // NCCL connects ranks.
@@ -57,11 +73,14 @@ class Watchdog {
   // about the device only by events and synchronisation; otherwise a forgotten one could go unnoticed.
   struct Slot {
     std::atomic<int64_t> sequence = -1;
-    std::atomic<const char*> operation = nullptr, communicator = nullptr;
+    std::atomic<const char*> operation = nullptr;
+    std::atomic<const Watched*> communicator = nullptr;
+    std::atomic<int64_t> number = 0;  // in the communicator
     std::atomic<size_t> elements = 0;
-    std::atomic<int> peer = -1;      // of a send or receive
+    std::atomic<int> peer = -1;      // of a send or receive, in the communicator
     std::atomic<double> issued = 0;  // seconds since the start
-    std::atomic<cudaEvent_t> done = nullptr;
+    std::atomic<int64_t> first = 0;  // of the operations that were issued together
+    std::atomic<cudaEvent_t> reached = nullptr, done = nullptr;
   };
   static constexpr int64_t kept = 64;  // operations
 
@@ -74,6 +93,8 @@ class Watchdog {
   };
   Waiting oldest_unfinished() const;
   std::string report() const;
+  RankState state();
+  std::string answer();  // a line with the state, then the report
   void check_for_errors();
   void answer_questions();
   void ask_and_abort();
@@ -83,13 +104,14 @@ class Watchdog {
   std::atomic<double> timeout_ = 300;  // seconds
   std::array<Slot, kept> slots_;
   std::atomic<int64_t> issued_ = 0;
+  int64_t first_of_group_ = 0;
   std::atomic<const char*> call_ = nullptr;  // the call that the host is in
   std::atomic<double> called_ = 0;           // when it began; seconds since the start
   std::atomic<int64_t> calls_ = 0;           // calls that the host has returned from
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   bool asked_by_lower_rank_ = false;
   std::mutex mutex_;  // guards communicators_ and stopping_
-  std::vector<ncclComm_t> communicators_;
+  std::deque<Watched> communicators_;
   bool stopping_ = false;
   std::condition_variable stop_;
   std::thread thread_;

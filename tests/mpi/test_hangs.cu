@@ -58,23 +58,34 @@ TEST_CASE("hang: rank 1 never makes a communicator", "[.hang-call]") {
 
 TEST_CASE("hang: two ranks send to each other, ungrouped", "[.hang-send]") {
   Hang hang;
-  const int peer = 1 - mpi_tests::rank();
-  if (mpi_tests::rank() < 2) {
+  const int peer = mpi_tests::rank() ^ 1;
+  hang.data.send(hang.values.data(), 1, peer);
+  hang.data.receive(hang.values.data() + 1, 1, peer);
+  CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+}
+
+TEST_CASE("hang: two ranks send to each other, grouped, and do not hang", "[.hang-not]") {
+  Hang hang;
+  const int peer = mpi_tests::rank() ^ 1;
+  {
+    const Communicator::Group group(hang.data);
     hang.data.send(hang.values.data(), 1, peer);
     hang.data.receive(hang.values.data() + 1, 1, peer);
   }
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
 }
 
-TEST_CASE("hang: two ranks send to each other, grouped, and do not hang", "[.hang-not]") {
+// A hop of a ring, in three streams: receive, compute when that has come, and send. With one work queue the
+// wait of compute holds up the send behind it, on both ranks.
+TEST_CASE("hang: streams share a work queue", "[.hang-queue]") {
   Hang hang;
-  const int peer = 1 - mpi_tests::rank();
-  if (mpi_tests::rank() < 2) {
-    const Communicator::Group group(hang.data);
-    hang.data.send(hang.values.data(), 1, peer);
-    hang.data.receive(hang.values.data() + 1, 1, peer);
-  }
-  CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+  Communicator in(hang.world, hang.world.all(), "in"), out(hang.world, hang.world.all(), "out");
+  const int rank = mpi_tests::rank(), ranks = mpi_tests::ranks();
+  Communicator &receives = rank % 2 == 0 ? in : out, &sends = rank % 2 == 0 ? out : in;
+  receives.receive(hang.values.data(), 1, (rank + ranks - 1) % ranks);
+  wait_stream(hang.compute, receives.stream());
+  sends.send(hang.values.data() + 1, 1, (rank + 1) % ranks);
+  for (Communicator* communicator : {&in, &out}) CUDA_CHECK(cudaStreamSynchronize(communicator->stream()));
 }
 
 }  // namespace pentatron

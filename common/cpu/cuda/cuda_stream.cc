@@ -53,11 +53,22 @@ using Work = std::function<cudaError_t()>;
 constexpr uint32_t kClosed = 0, kOpen = 1, kClosedWithSleepers = 2;
 constexpr int kYieldsBeforeSleeping = 10;
 
-// A queue's element. The last one is always empty: the host fills it, appends a new empty one, and opens
-// `filled`.
+// One of the GPU's work queues, which takes operations in the order of their issue. An operation leaves it
+// when it begins. So one that waits, for its stream or for an event, holds up all that were issued after it
+// to the streams of this queue. A queue orders operations but takes no time.
+struct WorkQueue {
+  std::mutex host_side;
+  std::shared_ptr<Latch> last_begun;  // of the operation that was issued last
+  int streams = 0;
+};
+
+// An element of a stream's list. The last one is always empty: the host fills it, appends a new empty one,
+// and opens `filled`.
 struct Operation {
   Work work;
   int64_t issued = 0, nanoseconds = 0;
+  std::shared_ptr<Latch> begun_before, begun;  // in the work queue; null if no other stream can share it
+  bool waits = false;                          // for an event: it begins when that has been reached
   pentatron::Label label;
   Operation* next = nullptr;
   Latch filled;
@@ -69,6 +80,16 @@ struct Recording {
   int64_t time = 0;  // written, as the next one, before `reached` opens
   Activity::Id last = 0;
 };
+
+// What a work queue makes streams wait for orders nothing that a program may rely on.
+void wait_in_queue(const Operation& operation) {
+  HiddenFromThreadSanitizer hidden;
+  if (operation.begun_before) operation.begun_before->wait();
+}
+void leave_queue(const Operation& operation) {
+  HiddenFromThreadSanitizer hidden;
+  if (operation.begun) operation.begun->open();
+}
 
 // A shared pointer whose count orders nothing between threads.
 class RecordingPointer {
@@ -116,8 +137,10 @@ bool launch_blocking() {
 }  // namespace
 
 struct CUstream_st {
-  CUstream_st(Operation* empty, int64_t time) : last_operation(empty), clock(time) {}
+  CUstream_st(Operation* empty, int64_t time, WorkQueue* queue)
+      : queue(queue), last_operation(empty), clock(time) {}
 
+  WorkQueue* const queue;          // null if there is no limit
   std::mutex host_side;            // held by host threads that enqueue, never by the stream's thread
   Operation* last_operation;       // the empty one at the end of the queue
   uint64_t enqueued = 0;           // operations
@@ -146,11 +169,33 @@ struct Handles {
   std::set<cudaStream_t> streams;
   std::set<cudaEvent_t> events;
   std::vector<Activity> of_destroyed_streams;
+  std::deque<WorkQueue> queues;
 };
 
 Handles& handles() {
   static Handles* const handles = new Handles;  // never destroyed: streams may outlive main
   return *handles;
+}
+
+// CUDA_DEVICE_MAX_CONNECTIONS; 0, no limit, where it is not set: then this machine hides nothing by chance.
+int work_queues() {
+  static const int queues = [] {
+    const char* const value = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return value == nullptr ? 0 : std::clamp(std::atoi(value), 1, 32);
+  }();
+  return queues;
+}
+
+// The work queue with the fewest streams. handles().mutex is held.
+WorkQueue* queue_of_new_stream() {
+  if (work_queues() == 0) return nullptr;
+  std::deque<WorkQueue>& queues = handles().queues;
+  if (queues.empty()) queues.resize(work_queues());
+  WorkQueue& queue =
+      *std::min_element(queues.begin(), queues.end(),
+                        [](const WorkQueue& a, const WorkQueue& b) { return a.streams < b.streams; });
+  ++queue.streams;
+  return &queue;
 }
 
 bool exists(cudaStream_t stream) {
@@ -176,7 +221,10 @@ void log_on(cudaStream_t stream, Activity activity) {
 cudaError_t perform(cudaStream_t stream, const Operation& operation) {
   const cudaStream_t outer = std::exchange(current_stream, stream);
   stream->clock = std::max(stream->clock, operation.issued);
+  wait_in_queue(operation);
+  if (!operation.waits) leave_queue(operation);
   const cudaError_t error = operation.work();
+  if (operation.waits) leave_queue(operation);
   if (error != cudaSuccess) device_error.store(error, std::memory_order_relaxed);
   const int64_t begin = stream->clock;
   stream->clock += operation.nanoseconds;
@@ -187,10 +235,19 @@ cudaError_t perform(cudaStream_t stream, const Operation& operation) {
 }
 
 // Returns the number of the operation in its stream, from 1.
-uint64_t append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const pentatron::Label& label = {}) {
+uint64_t append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const pentatron::Label& label = {},
+                bool waits = false) {
   auto* const empty = new Operation;
   std::lock_guard lock(stream->host_side);
   Operation* const operation = stream->last_operation;
+  operation->waits = waits;
+  std::unique_lock<std::mutex> queue_lock;
+  if (WorkQueue* const queue = stream->queue) {
+    HiddenFromThreadSanitizer hidden;
+    queue_lock = std::unique_lock(queue->host_side);
+    operation->begun = std::make_shared<Latch>();
+    operation->begun_before = std::exchange(queue->last_begun, operation->begun);
+  }
   operation->work = std::move(work);
   operation->issued = host_clock.load(std::memory_order_relaxed);
   operation->nanoseconds = nanoseconds;
@@ -207,7 +264,11 @@ void run_stream(cudaStream_t stream, Operation* operation) {
   on_stream_thread = true;
   for (;;) {
     operation->filled.wait();
-    if (!operation->work) break;
+    if (!operation->work) {
+      wait_in_queue(*operation);
+      leave_queue(*operation);
+      break;
+    }
     perform(stream, *operation);
     stream->done.store(stream->done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Operation* const next = operation->next;
@@ -433,11 +494,23 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   if (stream == nullptr || flags > cudaStreamNonBlocking) return remember(cudaErrorInvalidValue);
   auto* const first = new Operation;
-  *stream = new CUstream_st(first, cuda_cpu::clock());
-  std::thread(run_stream, *stream, first).detach();
   std::lock_guard lock(handles().mutex);
+  *stream = new CUstream_st(first, cuda_cpu::clock(), queue_of_new_stream());
+  std::thread(run_stream, *stream, first).detach();
   handles().streams.insert(*stream);
   return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least == nullptr || greatest == nullptr) return remember(cudaErrorInvalidValue);
+  *least = 0, *greatest = -5;
+  return cudaSuccess;
+}
+
+// Streams take no multiprocessor from each other here, so the priority changes nothing.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  if (priority > 0 || priority < -5) return remember(cudaErrorInvalidValue);
+  return cudaStreamCreateWithFlags(stream, flags);
 }
 
 // CUDA lets a destroyed stream finish on its own; here the host waits for it.
@@ -450,6 +523,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   append(stream, nullptr);
   stream->finished.wait();
   std::lock_guard lock(handles().mutex);
+  if (stream->queue != nullptr) --stream->queue->streams;
   handles().of_destroyed_streams.insert(handles().of_destroyed_streams.end(), stream->log.begin(),
                                         stream->log.end());
   delete stream;
@@ -481,7 +555,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     cuda_cpu::advance_clock(recording->time);
     return cudaSuccess;
   };
-  return remember(cuda_cpu::enqueue(stream, work));
+  if (const cudaError_t error = cuda_cpu::check_stream(stream); error != cudaSuccess) return remember(error);
+  append(stream, work, 0, {}, /*waits=*/true);
+  return cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data) {

@@ -65,8 +65,8 @@ bool is_dry_run();                                                // no data is 
 // Whether these bytes are allocated device memory.
 bool is_device_memory(const void* pointer, size_t bytes);
 
-// Device memory as the host sees it, for one thread: a few ranges at a time, at most `capacity` bytes
-// together.
+// Device memory as the host sees it, for one thread: a few ranges at a time. Up to `capacity` bytes together
+// pass through pinned memory.
 class DeviceWindow {
  public:
   explicit DeviceWindow(size_t capacity);

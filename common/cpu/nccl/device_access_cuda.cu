@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -115,13 +116,11 @@ struct DeviceWindow::State {
     size_t bytes;
   };
 
+  // A group of many operations takes more than the pinned buffer. The rest passes through ordinary memory,
+  // which is slower; it can be allocated at any time.
   std::byte* take(size_t bytes) {
     constexpr size_t alignment = 256;
-    if (used + bytes > capacity) {
-      std::fprintf(stderr, "NCCL over MPI: more operations in a group than its %zu bytes of buffer allow\n",
-                   capacity);
-      std::_Exit(1);
-    }
+    if (used + bytes > capacity) return rest.emplace_back(bytes).data();
     std::byte* const taken = buffer + used;
     used = (used + bytes + alignment - 1) / alignment * alignment;
     return taken;
@@ -131,6 +130,7 @@ struct DeviceWindow::State {
   cudaStream_t stream = nullptr;
   std::byte* buffer = nullptr;
   size_t capacity = 0, used = 0;  // bytes
+  std::deque<std::vector<std::byte>> rest;
   std::vector<Store> stores;
 };
 
@@ -169,6 +169,7 @@ void DeviceWindow::store() {
   }
   check(cudaStreamSynchronize(state_->stream), "copy to the device");
   state_->stores.clear();
+  state_->rest.clear();
   state_->used = 0;
 }
 

@@ -30,7 +30,7 @@
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_CONFIG_UNDEF_INT (-2147483647 - 1)
 #define NCCL_CONFIG_INITIALIZER \
-  { sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT }
+  { sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
 
 using ncclComm_t = struct ncclComm*;
 
@@ -38,10 +38,11 @@ struct ncclUniqueId {
   char internal[NCCL_UNIQUE_ID_BYTES];
 };
 
-// Of NCCL's configuration only `blocking`, which must stay undefined or 1.
+// Of NCCL's configuration: `blocking`, which must stay undefined or 1, and how many thread blocks an
+// operation takes, which changes nothing here.
 struct ncclConfig_t {
   size_t size;
-  int blocking;
+  int blocking, minCTAs, maxCTAs;
 };
 
 enum ncclResult_t {

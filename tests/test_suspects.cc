@@ -1,0 +1,86 @@
+// Which rank the watchdog names, from states as ranks would report them.
+#include "catch.h"
+#include "ranks/suspects.h"
+
+using namespace pentatron;
+
+namespace {
+
+constexpr uint64_t kData = 7;
+
+// A rank that has issued `issued` operations to a communicator of all `ranks`. If the last is unfinished, its
+// stream has come to it or not.
+RankState rank_of(int ranks, int64_t issued, bool unfinished, bool reached = true) {
+  std::vector<int> members(ranks);
+  for (int i = 0; i < ranks; ++i) members[i] = i;
+  RankState state{true, false, {{kData, {members, issued}}}, {}};
+  if (unfinished) state.unfinished = {{kData, issued - 1, -1, reached}};
+  return state;
+}
+
+// Ranks of a pipeline: communicator k connects the ranks k and k + 1, and has had one message.
+std::vector<RankState> pipeline(int ranks) {
+  std::vector<RankState> states(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    states[rank].answers = true;
+    for (const int edge : {rank - 1, rank}) {
+      if (edge >= 0 && edge + 1 < ranks) states[rank].communicators[edge] = {{edge, edge + 1}, 1};
+    }
+  }
+  return states;
+}
+
+// `rank` has issued one message more on an edge, and waits for the rank at its other end.
+void let_wait(RankState& state, int edge, int peer) {
+  UnfinishedOperation next = {static_cast<uint64_t>(edge), state.communicators.at(edge).issued++, peer, true};
+  state.unfinished.push_back(next);
+}
+
+}  // namespace
+
+TEST_CASE("suspects: a rank that stops calling, or whose stream does not come", "[02][watchdog]") {
+  const RankState waits = rank_of(4, 2, true);
+  CHECK(suspects({waits, rank_of(4, 1, false), waits, waits}) == std::vector{1});
+  CHECK(suspects({waits, waits, waits, rank_of(4, 2, true, false)}) == std::vector{3});
+  CHECK(suspects({waits, waits, waits, waits}).empty());  // all have come: it is under way
+}
+
+TEST_CASE("suspects: a rank that does not answer is named alone", "[02][watchdog]") {
+  std::vector<RankState> states = pipeline(4);
+  let_wait(states[3], 2, 2);
+  let_wait(states[1], 1, 2);
+  let_wait(states[0], 0, 1);
+  states[2] = {};
+  CHECK(suspects(states) == std::vector{2});
+}
+
+TEST_CASE("suspects: the end of a chain of waiting ranks is named alone", "[05][watchdog]") {
+  std::vector<RankState> states = pipeline(4);
+  let_wait(states[3], 2, 2);
+  let_wait(states[0], 0, 1);
+  let_wait(states[1], 1, 2);
+  CHECK(suspects(states) == std::vector{2});  // who counts operations accuses rank 0, too
+}
+
+TEST_CASE("suspects: ranks that wait for each other", "[05][watchdog]") {
+  std::vector<RankState> states = pipeline(3);
+  let_wait(states[0], 0, 1);
+  let_wait(states[1], 1, 2);
+  states[2].communicators[0] = states[0].communicators[0];
+  states[2].communicators[0].members = {0, 2};
+  states[2].unfinished = {{0, 5, 0, true}};
+  CHECK(suspects(states).empty());
+}
+
+TEST_CASE("suspects: a rank whose host is in no call while others wait for all", "[02][watchdog]") {
+  std::vector<RankState> states(3, rank_of(3, 1, false));
+  states[0].in_call = states[2].in_call = true;
+  CHECK(suspects(states) == std::vector{1});
+}
+
+TEST_CASE("suspects: a state as text", "[02][watchdog]") {
+  const RankState state = rank_of(3, 2, true), copy = rank_state(to_text(state));
+  CHECK(to_text(copy) == to_text(state));
+  CHECK(copy.communicators.at(kData).members == std::vector{0, 1, 2});
+  CHECK(copy.unfinished.at(0).reached);
+}
