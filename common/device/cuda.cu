@@ -13,6 +13,12 @@ namespace {
 constexpr const char* work_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
 }
 
+namespace {
+int processes = 1;
+}
+void share_device(int number) { processes = number; }
+int processes_of_device() { return processes; }
+
 void check_work_queues(int streams) {
   const char* const given = std::getenv(work_queues);
   if (given == nullptr || std::atoi(given) >= streams) return;

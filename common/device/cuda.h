@@ -36,6 +36,10 @@ void set_environment();
 // UsageError if the user asked for fewer queues than there are `streams`.
 void check_work_queues(int streams);
 
+// Says that so many processes share this rank's GPU. Each has an equal part of its memory.
+void share_device(int processes);
+int processes_of_device();
+
 // Sets the modelled GPU and whether the run is dry. Throws UsageError if either is given with a real GPU,
 // or if the profile is not valid.
 void configure_device(const DeviceConfig& config);

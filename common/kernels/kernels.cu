@@ -278,6 +278,16 @@ void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* position
 
 // ---- SwiGLU -----------------------------------------------------------------------------------------------
 
+// x / (1 + exp(-gate)). In bf16 on a GPU by approximations that are good to a few units in float's last
+// place: the exact division has a slow path for extreme operands, and results are rounded to bf16 anyway.
+__device__ inline accum times_sigmoid(accum x, accum gate) {
+#if defined(__CUDA_ARCH__) && PRECISION == 16
+  return __fdividef(x, 1 + __expf(-gate));
+#else
+  return x / (1 + exp(-gate));
+#endif
+}
+
 // One block a row.
 template <int width>
 __global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
@@ -286,7 +296,7 @@ __global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, r
   for (int j : block_range(f, width)) {
     const Pack<width> gate = load<width>(gates + j), up = load<width>(ups + j);
     Pack<width> product;
-    for (int e = 0; e < width; ++e) product[e] = gate[e] / (1 + exp(-gate[e])) * up[e];
+    for (int e = 0; e < width; ++e) product[e] = times_sigmoid(gate[e], gate[e]) * up[e];
     store(out + row * f + j, product);
   }
 }
@@ -310,7 +320,7 @@ __global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const rea
                       d = load<width>(d_out + row * f + j);
     Pack<width> d_gate, d_up;
     for (int e = 0; e < width; ++e) {
-      const accum sigmoid = 1 / (1 + exp(-gate[e]));
+      const accum sigmoid = times_sigmoid(1, gate[e]);
       d_gate[e] = d[e] * up[e] * sigmoid * (1 + gate[e] * (1 - sigmoid));
       d_up[e] = d[e] * gate[e] * sigmoid;
     }

@@ -52,7 +52,7 @@ int run_program(const std::function<void()>& train) try {
 size_t free_device_memory() {
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  return free;
+  return std::min(free, total / processes_of_device());
 }
 
 void require_memory(const MemoryPrediction& predicted, size_t available) {

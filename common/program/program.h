@@ -29,7 +29,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
 
 constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights, blas_workspace};
 
-size_t free_device_memory();  // bytes
+size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
 // Throws UsageError when the prediction is more than `available` bytes.
 void require_memory(const MemoryPrediction& predicted, size_t available);
 

@@ -47,8 +47,11 @@ void check_link(const std::string& option, const std::string& link) {
 #endif
 }
 
-// Counts the lower ranks on this rank's host. That is the number of this rank's GPU.
-int rank_on_host(int rank, int ranks) {
+struct OnHost {
+  int rank, ranks;
+};
+// Counts the lower ranks on this rank's host, and all. The first is the number of this rank's GPU.
+OnHost rank_on_host(int rank, int ranks) {
   std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
   int length = 0;
   MPI_CHECK(MPI_Get_processor_name(host.data(), &length));
@@ -57,7 +60,8 @@ int rank_on_host(int rank, int ranks) {
   MPI_CHECK(MPI_Iallgather(host.data(), sizeof host, MPI_BYTE, hosts.data(), sizeof host, MPI_BYTE,
                            MPI_COMM_WORLD, &request));
   wait(request);
-  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host));
+  return {static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host)),
+          static_cast<int>(std::count(hosts.begin(), hosts.end(), host))};
 }
 
 // Several communicators may be in use together only if their operations start in the order in which the
@@ -96,8 +100,12 @@ World::World(int* argc, char*** argv) {
   at_failure(rank_, [] { MPI_Abort(MPI_COMM_WORLD, 1); });
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
-  rank_on_host_ = rank_on_host(rank_, ranks_);
+  const OnHost on_host = rank_on_host(rank_, ranks_);
+  rank_on_host_ = on_host.rank;
   CUDA_CHECK(cudaSetDevice(rank_on_host_ % devices));
+#ifdef __CUDACC__
+  share_device((on_host.ranks + devices - 1) / devices);
+#endif
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
 }

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-#include "device/cuda.h"
+#include "device/errors.h"
 
 #define MPI_CHECK(call) pentatron::check_mpi((call), #call, __FILE__, __LINE__)
 

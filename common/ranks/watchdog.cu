@@ -2,6 +2,7 @@
 #include <sstream>
 #include <vector>
 
+#include "device/cuda.h"
 #include "ranks/mpi_wait.h"
 #include "ranks/watchdog.h"
 
@@ -165,10 +166,11 @@ RankState Watchdog::state() {
   for (int64_t i = std::max<int64_t>(0, issued - kept); i < issued; ++i) {
     const Slot& slot = slots_[i % kept];
     if (slot.sequence != i || cudaEventQuery(slot.done) != cudaErrorNotReady) continue;
-    const Slot& first = slots_[slot.first % kept];  // overwritten, if at all, when it is long done
+    const bool overwritten = slot.first + kept <= issued;  // the first one of a very long group
     const Watched& in = *slot.communicator.load();
-    state.unfinished.push_back({in.number, slot.number, slot.peer < 0 ? -1 : in.members[slot.peer],
-                                cudaEventQuery(first.reached) == cudaSuccess});
+    state.unfinished.push_back(
+        {in.number, slot.number, slot.peer < 0 ? -1 : in.members[slot.peer],
+         overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess});
   }
   return state;
 }
