@@ -53,7 +53,8 @@ TAG ?=
 with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
 # The tests of NCCL over MPI itself cover all types, so they are in the fp32 builds only.
 MPI_TESTS := $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu))
-MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,$(addprefix tests/mpi/main.cc ,$(call with_tag,$(MPI_TESTS))))
+# Tests of faults start ranks that hang.
+MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,$(addprefix tests/mpi/main.cc tests/mpi/test_hangs.cu ,$(call with_tag,$(MPI_TESTS))))
 TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(wildcard tests/test_*.cu)))
 ifneq ($(filter fp32,$(PRECISION))$(TAG),)
   TESTS += $(patsubst %,$(HOST)/%.o,$(call with_tag,$(wildcard tests/test_*.cc)))
@@ -86,8 +87,8 @@ MPI_HEADERS := $(firstword $(dir $(wildcard /usr/include/$(MULTIARCH)/mpich/mpi.
 MPI_FLAGS := $(if $(filter mpi,$(NCCL)),-Icommon/cpu/nccl) $(addprefix -I,$(MPI_HEADERS))
 MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 
-# sm_90a has what only Hopper has.
-CUDA_ARCH := -arch=sm_$(patsubst 90,90a,$(or $(GPU_ARCH),90))
+# sm_90a has what only Hopper has. Without a GPU here, sm_90 runs on Hopper and on later ones.
+CUDA_ARCH := -arch=sm_$(or $(patsubst 90,90a,$(GPU_ARCH)),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror) -Xcompiler -Wall,-Wextra \
   -Icommon $(DEFINES) $(BUILD_DEFINES)
 CUDA_LIBRARIES := -lcublas

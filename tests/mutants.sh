@@ -32,6 +32,7 @@ run() {
   case $kind in
     tests) targets="$build/tests" ;;
     host) build=build/cpu-fp32 targets="$build/tests" ;;
+    faults) build=build/cpu-fp32 targets=tested ;;
     programs) targets="$build/tests programs" ;;
     ranks) targets=$build/mpi_tests ;;
     threads) build=build/cpu-fp64-thread targets=$build/mpi_tests ;;

@@ -111,8 +111,11 @@ class Job {
   }
 
  private:
+  // make test-05 builds tests-05 and mpi_tests-05.
   static std::string beside_the_tests(const std::string& program) {
-    return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / program).string();
+    const std::filesystem::path tests = std::filesystem::read_symlink("/proc/self/exe");
+    const std::string suffix = tests.filename().string().substr(std::string("tests").size());
+    return (tests.parent_path() / (program == "mpi_tests" ? program + suffix : program)).string();
   }
 
   bool runs(pid_t process) const {
@@ -273,7 +276,7 @@ TEST_CASE("streams that share a work queue deadlock, and a program refuses it", 
   INFO(refused.err());
   CHECK(refused.status() == 2);
   CHECK(refused.err() ==
-        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 4, one for each "
+        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 6, one for each "
         "stream of this program\n");
 
   Job apart(folder, "[.hang-queue]", "mpi_tests");  // with what the programs set

@@ -62,6 +62,15 @@ TEST_CASE("suspects: the end of a chain of waiting ranks is named alone", "[05][
   CHECK(suspects(states) == std::vector{2});  // who counts operations accuses rank 0, too
 }
 
+// Rank 1's stream hangs before it comes to its message, so it does not yet wait for rank 2.
+TEST_CASE("suspects: a rank that has not come to an operation waits for nobody there", "[05][watchdog]") {
+  std::vector<RankState> states = pipeline(3);
+  let_wait(states[0], 0, 1);
+  let_wait(states[1], 1, 2);
+  states[1].unfinished[0].reached = false;
+  CHECK(suspects(states) == std::vector{1});
+}
+
 TEST_CASE("suspects: ranks that wait for each other", "[05][watchdog]") {
   std::vector<RankState> states = pipeline(3);
   let_wait(states[0], 0, 1);

@@ -35,18 +35,19 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
 }
 
 int streams_in_use() { return streams; }
+void count_streams(int more) { streams += more; }
 
 Stream::Stream(const char* name, bool urgent) {
   int least = 0, greatest = 0;
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least));
   trace::name_stream(stream_, name);
-  ++streams;
+  count_streams(1);
 }
 
 Stream::~Stream() {
   cudaStreamDestroy(stream_);
-  --streams;
+  count_streams(-1);
 }
 
 }  // namespace pentatron

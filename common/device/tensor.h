@@ -100,8 +100,9 @@ class DeviceArena {
   std::vector<DeviceMemory> memory_;
 };
 
-// Streams that exist, for check_work_queues (cuda.h).
+// Streams that exist, for check_work_queues (cuda.h), and those that others made.
 int streams_in_use();
+void count_streams(int more);
 
 // A stream with a name for the trace. Kernels of an urgent one start before those that wait in other streams.
 class Stream {

@@ -114,7 +114,7 @@ double flops_per_token(const Options& options) {
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, Peers& peers)
     : options_(options), peers_(peers), parameters_(parameters.global_size()) {
-  check_work_queues(streams_in_use());
+  check_work_queues(static_cast<int>(peers.largest({static_cast<double>(streams_in_use())})[0]));
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
                  peak_flops(), peers.ranks());

@@ -15,6 +15,13 @@ namespace {
 
 constexpr int no_peer = -1;
 
+// NCCL over MPI copies to and from a GPU in a stream of its own for each communicator.
+#if defined(NCCL_OVER_MPI) && defined(__CUDACC__)
+constexpr int streams_of_nccl = 1;
+#else
+constexpr int streams_of_nccl = 0;
+#endif
+
 template <class T>
 constexpr ncclDataType_t nccl_type = ncclFloat;
 template <>
@@ -218,6 +225,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
   NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
   const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
   watched_ = world_.watchdog().add(name, number, members, comm_);
+  count_streams(streams_of_nccl);
   world_.communicators_.insert(this);
 }
 
@@ -227,6 +235,7 @@ Communicator::~Communicator() {
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
   ncclCommDestroy(comm_);
+  count_streams(-streams_of_nccl);
 }
 
 template <class T, class Issue>
