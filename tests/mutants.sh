@@ -18,8 +18,11 @@ export TSAN_OPTIONS=halt_on_error=1:exitcode=66 OMP_NUM_THREADS=1 UCX_LOG_LEVEL=
 copy_sources() {
   mkdir -p "$tree"
   git ls-files -co --exclude-standard | while read -r file; do
-    [ -e "$file" ] || { rm -f "$tree/$file"; continue; }
+    [ -e "$file" ] || continue
     cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")"; cp "$file" "$tree/$file"; }
+  done
+  (cd "$tree" && find . -path ./build -prune -o -type f -print) | while read -r file; do
+    [ -e "$file" ] || rm "$tree/$file"
   done
 }
 
