@@ -89,23 +89,25 @@ class Zero : public UnitHooks {
     const GradientBuffer& buffer = gradient_buffer(unit);
     wait_event(compute_, buffer.free);
     group_.gradients(unit) = buffer.gradients;
-    CUDA_CHECK(cudaMemsetAsync(buffer.gradients, 0, group_.size(unit) * sizeof(accum), compute_));
+    group_.set_add(unit, false);  // another unit's gradients are in it
   }
 
   void after_gradients(int unit, bool last) override {
     if (group_.size(unit) == 0) return;
     accum*& all = group_.gradients(unit);
     if (stage_ >= 2) {
+      UnitState& own = units_[unit];
+      accum* const sum = own.add ? all + shard_begin(unit) : own.own_gradients;
       wait_stream(data_.stream(), compute_);
-      reduce_scatter(unit, all);
-      accumulate(all + shard_begin(unit), units_[unit].own_gradients, group_.shard_size(unit),
-                 data_.stream());
+      reduce_scatter(unit, all, sum);
+      if (own.add) accumulate(sum, own.own_gradients, group_.shard_size(unit), data_.stream());
+      own.add = !last;
       gradient_buffer(unit).free.record(data_.stream());
       all = nullptr;
     } else if (last) {
       wait_stream(data_.stream(), compute_);
       if (stage_ == 0) data_.all_reduce(all, all, group_.size(unit));
-      if (stage_ == 1) reduce_scatter(unit, all);
+      if (stage_ == 1) reduce_scatter(unit, all, all + shard_begin(unit));
     }
   }
 
@@ -132,6 +134,7 @@ class Zero : public UnitHooks {
   struct UnitState {
     real* own_weights = nullptr;     // [shard_size]
     accum* own_gradients = nullptr;  // [shard_size]
+    bool add = false;                // stages 2 and 3: own_gradients holds a sum of this step
     Event gathered;                  // done when all shards of the weights have arrived
   };
 
@@ -165,12 +168,12 @@ class Zero : public UnitHooks {
   }
 
   // all [size(unit)]. In stages 1 and 2 `gather` is in place: the own shard already lies in `all`.
-  // reduce_scatter is always in place: the sum replaces the own shard in `all`.
+  // reduce_scatter writes the own shard of the sum to `own`, which may be in its place in `all`.
   void gather(int unit, real* all) {
     data_.all_gather(units_[unit].own_weights, all, group_.shard_size(unit));
   }
-  void reduce_scatter(int unit, accum* all) {
-    data_.reduce_scatter(all, all + shard_begin(unit), group_.shard_size(unit));
+  void reduce_scatter(int unit, accum* all, accum* own) {
+    data_.reduce_scatter(all, own, group_.shard_size(unit));
   }
 
   // Successive units use different buffers: backward writes one while the other is reduce-scattered.

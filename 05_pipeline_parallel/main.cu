@@ -43,7 +43,6 @@ void train(const Options& options, int micro_batches, World& world) {
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
-    parameters.zero_gradients(compute);
     pipeline.run(loader.load(step, compute), &totals);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);

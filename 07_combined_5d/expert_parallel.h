@@ -167,7 +167,8 @@ class ExpertParallel : public FeedForward {
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
     for (const RowsOfExpert& e : groups)
       linear_forward(blas, e.of(a.dispatched), parameters.weights(e.gate, 2), e.of(a.gate_up));
-    if (!groups.empty()) swiglu_forward(all(groups, a.gate_up), all(groups, a.product), compute_);
+    if (all(groups, a.product).rows > 0)
+      swiglu_forward(all(groups, a.gate_up), all(groups, a.product), compute_);
     for (const RowsOfExpert& e : groups)
       linear_forward(blas, e.of(a.product), parameters.weights(e.gate + 2), e.of(results));
     exchange(Direction::combine, a, a.returned, results);
@@ -200,7 +201,7 @@ class ExpertParallel : public FeedForward {
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
     for (const RowsOfExpert& e : groups)
       linear_dgrad(blas, e.of(g.returned), parameters.weights(e.gate + 2), e.of(g.product));
-    if (!groups.empty())
+    if (all(groups, g.product).rows > 0)
       swiglu_backward(all(groups, g.product), all(groups, a.gate_up), all(groups, g.gate_up), compute_);
     for (const RowsOfExpert& e : groups)
       linear_dgrad(blas, e.of(g.gate_up), parameters.weights(e.gate, 2), e.of(d_dispatched));
@@ -295,7 +296,7 @@ class ExpertParallel : public FeedForward {
     }
   }
 
-  // This rank's experts that received rows. Their rows lie one after the other.
+  // This rank's experts. Their rows lie one after the other; an expert may have none.
   std::vector<RowsOfExpert> rows_of_experts(const ExpertActivations& a, int layer) const {
     std::vector<RowsOfExpert> groups;
     int64_t first = 0;
@@ -303,7 +304,7 @@ class ExpertParallel : public FeedForward {
       int64_t rows = 0;
       for (int rank = 0; rank < experts_.ranks(); ++rank) rows += a.came[rank * own_ + i];
       const int expert = experts_.rank() * own_ + i;
-      if (rows > 0) groups.push_back({router_[layer] + 1 + 3 * expert, first, rows});
+      groups.push_back({router_[layer] + 1 + 3 * expert, first, rows});
       first += rows;
     }
     return groups;

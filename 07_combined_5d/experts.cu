@@ -45,7 +45,6 @@ void train(const Options& options, World& world) {
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
-    parameters.zero_gradients(compute);
     for (const Batch& batch : loader.load(step, compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);

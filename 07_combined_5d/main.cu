@@ -42,7 +42,6 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
-    parameters.zero_gradients(compute);
     pipeline.run(loader.load(step, compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
     feed_forward.add_balance_loss(totals);                                             // 07
     for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                // 02, 03

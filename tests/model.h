@@ -154,7 +154,6 @@ struct TestModel {
   // Forward and backward of all micro-batches; gradients, loss and norm are then there.
   void accumulate(const std::vector<HostBatch>& batches) {
     totals.reset();
-    parameters.zero_gradients(stream);
     for (const Batch& batch : loader.load(batches, stream)) {
       transformer->forward(batch, *activations);
       transformer->backward(batch, *activations);
@@ -174,7 +173,7 @@ struct TestModel {
   }
 
   std::vector<double> weights(int id) { return to_host(parameters.weights(id), stream); }
-  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id), stream); }
+  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id).sum, stream); }
 };
 
 }  // namespace pentatron

@@ -51,9 +51,14 @@ TEST_CASE("linear layer: the three products", "[01][kernels]") {
     linear_dgrad(device.blas, device_d_y, device_weight, d_x);
     require_close(device.download(d_x), product(d_y, false, weight, false), sum_of<real>(out));
 
-    const AccumTensor d_weight = device.upload<accum>(before);
-    linear_wgrad(device.blas, device_d_y, device_x, d_weight);
     HostMatrix want = product(d_y, true, x, false);
+    const AccumTensor d_weight = device.fresh<accum>(out, in);
+    linear_wgrad(device.blas, device_d_y, device_x, {d_weight, false});
+    require_close(device.download(d_weight), want, sum_of<accum>(rows));
+    linear_wgrad(device.blas, device_d_y.row_range(0, 0), device_x.row_range(0, 0), {d_weight, false});
+    REQUIRE(device.download(d_weight) == HostMatrix(out, in));
+    device.write(d_weight, before);
+    linear_wgrad(device.blas, device_d_y, device_x, {d_weight, true});
     for (size_t i = 0; i < want.values.size(); ++i) want.values[i] += before.values[i];
     require_close(device.download(d_weight), want, sum_of<accum>(rows));
   }

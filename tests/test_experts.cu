@@ -179,20 +179,22 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
   }
 }
 
-TEST_CASE("experts: the router's weight gradient is added", "[07][experts][kernels]") {
+TEST_CASE("experts: the router's weight gradient is assigned or added", "[07][experts][kernels]") {
   Device device;
   Random random;
   for (const Sizes s : all_sizes) {
     CAPTURE(s.rows, s.experts, s.d);
     const HostMatrix d_logits = random.normal<accum>(s.rows, s.experts), x = random.normal<real>(s.rows, s.d),
                      before = random.normal<accum>(s.experts, s.d);
-    HostMatrix want = before;
-    for (int row = 0; row < s.rows; ++row)
-      for (int e = 0; e < s.experts; ++e)
-        for (int j = 0; j < s.d; ++j) want(e, j) += d_logits(row, e) * x(row, j);
-    const AccumTensor gradient = device.upload<accum>(before);
-    router_wgrad(device.upload<accum>(d_logits), device.upload<real>(x), gradient, device.stream);
-    require_close(device.download(gradient), want, sum_of<accum>(s.rows));
+    for (const bool add : {false, true}) {
+      HostMatrix want = add ? before : HostMatrix(s.experts, s.d);
+      for (int row = 0; row < s.rows; ++row)
+        for (int e = 0; e < s.experts; ++e)
+          for (int j = 0; j < s.d; ++j) want(e, j) += d_logits(row, e) * x(row, j);
+      const AccumTensor gradient = device.upload<accum>(before);
+      router_wgrad(device.upload<accum>(d_logits), device.upload<real>(x), {gradient, add}, device.stream);
+      require_close(device.download(gradient), want, sum_of<accum>(s.rows));
+    }
   }
 }
 

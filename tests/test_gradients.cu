@@ -25,7 +25,7 @@ TEST_CASE("gradient: embedding", "[01][kernels]") {
   const Tensor device_table = device.upload<real>(table), out = device.fresh<real>(rows, d);
   const int32_t* device_tokens = device.upload(tokens);
   const AccumTensor gradient = device.upload<accum>(HostMatrix(vocabulary, d));
-  embedding_backward(device.upload<real>(w), device_tokens, device.upload(by_token), first, gradient,
+  embedding_backward(device.upload<real>(w), device_tokens, device.upload(by_token), first, {gradient, true},
                      device.stream);
   check_gradient(device.download(gradient), table, [&](const HostMatrix& x) {
     device.write(device_table, x);

@@ -105,7 +105,7 @@ TEST_CASE("embedding: each row is its token's, or zero beyond the table", "[01][
   }
 }
 
-TEST_CASE("embedding backward: the rows of a token add up onto its gradient", "[01][kernels]") {
+TEST_CASE("embedding backward: the rows of a token add up to its gradient, or onto it", "[01][kernels]") {
   Device device;
   Random random;
   for (const auto [rows, d] : shapes) {
@@ -117,16 +117,18 @@ TEST_CASE("embedding backward: the rows of a token add up onto its gradient", "[
       std::iota(by_token.begin(), by_token.end(), 0);
       std::stable_sort(by_token.begin(), by_token.end(),
                        [&](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
-      HostMatrix want = before;
-      for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t j = 0; j < d; ++j) want(tokens[i], j) += d_out(i, j);
-      }
-      for (const auto [first, count] : vocabulary_slices) {
-        CAPTURE(rows, d, distinct, first, count);
-        const AccumTensor gradient = device.upload<accum>(before.slice(first, count, 0, d));
-        embedding_backward(device.upload<real>(d_out), device.upload(tokens), device.upload(by_token), first,
-                           gradient, device.stream);
-        require_close(device.download(gradient), want.slice(first, count, 0, d), sum_of<accum>(rows));
+      for (const bool add : {false, true}) {
+        HostMatrix want = add ? before : HostMatrix(vocabulary, d);
+        for (int64_t i = 0; i < rows; ++i) {
+          for (int64_t j = 0; j < d; ++j) want(tokens[i], j) += d_out(i, j);
+        }
+        for (const auto [first, count] : vocabulary_slices) {
+          CAPTURE(rows, d, distinct, first, count, add);
+          const AccumTensor gradient = device.upload<accum>(before.slice(first, count, 0, d));
+          embedding_backward(device.upload<real>(d_out), device.upload(tokens), device.upload(by_token),
+                             first, {gradient, add}, device.stream);
+          require_close(device.download(gradient), want.slice(first, count, 0, d), sum_of<accum>(rows));
+        }
       }
     }
   }

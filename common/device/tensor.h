@@ -29,6 +29,13 @@ struct Matrix {
 using Tensor = Matrix<real>;        // weights and activations
 using AccumTensor = Matrix<accum>;  // sums: gradients of weights, losses, statistics of rows
 
+// The gradient of some weights: a sum over a step's micro-batches. The first one assigns it, others add to
+// it.
+struct Gradient {
+  AccumTensor sum;
+  bool add;
+};
+
 // Bytes of each purpose: those allocated now, and the most of this process so far.
 const MemoryBytes& memory_in_use();
 const MemoryBytes& memory_peak();

@@ -70,12 +70,12 @@ void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int
 
 // One block an expert and 256 columns.
 __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const real* __restrict__ x, int rows,
-                                    int experts, int d, accum* __restrict__ d_router) {
+                                    int experts, int d, bool add, accum* __restrict__ d_router) {
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
   const int columns = std::min(d - first, int{columns_per_block});
   accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
   accum* const sums = block_memory<accum>();  // [columns]; one thread adds up each
-  for (int j : block_range(columns)) sums[j] = gradient[j];
+  for (int j : block_range(columns)) sums[j] = add ? gradient[j] : 0;
 #pragma unroll 8
   for (int row = 0; row < rows; ++row) {
     const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
@@ -85,12 +85,13 @@ __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const re
   for (int j : block_range(columns)) gradient[j] = sums[j];
 }
 
-void router_wgrad(AccumTensor d_logits, Tensor x, AccumTensor d_router, cudaStream_t stream) {
+void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_t stream) {
   const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
   launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
                      columns_per_block * sizeof(accum),
-                     moves(x.bytes() + d_logits.bytes() + 2 * d_router.bytes()), stream, d_logits.data,
-                     x.data, x.rows, d_logits.columns, x.columns, d_router.data);
+                     moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()),
+                     stream, d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add,
+                     d_router.sum.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------

@@ -57,9 +57,9 @@ void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, const int32_
                              AccumTensor d_logits /*[rows, experts]*/, Tensor router /*[experts, d]*/,
                              Tensor d_x /*[rows, d]*/, cudaStream_t stream);
 
-// d_router += d_logits^T x, without rounding d_logits to `real`.
+// d_router (+)= d_logits^T x, without rounding d_logits to `real`.
 void router_wgrad(AccumTensor d_logits /*[rows, experts]*/, Tensor x /*[rows, d]*/,
-                  AccumTensor d_router /*[experts, d]*/, cudaStream_t stream);
+                  Gradient d_router /*[experts, d]*/, cudaStream_t stream);
 
 // ---- Balance (Lepikhin et al., "GShard", 2020; Fedus et al., "Switch", 2021)
 

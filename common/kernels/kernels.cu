@@ -54,12 +54,14 @@ __global__ void embedding_backward_kernel(const real* __restrict__ d_out, const 
 }
 
 void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_token, int first_token,
-                        AccumTensor gradient, cudaStream_t stream) {
-  const int width = width_for(d_out.columns, d_out.data, gradient.data);
+                        Gradient gradient, cudaStream_t stream) {
+  const AccumTensor sum = gradient.sum;
+  // Most tokens do not occur, and the kernel writes only those that do.
+  if (!gradient.add) CUDA_CHECK(cudaMemsetAsync(sum.data, 0, sum.bytes(), stream));
+  const int width = width_for(d_out.columns, d_out.data, sum.data);
   launch(width == 1 ? embedding_backward_kernel<1> : embedding_backward_kernel<pack_width>,
          block_a_row(d_out.rows, d_out.columns / width), moves((real_bytes + 2 * accum_bytes) * d_out.size()),
-         stream, d_out.data, tokens, by_token, d_out.rows, first_token, gradient.rows, d_out.columns,
-         gradient.data);
+         stream, d_out.data, tokens, by_token, d_out.rows, first_token, sum.rows, d_out.columns, sum.data);
 }
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
@@ -469,6 +471,12 @@ void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream)
   const int width = width_for(size, term, sum);
   launch(width == 1 ? accumulate_kernel<1> : accumulate_kernel<pack_width>, elementwise_grid(size),
          moves(3 * accum_bytes * size), stream, term, sum, size);
+}
+
+void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream) {
+  const AccumTensor sum = gradient.sum;
+  if (gradient.add) return accumulate(term.data, sum.data, sum.size(), stream);
+  CUDA_CHECK(cudaMemcpyAsync(sum.data, term.data, sum.bytes(), cudaMemcpyDeviceToDevice, stream));
 }
 
 template <int width>

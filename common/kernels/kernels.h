@@ -23,11 +23,11 @@ namespace pentatron {
 void embedding_forward(Tensor table /*[vocabulary, d]*/, const int32_t* tokens /*[rows]*/, int first_token,
                        Tensor out /*[rows, d]*/, cudaStream_t stream);
 
-// gradient[t] += the sum of d_out[r] over the rows r with token t. `by_token` lists the rows sorted by token
-// (stable). So one block sums all rows of a token, in a fixed order.
+// gradient[t] (+)= the sum of d_out[r] over the rows r with token t. `by_token` lists the rows sorted by
+// token (stable). So one block sums all rows of a token, in a fixed order.
 void embedding_backward(Tensor d_out /*[rows, d]*/, const int32_t* tokens /*[rows]*/,
                         const int32_t* by_token /*[rows]*/, int first_token,
-                        AccumTensor gradient /*[vocabulary, d]*/, cudaStream_t stream);
+                        Gradient gradient /*[vocabulary, d]*/, cudaStream_t stream);
 
 // ---- RMSNorm (Zhang and Sennrich, 2019) -------------------------------------------------------------------
 
@@ -106,6 +106,7 @@ void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t*
 void residual_add(Tensor x, Tensor branch, Tensor out /*all [rows, d]*/,
                   cudaStream_t stream);                                            // out = x + branch
 void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream);  // sum += term
+void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream);         // gradient (+)= term
 void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);   // out = x
 
 // ---- Initialisation ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64
 template <class C>
 void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
              Matrix<C> c, const char* name) {
+  if (c.rows == 0) return;
   const int64_t k = transpose_a ? a.rows : a.columns;
   Cost cost = products(c.rows, c.columns, k, 1, sizeof(real), sizeof(C), beta != 0);
   cost.of_layer = trace::here.layer >= 0;
@@ -46,8 +47,12 @@ void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
   product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
 }
 
-void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, AccumTensor d_weight) {
-  product(blas, d_y, true, x, false, 1, d_weight, "gemm_wgrad");
+void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
+  if (x.rows == 0) {
+    if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
+    return;
+  }
+  product(blas, d_y, true, x, false, d_weight.add ? 1 : 0, d_weight.sum, "gemm_wgrad");
 }
 
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,

@@ -37,7 +37,7 @@ class Blas {
   DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
 };
 
-// y = x W^T.
+// y = x W^T. In all three there may be no rows.
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
 
@@ -45,9 +45,9 @@ void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[
 void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*[out, in]*/,
                   Tensor d_x /*[rows, in]*/);
 
-// d_weight += d_y^T x, in `accum`.
+// d_weight (+)= d_y^T x, in `accum`.
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
-                  AccumTensor d_weight /*[out, in]*/);
+                  Gradient d_weight /*[out, in]*/);
 
 // A batch of row-major matrices. Rows are `leading` elements apart; matrix i begins `stride` elements after
 // matrix i - 1.

@@ -31,8 +31,7 @@ size_t ParameterGroup::largest_size() const {
 real* ParameterGroup::allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
 
 accum* ParameterGroup::allocate_gradients(size_t size) {
-  resident_gradients_.push_back(gradient_memory_.matrix<accum>(1, size));
-  return resident_gradients_.back().data;
+  return gradient_memory_.matrix<accum>(1, size).data;
 }
 
 void ParameterGroup::add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
@@ -45,7 +44,7 @@ void ParameterGroup::allocate() {
   if (all == 0) return;
   real* weights_end = allocate_weights(all);
   accum* gradients_end = allocate_gradients(all);
-  flat_gradients_ = resident_gradients_.back();
+  flat_gradients_ = {gradients_end, 1, static_cast<int64_t>(all)};
   for (const int unit : units_) {
     weights(unit) = weights_end;
     gradients(unit) = gradients_end;
@@ -96,10 +95,9 @@ void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
   }
 }
 
-void Parameters::zero_gradients(cudaStream_t stream) {
-  for (const ParameterGroup& group : groups_) {
-    for (const AccumTensor& gradients : group.resident_gradients_)
-      CUDA_CHECK(cudaMemsetAsync(gradients.data, 0, gradients.bytes(), stream));
+void Parameters::end_gradients(int unit, bool last) {
+  for (ParameterGroup& group : groups_) {
+    if (unit < std::ssize(group.flat_)) group.set_add(unit, !last);
   }
 }
 
@@ -116,11 +114,12 @@ Tensor Parameters::weights(int id, int count) const {
   return {flat == nullptr ? nullptr : flat + p.offset, rows, p.local_columns};
 }
 
-AccumTensor Parameters::gradients(int id, int count) const {
+Gradient Parameters::gradients(int id, int count) const {
   const Tensor shape = weights(id, count);
   const Parameter& p = parameters_[id];
-  accum* const flat = groups_[p.group].flat_[p.unit].gradients;
-  return {flat == nullptr ? nullptr : flat + p.offset, shape.rows, shape.columns};
+  const ParameterGroup::Flat& flat = groups_[p.group].flat_[p.unit];
+  accum* const data = flat.gradients == nullptr ? nullptr : flat.gradients + p.offset;
+  return {{data, shape.rows, shape.columns}, flat.add};
 }
 
 std::vector<Shard> Parameters::shards() const {

@@ -74,7 +74,7 @@ class ParameterGroup {
   // The units of which this rank holds parameters of this group, ascending.
   const std::vector<int>& units() const { return units_; }
   // Elements of a unit's flat arrays, padding included. With the padding all replicas have equal shards,
-  // which begin at multiples of 16 bytes. No product reads the padding, and its gradients are zero.
+  // which begin at multiples of 16 bytes. No product reads the padding, and no norm counts it.
   size_t size(int unit) const;
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
   size_t largest_size() const;  // of all units, in elements
@@ -83,13 +83,15 @@ class ParameterGroup {
   // memory at any time, so do not keep copies of them.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
+  // The next micro-batch adds to the unit's gradients, or (at first, and when `add` is false) assigns them.
+  void set_add(int unit, bool add) { flat_[unit].add = add; }
 
   // Allocates all units whole; each is one shard. flat_gradients() holds their gradients end to end.
   void allocate();
   AccumTensor flat_gradients() const { return flat_gradients_; }  // [1, size of all units]
   // Instead of allocate(), a technique can call these three. `size` is in elements; the memory lives as long
-  // as this object. zero_gradients() zeroes all gradients allocated here. add_shard tells the optimizer to
-  // update elements [begin, end) of a unit; the pointers are those of element `begin`.
+  // as this object. add_shard tells the optimizer to update elements [begin, end) of a unit; the pointers are
+  // those of element `begin`.
   real* allocate_weights(size_t size);
   accum* allocate_gradients(size_t size);
   void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients);
@@ -100,6 +102,7 @@ class ParameterGroup {
     size_t used = 0;  // elements declared so far
     real* weights = nullptr;
     accum* gradients = nullptr;
+    bool add = false;
   };
   // Adds a parameter of `size` elements to a unit. Returns its offset.
   size_t declare(int unit, size_t size, bool held);
@@ -110,7 +113,6 @@ class ParameterGroup {
   std::vector<int> units_;
   std::vector<Shard> shards_;
   DeviceArena weight_memory_{Purpose::weights}, gradient_memory_{Purpose::gradients};
-  std::vector<AccumTensor> resident_gradients_;
   AccumTensor flat_gradients_;
 };
 
@@ -136,8 +138,6 @@ class Parameters {
   // Writes the initial values of all shards. Every layout gets the same numbers.
   void initialise(uint64_t seed, cudaStream_t stream);
 
-  void zero_gradients(cudaStream_t stream);
-
   ParameterGroup& group(int number = 0) { return groups_[number]; }
   const std::vector<Parameter>& all() const { return parameters_; }
   const Parameter& operator[](int id) const { return parameters_[id]; }
@@ -148,7 +148,9 @@ class Parameters {
   // local columns]. Its data is null while the unit has no memory. Call this at each use, do not keep the
   // result.
   Tensor weights(int id, int count = 1) const;
-  AccumTensor gradients(int id, int count = 1) const;
+  Gradient gradients(int id, int count = 1) const;
+  // All gradients of the unit have been written for a micro-batch. `last`: of the step's micro-batches.
+  void end_gradients(int unit, bool last);
 
   // The shards of all groups, and the parts of parameters in a shard, in order. Optimizer, gradient norm,
   // initialisation and gathering all loop over these.

@@ -18,6 +18,7 @@ void WgradQueue::issue_all() {
       entry.work();
     } else {
       for (UnitHooks* hooks : hooks_) hooks->after_gradients(entry.unit, entry.last);
+      parameters_.end_gradients(entry.unit, entry.last);
       open_unit_ = -1;
     }
   }

@@ -52,7 +52,8 @@ enum class WeightGradients { during_backward, on_request };
 // until it hides a collective on an input gradient, or until issue_all is called.
 class WgradQueue {
  public:
-  WgradQueue(std::vector<UnitHooks*> hooks, WeightGradients when) : hooks_(std::move(hooks)), when_(when) {}
+  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters, WeightGradients when)
+      : hooks_(std::move(hooks)), parameters_(parameters), when_(when) {}
 
   // `work` adds to weight gradients of `unit`.
   void push(int unit, std::function<void()> work) {
@@ -81,6 +82,7 @@ class WgradQueue {
     trace::Position position;  // where the work was pushed: its label in a trace
   };
   std::vector<UnitHooks*> hooks_;
+  Parameters& parameters_;
   WeightGradients when_;
   std::vector<Entry> entries_;
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none

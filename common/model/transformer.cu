@@ -114,7 +114,7 @@ LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) cons
 }
 
 std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, WeightGradients when) const {
-  auto a = std::make_unique<Activations>(range, seams_.hooks, when);
+  auto a = std::make_unique<Activations>(range, seams_.hooks, parameters_, when);
   const int d = model_.d_model;
   const bool on_request = when == WeightGradients::on_request;
   for (int layer = range.first; layer < range.last; ++layer) {
@@ -311,10 +311,8 @@ void Transformer::norm_backward(int unit, int norm, Tensor d_normed, Tensor x, A
                                 bool accumulate, Tensor d_x, AccumTensor weight_gradient, WgradQueue& queue) {
   rmsnorm_backward(d_normed, x, parameters_.weights(norm).data, rstd.data, accumulate, d_x, norm_partials_,
                    weight_gradient.data, stream_);
-  queue.push(unit, [=, this] {
-    pentatron::accumulate(weight_gradient.data, parameters_.gradients(norm).data, weight_gradient.size(),
-                          stream_);
-  });
+  queue.push(unit,
+             [=, this] { pentatron::accumulate(weight_gradient, parameters_.gradients(norm), stream_); });
 }
 
 }  // namespace pentatron

@@ -45,8 +45,9 @@ struct LayerGradients {
 // The activations of one micro-batch: what it keeps for backward, its input and output, and its loss.
 // Transformer::make_activations allocates them once; every step reuses them.
 struct Activations {
-  Activations(LayerRange of, const std::vector<UnitHooks*>& hooks, WeightGradients when)
-      : range(of), queue(hooks, when) {}
+  Activations(LayerRange of, const std::vector<UnitHooks*>& hooks, Parameters& parameters,
+              WeightGradients when)
+      : range(of), queue(hooks, parameters, when) {}
 
   const LayerRange range;
   WgradQueue queue;

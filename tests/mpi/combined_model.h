@@ -72,7 +72,6 @@ struct CombinedModel {
   // way.
   void accumulate(const std::vector<HostBatch>& global) {
     totals.reset();
-    parameters.zero_gradients(compute);
     pipeline.run(loader.load(global, compute), mesh.place.tp == 0 ? &totals : nullptr);
     balance_loss = feed_forward.balance_loss().data ? to_host(feed_forward.balance_loss(), compute)[0] : 0;
     feed_forward.add_balance_loss(totals);
@@ -91,7 +90,7 @@ struct CombinedModel {
 
   int micro_batches() const { return micro_batches_of_a_rank(options, of.shape.dp); }
   std::vector<double> weights(int id) { return to_host(parameters.weights(id), compute); }
-  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id), compute); }
+  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id).sum, compute); }
 
  private:
   Seams initialised() {

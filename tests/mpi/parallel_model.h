@@ -140,7 +140,6 @@ struct ParallelModel {
   // loss and norm are on their way.
   void accumulate(const std::vector<HostBatch>& global) {
     totals.reset();
-    parameters.zero_gradients(stream);
     const std::vector<Batch> batches = loader->load(global, stream);
     if (pipeline) pipeline->run(batches, &totals);
     for (size_t i = 0; !pipeline && i < batches.size(); ++i) {

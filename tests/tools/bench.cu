@@ -142,7 +142,7 @@ void bench_linear(const Table& table, const Blas& blas, const std::string& name,
   const AccumTensor d_weight = work.statistics(out, in);
   table.product((name + " forward").c_str(), [&] { linear_forward(blas, x, weight, y); });
   table.product((name + " dgrad").c_str(), [&] { linear_dgrad(blas, y, weight, x); });
-  table.product((name + " wgrad").c_str(), [&] { linear_wgrad(blas, y, x, d_weight); });
+  table.product((name + " wgrad").c_str(), [&] { linear_wgrad(blas, y, x, {d_weight, true}); });
 }
 
 void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t d) {
@@ -202,7 +202,7 @@ void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, in
   // As many tokens as there are, of which none comes twice.
   if (rows <= vocabulary) {
     table.bound_by_memory("embedding_backward",
-                          [&] { embedding_backward(rows_of_table, tokens, by_token, 0, d_words, stream); });
+                          [&] { embedding_backward(rows_of_table, tokens, by_token, 0, {d_words, true}, stream); });
   }
 }
 
