@@ -36,7 +36,7 @@ void train(const Options& options) {
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters);
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
@@ -48,8 +48,7 @@ void train(const Options& options) {
     }
     optimizer.add_norm_squared(totals.norm_squared());
     optimizer.step(step, totals.norm_squared());
-    totals.wait();
-    run.end_step(step, totals);
+    run.end_step();
   }
   run.summarize(predicted);
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };

@@ -38,7 +38,7 @@ void train(const Options& options, int micro_batches, World& world) {
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, world);
+  Run run(options, data, parameters, totals, world);
 
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
@@ -47,8 +47,7 @@ void train(const Options& options, int micro_batches, World& world) {
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
-    totals.wait();
-    run.end_step(step, totals);
+    run.end_step();
   }
   run.summarize(predicted, {{"pp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return pipeline.forward(batch); };

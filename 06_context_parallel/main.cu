@@ -41,7 +41,7 @@ void train(const Options& options, World& world) {
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, 0, 1, positions);
   StepTotals totals(compute);
-  Run run(options, data, parameters, world);
+  Run run(options, data, parameters, totals, world);
 
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
@@ -55,8 +55,7 @@ void train(const Options& options, World& world) {
     optimizer.add_norm_squared(totals.norm_squared());
     gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
-    totals.wait();
-    run.end_step(step, totals);
+    run.end_step();
   }
   run.summarize(predicted, {{"cp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };

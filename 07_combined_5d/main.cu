@@ -37,7 +37,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);
-  Run run(options, data, parameters, world);  // 02
+  Run run(options, data, parameters, totals, world);  // 02
 
   for (int64_t step = 0; step < options.steps; ++step) {
     run.begin_step(step);
@@ -50,8 +50,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
     optimizer.step(step, totals.norm_squared());
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
-    totals.wait();
-    run.end_step(step, totals);
+    run.end_step();
   }
   run.summarize(predicted, shape.degrees());                                                          // 02
   const auto logits = [&](const Batch& batch) { return mesh.one_replica(pipeline.forward(batch)); };  // 05

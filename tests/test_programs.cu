@@ -166,7 +166,32 @@ TEST_CASE("modelled time depends neither on the machine's load nor on what is co
   }
 }
 
+TEST_CASE("01: a step begins when the one before ends", "[01][program]") {
+  // So large that the host issues a step in less time than the device takes for it.
+  const std::string sizes =
+      " --dry-run --layers 4 --d-model 1024 --heads 16 --kv-heads 16 --d-ff 4096 --seq-len 1024";
+  const std::vector<nlohmann::json> log = outcome_of("", "01_single_gpu" + sizes).log;
+  for (const nlohmann::json& json : log) {
+    if (!json.contains("step") || json["step"] == 1) continue;
+    CHECK(json["modelled"]["seconds"].get<double>() ==
+          Approx(json["modelled"]["compute_seconds"].get<double>()).epsilon(1e-12));
+  }
+}
+
 #endif
+
+TEST_CASE("01: each step is logged with its own loss, the last one, too", "[01][program]") {
+  const std::vector<Step> steps = run("", "01_single_gpu");
+  for (int last = 1; last < kSteps; ++last) {
+    const auto log = outcome_of("", "01_single_gpu --steps " + std::to_string(last)).log;
+    const auto of_last =
+        std::find_if(log.rbegin(), log.rend(), [](const auto& json) { return json.contains("step"); });
+    CHECK((*of_last)["step"] == last);
+    CHECK((*of_last)["loss"] == steps[last - 1].loss);
+    CHECK((*of_last)["grad_norm"] == steps[last - 1].norm);
+    CHECK(steps[last].loss != steps[last - 1].loss);
+  }
+}
 
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
   for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.02"}) {

@@ -133,6 +133,7 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void synchronize() const { CUDA_CHECK(cudaEventSynchronize(event_)); }
 
  private:
   friend void wait_event(cudaStream_t stream, const Event& event);

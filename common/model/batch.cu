@@ -7,7 +7,7 @@ namespace pentatron {
 
 BatchBuffer::BatchBuffer(int64_t rows, int64_t micro_batches)
     : rows_(rows),
-      host_(micro_batches * arrays * rows),
+      host_(2 * micro_batches * arrays * rows),
       device_(micro_batches * arrays * rows, Purpose::activations) {}
 
 Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream,
@@ -16,8 +16,8 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
   std::iota(by_token.begin(), by_token.end(), 0);
   std::stable_sort(by_token.begin(), by_token.end(),
                    [&](int32_t a, int32_t b) { return token[a] < token[b]; });
-  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), host_.data() + begin(i, 0),
-                             arrays * rows_ * sizeof(int32_t), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), token.data(), arrays * rows_ * sizeof(int32_t),
+                             cudaMemcpyHostToDevice, stream));
   const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
   return {on_device(0),      on_device(1),        on_device(2), on_device(3),
           1 / target_tokens, 1.0 / micro_batches, last};
@@ -54,6 +54,7 @@ std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   const int64_t first_micro_batch = int64_t{rank_} * micro_batches();
   std::vector<int32_t> tokens(size_t(config_.micro_batch_size) * config_.sequence_length), targets(tokens);
   std::vector<Batch> batches;
+  buffer_.next_step();
   for (int i = 0; i < micro_batches(); ++i) {
     fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
                    config_.sequence_length, tokens, targets);

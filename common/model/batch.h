@@ -22,13 +22,15 @@ struct Batch {
   int number = 0;                // of the micro-batch in its step, from 0; labels traces
 };
 
-// Holds micro-batches twice: in pinned host memory, where the host writes them, and on the device.
+// Holds micro-batches on the device, and twice in pinned host memory: while the copies of one step wait in
+// the stream, the host writes the next step's.
 class BatchBuffer {
  public:
   explicit BatchBuffer(int64_t rows, int64_t micro_batches = 1);
 
   // The arrays of micro-batch i in pinned host memory, [rows] each. The caller fills them, then calls
-  // `upload`. It must not write them again before the stream has run the copy.
+  // `upload`. It must not write them again before the stream has run the copy; after next_step() it may write
+  // those of the step before the last.
   std::span<int32_t> tokens(int64_t i = 0) { return array(i, 0); }
   std::span<int32_t> targets(int64_t i = 0) { return array(i, 1); }
   std::span<int32_t> positions(int64_t i = 0) { return array(i, 2); }
@@ -36,17 +38,19 @@ class BatchBuffer {
   // Sorts the rows of micro-batch i by token and issues the copy to the device. Work that `stream` runs later
   // may read the batch. target_tokens (those not ignored) and micro_batches are counts of the global batch.
   Batch upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream, int64_t i = 0);
+  void next_step() { half_ = 1 - half_; }
 
  private:
   static constexpr int arrays = 4;
   int64_t begin(int64_t micro_batch, int array) const { return (micro_batch * arrays + array) * rows_; }
   std::span<int32_t> array(int64_t micro_batch, int array) {
-    return {host_.data() + begin(micro_batch, array), static_cast<size_t>(rows_)};
+    return {host_.data() + half_ * device_.size() + begin(micro_batch, array), static_cast<size_t>(rows_)};
   }
 
   int64_t rows_;
-  PinnedArray<int32_t> host_;    // [micro-batches, arrays, rows]: tokens, targets, positions, by_token
-  DeviceArray<int32_t> device_;  // likewise
+  int half_ = 0;                 // of host_: the one to write
+  PinnedArray<int32_t> host_;    // [2, micro-batches, arrays, rows]: tokens, targets, positions, by_token
+  DeviceArray<int32_t> device_;  // [micro-batches, arrays, rows]
 };
 
 // Micro-batches of one step on each of `ranks` ranks. Throws UsageError if they do not divide evenly.
@@ -63,8 +67,8 @@ class BatchLoader {
 
   int micro_batches() const { return micro_batches_; }
 
-  // Uploads and returns all micro-batches of `step`. It overwrites the previous step's, so the caller must
-  // have waited for that step's loss.
+  // Uploads and returns all micro-batches of `step`, which are valid until the next call. The host overwrites
+  // those of the step before the last, so the caller must have waited for that step's loss.
   std::vector<Batch> load(int64_t step, cudaStream_t stream);
 
  private:

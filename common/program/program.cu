@@ -112,8 +112,9 @@ double flops_per_token(const Options& options) {
   return 6 * in_products + 12.0 * m.layers * m.d_model * options.sequence_length;
 }
 
-Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, Peers& peers)
-    : options_(options), peers_(peers), parameters_(parameters.global_size()) {
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
+         Peers& peers)
+    : options_(options), peers_(peers), totals_(totals), parameters_(parameters.global_size()) {
   check_work_queues(static_cast<int>(peers.largest({static_cast<double>(streams_in_use())})[0]));
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
@@ -124,29 +125,36 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
   peers.begin_counting();
   peers.largest({0});  // all ranks meet here, so their traces begin together
   if (!options.trace.empty() || options.profile || is_modelled()) trace::start();
-  origin_ = now();
-}
-
-void Run::begin_step(int64_t step) {
-  trace::here = {.step = step};
+  origin_ = begin_ = now();
   wall_begin_ = std::chrono::steady_clock::now();
-  begin_ = now();
 }
 
-void Run::end_step(int64_t step, const StepTotals& totals) {
-  const double seconds = now() - begin_;
-  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - wall_begin_;
+void Run::begin_step(int64_t step) { trace::here = {.step = step}; }
+
+void Run::end_step() {
+  totals_.send();
   const MemoryBytes& peak = memory_peak();
   const double memory = static_cast<double>(std::accumulate(peak.begin(), peak.end(), size_t{0}));
-  const double sent = sent_bytes(peers_.traffic());
-  const std::vector<double> largest = peers_.largest({seconds, memory, sent - sent_bytes_, wall.count()});
-  sent_bytes_ = sent;
+  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
+  if (issued_.size() == 2) log_step();
+}
+
+void Run::log_step() {
+  const Issued issued = issued_.front();
+  issued_.pop_front();
+  totals_.receive();
+  const double seconds = now() - begin_;
+  const auto wall_now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> wall = wall_now - wall_begin_;
+  const std::vector<double> largest =
+      peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count()});
+  sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
-  final_loss_ = totals.host_loss();
-  StepRecord record{step + 1,
+  final_loss_ = totals_.host_loss();
+  StepRecord record{issued.step + 1,
                     final_loss_,
-                    totals.host_norm(),
-                    learning_rate(options_, step),
+                    totals_.host_norm(),
+                    learning_rate(options_, issued.step),
                     int64_t{options_.global_batch_size} * options_.sequence_length,
                     largest[3],
                     static_cast<size_t>(largest[1]),
@@ -154,6 +162,8 @@ void Run::end_step(int64_t step, const StepTotals& totals) {
   record.computed = !is_dry_run();
   if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);
+  begin_ += largest[0];
+  wall_begin_ = wall_now;
 }
 
 bool Run::is_modelled() const { return !modelled_gpu().empty(); }
@@ -179,6 +189,7 @@ trace::Overlap Run::overlap_of_step(double from, double to) {
 
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
+  while (!issued_.empty()) log_step();
   trace::stop();
   const std::vector<std::string> reports =
       peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.traffic(), overlap_}));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -46,30 +47,42 @@ double peak_flops();
 // Attention is not halved for causality.
 double flops_per_token(const Options& options);
 
-// A run from its first step to its summary. It times the steps and writes the log and the trace.
+// A run from its first step to its summary. It times the steps and writes the log and the trace. A step is
+// logged when the next one has been issued: then the device has work while the host waits for the loss.
 class Run {
  public:
-  Run(const Options& options, const TokenData& data, const Parameters& parameters,
+  Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
       Peers& peers = single_process);
 
   void begin_step(int64_t step);
-  void end_step(int64_t step, const StepTotals& totals);  // after totals.wait()
+  void end_step();  // all work of the step has been issued
   // Prints and logs the summary. `layout`: the degree of each dimension.
   void summarize(const MemoryPrediction& predicted,
                  const std::vector<std::pair<std::string, int>>& layout = {});
   void show_sample(const std::string& text) const;
 
  private:
+  // Waits for the oldest step that has not been logged, and logs it.
+  void log_step();
+
   const Options& options_;
   const Peers& peers_;
+  StepTotals& totals_;
   int64_t parameters_;
   std::optional<RunLog> log_;  // on rank 0
   bool is_modelled() const;
   trace::Overlap overlap_of_step(double from, double to);
 
+  // What is known of a step when it has been issued: bytes at the memory's peak, and those sent so far.
+  struct Issued {
+    int64_t step;
+    double memory, sent;
+  };
+  std::deque<Issued> issued_;  // not logged: two at most
+
   std::chrono::steady_clock::time_point wall_begin_;
   double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
-  double origin_ = 0, begin_ = 0;  // now(), in s, when the trace and the step began
+  double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
   // With modelled time only: the overlap of the run, the last step (in s since origin_), and the
   // intervals of the last step and, for a trace, of all.
   trace::Overlap overlap_;

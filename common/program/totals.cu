@@ -10,10 +10,16 @@ void StepTotals::add_loss(AccumTensor micro_batch_loss) {
   launch(add_loss_kernel, dim3(1), little, stream_, micro_batch_loss.data, loss());
 }
 
-void StepTotals::wait() {
-  CUDA_CHECK(
-      cudaMemcpyAsync(host_.data(), device_.data(), size * sizeof(double), cudaMemcpyDeviceToHost, stream_));
-  CUDA_CHECK(cudaStreamSynchronize(stream_));
+void StepTotals::send() {
+  sent_ = 1 - sent_;
+  CUDA_CHECK(cudaMemcpyAsync(host_.data() + sent_ * size, device_.data(), size * sizeof(double),
+                             cudaMemcpyDeviceToHost, stream_));
+  copied_[sent_].record(stream_);
+}
+
+void StepTotals::receive() {
+  received_ = 1 - received_;
+  copied_[received_].synchronize();
 }
 
 }  // namespace pentatron

@@ -1,5 +1,6 @@
 // The two numbers of a step that leave the device: its loss and its squared gradient norm. They lie side
-// by side: one collective sums both over the ranks, and one copy brings both to the host.
+// by side: one collective sums both over the ranks, and one copy brings both to the host. The host waits for
+// them a step later, when it has issued the next step; so the device never waits for the host.
 #pragma once
 
 #include <cmath>
@@ -11,7 +12,7 @@ namespace pentatron {
 class StepTotals {
  public:
   explicit StepTotals(cudaStream_t stream)
-      : stream_(stream), device_(size, Purpose::optimizer), host_(size) {}
+      : stream_(stream), device_(size, Purpose::optimizer), host_(2 * size) {}
 
   void reset() { CUDA_CHECK(cudaMemsetAsync(device_.data(), 0, size * sizeof(double), stream_)); }
   void add_loss(AccumTensor micro_batch_loss /*[1, 1]*/);
@@ -21,16 +22,21 @@ class StepTotals {
   double* loss() const { return device_.data(); }
   double* norm_squared() const { return device_.data() + 1; }
 
-  // Copies both numbers and waits for the stream, once a step. Then host_loss() and host_norm() can be
-  // read.
-  void wait();
-  double host_loss() const { return host_[0]; }
-  double host_norm() const { return std::sqrt(host_[1]); }
+  // Begins to copy both numbers, once a step.
+  void send();
+  // Waits for the oldest copy that was not waited for, one of two at most. Then host_loss() and host_norm()
+  // are of its step.
+  void receive();
+  void wait() { send(), receive(); }
+  double host_loss() const { return host_[received_ * size]; }
+  double host_norm() const { return std::sqrt(host_[received_ * size + 1]); }
 
  private:
   cudaStream_t stream_;
   DeviceArray<double> device_;
-  PinnedArray<double> host_;
+  PinnedArray<double> host_;  // [2, size]
+  Event copied_[2];
+  int sent_ = 1, received_ = 1;  // the halves of host_ used last
 };
 
 }  // namespace pentatron
