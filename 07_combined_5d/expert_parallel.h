@@ -147,10 +147,13 @@ class ExpertParallel : public FeedForward {
     return g;
   }
 
-  void forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor h,
-               const FeedForwardTensors& kept, bool recomputing, Tensor partial) override {
-    if (!options_.has_experts(layer))
-      return FeedForward::forward(blas, parameters, layer, batch, h, kept, recomputing, partial);
+  Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
+                 const FeedForwardTensors& kept, bool recomputing, TensorRegion& region,
+                 Tensor partial) override {
+    if (!options_.has_experts(layer)) {
+      return FeedForward::forward(blas, parameters, layer, batch, normed, kept, recomputing, region, partial);
+    }
+    const Tensor h = region.enter(normed);
     ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const Tensor permuted = one_rank() ? a.dispatched : permuted_;
     const Tensor results = one_rank() ? a.returned : results_;
@@ -173,9 +176,10 @@ class ExpertParallel : public FeedForward {
       linear_forward(blas, e.of(a.product), parameters.weights(e.gate + 2), e.of(results));
     exchange(Direction::combine, a, a.returned, results);
     wait_stream(compute_, experts_.stream());
-    if (recomputing) return;
+    if (recomputing) return {};
     combine_tokens(a.returned, a.probabilities, a.chosen.data, a.place.data, options_.top_k, partial,
                    compute_);
+    return region.leave(partial);
   }
 
   void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,

@@ -13,12 +13,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "catch.h"
 #include "device/cuda.h"
+#include "device/timeline.h"
 #include "files.h"
 
 namespace {
@@ -210,6 +212,51 @@ TEST_CASE("04: the program's steps are those of 01", "[04][program]") {
   check_like_01("04_tensor_parallel", divisible);
   check_like_01("04_tensor_parallel --sequence-parallel", divisible);
 }
+
+#if __has_include(<cuda_cpu.h>)
+
+// On an H100 whose doubles are as small and as fast as bf16, so that this build can model bf16.
+TEST_CASE("04: chunks hide two fifths of forward's communication on a node", "[04][program]") {
+  const TemporaryFolder folder;
+  const std::string gpu = folder.path() + "/gpu.json", trace = folder.path() + "/trace.json";
+  nlohmann::json profile = nlohmann::json::parse(read_file(PENTATRON_PROFILES "/h100.json"));
+  constexpr double times_as_large = sizeof(double) / 2;
+  for (const char* name : {"memory_bandwidth", "link_bandwidth"})
+    profile[name]["value"] = profile[name]["value"].get<double>() * times_as_large;
+  profile["flops_fp64"] = profile["flops_bf16"];
+  profile["memory_bytes"]["value"] = 1e12;
+  std::ofstream(gpu) << profile;
+
+  const auto hidden = [&](const std::string& options) {
+    outcome_of("mpirun -n 8", "04_tensor_parallel --dry-run --gpu " + gpu + " --trace " + trace +
+                                  " --layers 4 --d-model 4096 --heads 32 --kv-heads 32 --d-ff 11008 "
+                                  "--vocab-size 32000 --micro-batch-size 8 --global-batch-size 8"
+                                  " --seq-len 1024 --attention tiled --steps 1 --sequence-parallel" +
+                                  options);
+    std::map<int, std::string> streams;
+    std::vector<pentatron::trace::Interval> forward;
+    const auto events = nlohmann::json::parse(read_file(trace));
+    for (const auto& e : events["traceEvents"]) {
+      if (e["pid"] == 0 && e["name"] == "thread_name") streams[e["tid"]] = e["args"]["name"];
+    }
+    double end = 0;
+    for (const auto& e : events["traceEvents"]) {
+      if (e["pid"] != 0 || e["ph"] != "X" || e["args"]["pass"] != "f") continue;
+      const double begin = e["ts"].get<double>() * 1e-6;
+      end = std::max(end, begin + e["dur"].get<double>() * 1e-6);
+      forward.push_back(
+          {.stream = streams[e["tid"]], .begin = begin, .end = begin + e["dur"].get<double>() * 1e-6});
+    }
+    const auto all = pentatron::trace::overlap_of(forward, 0, end).all_communication();
+    REQUIRE(all.seconds > 0);
+    return all.hidden / all.seconds;
+  };
+  CHECK(hidden("") < 0.01);
+  CHECK(hidden(" --tp-overlap chunks") > 0.3);
+  CHECK(hidden(" --tp-overlap chunks --tp-chunks 4") > 0.4);
+}
+
+#endif
 
 TEST_CASE("05: the program's steps are those of 01", "[05][program]") {
   for (const char* schedule : {"afab", "1f1b", "zb-h1", "interleaved"}) {

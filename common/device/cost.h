@@ -17,7 +17,7 @@ struct Cost {
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;
   double result_bytes = 0;  // of the result, read and written after its sums
-  bool of_layer = false;    // one of the four products of a layer
+  double of_layer = 0;      // the share that this is of one of the four products of a layer
 };
 
 // An operation that only moves bytes.

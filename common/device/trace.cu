@@ -233,7 +233,7 @@ std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
   for (size_t n = 0; n < shown; ++n) by_id[intervals[n].id] = &intervals[n];
   for (size_t n = 0; n < shown; ++n) {
     const Interval& i = intervals[n];
-    nlohmann::json arguments = {{"bytes", i.bytes}};
+    nlohmann::json arguments = {{"bytes", i.bytes}, {"pass", std::string(1, i.pass)}};
     if (i.step >= 0) arguments["step"] = i.step + 1;
     if (i.micro_batch >= 0) arguments["micro_batch"] = i.micro_batch;
     if (i.layer >= 0) arguments["layer"] = i.layer;

@@ -13,7 +13,7 @@ void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transp
   if (c.rows == 0) return;
   const int64_t k = transpose_a ? a.rows : a.columns;
   Cost cost = products(c.rows, c.columns, k, 1, sizeof(real), sizeof(C), beta != 0);
-  cost.of_layer = trace::here.layer >= 0;
+  cost.of_layer = trace::here.layer >= 0 ? 1 : 0;
   trace::Range range(blas.stream(), name, cost);
   const accum alpha = 1;
   CUBLAS_CHECK(cublasGemmEx(
@@ -21,6 +21,19 @@ void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transp
       static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
       static_cast<int>(b.columns), a.data, real_type, static_cast<int>(a.columns), &beta, c.data,
       data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
+}
+
+void strided_products(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
+                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
+                      const char* name, const Cost& cost) {
+  trace::Range range(blas.stream(), name, cost);
+  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
+  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
+                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
+                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
+                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
+                                          compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace
@@ -43,6 +56,17 @@ void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
   product(blas, x, false, weight, true, 0, y, "gemm_forward");
 }
 
+void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
+  const auto m = static_cast<int>(x.first.rows), n = static_cast<int>(weight.rows),
+             k = static_cast<int>(weight.columns);
+  Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
+  cost.of_layer = trace::here.layer >= 0 ? share : 0;
+  strided_products(blas, Transpose::no, Transpose::yes, m, n, k, 1,
+                   {x.first.data, real_type, k, x.stride * k}, {weight.data, real_type, k, 0}, 0,
+                   {y.first.data, real_type, n, y.stride * n}, static_cast<int>(x.count), "gemm_forward",
+                   cost);
+}
+
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
   product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
 }
@@ -58,16 +82,9 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
                      const char* name) {
-  trace::Range range(
-      blas.stream(), name,
-      products(m, n, k, count, sizeof(real), c.type == real_type ? sizeof(real) : sizeof(accum), beta != 0));
-  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
-  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
-                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
-                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
-                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
-                                          compute_type, CUBLAS_GEMM_DEFAULT));
+  const int result = c.type == real_type ? sizeof(real) : sizeof(accum);
+  strided_products(blas, transpose_a, transpose_b, m, n, k, alpha, a, b, beta, c, count, name,
+                   products(m, n, k, count, sizeof(real), result, beta != 0));
 }
 
 }  // namespace pentatron

@@ -41,6 +41,14 @@ class Blas {
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
 
+// `count` blocks of rows of a matrix; each begins `stride` rows after the one before.
+struct RowBlocks {
+  Tensor first;  // [rows of a block, columns]
+  int64_t count = 1, stride = 0;
+};
+// linear_forward for some rows of x. `share` of them all: that of the time of `unit` (cost.h).
+void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share);
+
 // d_x = d_y W.
 void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*[out, in]*/,
                   Tensor d_x /*[rows, in]*/);

@@ -71,12 +71,14 @@ FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int, in
   return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
 }
 
-void FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&, Tensor h,
-                          const FeedForwardTensors& kept, bool recomputing, Tensor partial) {
+Tensor FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,
+                            Tensor normed, const FeedForwardTensors& kept, bool recomputing,
+                            TensorRegion& region, Tensor partial) {
   const Tensor gate_up = kept.gate_up, product = kept.product;
-  linear_forward(blas, h, parameters.weights(gate_[layer], 2), gate_up);
+  region.enter_linear(blas, normed, parameters.weights(gate_[layer], 2), gate_up);
   swiglu_forward(gate_up, product, blas.stream());
-  if (!recomputing) linear_forward(blas, product, parameters.weights(gate_[layer] + 2), partial);
+  if (recomputing) return {};
+  return region.leave_linear(blas, product, parameters.weights(gate_[layer] + 2), partial);
 }
 
 void FeedForward::backward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,

@@ -99,6 +99,15 @@ class TensorRegion {
   virtual Tensor enter(Tensor x) { return x; }
   // A region's partial output [rows, d] -> its sum over the tensor ranks, [outside, d].
   virtual Tensor leave(Tensor partial) { return partial; }
+  // The first product of a region, y [rows, out] = enter(x) W^T, and the last one, leave(x W^T), whose
+  // partial output is written to `partial` [rows, d].
+  virtual void enter_linear(const Blas& blas, Tensor x /*[outside, in]*/, Tensor weight, Tensor y) {
+    linear_forward(blas, enter(x), weight, y);
+  }
+  virtual Tensor leave_linear(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight, Tensor partial) {
+    linear_forward(blas, x, weight, partial);
+    return leave(partial);
+  }
   // The gradient of a region's output: [outside, d] -> [rows, d].
   virtual Tensor leave_backward(Tensor d_out) { return d_out; }
   // The partial gradient of a region's input [rows, d] -> its sum over the tensor ranks, [outside, d].
@@ -161,9 +170,11 @@ class FeedForward {
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
   virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const;
   virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const;
-  // partial [rows, d] = this rank's part of mlp(h [rows, d]). When recomputing, only `kept` is written.
-  virtual void forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                       Tensor h, const FeedForwardTensors& kept, bool recomputing, Tensor partial);
+  // Enters the region with `normed` [outside, d], leaves it, and returns mlp(normed) [outside, d]. This
+  // rank's part of the result is written to `partial` [rows, d]. When recomputing, only `kept` is written.
+  virtual Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
+                         Tensor normed, const FeedForwardTensors& kept, bool recomputing,
+                         TensorRegion& region, Tensor partial);
   // Computes d_h [rows, d] from d_partial [rows, d], and pushes the work on weight gradients into the queue.
   // That work reads the MLP's input again, region.entered(normed), with `normed` [outside, d].
   virtual void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,

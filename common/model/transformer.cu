@@ -216,15 +216,14 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
 
   norm_forward(id.norm1, x, a.input, a.normed1, a.rstd1);
   const Tensor qkv = shared_gradients_.qkv;
-  linear_forward(blas_, region.enter(a.normed1), parameters_.weights(id.q, 3), qkv);
+  region.enter_linear(blas_, a.normed1, parameters_.weights(id.q, 3), qkv);
   rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
   seams_.attention->forward(blas_, shape_, t);
-  linear_forward(blas_, t.out, parameters_.weights(id.o), branch_);
+  const Tensor attended = region.leave_linear(blas_, t.out, parameters_.weights(id.o), branch_);
 
-  norm_forward(id.norm2, {a.input, region.leave(branch_)}, a.middle, a.normed2, a.rstd2);
-  seams_.feed_forward->forward(blas_, parameters_, layer, batch, region.enter(a.normed2), a.feed_forward,
-                               recomputing, branch_);
-  return {a.middle, recomputing ? Tensor{} : region.leave(branch_)};
+  norm_forward(id.norm2, {a.input, attended}, a.middle, a.normed2, a.rstd2);
+  return {a.middle, seams_.feed_forward->forward(blas_, parameters_, layer, batch, a.normed2, a.feed_forward,
+                                                 recomputing, region, branch_)};
 }
 
 void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd) {
@@ -282,7 +281,7 @@ void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   const int unit = head_unit(model_.layers);
   before_weights(unit, Pass::forward);
   norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
-  linear_forward(blas_, seams_.region->enter(a.final_normed), parameters_.weights(ids_.head), a.logits);
+  seams_.region->enter_linear(blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
   after_weights(unit, Pass::forward);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
   seams_.region->combine(a.loss_statistics);

@@ -59,6 +59,8 @@ const std::vector<std::pair<std::string, PpSchedule>> pp_schedule_names = {
     {"interleaved", PpSchedule::interleaved},
     {"zb-h1", PpSchedule::zb_h1}};
 
+const std::vector<std::pair<std::string, TpOverlap>> tp_overlap_names = {{"none", TpOverlap::none},
+                                                                         {"chunks", TpOverlap::chunks}};
 const std::vector<std::pair<std::string, CpLayout>> cp_layout_names = {{"contiguous", CpLayout::contiguous},
                                                                        {"zigzag", CpLayout::zigzag}};
 
@@ -364,6 +366,9 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Tensor parallelism");
       line.flag("--sequence-parallel", options.sequence_parallel,
                 "split the rows of tokens outside of attention and MLP, too");
+      line.choice("--tp-overlap", options.tp_overlap, tp_overlap_names,
+                  "whether forward's products are cut, so that their communication hides");
+      line.whole("--tp-chunks", options.tp_chunks, 2, 64, "into so many chunks of rows");
       return;
     case OptionGroup::pipeline:
       line.group("Pipeline parallelism");
@@ -527,6 +532,7 @@ std::string_view to_string(Attention attention) { return name_of(attention_names
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 std::string_view to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
 std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
+std::string_view to_string(TpOverlap overlap) { return name_of(tp_overlap_names, overlap); }
 std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
 std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
 

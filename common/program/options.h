@@ -31,6 +31,9 @@ enum class DpSync { naive, overlap, bucket };
 //   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
 
+// Whether tensor parallelism cuts forward's products into chunks, so that their communication hides.
+enum class TpOverlap { none, chunks };
+
 // CpLayout: which tokens of a sequence a context rank holds. It is one block (contiguous), or an early
 // and a late one (zigzag). CpExchange: how keys and values reach the other ranks.
 enum class CpLayout { contiguous, zigzag };
@@ -40,6 +43,7 @@ std::string_view to_string(Recompute recompute);
 std::string_view to_string(Attention attention);
 std::string_view to_string(OptimizerKind optimizer);
 std::string_view to_string(DpSync sync);
+std::string_view to_string(TpOverlap overlap);
 std::string_view to_string(PpSchedule schedule);
 std::string_view to_string(CpLayout layout);
 std::string_view to_string(CpExchange exchange);
@@ -53,6 +57,8 @@ struct Options : TrainingConfig, CommunicationConfig {
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
   int zero_stage = 1;
   bool sequence_parallel = false;  // tensor ranks also split the rows outside their regions
+  TpOverlap tp_overlap = TpOverlap::none;
+  int tp_chunks = 2;  // of --tp-overlap chunks
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
   int vpp = 0;                    // model chunks on a pipeline rank
   int pp = 0;                     // pipeline ranks; 0: all (in 07: one)

@@ -21,6 +21,7 @@ struct Technique {
   double bucket_mb = 25;           // likewise
   int stage = 0;                   // of ZeRO
   bool sequence_parallel = false;  // of tensor parallelism
+  int tp_chunks = 1;               // likewise
   PpSchedule schedule = PpSchedule::one_f_one_b;
   int chunks = 1;  // of layers on a pipeline rank
 
@@ -87,6 +88,8 @@ struct ParallelModel {
         ranks(communicator),
         parameters(technique.layout(ranks, units_of(parts_of_model()))) {
     options.sequence_parallel = technique.sequence_parallel;
+    options.tp_chunks = technique.tp_chunks;
+    if (options.tp_chunks > 1) options.tp_overlap = TpOverlap::chunks;
     Seams seams = {{},
                    &usual_region,
                    other.attention ? other.attention : &usual_attention,

@@ -126,13 +126,15 @@ void check_parity(const Technique& technique) {
 }
 
 // Query heads in groups of several sizes, as far as the ranks can share out the key heads.
-void check_tensor_parity(bool sequence_parallel, int micro_batches, Recompute recompute) {
+void check_tensor_parity(bool sequence_parallel, int micro_batches, Recompute recompute, int chunks = 1) {
   mpi_tests::set_time_limit(300);
   for (const int kv_heads : {2, 3, 4, 6, 8}) {
     const Options options = divisible_options(kv_heads, micro_batches, recompute);
     if (options.model.heads % kv_heads != 0 || kv_heads % mpi_tests::ranks() != 0) continue;
     INFO(kv_heads << " kv heads, recompute " << to_string(recompute));
-    check_parity({.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel}, options);
+    check_parity(
+        {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_chunks = chunks},
+        options);
   }
 }
 
@@ -214,6 +216,15 @@ TEST_CASE("04: parity, sequence parallel, selective recomputation", "[04][parity
 }
 TEST_CASE("04: parity, sequence parallel, full recomputation", "[04][parity]") {
   check_tensor_parity(true, 3, Recompute::full);
+}
+
+// Three do not divide the rows, and a hundred are more than there are.
+TEST_CASE("04: parity, forward in chunks", "[04][parity]") {
+  for (const int chunks : {3, 100}) {
+    check_tensor_parity(false, 1, Recompute::none, chunks);
+    check_tensor_parity(true, 1, Recompute::none, chunks);
+    check_tensor_parity(true, 3, Recompute::full, chunks);
+  }
 }
 
 TEST_CASE("05: parity, afab", "[05][parity]") {

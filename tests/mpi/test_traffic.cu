@@ -141,16 +141,17 @@ void check_traffic(const Technique& technique) {
 
 // Per layer and micro-batch of R rows: forward two borders in and two out, backward likewise; full
 // recomputation repeats forward's, but for the last way out. Without sequence parallelism half of the borders
-// are free; with it backward gathers the inputs of both regions again.
-ExpectedTraffic of_a_layer(bool sequence_parallel, bool full, int64_t elements /*R d*/) {
+// are free; with it backward gathers the inputs of both regions again. Chunks make more calls of as much.
+ExpectedTraffic of_a_layer(bool sequence_parallel, bool full, int64_t elements /*R d*/, int chunks) {
   ExpectedTraffic e;
+  const auto add = [&](const char* operation, int64_t forward, int64_t backward) {
+    e[operation].add(forward * chunks + backward, (forward + backward) * elements, sizeof(real));
+  };
   if (sequence_parallel) {
-    const int64_t gathers = 2 + 2 + 2 + (full ? 2 : 0), scatters = 2 + 2 + (full ? 1 : 0);
-    e["all_gather"].add(gathers, gathers * elements, sizeof(real));
-    e["reduce_scatter"].add(scatters, scatters * elements, sizeof(real));
+    add("all_gather", 2 + (full ? 2 : 0), 2 + 2);
+    add("reduce_scatter", 2 + (full ? 1 : 0), 2);
   } else {
-    const int64_t sums = 2 + 2 + (full ? 1 : 0);
-    e["all_reduce"].add(sums, sums * elements, sizeof(real));
+    add("all_reduce", 2 + (full ? 1 : 0), 2);
   }
   return e;
 }
@@ -161,7 +162,7 @@ double sent(const ExpectedTraffic& traffic, int ranks) {
   return bytes;
 }
 
-void check_tensor_traffic(bool sequence_parallel, Recompute recompute) {
+void check_tensor_traffic(bool sequence_parallel, Recompute recompute, int chunks = 1) {
   mpi_tests::set_time_limit(120);
   const int ranks = mpi_tests::ranks();
   if (ranks == 1) return;
@@ -177,18 +178,19 @@ void check_tensor_traffic(bool sequence_parallel, Recompute recompute) {
       const int64_t rows = 4 * 6, d = options.model.d_model, elements = rows * d;
 
       ExpectedTraffic expected = loss_and_norm();
-      const ExpectedTraffic layer = of_a_layer(sequence_parallel, full, elements);
+      const ExpectedTraffic layer = of_a_layer(sequence_parallel, full, elements, chunks);
       const double formula = sequence_parallel ? (full ? 13 : 10) : (full ? 10 : 8);
       CHECK(sent(layer, ranks) == Approx(formula * elements * (ranks - 1) / ranks * sizeof(real)));
       for (const auto& [operation, e] : layer) {
         expected[operation].add(m * layers * e.calls, m * layers * e.elements, sizeof(real));
       }
       if (sequence_parallel) {
-        expected["reduce_scatter"].add(m, m * elements, sizeof(real));      // embedding, forward
-        expected["all_gather"].add(m, m * elements, sizeof(real));          // embedding, backward
-        expected["all_gather"].add(2 * m, 2 * m * elements, sizeof(real));  // head's input, twice
-        expected["reduce_scatter"].add(m, m * elements, sizeof(real));      // its gradient
-        const int64_t norms = 2 * layers + 1;                               // partial gradients, once a step
+        expected["reduce_scatter"].add(m, m * elements, sizeof(real));  // embedding, forward
+        expected["all_gather"].add(m, m * elements, sizeof(real));      // embedding, backward
+        // Head's input, twice.
+        expected["all_gather"].add((chunks + 1) * m, 2 * m * elements, sizeof(real));
+        expected["reduce_scatter"].add(m, m * elements, sizeof(real));  // its gradient
+        const int64_t norms = 2 * layers + 1;                           // partial gradients, once a step
         expected["all_reduce"].add(norms, norms * d, sizeof(accum));
       } else {
         expected["all_reduce"].add(m, m * elements, sizeof(real));  // embedding, forward
@@ -196,8 +198,9 @@ void check_tensor_traffic(bool sequence_parallel, Recompute recompute) {
       }
       expected["all_reduce"].add(2 * m, 3 * m * rows,
                                  sizeof(accum));  // cross-entropy: largest; sum and target
-      check_step_traffic({.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel},
-                         options, expected);
+      check_step_traffic(
+          {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_chunks = chunks},
+          options, expected);
     }
   }
 }
@@ -265,6 +268,10 @@ TEST_CASE("04: traffic of a layer is 8 s b h (t-1)/t with tensor parallelism", "
 }
 TEST_CASE("04: traffic of a layer is 10 s b h (t-1)/t with sequence parallelism", "[04][traffic]") {
   check_tensor_traffic(true, Recompute::none);
+}
+TEST_CASE("04: traffic of forward in chunks is as much", "[04][traffic]") {
+  check_tensor_traffic(false, Recompute::none, 3);
+  check_tensor_traffic(true, Recompute::full, 3);
 }
 TEST_CASE("04: traffic with full recomputation", "[04][traffic]") {
   check_tensor_traffic(false, Recompute::full);

@@ -264,6 +264,68 @@ TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04]
   }
 }
 
+TEST_CASE("04: the time of forward in chunks", "[04][time]") {
+  Options options = three_layers(false);
+  options.sequence_length = 48;  // rows; 2, 3 and 4 chunks of each rank's part are equal
+  const int n = mpi_tests::ranks(), rows = options.sequence_length, d = options.model.d_model;
+  if (n == 1 || options.model.heads % n != 0 || rows % n != 0) return;
+  // An all-reduce at a border, in seconds, beside products of a quarter of a second.
+  for (const double seconds : {0.1, 0.3, 0.8}) {
+    const ModelledGpu gpu(1e-4, 2.0 * (n - 1) / n * rows * d * sizeof(real) / seconds);
+    const RingTime ring;
+    World world(nullptr, nullptr);
+    Communicator ranks(world, world.all(), "ranks");
+    for (const bool sequence_parallel : {false, true}) {
+      const auto whole = [&](int chunks) {
+        return time_of_step(
+            options,
+            {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_chunks = chunks},
+            world, ranks);
+      };
+      for (const int chunks : {2, 3}) {
+        const double bytes = rows * d * sizeof(real);
+        const auto border = [&](double part) {
+          return sequence_parallel ? ring.reduce_scatter(part / n) : ring.all_reduce(part);
+        };
+        // What each product saves of the sum of its communication and itself.
+        Path in_chunks, before;
+        const auto enter = [&](double work) {
+          if (!sequence_parallel) return in_chunks.work(work), before.work(work);
+          before.compute += ring.all_gather(bytes / n);
+          before.work(work);
+          in_chunks.communication_waits();
+          std::vector<int64_t> came;
+          for (int i = 0; i < chunks; ++i) {
+            in_chunks.communicate(ring.all_gather(bytes / n / chunks));
+            came.push_back(in_chunks.communication);
+          }
+          for (int i = 0; i < chunks; ++i) {
+            in_chunks.compute_waits(came[i]);
+            in_chunks.work(work / chunks);
+          }
+        };
+        const auto leave = [&](double work) {
+          before.work(work);
+          before.compute += border(bytes);
+          for (int i = 0; i < chunks; ++i) {
+            in_chunks.work(work / chunks);
+            in_chunks.communication_waits();
+            in_chunks.communicate(border(bytes / chunks));
+          }
+          in_chunks.compute_waits();
+        };
+        for (int layer = 0; layer < kLayers; ++layer) {
+          enter(0.25), leave(0.25);
+          enter(0.25), leave(0.25);
+        }
+        enter(0);  // the head
+        INFO(chunks << " chunks, sequence parallel " << sequence_parallel << ", " << seconds << " s");
+        CHECK(whole(1) - whole(chunks) == Approx(before.compute - in_chunks.compute).margin(100));
+      }
+    }
+  }
+}
+
 // Two ways to one number: the executor's operations, and the simulator's instructions.
 TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
   const int p = mpi_tests::ranks();
