@@ -26,7 +26,7 @@ void train(const Options& options) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1));
-  require_memory(predicted, free_device_memory());
+  require_memory(predicted);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};

@@ -24,8 +24,8 @@ void train(const Options& options, World& world) {
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
                      {.replicas = {world.ranks()}, .sharded_states = options.zero_stage});
-  require_memory(predicted, free_device_memory());
   Communicator data_ranks(world, world.all(), "data");
+  require_memory(predicted, world);
   Zero zero(options.zero_stage, parameters.group(), data_ranks, compute);
   parameters.initialise(options.seed, compute);
   zero.weights_changed();

@@ -25,8 +25,8 @@ void train(const Options& options, World& world) {
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
                      tensor_parallel_share(options, world.ranks()));
-  require_memory(predicted, free_device_memory());
   Communicator tensor_ranks(world, world.all(), "tensor", tensor_blocks);
+  require_memory(predicted, world);
   TensorParallel tensor_parallel(options, rows_of(options, {}).inside, tensor_ranks, compute);
   parameters.allocate();
   parameters.initialise(options.seed, compute);

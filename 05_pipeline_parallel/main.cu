@@ -27,8 +27,8 @@ void train(const Options& options, int micro_batches, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches, pipeline_share(schedule, world.rank(), chunks));
-  require_memory(predicted, free_device_memory());
   Communicator pipeline_ranks(world, world.all(), "pipeline");
+  require_memory(predicted, world);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};

@@ -26,9 +26,9 @@ void train(const Options& options, World& world) {
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
                      context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}}));
-  require_memory(predicted, free_device_memory());
   Communicator context_ranks(world, world.all(), "context");
   Communicator gradient_ranks(world, world.all(), "gradients");
+  require_memory(predicted, world);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   RingAttention attention(options, context_ranks);

@@ -28,8 +28,8 @@ void train(const Options& options, World& world) {
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
                      expert_parallel_share(options, {.replicas = {world.ranks()}}));
-  require_memory(predicted, free_device_memory());
   Communicator data_ranks(world, world.all(), "data");
+  require_memory(predicted, world);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);

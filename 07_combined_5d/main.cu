@@ -25,7 +25,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted = predict_memory(options, element_sizes, shape, world.rank());  // 02-07
-  require_memory(predicted, free_device_memory());
+  require_memory(predicted, world);
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   parameters.initialise(options.seed, compute);

@@ -124,7 +124,8 @@ TEST_CASE("01: a dry run counts, and says what does not fit", "[01][bad-input]")
   const Outcome too_large = run(folder, "--dry-run --model llama-3.1-8b");
   CHECK(too_large.status == 1);
   CHECK(std::count(too_large.err.begin(), too_large.err.end(), '\n') == 1);
-  CHECK(too_large.err.find("; the modelled h100 has 79.1 GiB") != std::string::npos);
+  CHECK(too_large.err.find(", and CUDA and NCCL about 512.0 MiB; the modelled h100 has 79.1 GiB") !=
+        std::string::npos);
 }
 
 TEST_CASE("01: more memory than there is ends with one line and status 2", "[01][bad-input]") {

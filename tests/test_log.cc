@@ -267,7 +267,8 @@ TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {
 TEST_CASE("log: the memory table", "[log]") {
   std::ostringstream one;
   pentatron::print_memory_table(one, {{{{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0}, {}},
-                                        {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0}},
+                                        {2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1010 * mebibyte, 0},
+                                        512 * mebibyte},
                                        {}}});
   CHECK(one.str() == R"(
 Device memory at the peak
@@ -278,6 +279,7 @@ Device memory at the peak
      activations    1000.0 MiB    1010.0 MiB       +1.00 %
    communication           0 B           0 B             -
              sum    1014.0 MiB      1.00 GiB       +0.99 %
+      CUDA, NCCL     512.0 MiB             -             -
 )");
 
   std::ostringstream two;

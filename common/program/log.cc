@@ -20,7 +20,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Overlap, seconds, compute, communication)
 }  // namespace trace
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryPrediction, resident, unit_buffers)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured, libraries, measured_libraries)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Traffic, calls, elements, sent_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication, overlap)
 
@@ -70,11 +70,12 @@ Json json_of(const Summary& summary, double mfu) {
   Json layout = Json::object(), memory = Json::array(), communication = Json::array();
   for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
   for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
-    const auto& [predicted, measured] = summary.ranks[rank].memory;
+    const auto& [predicted, measured, libraries, measured_libraries] = summary.ranks[rank].memory;
     memory.push_back({{"rank", rank},
                       {"predicted", json_of(predicted.total())},
                       {"of_which_unit_buffers", json_of(predicted.unit_buffers)},
-                      {"measured", json_of(measured)}});
+                      {"measured", json_of(measured)},
+                      {"libraries", {{"estimated", libraries}, {"measured", measured_libraries}}}});
     Json counts = {{"rank", rank}};
     for (const auto& [operation, traffic] : summary.ranks[rank].communication)
       counts[operation] = {{"calls", traffic.calls}, {"elements", traffic.elements}};
@@ -256,8 +257,8 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
     const double difference = static_cast<double>(measured) / static_cast<double>(predicted) - 1;
     print_row<4>(out,
                  {std::string(name), human_bytes(static_cast<double>(predicted)),
-                  human_bytes(static_cast<double>(measured)),
-                  predicted > 0 ? formatted("%+.2f %%", 100 * difference) : "-"},
+                  measured > 0 || predicted == 0 ? human_bytes(static_cast<double>(measured)) : "-",
+                  predicted > 0 && measured > 0 ? formatted("%+.2f %%", 100 * difference) : "-"},
                  widths);
   };
   const auto largest = [&](auto bytes_of) {
@@ -279,6 +280,8 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
   }
   row("sum", largest([&](const RankMemory& rank) { return total(rank.predicted.total()); }),
       largest([&](const RankMemory& rank) { return total(rank.measured); }));
+  if (const size_t libraries = largest([](const RankMemory& rank) { return rank.libraries; }); libraries > 0)
+    row("CUDA, NCCL", libraries, largest([](const RankMemory& rank) { return rank.measured_libraries; }));
   for (size_t i = 0; i < purposes; ++i) {
     const size_t unit_buffers =
         largest([&](const RankMemory& rank) { return rank.predicted.unit_buffers[i]; });

@@ -32,7 +32,9 @@ struct StepRecord {
 
 struct RankMemory {
   MemoryPrediction predicted;
-  MemoryBytes measured;  // at the peak
+  MemoryBytes measured;           // at the peak
+  size_t libraries = 0;           // that CUDA and NCCL take: an estimate
+  size_t measured_libraries = 0;  // 0 without a GPU of the rank's own
 };
 
 struct RankReport {

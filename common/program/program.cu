@@ -10,6 +10,16 @@
 namespace pentatron {
 namespace {
 
+size_t sum_of(const MemoryBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), size_t{0}); }
+
+// What is taken of this rank's GPU, without the tensors; 0 where others use it, too, or where there is none.
+size_t measured_libraries() {
+  if (!modelled_gpu().empty() || processes_of_device() > 1) return 0;
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return total - free - sum_of(memory_in_use());
+}
+
 void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks) {
   const ModelConfig& m = options.model;
   const cudaDeviceProp device = this_device();
@@ -55,17 +65,22 @@ size_t free_device_memory() {
   return std::min(free, total / processes_of_device());
 }
 
-void require_memory(const MemoryPrediction& predicted, size_t available) {
-  const MemoryBytes bytes = predicted.total();
-  const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
-  if (total <= available) return;
+void require_memory(const MemoryPrediction& predicted, const Peers& peers) {
+  const auto text = [](size_t bytes) { return human_bytes(static_cast<double>(bytes)); };
+  // Some of it may have been allocated.
+  const size_t total = sum_of(predicted.total()), available = free_device_memory() + sum_of(memory_in_use());
+  size_t libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
+  if (is_dry_run()) libraries = peers.library_bytes();
+  if (modelled_gpu().empty()) libraries = peers.library_bytes() - Peers::context_bytes;
+  if (total + libraries <= available) return;
+  const std::string needs = text(total) + ", and CUDA and NCCL about " + text(libraries);
   if (is_dry_run()) {
-    throw DoesNotFit("memory: a rank needs " + human_bytes(static_cast<double>(total)) + "; the modelled " +
-                     modelled_gpu() + " has " + human_bytes(static_cast<double>(available)));
+    throw DoesNotFit("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
+                     text(available));
   }
-  throw UsageError(
-      "--model, --micro-batch-size, --seq-len", "a run that needs " + human_bytes(static_cast<double>(total)),
-      "at most the " + human_bytes(static_cast<double>(available)) + " of device memory that are free");
+  throw UsageError("--model, --micro-batch-size, --seq-len",
+                   "a run that needs " + (libraries > 0 ? needs : text(total)),
+                   "at most the " + text(available) + " of device memory that are free");
 }
 
 Attention fastest_attention(int head_size, double error) {
@@ -133,8 +148,7 @@ void Run::begin_step(int64_t step) { trace::here = {.step = step}; }
 
 void Run::end_step() {
   totals_.send();
-  const MemoryBytes& peak = memory_peak();
-  const double memory = static_cast<double>(std::accumulate(peak.begin(), peak.end(), size_t{0}));
+  const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
   if (issued_.size() == 2) log_step();
 }
@@ -191,8 +205,9 @@ void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
   while (!issued_.empty()) log_step();
   trace::stop();
+  const RankMemory memory = {predicted, memory_peak(), peers_.library_bytes(), measured_libraries()};
   const std::vector<std::string> reports =
-      peers_.gather(to_text(RankReport{{predicted, memory_peak()}, peers_.traffic(), overlap_}));
+      peers_.gather(to_text(RankReport{memory, peers_.traffic(), overlap_}));
   if (log_) {
     Summary summary{layout, parameters_, final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));

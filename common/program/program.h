@@ -31,8 +31,9 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
 constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights, blas_workspace};
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
-// Throws UsageError when the prediction is more than `available` bytes.
-void require_memory(const MemoryPrediction& predicted, size_t available);
+// Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
+// CUDA and NCCL take. Called when the communicators exist.
+void require_memory(const MemoryPrediction& predicted, const Peers& peers = single_process);
 
 // The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
 // infinite where tensor cores cannot be used.

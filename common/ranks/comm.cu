@@ -193,6 +193,13 @@ TrafficByOperation World::traffic() const {
   return sum;
 }
 
+size_t World::library_bytes() const {
+  constexpr size_t buffers_of_channel = (512 << 10) + 120 * 640 * 8 * 8 + (4 << 20);
+  size_t bytes = context_bytes;
+  for (const Communicator* c : communicators_) bytes += c->channels() * buffers_of_channel;
+  return bytes;
+}
+
 void World::begin_counting() {
   for (Communicator* communicator : communicators_) communicator->reset_traffic();
 }
@@ -204,7 +211,8 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
     : world_(world),
       name_(world.keep(name)),
       stream_(name_, /*urgent=*/true),
-      ranks_(static_cast<int>(members.size())) {
+      ranks_(static_cast<int>(members.size())),
+      channels_(ranks_ > 1 ? most_blocks : 0) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
   // The first member makes the identifier and sends it to the others.

@@ -55,6 +55,11 @@ class World : public Peers {
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
+  // Of each existing communicator NCCL's channels, one a thread block. On each comes a ring's data, through a
+  // buffer for each of three protocols (NCCL 2.28, init.cc: LL, LL128, Simple). Trees, NVLS and messages to
+  // several peers take more, so this is the least.
+  size_t library_bytes() const override;
+
   // The sum over all existing communicators.
   void begin_counting() override;
   TrafficByOperation traffic() const override;
@@ -90,6 +95,7 @@ class Communicator {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   cudaStream_t stream() const { return stream_; }  // runs all its operations
+  int channels() const { return channels_; }       // of NCCL; 0 with one rank
 
   // Sends an element to rank `to`, receives one from rank `from`, and waits. NCCL connects two ranks at
   // their first exchange, which may block the host. It is better to do that before other operations are
@@ -159,6 +165,7 @@ class Communicator {
   Watchdog::Watched* watched_ = nullptr;
   ncclComm_t comm_ = nullptr;
   int rank_ = 0, ranks_ = 1;
+  int channels_ = 0;
   TrafficByOperation traffic_;
   struct Pending {
     const char* operation;

@@ -37,6 +37,11 @@ class Peers {
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
 
+  // Device memory in bytes that CUDA and NCCL take, beside the tensors: an estimate. An H100's context takes
+  // about as much.
+  static constexpr size_t context_bytes = 512 << 20;
+  virtual size_t library_bytes() const { return context_bytes; }
+
   // What this rank has communicated since the last begin_counting().
   virtual void begin_counting() {}
   virtual TrafficByOperation traffic() const { return {}; }
