@@ -69,7 +69,7 @@ SANITIZER_address := -fsanitize=address,alignment
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
 DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 BUILD_DEFINES := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
-# PACKAGE_HEADERS, PACKAGE_LIBRARIES, PACKAGES_MISSING: what the compilers need and do not find by themselves.
+# PACKAGE_HEADERS and PACKAGE_LIBRARIES are folders that the compilers do not search by themselves, with colons between.
 $(foreach word,$(shell CXX='$(CXX)' common/packages.sh $(if $(filter cuda,$(BACKEND)),$(NVCC))),$(eval $(word)))
 PACKAGE_FLAGS := $(addprefix -isystem ,$(subst :, ,$(PACKAGE_HEADERS)))
 PACKAGE_LINK := $(foreach folder,$(subst :, ,$(PACKAGE_LIBRARIES)),-L$(folder) -Xlinker -rpath -Xlinker $(folder))

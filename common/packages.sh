@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# packages.sh [NVCC]: where the packages are that the build needs, for the Makefile. The compilers find what is installed,
-# and what CPATH and LIBRARY_PATH name. What they miss may be beside a folder of LIBRARY_PATH or LD_LIBRARY_PATH, in
-# .mpich/ (make gpu-bundle), or in the wheels that Python has for PyTorch. Prints three words, lists with colons:
+# packages.sh [NVCC]: where the packages are that the build needs, for the Makefile. The compilers find what is
+# installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/ beside these
+# folders; in .mpich/ (make gpu-bundle); or in the wheels that Python has for PyTorch. Prints three words:
 #   PACKAGE_HEADERS=...    folders with headers that the compilers do not search
 #   PACKAGE_LIBRARIES=...  folders with libraries, for the linker and for a program that starts
 #   PACKAGES_MISSING=...   packages that are nowhere; NCCL and cuBLAS count where there is an nvcc
@@ -13,14 +13,14 @@ multiarch=$("$cxx" -print-multiarch 2> /dev/null)
 cuda=${nvcc:+$(dirname "$(dirname "$(realpath "$nvcc")")")}
 
 packages=(CLI11 nlohmann-json Catch2 MPI ${nvcc:+NCCL cuBLAS})
-declare -A headers=([CLI11]=CLI/CLI.hpp [nlohmann-json]=nlohmann/json.hpp [Catch2]='catch2/catch_all.hpp catch2/catch.hpp'
-  [MPI]=mpi.h [NCCL]=nccl.h [cuBLAS]=cublas_v2.h)
+declare -A headers=([CLI11]=CLI/CLI.hpp [nlohmann-json]=nlohmann/json.hpp [MPI]=mpi.h [NCCL]=nccl.h [cuBLAS]=cublas_v2.h
+  [Catch2]='catch2/catch_all.hpp catch2/catch.hpp')
 declare -A libraries=([MPI]=libmpich.so [NCCL]=libnccl.so [cuBLAS]=libcublas.so)
 
 # Debian's packages are unpacked. Its mpirun would be a link that is made when MPICH is installed.
 if [ ! -e .mpich/bin/mpirun ]; then
   for package in .mpich/*.deb; do
-    [ -e .mpich/lib ] || { mkdir -p .mpich/usr/lib; ln -s usr/lib .mpich/lib; }  # some packages use the one, some the other
+    [ -e .mpich/lib ] || { mkdir -p .mpich/usr/lib; ln -s usr/lib .mpich/lib; }  # packages use the one or the other
     { dpkg-deb --fsys-tarfile "$package" 2> /dev/null || ar p "$package" data.tar.xz | xz -d; } |
       tar -x --no-same-owner --keep-directory-symlink -C .mpich
   done
@@ -28,8 +28,8 @@ if [ ! -e .mpich/bin/mpirun ]; then
     mkdir -p .mpich/bin
     cat > .mpich/bin/mpirun << END
 #!/usr/bin/env bash
-usr=\$(realpath "\$(dirname "\$0")/../usr")
-export LD_LIBRARY_PATH=\$usr/lib/$multiarch\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH} UCX_MODULE_DIR=\$usr/lib/$multiarch/ucx
+usr=\$(realpath "\$(dirname "\$0")/../usr") libraries=\$usr/lib/$multiarch
+export LD_LIBRARY_PATH=\$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH} UCX_MODULE_DIR=\$libraries/ucx
 exec "\$usr"/bin/mpiexec.hydra "\$@"
 END
     chmod +x .mpich/bin/mpirun
@@ -45,7 +45,8 @@ for folder in "${named[@]}"; do
   header_folders+=("$folder"/../include) library_folders+=("$folder")
 done
 header_folders+=(/usr/include/{"$multiarch"/mpich,mpich-*} .mpich/usr/include{/"$multiarch"/mpich,} .mpich/include)
-library_folders+=("${system[@]}" ${cuda:+"$cuda"/lib64 "$cuda"/lib} /usr/lib64/mpich/lib .mpich/usr/lib/"$multiarch" .mpich/lib)
+library_folders+=("${system[@]}" ${cuda:+"$cuda"/lib64 "$cuda"/lib} /usr/lib64/mpich/lib
+  .mpich/usr/lib/"$multiarch" .mpich/lib)
 
 # The packages whose headers the compilers find.
 known=" $(for package in "${packages[@]}"; do
@@ -54,7 +55,7 @@ done | "$cxx" -E -P ${cuda:+-isystem "$cuda"/include} -x c++ - 2> /dev/null | tr
 
 # look_for PACKAGE: puts the folders of its header and of its library into header_folder and library_folder.
 look_for() {
-  local folder file
+  local folder file link
   header_folder='' library_folder=''
   case $known in *" $1 "*) ;; *)
     for folder in "${header_folders[@]}"; do
@@ -68,11 +69,12 @@ look_for() {
       [ -e "$file" ] || continue
       case " ${system[*]} " in *" $folder "*) ;; *) library_folder=$(realpath "$folder") ;; esac
       # A wheel has libnccl.so.2 only, and the linker wants libnccl.so.
-      case $file in *.so) ;; *)
+      if [ "$file" != "$folder/${libraries[$1]}" ]; then
         mkdir -p build/packages
-        [ build/packages/"${libraries[$1]}" -ef "$file" ] || ln -sf "$(realpath "$file")" build/packages/"${libraries[$1]}"
-        library_folder=$PWD/build/packages${library_folder:+:$library_folder} ;;
-      esac
+        link=build/packages/${libraries[$1]}
+        [ "$link" -ef "$file" ] || ln -sf "$(realpath "$file")" "$link"
+        library_folder=$PWD/build/packages${library_folder:+:$library_folder}
+      fi
       return 0
     done
   done

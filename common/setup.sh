@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh [cpu|cuda]: finds out what the build needs and does not have, and installs it with apt-get where that can be
-# (Debian, Ubuntu). Elsewhere one line says what is missing. That is a failure only if nothing can be built without it.
+# setup.sh [cpu|cuda]: finds out what the build needs and does not have, and installs it where apt-get can (Debian,
+# Ubuntu). Elsewhere one line says what is missing. It is a failure only if nothing can be built without it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -26,13 +26,18 @@ links_with() { echo 'int main() {}' | ${CXX:-g++} -x c++ - -o /dev/null "$@" > /
 [ ${#missing[@]} -eq 0 ] && exit 0
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
-# apt-get ITS OPTIONS...: a network that does not answer is given up soon.
-install() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::http::Timeout=10 -o Acquire::Retries=0 "$@"; }
+# apt WHAT...: a network that does not answer is given up soon.
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq -o Acquire::http::Timeout=10 -o Acquire::Retries=0 "$@" 3>&1 > /dev/null 2>&3  # errors only
+}
+reason="no apt-get"
 if has_command apt-get && has_command "${as_root[0]:-true}"; then
   echo "Installs ${missing[*]}"
-  install update > /dev/null 2>&1
-  install install -y --no-install-recommends "${missing[@]}" > /dev/null 2>&1 && exit 0
+  apt update > /dev/null
+  reason=$(apt install -y --no-install-recommends "${missing[@]}") && exit 0
+  reason=$(tail -n 1 <<< "$reason")
 fi
-echo "Missing, and not installed here: ${missing[*]} (names of Debian's packages); what needs them cannot be built" >&2
+echo "Missing, by Debian's names: ${missing[*]}; what needs them cannot be built ($reason)" >&2
 case " ${missing[*]} " in *" g++ "* | *" libcli11-dev "* | *" nlohmann-json3-dev "*) exit 1 ;; esac
 exit 0

@@ -20,10 +20,11 @@ while [ ${#queue[@]} -gt 0 ]; do
 done
 names+=(libmpich-dev catch2 libcli11-dev nlohmann-json3-dev)
 
-rm -rf .mpich
-mkdir -p .mpich "$(dirname "$archive")"
-(cd .mpich && apt-get -qq -o APT::Sandbox::User=root download "${names[@]}")
-git log -1 --format='commit %h %s' > .mpich/commit
-tar -czf "$archive" --transform 's,^,pentatron/,' -T <(git ls-files; ls .mpich/commit .mpich/*.deb)
+folder=build/bundle
+rm -rf "$folder"
+mkdir -p "$folder"/.mpich "$(dirname "$archive")"
+(cd "$folder"/.mpich && apt-get -qq -o APT::Sandbox::User=root download "${names[@]}")
+git log -1 --format='commit %h %s' > "$folder"/.mpich/commit
+tar -czf "$archive" --transform 's,^,pentatron/,' -T <(git ls-files) -C "$folder" .mpich
 echo "${#names[@]} packages: ${names[*]}"
 echo "$archive ($(du -h "$archive" | cut -f 1)): over there  tar xzf ${archive##*/} && cd pentatron && make gpu-check"

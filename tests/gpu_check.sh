@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). First it builds, for each part what that part starts.
-# Then it runs the tests, measures, and looks for wrong accesses and races in the kernels: nine minutes at most
-# (GPU_CHECK_SECONDS; GPU_BUILD_SECONDS for what comes before). What matters most comes first, and the report grows with
-# each part, so that whoever cuts it off loses only the rest; started again, it continues with what is built. A part that
-# fails, or takes longer than it may, is noted and the next one begins. A part whose program could not be built, or whose
-# tool is not installed, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin],
-# [overlap]; and what is hidden, [.].
+# gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). First it builds what its parts start. Then it runs the
+# tests, measures, and looks for wrong accesses and races in the kernels: nine minutes at most (GPU_CHECK_SECONDS;
+# GPU_BUILD_SECONDS for what comes before). What matters most comes first, and the report grows with each part, so that
+# whoever cuts it off loses only the rest. Started again, it goes on with what is built. A part that fails, or takes
+# longer than it may, is noted and the next one begins; one whose program could not be built, or whose tool is not
+# there, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin], [overlap]; and
+# what is hidden, [.].
 set -uo pipefail
 unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
@@ -13,7 +13,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, th
 report=$1
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 reserve=0  # seconds that are kept for later parts
-failures=0 skipped=0 table=
+passes=0 failures=0 skipped=0 table=
 export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
 # Without pipes in this folder CUDA looks for no MPS.
@@ -39,7 +39,7 @@ say() { printf '%s\n' "$@" | tee -a "$report"; }
 # row NAME SECONDS VERDICT: in the table, and said at once.
 row() {
   local row
-  row=$(printf '%-44s %4d s   %s' "$@")
+  row=$(printf '%-44.44s %4d s   %s' "$@")
   table+=$row$'\n'
   say "$row"
 }
@@ -72,19 +72,33 @@ part() {
     [ $status -eq 0 ] || end_processes "$part_name"
   fi
   row "$part_name" $((SECONDS - begin)) "$verdict"
-  [ "$verdict" = passed ] || { failures=$((failures + 1)); return 1; }
+  if [ "$verdict" = passed ]; then passes=$((passes + 1)); else failures=$((failures + 1)); return 1; fi
 }
 
-# build PRECISION NCCL PROGRAMS PACKAGE...: one build of these programs, unless one of the packages is missing.
-build() {
-  local folder=build/cuda-$1 name="build, $1: $3" programs package
-  if [ "$2" = mpi ]; then folder+=-mpi name="build, $1, NCCL over MPI: $3"; fi
-  read -ra programs <<< "$3"
-  rm -f "${programs[@]/#/$folder/}"  # what is there afterwards is of these sources
-  for package in "${@:4}"; do
-    case ":$missing:" in *":$package:"*) skip "$name" "no $package"; return ;; esac
+# want FOLDER PROGRAMS PACKAGE...: these programs are in the next build, unless one of the packages is missing.
+declare -A wanted=()  # by folder
+want() {
+  local programs package without=
+  read -ra programs <<< "$2"
+  programs=("${programs[@]/#/build/$1/}")
+  rm -f "${programs[@]}"  # what is there afterwards is of these sources
+  for package in "${@:3}"; do
+    case ":$missing:" in *":$package:"*) without+=${without:+, }$package ;; esac
   done
-  part 3600 "$name" make -k BACKEND=cuda NCCL="$2" PRECISION="$1" "${programs[@]/#/$folder/}"
+  if [ -n "$without" ]; then skip "build of $1: $2" "no $without"; else wanted[$1]+=" ${programs[*]}"; fi
+}
+
+# build NAME: a make for each folder; all share the jobs of one, so that no processor waits for a folder's last file.
+build() {
+  local folder precision nccl
+  [ ${#wanted[@]} -gt 0 ] || return
+  for folder in "${!wanted[@]}"; do
+    IFS=- read -r _ precision nccl <<< "$folder"
+    printf 'all: %s\n%s:\n\t+$(MAKE) -f Makefile BACKEND=cuda NCCL=%s PRECISION=%s%s\n' "$folder" "$folder" \
+      "${nccl:-nccl}" "$precision" "${wanted[$folder]}"
+  done > build/gpu-builds.mk
+  part 3600 "$1" make --no-print-directory -k -j "$(nproc)" -f build/gpu-builds.mk
+  wanted=()
 }
 
 # Some of what tests start has four ranks, which want a GPU each.
@@ -121,21 +135,29 @@ mkdir -p "$(dirname "$report")"
 
 common/setup.sh cuda 2>&1 | tee -a "$report"
 missing=$(common/packages.sh "$(command -v nvcc)" | sed 's/.*PACKAGES_MISSING=//')
+case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *MPI*)
+  say "make gpu-bundle, on a machine with a network, packs what Debian has of it" ;;
+esac
 pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
 [ "$pytorch" = True ] || say "no PyTorch: $pytorch"
 
 deadline=$((SECONDS + ${GPU_BUILD_SECONDS:-1800}))
 base='CLI11 nlohmann-json cuBLAS'
-build bf16 nccl "bench 01_single_gpu" $base
-build bf16 nccl tests $base Catch2
-build fp64 nccl tests $base Catch2
-build fp32 nccl "tests 01_single_gpu" $base Catch2
-for precision in fp64 bf16; do build $precision nccl mpi_tests $base Catch2 MPI NCCL; done
-for precision in fp64 bf16; do build $precision mpi mpi_tests $base Catch2 MPI; done
 stages=$(echo 0[1-7]_*/)
 stages="${stages//\//} experts"
-build fp64 nccl "$stages" $base MPI NCCL
-[ "$gpus" -lt 4 ] || build fp32 nccl "$stages collectives mpi_tests" $base Catch2 MPI NCCL
+want cuda-bf16 "bench 01_single_gpu" $base
+want cuda-bf16 tests $base Catch2
+build "build for bf16, one rank"  # the other builds share its objects in build/host
+want cuda-fp64 tests $base Catch2
+want cuda-fp32 "tests 01_single_gpu" $base Catch2
+build "build for fp64 and fp32, one rank"
+for precision in fp64 bf16; do
+  want cuda-$precision mpi_tests $base Catch2 MPI NCCL
+  want cuda-$precision-mpi mpi_tests $base Catch2 MPI
+done
+want cuda-fp64 "$stages" $base MPI NCCL
+[ "$gpus" -lt 4 ] || want cuda-fp32 "$stages collectives mpi_tests" $base Catch2 MPI NCCL
+build "build for several ranks"
 
 deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-540}))
 run_tests bf16
@@ -169,5 +191,5 @@ part 120 "tests of the programs, fp64" build/cuda-fp64/tests '[program]'
 [ "$pytorch" != True ] || measure_pytorch 4096 smollm-1.7b llama-3.2-1b smollm-135m
 
 printf '\n==== All parts\n\n%s' "$table" >> "$report"
-say "$failures parts failed, $skipped were skipped; the report is $report"
-[ "$failures" -eq 0 ]
+say "$passes parts passed, $failures failed, $skipped were skipped; the report is $report"
+[ "$failures" -eq 0 ] && [ "$passes" -gt 0 ]
