@@ -69,7 +69,15 @@ SANITIZER_address := -fsanitize=address,alignment
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
 DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 BUILD_DEFINES := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION)))
-HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES)
+# PACKAGE_HEADERS and PACKAGE_LIBRARIES are folders that the compilers do not search by themselves, with colons between.
+$(foreach word,$(shell CXX='$(CXX)' common/packages.sh $(if $(filter cuda,$(BACKEND)),$(NVCC))),$(eval $(word)))
+PACKAGE_FLAGS := $(addprefix -isystem ,$(subst :, ,$(PACKAGE_HEADERS)))
+PACKAGE_LINK := $(foreach folder,$(subst :, ,$(PACKAGE_LIBRARIES)),-L$(folder) -Xlinker -rpath -Xlinker $(folder))
+ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
+  PACKAGE_LINK += -Xlinker --disable-new-dtags  # the libraries there look for others there
+  export PATH := $(CURDIR)/.mpich/bin:$(PATH)
+endif
+HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 
 # Debian keeps OpenBLAS's OpenMP variant in a folder of its own. It is
 # opened by name when a program starts (common/cpu/cuda/cublas.cc); the sanitizers, too, look for it where -rpath says.
@@ -82,32 +90,31 @@ CPU_FLAGS := $(HOST_FLAGS) -Wno-unknown-pragmas -march=native -fopenmp-simd -fno
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
   $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
-# MPICH's headers and library, without the flags that its compiler wrapper would add.
-MPI_HEADERS := $(firstword $(dir $(wildcard /usr/include/$(MULTIARCH)/mpich/mpi.h /usr/local/include/mpi.h)))
-MPI_FLAGS := $(if $(filter mpi,$(NCCL)),-Icommon/cpu/nccl) $(addprefix -I,$(MPI_HEADERS))
+# MPICH's library, without the flags that its compiler wrapper would add.
+MPI_FLAGS := $(if $(filter mpi,$(NCCL)),-Icommon/cpu/nccl)
 MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 
 # sm_90a has what only Hopper has. Without a GPU here, sm_90 runs on Hopper and on later ones.
 CUDA_ARCH := -arch=sm_$(or $(patsubst 90,90a,$(GPU_ARCH)),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror) -Xcompiler -Wall,-Wextra \
-  -Icommon $(DEFINES) $(BUILD_DEFINES)
+  -Icommon $(DEFINES) $(BUILD_DEFINES) $(PACKAGE_FLAGS)
 CUDA_LIBRARIES := -lcublas
 
 ifeq ($(BACKEND),cpu)
   COMPILE := $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
   CU := -x c++
-  LINK := $(CXX) $(SANITIZER) -pthread -rdynamic
+  LINK := $(CXX) $(SANITIZER) -pthread -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CPU_LIBRARIES)
 else
   COMPILE := $(NVCC) $(CUDA_FLAGS) -Itests $(MPI_FLAGS)
   CU := -x cu
-  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic
+  LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
-TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include)),-lCatch2)
+TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants test check bench gpu-check clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants test check bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -265,10 +272,14 @@ bench: programs $(BUILD)/bench
 	  --micro-batch-size 4 --global-batch-size 4 --log-every 1 --steps 3 --profile $(ARGS)
 	mpirun -n $(RANKS) $(BUILD)/collectives
 
-# Everything that only a GPU can tell, in less than ten minutes and one report.
+# Everything that only a GPU can tell, in one report: builds, then measures for nine minutes at most.
 gpu-check:
 	$(if $(and $(NVCC),$(GPU_ARCH)),,$(error gpu-check needs nvcc and a GPU, and here is $(if $(NVCC),no GPU,no nvcc)))
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
+
+# What gpu-check needs on a machine that reaches no network, in one archive.
+gpu-bundle:
+	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
 
 clean:
 	rm -rf build
@@ -283,6 +294,7 @@ help:
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"
-	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report in ten minutes"
+	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"
+	@echo "make gpu-bundle    pack what gpu-check needs on a machine without network: this tree, MPICH, headers"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16  SANITIZE=thread|address  V=1    (here: $(BUILD))"

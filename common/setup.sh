@@ -1,28 +1,43 @@
 #!/usr/bin/env bash
-# Finds out what the build needs and does not have, and installs it with apt-get where there is one (Debian, Ubuntu).
-# Elsewhere it prints the names and stops.
-set -euo pipefail
+# setup.sh [cpu|cuda]: finds out what the build needs and does not have, and installs it where apt-get can (Debian,
+# Ubuntu). Elsewhere one line says what is missing. It is a failure only if nothing can be built without it.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
 
 missing=()     # packages, by Debian's names
-has_header() { echo "#include <$1>" | ${CXX:-g++} -std=c++20 -E -x c++ - "${@:2}" > /dev/null 2>&1; }
-
-command -v "${CXX:-g++}" > /dev/null || missing+=(g++)
-has_header CLI/CLI.hpp || missing+=(libcli11-dev)
-has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev)
-has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || missing+=(catch2)
-multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null || true)
+has_command() { command -v "$1" > /dev/null; }
+has_command "${CXX:-g++}" || missing+=(g++)
+found=$(common/packages.sh)
+IFS=: read -ra absent <<< "${found##*PACKAGES_MISSING=}"
+for package in "${absent[@]}"; do
+  case $package in
+    CLI11) missing+=(libcli11-dev) ;;
+    nlohmann-json) missing+=(nlohmann-json3-dev) ;;
+    Catch2) missing+=(catch2) ;;
+    MPI) missing+=(mpich libmpich-dev) ;;
+  esac
+done
 # Any BLAS may have brought a cblas.h, so the library is asked for.
+multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null)
 links_with() { echo 'int main() {}' | ${CXX:-g++} -x c++ - -o /dev/null "$@" > /dev/null 2>&1; }
-links_with "-L/usr/lib/$multiarch/openblas-openmp" -lopenblas || missing+=(libopenblas-openmp-dev)
-command -v mpirun > /dev/null && has_header mpi.h "-I/usr/include/$multiarch/mpich" || missing+=(mpich libmpich-dev)
+[ "${1:-cpu}" = cuda ] || links_with "-L/usr/lib/$multiarch/openblas-openmp" -lopenblas ||
+  missing+=(libopenblas-openmp-dev)
 
 [ ${#missing[@]} -eq 0 ] && exit 0
-echo "Missing: ${missing[*]} (names of Debian's packages)"
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
-if ! command -v apt-get > /dev/null || ! command -v "${as_root[0]:-true}" > /dev/null; then
-  echo "Install them, then try again." >&2
-  exit 1
+# apt WHAT...: a network that does not answer is given up soon.
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq -o Acquire::http::Timeout=10 -o Acquire::Retries=0 "$@" 3>&1 > /dev/null 2>&3  # errors only
+}
+reason="no apt-get"
+if has_command apt-get && has_command "${as_root[0]:-true}"; then
+  echo "Installs ${missing[*]}"
+  apt update > /dev/null
+  reason=$(apt install -y --no-install-recommends "${missing[@]}") && exit 0
+  reason=$(tail -n 1 <<< "$reason")
 fi
-"${as_root[@]}" apt-get -qq update
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"
+echo "Missing, by Debian's names: ${missing[*]}; what needs them cannot be built ($reason)" >&2
+case " ${missing[*]} " in *" g++ "* | *" libcli11-dev "* | *" nlohmann-json3-dev "*) exit 1 ;; esac
+exit 0

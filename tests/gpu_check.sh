@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). It builds for one, runs the tests, measures, and looks
-# for wrong accesses and races in the kernels. What matters most comes first, and the report grows with each part, so
-# that whoever cuts it off loses only the rest. A part that fails, or takes longer than it may, is noted and the next
-# one begins; together they take nine minutes at most (GPU_CHECK_SECONDS). Left out are tests of the CPU stand-ins, and
-# of time that they model: [standin], [overlap]; and what is hidden, [.].
+# gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). First it builds what its parts start. Then it runs the
+# tests, measures, and looks for wrong accesses and races in the kernels: nine minutes at most (GPU_CHECK_SECONDS;
+# GPU_BUILD_SECONDS for what comes before). What matters most comes first, and the report grows with each part, so that
+# whoever cuts it off loses only the rest. Started again, it goes on with what is built. A part that fails, or takes
+# longer than it may, is noted and the next one begins; one whose program could not be built, or whose tool is not
+# there, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin], [overlap]; and
+# what is hidden, [.].
 set -uo pipefail
 unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
 
 report=$1
 gpus=$(nvidia-smi -L | grep -c '^GPU')
-deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-540}))
 reserve=0  # seconds that are kept for later parts
-failures=0 table=
+passes=0 failures=0 skipped=0 table=
 export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
 # Without pipes in this folder CUDA looks for no MPS.
@@ -20,44 +21,92 @@ quit_mps() {
   [ ! -e "$CUDA_MPS_PIPE_DIRECTORY"/control ] || echo quit | timeout 20 nvidia-cuda-mps-control
   rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
 }
+# mpirun's ranks are in process groups of their own, where no signal to mpirun's reaches them. So a part's processes are
+# known by a variable in their environment.
+end_processes() {
+  local processes _
+  for _ in 1 2 3; do  # one may have started another meanwhile
+    processes=$(grep -lzxF "GPU_CHECK_PART=$$ $1" /proc/[0-9]*/environ 2> /dev/null | cut -d / -f 3)
+    [ -z "$processes" ] || kill -KILL $processes 2> /dev/null
+  done
+}
+part_name=
 trap quit_mps EXIT
-trap 'kill $! 2> /dev/null; exit 1' INT TERM
+trap 'kill $! 2> /dev/null; end_processes "$part_name"; exit 1' INT TERM
 
 say() { printf '%s\n' "$@" | tee -a "$report"; }
 
+# row NAME SECONDS VERDICT: in the table, and said at once.
+row() {
+  local row
+  row=$(printf '%-44.44s %4d s   %s' "$@")
+  table+=$row$'\n'
+  say "$row"
+}
+skip() { row "$1" 0 "skipped: $2"; skipped=$((skipped + 1)); }
+
 # part SECONDS NAME COMMAND...: runs the command; what it prints goes into the report, then a row of the table.
 part() {
-  local limit=$1 name=$2 left=$((deadline - reserve - SECONDS)) begin=$SECONDS verdict=passed row
+  local limit=$1 left=$((deadline - reserve - SECONDS)) begin=$SECONDS verdict=passed word
+  part_name=$2
+  for word in "${@:3}"; do
+    case $3:$word in
+      make:*) ;;
+      *:build/*/*) [ -e "$word" ] || { skip "$part_name" "$word was not built"; return 1; } ;;
+    esac
+  done
+  command -v "$3" > /dev/null || { skip "$part_name" "no $3"; return 1; }
   [ "$limit" -le "$left" ] || limit=$left
   if [ "$limit" -le 0 ]; then
     verdict="not run: no time was left"
   else
-    printf '\n==== %s\n     %s\n\n' "$name" "${*:3}" >> "$report"
-    timeout --kill-after=10 "$limit" "${@:3}" >> "$report" 2>&1 < /dev/null &
-    wait $!
+    printf '\n==== %s\n     %s\n\n' "$part_name" "${*:3}" >> "$report"
+    GPU_CHECK_PART="$$ $part_name" timeout --kill-after=10 "$limit" "${@:3}" >> "$report" 2>&1 < /dev/null &
+    wait $! 2> /dev/null  # says "Killed"
     local status=$?
     case $status in
       0) ;;
       124 | 137) verdict="not finished after $limit s" ;;
       *) verdict="failed with status $status" ;;
     esac
+    [ $status -eq 0 ] || end_processes "$part_name"
   fi
-  row=$(printf '%-44s %4d s   %s' "$name" $((SECONDS - begin)) "$verdict")
-  table+=$row$'\n'
-  say "$row"
-  [ "$verdict" = passed ] || { failures=$((failures + 1)); return 1; }
+  row "$part_name" $((SECONDS - begin)) "$verdict"
+  if [ "$verdict" = passed ]; then passes=$((passes + 1)); else failures=$((failures + 1)); return 1; fi
 }
 
-# What needs no MPI.
-build_core() { part "$1" "build, $2" make -k BACKEND=cuda PRECISION="$2" build/cuda-"$2"/{tests,bench,01_single_gpu}; }
-build_all() { part "$1" "build, $2, all" make -k BACKEND=cuda PRECISION="$2" all; }
-build_over_mpi() {
-  part "$1" "build, $2, NCCL over MPI" make BACKEND=cuda NCCL=mpi PRECISION="$2" build/cuda-"$2"-mpi/mpi_tests
+# want FOLDER PROGRAMS PACKAGE...: these programs are in the next build, unless one of the packages is missing.
+declare -A wanted=()  # by folder
+want() {
+  local programs package without=
+  read -ra programs <<< "$2"
+  programs=("${programs[@]/#/build/$1/}")
+  rm -f "${programs[@]}"  # what is there afterwards is of these sources
+  for package in "${@:3}"; do
+    case ":$missing:" in *":$package:"*) without+=${without:+, }$package ;; esac
+  done
+  if [ -n "$without" ]; then skip "build of $1: $2" "no $without"; else wanted[$1]+=" ${programs[*]}"; fi
+}
+
+# build NAME: a make for each folder; all share the jobs of one, so that no processor waits for a folder's last file.
+build() {
+  local folder precision nccl
+  [ ${#wanted[@]} -gt 0 ] || return
+  for folder in "${!wanted[@]}"; do
+    IFS=- read -r _ precision nccl <<< "$folder"
+    printf 'all: %s\n%s:\n\t+$(MAKE) -f Makefile BACKEND=cuda NCCL=%s PRECISION=%s%s\n' "$folder" "$folder" \
+      "${nccl:-nccl}" "$precision" "${wanted[$folder]}"
+  done > build/gpu-builds.mk
+  part 3600 "$1" make --no-print-directory -k -j "$(nproc)" -f build/gpu-builds.mk
+  wanted=()
 }
 
 # Some of what tests start has four ranks, which want a GPU each.
-[ "$gpus" -ge 4 ] && several='' || several='~[faults]~[primer]'
-run_tests() { part 60 "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"; }
+run_tests() {
+  local several=''
+  [ "$gpus" -ge 4 ] && [ -e build/cuda-fp32/mpi_tests ] || several='~[faults]~[primer]'
+  part 60 "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"
+}
 # run_mpi_tests SECONDS RANKS FOLDER FILTER; without MPICH's remarks about what an abort leaves behind.
 run_mpi_tests() { part "$1" "tests on $2 ranks, $3" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
 
@@ -81,34 +130,51 @@ mkdir -p "$(dirname "$report")"
   date
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
   nvcc --version | tail -n 2
-  git log -1 --format='commit %h %s' 2> /dev/null
+  git log -1 --format='commit %h %s' 2> /dev/null || cat .mpich/commit
 } > "$report" 2>&1
 
-part 60 "packages" common/setup.sh
-build_core 150 bf16
+common/setup.sh cuda 2>&1 | tee -a "$report"
+missing=$(common/packages.sh "$(command -v nvcc)" | sed 's/.*PACKAGES_MISSING=//')
+case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *MPI*)
+  say "make gpu-bundle, on a machine with a network, packs what Debian has of it" ;;
+esac
+pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
+[ "$pytorch" = True ] || say "no PyTorch: $pytorch"
+
+deadline=$((SECONDS + ${GPU_BUILD_SECONDS:-1800}))
+base='CLI11 nlohmann-json cuBLAS'
+stages=$(echo 0[1-7]_*/)
+stages="${stages//\//} experts"
+want cuda-bf16 "bench 01_single_gpu" $base
+want cuda-bf16 tests $base Catch2
+build "build for bf16, one rank"  # the other builds share its objects in build/host
+want cuda-fp64 tests $base Catch2
+want cuda-fp32 "tests 01_single_gpu" $base Catch2
+build "build for fp64 and fp32, one rank"
+for precision in fp64 bf16; do
+  want cuda-$precision mpi_tests $base Catch2 MPI NCCL
+  want cuda-$precision-mpi mpi_tests $base Catch2 MPI
+done
+want cuda-fp64 "$stages" $base MPI NCCL
+[ "$gpus" -lt 4 ] || want cuda-fp32 "$stages collectives mpi_tests" $base Catch2 MPI NCCL
+build "build for several ranks"
+
+deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-540}))
 run_tests bf16
 for what in kernels attention training; do part 60 "speed of $what, bf16" build/cuda-bf16/bench $what; done
-pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
 reserve=200
-[ "$pytorch" = True ] || say "no PyTorch: $pytorch"
 [ "$pytorch" != True ] || measure_pytorch 2048 smollm-1.7b llama-3.2-1b smollm-135m
 reserve=0
 
-for precision in fp64 fp32; do
-  build_core 90 $precision
-  build_all 60 $precision
-  run_tests $precision
-done
+for precision in fp64 fp32; do run_tests $precision; done
 check memcheck bf16
 check racecheck bf16
 check racecheck fp64
 
-build_all 60 bf16
 for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[.]'; done
 
 # Ranks that share a GPU take turns, so that one that waits keeps it from the others, unless the multi-process service
 # (MPS) lets their kernels run side by side. Without it there are two, for a few tests.
-for precision in fp64 bf16; do build_over_mpi 60 $precision; done
 if command -v nvidia-cuda-mps-control > /dev/null && part 30 "MPS starts, and 01 runs with it" \
   bash -c 'nvidia-cuda-mps-control -d && build/cuda-bf16/01_single_gpu --steps 1'; then
   say "8 ranks share $gpus GPU(s) through MPS"
@@ -121,9 +187,11 @@ fi
 for precision in fp64 bf16; do run_mpi_tests 90 $ranks cuda-$precision-mpi "$filter"; done
 quit_mps
 
-part 120 "tests of the programs, fp64" build/cuda-fp64/tests '[program]'
+# All stages are in the command, so that the part is skipped where one was not built.
+part 120 "tests of the programs, fp64" bash -c '"$0" "[program]"' \
+  $(printf 'build/cuda-fp64/%s ' tests $stages)
 [ "$pytorch" != True ] || measure_pytorch 4096 smollm-1.7b llama-3.2-1b smollm-135m
 
 printf '\n==== All parts\n\n%s' "$table" >> "$report"
-say "$failures parts failed; the report is $report"
-[ "$failures" -eq 0 ]
+say "$passes parts passed, $failures failed, $skipped were skipped; the report is $report"
+[ "$failures" -eq 0 ] && [ "$passes" -gt 0 ]

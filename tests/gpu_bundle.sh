@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# gpu_bundle.sh ARCHIVE: packs what make gpu-check needs on a machine that reaches no network: this tree, and in .mpich/
+# Debian's packages of MPICH, of the libraries that it needs, and of header-only libraries. There is no nvcc, cuBLAS or
+# NCCL in it. Needs git, and the apt-get of a Debian or Ubuntu that is not newer than the system over there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+archive=$1
+apt-cache show mpich > /dev/null 2>&1 || {
+  echo "gpu-bundle needs apt-get, and its lists of packages (apt-get update)" >&2
+  exit 1
+}
+
+# What a machine with g++ has, and Fortran, are left out.
+names=() queue=(mpich)
+while [ ${#queue[@]} -gt 0 ]; do
+  name=${queue[0]} queue=("${queue[@]:1}")
+  case " ${names[*]} libc6 libgcc-s1 libstdc++6 libgfortran5 " in *" $name "*) continue ;; esac
+  names+=("$name")
+  mapfile -t -O ${#queue[@]} queue < <(apt-cache depends "$name" | sed -n 's/^ *Depends: \(lib[^ ]*\)$/\1/p')
+done
+names+=(libmpich-dev catch2 libcli11-dev nlohmann-json3-dev)
+
+folder=build/bundle
+rm -rf "$folder"
+mkdir -p "$folder"/.mpich "$(dirname "$archive")"
+(cd "$folder"/.mpich && apt-get -qq -o APT::Sandbox::User=root download "${names[@]}")
+git log -1 --format='commit %h %s' > "$folder"/.mpich/commit
+tar -czf "$archive" --transform 's,^,pentatron/,' -T <(git ls-files) -C "$folder" .mpich
+echo "${#names[@]} packages: ${names[*]}"
+echo "$archive ($(du -h "$archive" | cut -f 1)): over there  tar xzf ${archive##*/} && cd pentatron && make gpu-check"
