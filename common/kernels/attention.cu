@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/approximate.h"
 #include "kernels/attention.h"
 #include "kernels/attention_tensor_core.h"
 #include "kernels/attention_tiled.h"
@@ -42,10 +43,10 @@ __global__ void probabilities_kernel(real* __restrict__ scores, int queries, int
   if (!lse_known) {
     const accum largest = block_max_of<1>(row, visible);
     accum sum = 0;
-    for (int j : block_range(visible)) sum += exp(accum(row[j]) - largest);
+    for (int j : block_range(visible)) sum += exp_fast(accum(row[j]) - largest);
     of_row = largest + log(block_sum(sum));
   }
-  for (int j : block_range(visible)) row[j] = real(exp(accum(row[j]) - of_row));
+  for (int j : block_range(visible)) row[j] = real(exp_fast(accum(row[j]) - of_row));
   for (int j : block_range(keys - visible)) row[visible + j] = real(0.0f);
   if (lse_known) return;
   for ([[maybe_unused]] int once : block_range(1)) lse[query * heads + head] = of_row;

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/approximate.h"
 #include "kernels/attention_tiled.h"
 
 namespace pentatron {
@@ -108,12 +109,12 @@ __device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[ti
     for (int i : block_range(tile)) largest[i] = std::max(largest[i], scores[key * tile + i]);
   }
   for (int i : block_range(tile)) {
-    factor[i] = exp(factor[i] - largest[i]);  // 0 at first
+    factor[i] = exp_fast(factor[i] - largest[i]);  // 0 at first
     sum[i] *= factor[i];
   }
   __syncthreads();  // all take part in the exponentials
   for (int key : warp_range(tile)) {
-    for (int i : lane_range(tile)) scores[key * tile + i] = exp(scores[key * tile + i] - largest[i]);
+    for (int i : lane_range(tile)) scores[key * tile + i] = exp_fast(scores[key * tile + i] - largest[i]);
   }
   __syncthreads();
   for (int key = 0; key < tile; ++key) {
@@ -164,7 +165,7 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
   __syncthreads();
   for (int row : warp_range(rows)) {
     Result* const out_row = out + ((first_row + row) * heads + head) * size;
-    for (int j : lane_range(size)) out_row[j] = Result(out_tile[row * columns + j] / sum[row]);
+    for (int j : lane_range(size)) out_row[j] = Result(divide_fast(out_tile[row * columns + j], sum[row]));
   }
   for (int row : block_range(rows)) lse[(first_row + row) * heads + head] = largest[row] + log(sum[row]);
 }
@@ -194,7 +195,7 @@ __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/,
         const int query = keys_looped ? fixed : looped, key = keys_looped ? looped : fixed;
         const bool visible = (key < keys) & (key <= query + ahead);  // && would be a branch
         const accum exponent = scale * scores[i][j] - lse[query];
-        const accum probability = exp(visible ? exponent : -INFINITY);
+        const accum probability = exp_fast(visible ? exponent : -INFINITY);
         probabilities[looped * tile + fixed] = probability;
         d_scores[looped * tile + fixed] = scale * probability * (d_probabilities[i][j] - dots[query]);
       }

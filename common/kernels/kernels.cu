@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/approximate.h"
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 
@@ -108,44 +109,54 @@ void rmsnorm_forward(Tensor x, const real* weight, double epsilon, Tensor out, a
 
 int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
-// One block a band of rows. With n = x * rstd:
+// One block a band of rows, one warp a row. With n = x * rstd:
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
-// Reads d_out and x, and d_x where it adds to it; writes d_x.
+// Reads d_out and x, and d_x where it adds to it; writes d_x. What it reads twice is then in a cache.
 template <int width>
 __global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ x,
                                         const real* __restrict__ weight, const accum* __restrict__ rstd,
                                         bool add, int rows, int d, real* __restrict__ d_x,
                                         accum* __restrict__ partials) {
-  accum* const partial = block_memory<accum>();  // [d]; a thread has the same columns of every row
   const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
-  const int first = blockIdx.x * rows_a_band, last = std::min(rows, first + rows_a_band);
-  for (int j : block_range(d, width)) store(partial + j, Pack<width>{});
-  for (int row = first; row < last; ++row) {
-    const size_t start = static_cast<size_t>(row) * d;
-    const accum scale = rstd[row];
+  const int first = blockIdx.x * rows_a_band, count = std::min(rows - first, rows_a_band);
+  const StridedRange<int> rows_of_warp = warp_range(count);
+  accum* const of_warps = block_memory<accum>();  // [warps, d]; a lane has the same columns of every row
+  accum* const of_weight = of_warps + rows_of_warp.first * d;
+  for (int j : lane_range(d, width)) store(of_weight + j, Pack<width>{});
+  for (int i : rows_of_warp) {
+    const size_t start = static_cast<size_t>(first + i) * d;
+    const accum scale = rstd[first + i];
     accum dot = 0;
-    for (int j : block_range(d, width)) {
+#pragma unroll 4  // as many loads are under way
+    for (int j : lane_range(d, width)) {
       const Pack<width> incoming = load<width>(d_out + start + j), weights = load<width>(weight + j),
                         in = load<width>(x + start + j);
       for (int e = 0; e < width; ++e) dot += incoming[e] * weights[e] * in[e];
     }
-    const accum mean = block_sum(dot) * scale / d;
-    for (int j : block_range(d, width)) {
+    const accum mean = lane_sum(dot) * scale / d;
+#pragma unroll 2
+    for (int j : lane_range(d, width)) {
       const Pack<width> incoming = load<width>(d_out + start + j), weights = load<width>(weight + j),
                         in = load<width>(x + start + j);
-      Pack<width> sum = {}, of_weight = load<width>(partial + j);
+      Pack<width> sum = {}, added = load<width>(of_weight + j);
       if (add) sum = load<width>(d_x + start + j);
       for (int e = 0; e < width; ++e) {
         const accum normed = in[e] * scale;
         sum[e] += scale * (incoming[e] * weights[e] - normed * mean);
-        of_weight[e] += incoming[e] * normed;
+        added[e] += incoming[e] * normed;
       }
       store(d_x + start + j, sum);
-      store(partial + j, of_weight);
+      store(of_weight + j, added);
     }
   }
+  __syncthreads();
   for (int j : block_range(d, width)) {
-    store(partials + static_cast<size_t>(blockIdx.x) * d + j, load<width>(partial + j));
+    Pack<width> sum = {};
+    for (int warp = 0; warp < rows_of_warp.stride; ++warp) {
+      const Pack<width> added = load<width>(of_warps + warp * d + j);
+      for (int e = 0; e < width; ++e) sum[e] += added[e];
+    }
+    store(partials + static_cast<size_t>(blockIdx.x) * d + j, sum);
   }
 }
 
@@ -176,11 +187,16 @@ __global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int co
 void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* rstd, bool accumulate,
                       Tensor d_x, AccumTensor partials, accum* weight_gradient, cudaStream_t stream) {
   const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
-  const Grid bands = block_a_row(partials.rows, x.columns / width);
-  launch_with_memory(
-      width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>, bands,
-      x.columns * sizeof(accum), moves((accumulate ? 4 : 3) * real_bytes * x.size() + partials.bytes()),
-      stream, d_out.data, x.data, weight, rstd, accumulate, x.rows, x.columns, d_x.data, partials.data);
+  // As many rows at a time as there are warps; but fewer where their sums do not fit: two blocks of a
+  // multiprocessor of an H100 share 228 KiB.
+  constexpr size_t memory_of_block = 100 << 10;
+  const size_t row_of_sums = x.columns * sizeof(accum);
+  const auto warps = static_cast<unsigned>(std::clamp<size_t>(memory_of_block / row_of_sums, 1, 8));
+  launch_with_memory(width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>,
+                     Grid(dim3(partials.rows), 32 * warps), warps * row_of_sums,
+                     moves((accumulate ? 4 : 3) * real_bytes * x.size() + partials.bytes()), stream,
+                     d_out.data, x.data, weight, rstd, accumulate, x.rows, x.columns, d_x.data,
+                     partials.data);
   launch_with_memory(column_sums_kernel, dim3((x.columns + 31) / 32), column_warps * 32 * sizeof(accum),
                      moves(partials.bytes()), stream, partials.data, partials.rows, partials.columns,
                      weight_gradient);
@@ -280,15 +296,7 @@ void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* position
 
 // ---- SwiGLU -----------------------------------------------------------------------------------------------
 
-// x / (1 + exp(-gate)). In bf16 on a GPU by approximations that are good to a few units in float's last
-// place: the exact division has a slow path for extreme operands, and results are rounded to bf16 anyway.
-__device__ inline accum times_sigmoid(accum x, accum gate) {
-#if defined(__CUDA_ARCH__) && PRECISION == 16
-  return __fdividef(x, 1 + __expf(-gate));
-#else
-  return x / (1 + exp(-gate));
-#endif
-}
+__device__ inline accum times_sigmoid(accum x, accum gate) { return divide_fast(x, 1 + exp_fast(-gate)); }
 
 // One block a row.
 template <int width>
@@ -358,7 +366,7 @@ __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
     sum *= exp(before - largest);  // 0 at first
     for (int j : block_range(count, width)) {
       const Pack<width> logit = load<width>(row_logits + first + j);
-      for (int e = 0; e < width; ++e) sum += exp(logit[e] - largest);
+      for (int e = 0; e < width; ++e) sum += exp_fast(logit[e] - largest);
     }
   }
   sum = block_sum(sum);
@@ -425,7 +433,7 @@ __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const i
   for (int j : block_range(vocabulary, width)) {
     Pack<width> logit = load<width>(row_logits + j);
     for (int e = 0; e < width; ++e) {
-      logit[e] = factor * exp(logit[e] - largest) - (j + e == target ? row_scale : accum(0));
+      logit[e] = factor * exp_fast(logit[e] - largest) - (j + e == target ? row_scale : accum(0));
     }
     store(row_logits + j, logit);
   }
