@@ -14,12 +14,11 @@
 //   g        all-gather (again in backward)         reduce-scatter   a region's input
 //   g-bar    reduce-scatter                         all-gather       its output
 //
-// In forward nothing else can run meanwhile, so products are cut into chunks of rows (--tp-overlap chunks):
-// one chunk's communication hides behind another one's product (Wang et al., "Overlap Communication with
-// Dependent Computation via Decomposition", 2023).
-//
-// common/model/parameters.h declares how weights are split. This file only communicates: activations, their
-// gradients, and partial weight gradients.
+// In forward nothing else can run meanwhile. With --tp-overlap chunks the products at the borders are made in
+// chunks of rows: one chunk's communication hides behind another one's product (Wang et al., "Overlap
+// Communication with Dependent Computation via Decomposition", 2023). Beyond that, this file only
+// communicates: activations, their gradients, and partial weight gradients. common/model/parameters.h
+// declares how weights are split.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
-# this tag, of the programs that make test-01 has built. Those of one process run beside those of several ranks, because both wait much; what they say appears when the others are through. Every test
-# binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. The last line is
-# the sum.
+# this tag, of the programs that make test-01 has built. Those of one process run beside those of several ranks, because
+# both wait much; what they say appears when the others are through. Every test binary ends with "N passed, N failed"; one
+# that crashes, hangs or is missing counts as one failure. The last line is the sum.
 set -uo pipefail
 
 filter=$1 folders=("${@:2}")
