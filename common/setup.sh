@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Finds out what the build needs and does not have, and installs it with apt-get where there is one (Debian, Ubuntu).
-# Elsewhere it prints the names and stops.
+# setup.sh [COMMAND:PACKAGE...]: finds out what the build needs and does not have, and which of these commands, and
+# installs it with apt-get where there is one (Debian, Ubuntu). Elsewhere it prints the names and stops.
 set -euo pipefail
 
 missing=()     # packages, by Debian's names
@@ -15,6 +15,7 @@ multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null || true)
 links_with() { echo 'int main() {}' | ${CXX:-g++} -x c++ - -o /dev/null "$@" > /dev/null 2>&1; }
 links_with "-L/usr/lib/$multiarch/openblas-openmp" -lopenblas || missing+=(libopenblas-openmp-dev)
 command -v mpirun > /dev/null && has_header mpi.h "-I/usr/include/$multiarch/mpich" || missing+=(mpich libmpich-dev)
+for needed in "$@"; do command -v "${needed%:*}" > /dev/null || missing+=("${needed#*:}"); done
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 echo "Missing: ${missing[*]} (names of Debian's packages)"
