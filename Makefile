@@ -114,7 +114,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants test check bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants test test-hosts check bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -250,6 +250,12 @@ check:
 	@common/setup.sh
 	@tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS))
 
+# 02 and 07 over two hosts, which are namespaces of this one; then one of them is cut off, or its ranks killed.
+test-hosts:
+	@common/setup.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 programs
+	@tests/hosts.sh build/cpu-fp32$(addprefix -,$(SANITIZE))
+
 # Random meshes, models and options of 07 against one rank;  make fuzz N=500 SEED=7. FUZZ_RANKS: how many ranks, by turns.
 N ?= 100
 SEED ?= 1
@@ -290,6 +296,7 @@ help:
 	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--lr 1e-3 ...'"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
+	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"
 	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"

@@ -222,6 +222,19 @@ TEST_CASE("the watchdog names a rank that stops calling", "[02][03][faults]") {
   CHECK(job.err().find("#1 all_reduce on data, 2 elements: waiting since") != std::string::npos);
 }
 
+TEST_CASE("after a failed call the watchdog names the rank that does not answer", "[02][03][faults]") {
+  const TemporaryFolder folder;
+  Job job(folder, "[.fail-stopped]", "mpi_tests");
+  const bool ended = job.ends_within(kSoon);
+  INFO(job.err());
+  REQUIRE(ended);
+  CHECK(job.status() != 0);
+  CHECK(job.err().starts_with("rank 0: a call failed: an error ("));
+  CHECK(job.err().find("watchdog of rank 0: a call has failed. ") != std::string::npos);
+  CHECK(job.err().find("rank 1: does not answer") != std::string::npos);
+  check_accused(job.err(), 1);
+}
+
 TEST_CASE("the watchdog ends ranks whose stream waits for ever", "[02][03][faults]") {
   const TemporaryFolder folder;
   Job job(folder, "[.hang-stream]", "mpi_tests");
@@ -248,8 +261,8 @@ TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[0
   REQUIRE(job.ends_within(kSoon));
   INFO(job.err());
   CHECK(job.status() != 0);
-  CHECK(job.err().find("send on data, 1 elements, peer 1: waiting since") != std::string::npos);
-  CHECK(job.err().find("send on data, 1 elements, peer 0: waiting since") != std::string::npos);
+  CHECK(job.err().find("send on data, 1 elements, peer rank 1: waiting since") != std::string::npos);
+  CHECK(job.err().find("send on data, 1 elements, peer rank 0: waiting since") != std::string::npos);
   CHECK(job.err().find("they wait for each other\n") != std::string::npos);
 
   Job grouped(folder, "[.hang-not]", "mpi_tests");
@@ -293,6 +306,7 @@ TEST_CASE("rows that experts have no room for end every rank", "[07][faults]") {
   CHECK(job.status() != 0);
   CHECK(job.err().find("--expert-buffer failed: ") != std::string::npos);
   CHECK(job.err().find(" rows for the experts of a rank, room for ") != std::string::npos);
+  CHECK(job.err().find("watchdog") == std::string::npos);  // all ranks answer
 }
 
 static void check_refused(const std::string& program, const std::string& arguments,

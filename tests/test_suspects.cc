@@ -1,5 +1,6 @@
 // Which rank the watchdog names, from states as ranks would report them.
 #include "catch.h"
+#include "device/errors.h"
 #include "ranks/suspects.h"
 
 using namespace pentatron;
@@ -37,6 +38,16 @@ void let_wait(RankState& state, int edge, int peer) {
 }
 
 }  // namespace
+
+TEST_CASE("a rank is named with its host where there are several", "[02][watchdog]") {
+  at_failure(0, {"node-a", "node-a"}, nullptr);
+  CHECK(rank_name(1) == "rank 1");
+  at_failure(0, {"node-a", "node-b", "node-a"}, nullptr);
+  CHECK(rank_name(1) == "rank 1 (node-b)");
+  CHECK(rank_name(2) == "rank 2 (node-a)");
+  at_failure(0, {}, nullptr);
+  CHECK(rank_name(0) == "rank 0");
+}
 
 TEST_CASE("suspects: a rank that stops calling, or whose stream does not come", "[02][watchdog]") {
   const RankState waits = rank_of(4, 2, true);

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace pentatron {
 
@@ -24,7 +25,11 @@ inline constexpr int exit_does_not_fit = 1;
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// World calls this once: fail() names this rank in its message, and then calls end_other_ranks.
-void at_failure(int rank, void (*end_other_ranks)());
+// World calls this once. `hosts`: of each rank. fail() names `rank` in its message, and then calls
+// end_other_ranks.
+void at_failure(int rank, const std::vector<std::string>& hosts, void (*end_other_ranks)());
+
+// "rank 3", or "rank 3 (node-b)" where the ranks are on several hosts: for all messages.
+std::string rank_name(int rank);
 
 }  // namespace pentatron

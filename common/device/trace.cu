@@ -256,10 +256,8 @@ std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
     events.push_back(
         {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", row}, {"args", {{"name", stream}}}});
   }
-  events.push_back({{"ph", "M"},
-                    {"name", "process_name"},
-                    {"pid", rank},
-                    {"args", {{"name", "rank " + std::to_string(rank)}}}});
+  events.push_back(
+      {{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", rank_name(rank)}}}});
   return events.dump();
 }
 

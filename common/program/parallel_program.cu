@@ -2,6 +2,7 @@
 
 #include "program/program.h"
 #include "ranks/comm.h"
+#include "ranks/mpi_wait.h"
 
 namespace pentatron {
 
@@ -25,7 +26,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   constexpr double patience = 3;  // seconds
   const bool all = world.all_arrive(patience);
   if (all ? world.rank() == 0 : true) std::fprintf(stderr, "%s\n", complaint.c_str());
-  if (!all) MPI_Abort(MPI_COMM_WORLD, status_of_complaint);
+  if (!all) end_all_ranks(status_of_complaint);
   return status_of_complaint;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <numeric>
+#include <sstream>
 
 #include "kernels/attention_tensor_core.h"
 #include "program/program.h"
@@ -20,10 +21,13 @@ size_t measured_libraries() {
   return total - free - sum_of(memory_in_use());
 }
 
-void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks) {
+void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks,
+                  const std::string& places) {
   const ModelConfig& m = options.model;
   const cudaDeviceProp device = this_device();
   std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
+  std::istringstream lines(places);
+  for (std::string line; std::getline(lines, line);) std::printf("host        %s\n", line.c_str());
   if (!modelled_gpu().empty()) {
     std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
                 is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
@@ -131,11 +135,12 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
          Peers& peers)
     : options_(options), peers_(peers), totals_(totals), parameters_(parameters.global_size()) {
   check_work_queues(static_cast<int>(peers.largest({static_cast<double>(streams_in_use())})[0]));
+  const std::string places = peers.places();
   if (peers.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
                  peak_flops(), peers.ranks());
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters_, peers.ranks());
+    print_banner(options, data, parameters_, peers.ranks(), places);
   }
   peers.begin_counting();
   peers.largest({0});  // all ranks meet here, so their traces begin together

@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+#include <sstream>
+#include <thread>
 
 #include "ranks/comm.h"
 #include "ranks/mpi_wait.h"
@@ -54,11 +57,7 @@ void check_link(const std::string& option, const std::string& link) {
 #endif
 }
 
-struct OnHost {
-  int rank, ranks;
-};
-// Counts the lower ranks on this rank's host, and all. The first is the number of this rank's GPU.
-OnHost rank_on_host(int rank, int ranks) {
+std::vector<std::string> hosts_of_ranks(int ranks) {
   std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
   int length = 0;
   MPI_CHECK(MPI_Get_processor_name(host.data(), &length));
@@ -67,8 +66,9 @@ OnHost rank_on_host(int rank, int ranks) {
   MPI_CHECK(MPI_Iallgather(host.data(), sizeof host, MPI_BYTE, hosts.data(), sizeof host, MPI_BYTE,
                            MPI_COMM_WORLD, &request));
   wait(request);
-  return {static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, host)),
-          static_cast<int>(std::count(hosts.begin(), hosts.end(), host))};
+  std::vector<std::string> names;
+  for (const auto& name : hosts) names.emplace_back(name.data());
+  return names;
 }
 
 // Several communicators may be in use together only if their operations start in the order in which the
@@ -102,28 +102,58 @@ World::World(int* argc, char*** argv) {
   MPI_CHECK(MPI_Query_thread(&provided));
   MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &ranks_));
+  MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));  // MPI_CHECK reports them
   if (provided < MPI_THREAD_MULTIPLE)
     fail("MPI_Init_thread", "MPI_THREAD_MULTIPLE is missing", __FILE__, __LINE__);
-  at_failure(rank_, [] { MPI_Abort(MPI_COMM_WORLD, 1); });
+  hosts_ = hosts_of_ranks(ranks_);
+  at_failure(rank_, hosts_, Watchdog::end_after_failure);
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
-  const OnHost on_host = rank_on_host(rank_, ranks_);
-  rank_on_host_ = on_host.rank;
-  CUDA_CHECK(cudaSetDevice(rank_on_host_ % devices));
+  const auto lower = std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[rank_]);  // on this host
+  CUDA_CHECK(cudaSetDevice(static_cast<int>(lower) % devices));
 #ifdef __CUDACC__
-  share_device((on_host.ranks + devices - 1) / devices);
+  const auto ranks_here = std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]);
+  share_device((static_cast<int>(ranks_here) + devices - 1) / devices);
 #endif
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
 }
 
+// Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
+// before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
+// for a while: until all have come.
 World::~World() {
+  constexpr double patience = 10;  // seconds
+  const bool between_hosts = started_mpi_ && several_hosts();
+  if (between_hosts) all_arrive(patience);
   watchdog_.reset();
+  if (between_hosts) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    alarm(60);  // seconds; should they deadlock all the same, it ends the process
+  }
   if (started_mpi_) MPI_Finalize();
 }
 
+std::string World::places() const {
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  const std::vector<std::string> devices = gather(std::to_string(device));
+  std::ostringstream text;
+  std::set<std::string> named;
+  for (int first = 0; rank_ == 0 && several_hosts() && first < ranks_; ++first) {
+    if (!named.insert(hosts_[first]).second) continue;
+    std::ostringstream gpus;
+    text << hosts_[first] << ": ranks";
+    for (int rank = first; rank < ranks_; ++rank) {
+      if (hosts_[rank] == hosts_[first]) text << ' ' << rank, gpus << ' ' << devices[rank];
+    }
+    text << " on GPUs" << gpus.str() << '\n';
+  }
+  return text.str();
+}
+
 void World::configure(const CommunicationConfig& config) {
-  if (config.dry_run && largest({rank_on_host_ == rank_ ? 0.0 : 1.0})[0] > 0)
+  if (config.dry_run && several_hosts())
     throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   configure_device(config);
   watchdog_->set_timeout(config.timeout);

@@ -52,6 +52,7 @@ class World : public Peers {
   std::vector<double> largest(const std::vector<double>& values) const override;
   std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
+  std::string places() const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
@@ -66,9 +67,10 @@ class World : public Peers {
 
  private:
   friend class Communicator;
+  bool several_hosts() const { return std::set(hosts_.begin(), hosts_.end()).size() > 1; }
 
   int rank_ = 0, ranks_ = 1;
-  int rank_on_host_ = 0;
+  std::vector<std::string> hosts_;  // of each rank
   bool started_mpi_ = false;
   std::set<std::string> names_;
   std::set<Communicator*> communicators_;

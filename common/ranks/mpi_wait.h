@@ -1,9 +1,10 @@
-// Waits for MPI that leave the core to others. MPICH's own waits spin. With more ranks than cores that is
-// forty times slower than this.
+// Waits for MPI that leave the core to others, and the end of all ranks. MPICH's own waits spin. With more
+// ranks than cores that is forty times slower than this.
 #pragma once
 
 #include <mpi.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -43,5 +44,13 @@ inline bool wait_at_most(MPI_Request& request, double seconds) {
 }
 
 inline void wait(MPI_Request& request) { wait_at_most(request, 1e9); }
+
+// Ends every rank. On a host that is cut off from mpirun, MPI_Abort waits for ever, until the alarm ends at
+// least this process.
+inline void end_all_ranks(int status) {
+  constexpr unsigned patience = 5;  // seconds
+  alarm(patience);
+  MPI_Abort(MPI_COMM_WORLD, status);
+}
 
 }  // namespace pentatron

@@ -36,6 +36,8 @@ class Peers {
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+  // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
+  virtual std::string places() const { return {}; }
 
   // Device memory in bytes that CUDA and NCCL take, beside the tensors: an estimate. An H100's context takes
   // about as much.

@@ -11,8 +11,10 @@ namespace {
 
 constexpr int tag_question = 1, tag_answer = 2;
 constexpr double patience = 5;  // seconds to wait for the other ranks' answers
+constexpr double grace = 15;    // seconds for a lower rank to end the run
 
 MPI_Comm watchdogs = MPI_COMM_NULL;
+std::atomic<bool> watching = false, call_has_failed = false;
 
 bool arrived(int source, int tag, MPI_Status& status) {
   int flag = 0;
@@ -34,6 +36,7 @@ Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
       *place = event;
     }
   }
+  watching = true;
   thread_ = std::thread([this] { watch(); });
 }
 
@@ -44,6 +47,7 @@ Watchdog::~Watchdog() {
   }
   stop_.notify_one();
   thread_.join();
+  watching = false;
   for (Slot& slot : slots_) cudaEventDestroy(slot.reached), cudaEventDestroy(slot.done);
   MPI_Comm_free(&watchdogs);
 }
@@ -96,18 +100,27 @@ void Watchdog::remove(Watched* communicator) {
   communicator->communicator = nullptr;
 }
 
-void Watchdog::check_for_errors() {
+void Watchdog::end_after_failure() {
+  call_has_failed = true;
+  if (watching) std::this_thread::sleep_for(std::chrono::duration<double>(2 * patience));
+  end_all_ranks(1);
+}
+
+// What NCCL says if it could not reach another rank. Other errors end the run here.
+std::string Watchdog::error() {
   std::lock_guard lock(mutex_);
   for (const auto& [name, number, members, communicator, issued] : communicators_) {
     if (communicator == nullptr) continue;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(communicator, &error);
     if (error == ncclSuccess || error == ncclInProgress) continue;
-    std::fprintf(stderr, "watchdog of rank %d: %s: %s\n%s", rank_, ncclGetErrorString(error),
-                 ncclGetLastError(communicator), report().c_str());
+    const std::string text = ncclGetErrorString(error) + std::string(": ") + ncclGetLastError(communicator);
+    if (error == ncclSystemError || error == ncclRemoteError) return text;
+    std::fprintf(stderr, "watchdog of %s: %s\n%s", rank_name(rank_).c_str(), text.c_str(), report().c_str());
     std::fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    end_all_ranks(1);
   }
+  return {};
 }
 
 void Watchdog::watch() {
@@ -120,13 +133,20 @@ void Watchdog::watch() {
       if (stop_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stopping_; })) return;
     }
     answer_questions();
-    check_for_errors();
+    std::string reason = error();
     const Waiting seen = oldest_unfinished();
     if (seen != oldest || seen == Waiting()) {
       oldest = seen;
       since = now();
     }
-    if (now() - since > timeout_ && !asked_by_lower_rank_) ask_and_abort();
+    if (now() - since > timeout_) {
+      std::ostringstream text;
+      text << "nothing has moved for " << timeout_ << " s";
+      reason = text.str();
+    }
+    if (call_has_failed) reason = "a call has failed";
+    if (!reason.empty() && !asked_by_lower_rank_) ask_and_abort(reason);
+    if (asked_by_lower_rank_ && now() - asked_ > grace) end_all_ranks(1);  // this host is cut off
   }
 }
 
@@ -135,14 +155,15 @@ std::string Watchdog::report() const {
   constexpr int64_t shown = 6;
   const int64_t issued = issued_;
   char line[256];
-  std::snprintf(line, sizeof line, "rank %d: %lld operations issued\n", rank_,
+  std::snprintf(line, sizeof line, "%s: %lld operations issued\n", rank_name(rank_).c_str(),
                 static_cast<long long>(issued));
   std::string text = line;
   for (int64_t i = std::max<int64_t>(0, issued - shown); i < issued; ++i) {
     const Slot& slot = slots_[i % kept];
     if (slot.sequence != i) continue;
     const bool finished = cudaEventQuery(slot.done) == cudaSuccess;
-    const std::string peer = slot.peer < 0 ? "" : ", peer " + std::to_string(slot.peer);
+    const std::string peer =
+        slot.peer < 0 ? "" : ", peer " + rank_name(slot.communicator.load()->members[slot.peer]);
     std::snprintf(line, sizeof line, "  #%lld %s on %s, %zu elements%s: %s %.1f s\n",
                   static_cast<long long>(i), slot.operation.load(), slot.communicator.load()->name.c_str(),
                   slot.elements.load(), peer.c_str(), finished ? "finished, issued before" : "waiting since",
@@ -181,16 +202,19 @@ void Watchdog::answer_questions() {
   MPI_Status status;
   while (arrived(MPI_ANY_SOURCE, tag_question, status)) {
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag_question, watchdogs, MPI_STATUS_IGNORE);
-    if (status.MPI_SOURCE < rank_) asked_by_lower_rank_ = true;  // the lower rank reports for all
+    if (status.MPI_SOURCE < rank_ && !asked_by_lower_rank_) {  // the lower rank reports for all
+      asked_by_lower_rank_ = true;
+      asked_ = now();
+    }
     const std::string text = answer();
-    MPI_Request request;
+    MPI_Request request = MPI_REQUEST_NULL;
     MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, tag_answer, watchdogs,
               &request);
     wait_at_most(request, patience);
   }
 }
 
-void Watchdog::ask_and_abort() {
+void Watchdog::ask_and_abort(const std::string& reason) {
   for (int peer = 0; peer < ranks_; ++peer) {
     MPI_Request request;
     if (peer != rank_) MPI_Isend(nullptr, 0, MPI_BYTE, peer, tag_question, watchdogs, &request);
@@ -218,23 +242,24 @@ void Watchdog::ask_and_abort() {
   }
 
   std::ostringstream text;
-  text << "watchdog of rank " << rank_ << ": nothing has moved for " << timeout_.load()
-       << " s. The last operations of all ranks:\n";
+  text << "watchdog of " << rank_name(rank_) << ": " << reason << ". The last operations of all ranks:\n";
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (!states[peer].answers) text << "rank " << peer << ": does not answer\n";
+    if (!states[peer].answers) text << rank_name(peer) << ": does not answer\n";
     text << reports[peer];
   }
   const std::vector<int> found = suspects(states);
   for (const int peer : found) {
-    text << "rank " << peer
+    text << rank_name(peer)
          << (states[peer].answers ? " holds up the others: they wait for it, and it waits for no rank\n"
                                   : " holds up the others: it is stopped, or its host is gone\n");
   }
   if (found.empty()) text << "no rank holds up the others: they wait for each other\n";
-  std::fputs(text.str().c_str(), stderr);
+  const bool all_answer =
+      std::all_of(states.begin(), states.end(), [](const RankState& s) { return s.answers; });
+  if (!call_has_failed || !all_answer) std::fputs(text.str().c_str(), stderr);
   std::fflush(stderr);
   std::this_thread::sleep_for(std::chrono::seconds(1));  // after MPI_Abort mpirun passes on no more output
-  MPI_Abort(MPI_COMM_WORLD, 1);
+  end_all_ranks(1);
 }
 
 }  // namespace pentatron

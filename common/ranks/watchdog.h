@@ -38,6 +38,10 @@ class Watchdog {
 
   void set_timeout(double seconds) { timeout_ = seconds; }
 
+  // Ends every rank after a call of this one has failed. Perhaps other ranks have died: it names those that
+  // do not answer.
+  static void end_after_failure();
+
   // The thread checks these communicators: an asynchronous error in one ends the run. What `add` returns
   // lives as long as the watchdog.
   Watched* add(const std::string& name, uint64_t number, const std::vector<int>& members,
@@ -95,9 +99,9 @@ class Watchdog {
   std::string report() const;
   RankState state();
   std::string answer();  // a line with the state, then the report
-  void check_for_errors();
+  std::string error();
   void answer_questions();
-  void ask_and_abort();
+  void ask_and_abort(const std::string& reason);
   double now() const;
 
   int rank_, ranks_, device_ = 0;
@@ -110,6 +114,7 @@ class Watchdog {
   std::atomic<int64_t> calls_ = 0;           // calls that the host has returned from
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   bool asked_by_lower_rank_ = false;
+  double asked_ = 0;  // when; seconds since the start
   std::mutex mutex_;  // guards communicators_ and stopping_
   std::deque<Watched> communicators_;
   bool stopping_ = false;

@@ -728,6 +728,22 @@ TEST_CASE("errors have CUDA's names and numbers", "[standin]") {
   CHECK(static_cast<int>(cudaErrorIllegalAddress) == 700);
 }
 
+TEST_CASE("there may be several devices to choose from; a thread begins with the first", "[standin]") {
+  setenv("CUDA_CPU_DEVICES", "3", 1);
+  int count = 0, device = -1;
+  CHECK(cudaGetDeviceCount(&count) == cudaSuccess);
+  CHECK(count == 3);
+  CHECK(cudaSetDevice(3) == cudaErrorInvalidDevice);
+  CHECK(cudaSetDevice(2) == cudaSuccess);
+  CHECK(cudaGetDevice(&device) == cudaSuccess);
+  CHECK(device == 2);
+  std::thread([&] { cudaGetDevice(&device); }).join();
+  CHECK(device == 0);
+  cudaSetDevice(0);
+  unsetenv("CUDA_CPU_DEVICES");
+  cudaGetLastError();
+}
+
 TEST_CASE("there is one device", "[standin]") {
   int count = 0, device = -1, value = 0;
   cudaDeviceProp properties;

@@ -1,5 +1,7 @@
 // Ranks that hang on purpose, for test_faults.cc, which starts them one by one (they are hidden otherwise)
 // and reads what the watchdog says.
+#include <signal.h>
+
 #include <future>
 
 #include "mpi_tests.h"
@@ -73,6 +75,13 @@ TEST_CASE("hang: two ranks send to each other, grouped, and do not hang", "[.han
     hang.data.receive(hang.values.data() + 1, 1, peer);
   }
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
+}
+
+TEST_CASE("hang: rank 1 is stopped, and a call of rank 0 fails", "[.fail-stopped]") {
+  Hang hang;
+  if (mpi_tests::rank() == 1) raise(SIGSTOP);
+  if (mpi_tests::rank() == 0) fail("a call", "an error", __FILE__, __LINE__);
+  wait_for_ever();
 }
 
 // A hop of a ring, in three streams: receive, compute when that has come, and send. With one work queue the

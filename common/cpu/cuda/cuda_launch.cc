@@ -270,23 +270,38 @@ cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
 
 // ---- The device -------------------------------------------------------------------------------------------
 
+namespace {
+
+// CUDA_CPU_DEVICES: how many there are to choose from. All are this process's one memory.
+int device_count() {
+  const char* const text = std::getenv("CUDA_CPU_DEVICES");
+  return text == nullptr ? 1 : std::max(1, std::atoi(text));
+}
+thread_local constinit int current_device = 0;
+
+}  // namespace
+
 cudaError_t cudaGetDeviceCount(int* count) {
   if (count == nullptr) return remember(cudaErrorInvalidValue);
-  *count = 1;
+  *count = device_count();
   return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : remember(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
 
 cudaError_t cudaGetDevice(int* device) {
   if (device == nullptr) return remember(cudaErrorInvalidValue);
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (properties == nullptr) return remember(cudaErrorInvalidValue);
-  if (device != 0) return remember(cudaErrorInvalidDevice);
+  if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

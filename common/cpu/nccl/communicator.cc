@@ -6,6 +6,8 @@
 #include <deque>
 #include <string_view>
 
+#include "device/errors.h"
+
 namespace nccl_mpi {
 namespace {
 
@@ -74,7 +76,7 @@ ncclResult_t fail(ncclResult_t result, const std::string& text) {
   if (debug != nullptr && *debug != '\0' && std::string_view(debug) != "VERSION") {
     int world_rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    std::fprintf(stderr, "rank %d: NCCL WARN %s\n", world_rank, text.c_str());
+    std::fprintf(stderr, "%s: NCCL WARN %s\n", pentatron::rank_name(world_rank).c_str(), text.c_str());
   }
   return result;
 }

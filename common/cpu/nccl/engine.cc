@@ -49,7 +49,7 @@ Engine::Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ra
       world_ranks_(std::move(world_ranks)),
       network_(network),
       ring_(network, world_ranks_),
-      transport_(comm, aborted),
+      transport_(comm, world_ranks_, aborted),
       window_(2 * ranks_ * (kChunk + kMaxAlignment)) {
   if (is_dry_run() && !name.empty()) rendezvous_ = std::make_unique<Rendezvous>(name, ranks_, rank_, aborted);
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "device/errors.h"
 #include "device_access.h"
 #include "reduce.h"
 
@@ -91,7 +92,8 @@ void Patience::wait() {
   }
 }
 
-Transport::Transport(MPI_Comm comm, const std::atomic<bool>& aborted) : comm_(comm), aborted_(aborted) {
+Transport::Transport(MPI_Comm comm, const std::vector<int>& world_ranks, const std::atomic<bool>& aborted)
+    : comm_(comm), world_ranks_(world_ranks), aborted_(aborted) {
   MPI_Comm_rank(comm, &rank_);
 }
 
@@ -140,6 +142,7 @@ void Transport::move(std::span<const Meeting> meetings) {
 // All ranks of a collective see the same letters, and so come to the same verdict. In a send only its two
 // ranks do.
 void Transport::check_agreement(std::span<const Meeting> meetings) const {
+  const auto name = [&](int rank) { return pentatron::rank_name(world_ranks_[rank]); };
   std::map<std::string, std::string> ranks_by_call;
   for (size_t i = 0; i < meetings.size(); ++i) {
     const Call& mine = *meetings[i].call;
@@ -147,17 +150,17 @@ void Transport::check_agreement(std::span<const Meeting> meetings) const {
     const Call call = {theirs.kind, nullptr, nullptr, theirs.count, theirs.type, theirs.op, theirs.root};
     if (is_point_to_point(mine.kind)) {
       if (call.count == mine.count && call.type == mine.type) continue;
-      throw Failure{ncclInvalidUsage, "a send and its receive differ: rank " + std::to_string(rank_) +
-                                          " calls " + description(mine) + ", rank " +
-                                          std::to_string(meetings[i].peer) + " calls " + description(call)};
+      throw Failure{ncclInvalidUsage, "a send and its receive differ: " + name(rank_) + " calls " +
+                                          description(mine) + ", " + name(meetings[i].peer) + " calls " +
+                                          description(call)};
     }
-    if (ranks_by_call.empty()) ranks_by_call[description(mine)] = std::to_string(rank_);
+    if (ranks_by_call.empty()) ranks_by_call[description(mine)] = name(rank_);
     std::string& ranks = ranks_by_call[description(call)];
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(meetings[i].peer);
+    ranks += (ranks.empty() ? "" : ", ") + name(meetings[i].peer);
   }
   if (ranks_by_call.size() <= 1) return;
   std::string text = "the ranks of a collective differ:";
-  for (const auto& [call, ranks] : ranks_by_call) text += " rank " + ranks + " calls " + call + ";";
+  for (const auto& [call, ranks] : ranks_by_call) text += " " + ranks + " calls " + call + ";";
   text.pop_back();
   throw Failure{ncclInvalidUsage, text};
 }

@@ -73,7 +73,8 @@ class Patience {
 
 class Transport {
  public:
-  Transport(MPI_Comm comm, const std::atomic<bool>& aborted);
+  // world_ranks: of the ranks of `comm`, as messages name them.
+  Transport(MPI_Comm comm, const std::vector<int>& world_ranks, const std::atomic<bool>& aborted);
 
   // The beginning of an operation, to which this rank came at `time`. Returns when the last of the partners
   // came, or this rank.
@@ -105,6 +106,7 @@ class Transport {
 
   MPI_Comm comm_;
   int rank_;
+  const std::vector<int>& world_ranks_;
   const std::atomic<bool>& aborted_;
   std::vector<Letter> sent_, received_;  // of the present meeting
   std::vector<MPI_Request> sends_, receives_;
