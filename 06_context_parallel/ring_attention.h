@@ -97,6 +97,12 @@ class RingAttention : public AttentionCore {
     return one_rank() ? AttentionCore::score_shape(shape) : std::pair<int64_t, int64_t>{0, 0};
   }
 
+  // d_q is summed up in `wide_`.
+  BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
+    if (one_rank()) return AttentionCore::backward_memory(arena, shape);
+    return {d_scores_, {}, allocate_turns(arena, shape)};
+  }
+
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     if (one_rank()) return AttentionCore::forward(blas, shape, t);
     const cudaStream_t compute = blas.stream();
@@ -173,7 +179,7 @@ class RingAttention : public AttentionCore {
                       KeysValues<accum> d_kv) {
     const auto& [first, block] = visible;
     attention_backward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, from(t.lse, first),
-                       from(g.d_out, first), from(g.d_out_dot_out, first), d_scores_, true, from(d_q, first),
+                       from(g.d_out, first), from(g.d_out_dot_out, first), g.memory, true, from(d_q, first),
                        d_kv.k, d_kv.v);
   }
 

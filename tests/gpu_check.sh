@@ -162,6 +162,8 @@ build "build for several ranks"
 deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-540}))
 run_tests bf16
 for what in kernels attention training; do part 60 "speed of $what, bf16" build/cuda-bf16/bench $what; done
+part 20 "shared memory cycles of an mma" tests/tools/shared_cycles.py \
+  build/cuda-bf16/objects/common/kernels/attention_tensor_core.cu.o
 reserve=200
 [ "$pytorch" != True ] || measure_pytorch 2048 smollm-1.7b llama-3.2-1b smollm-135m
 reserve=0

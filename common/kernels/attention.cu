@@ -194,17 +194,18 @@ void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& b
 template <class Result>
 void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
                         Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
-                        Tensor d_scores, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
+                        const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
                         Matrix<Result> d_v) {
   if (kind == Attention::tiled) {
     return tiled_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
   }
   if constexpr (has_tensor_core_attention) {
     if (kind == Attention::tensor_core) {
-      return tensor_core_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
+      return tensor_core_backward(block, q, k, v, lse, d_out, dots, memory, add, d_q, d_k, d_v,
+                                  blas.stream());
     }
   }
-  naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, d_scores, add, d_q, d_k, d_v);
+  naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, memory.d_scores, add, d_q, d_k, d_v);
 }
 
 void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t stream) {
@@ -228,14 +229,14 @@ void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTe
 template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
                                 Tensor, AccumTensor);
 template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, AccumTensor, Tensor, AccumTensor, Tensor, bool, Tensor, Tensor,
-                                 Tensor);
+                                 Scores, AccumTensor, Tensor, AccumTensor, const BackwardMemory&, bool,
+                                 Tensor, Tensor, Tensor);
 #if PRECISION == 16
 template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
                                 AccumTensor, AccumTensor);
 template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, AccumTensor, Tensor, AccumTensor, Tensor, bool, AccumTensor,
-                                 AccumTensor, AccumTensor);
+                                 Scores, AccumTensor, Tensor, AccumTensor, const BackwardMemory&, bool,
+                                 AccumTensor, AccumTensor, AccumTensor);
 #endif
 
 }  // namespace pentatron

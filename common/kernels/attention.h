@@ -55,6 +55,13 @@ struct Scores {
   bool kept;
 };
 
+// What backward needs beside its results.
+struct BackwardMemory {
+  Tensor d_scores;        // naive: at least [heads*queries, keys]
+  AccumTensor d_q;        // on tensor cores, as q: sums, where results are not `accum`
+  Matrix<int32_t> turns;  // on tensor cores, [1, backward_turns]
+};
+
 // out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result is `real` or
 // `accum`.
 template <class Result>
@@ -79,7 +86,7 @@ void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, AccumT
 template <class Result>
 void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
                         Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
-                        Tensor d_scores /*at least [heads*queries, keys]; none unless naive*/, bool add,
-                        Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v);
+                        const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
+                        Matrix<Result> d_v);
 
 }  // namespace pentatron

@@ -1,35 +1,32 @@
 // Each warp owns some rows of a tile that is held fixed (of queries in forward), and has in registers what it
-// sums up for them. Together, the warps of a block go through tiles of the other kind (of keys) in shared
-// memory; while one of these is computed with, the next one is on its way.
+// sums up for them. Together, the warps of a block go through tiles of the other kind (of keys) in
+// shared memory; while one of these is computed with, the next one is on its way.
 //
 //               fixed tile      looped tiles                               looped      sums
 //      warp 0   q, rows  0..31    x k^T = scores -> softmax -> weights     x v   ->    out, rows  0..31
 //      warp 1   q, rows 32..63    x k^T = scores -> softmax -> weights     x v   ->    out, rows 32..63
 //      ...      (shared memory)           (registers)                                  (registers)
 //
-// Every product is one of two: of two tiles in shared memory (multiply_tiles: scores), or of what such a
-// product has left in registers with a tile in shared memory (multiply_sums: out). Scores never leave the
-// lanes that computed them, since mma takes its left factor in the layout in which it leaves a result
-// (tensor_core.h).
+// Scores never leave the lanes that computed them, since mma takes its left factor in the layout in which it
+// leaves a result (tensor_core.h).
 //
-//      forward             scores = q k^T                          out += weights v
-//      backward, queries   scores = q k^T   d_weights = d_out v^T  d_q += d_scores k
-//      backward, keys      scores = k q^T   d_weights = v d_out^T  d_v += weights d_out   d_k += d_scores q
+// Backward holds keys fixed and goes through the queries. It has two sums, d_k and d_v, and a warp has no
+// registers for both. So two warps share some keys. One has their k in registers, the other one their v, and
+// the weights go from one to the other:
 //
-// A tile is [rows, size] bfloat16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, and
-// these would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted
-// (swizzled): chunk c of row r lies at place c ^ (r % 8), and any chunk of 8 rows in sequence is in 8
-// different places:
+//      first warp     k q^T     = scores -> weights                                d_v += weights d_out
+//      second warp    v d_out^T = d_weights -> weights (d_weights - dots) = d_scores   d_k += d_scores q
+//      then all of a block                                                         d_q += d_scores^T k
 //
-//      row 0   0 1 2 3 4 5 6 7          row 2   2 3 0 1 6 7 4 5
-//      row 1   1 0 3 2 5 4 7 6          row 3   3 2 1 0 7 6 5 4   ...
+// These are five products, each computed once. d_q lies in global memory, in float. The blocks of a head add
+// to it one after the other, in the order of their keys (Turn). So results repeat bit for bit.
 //
 // All exponentials are powers of 2: `scale` is log2(e) / sqrt(size).
 #include <cmath>
 
 #include "kernels/attention_tensor_core.h"
 #include "kernels/attention_tiled.h"
-#include "kernels/tensor_core.h"
+#include "kernels/tensor_core_tiles.h"
 
 namespace pentatron {
 
@@ -50,119 +47,6 @@ bool can_run_tensor_core_attention() {
 
 #if PRECISION == 16
 
-// The sums of a warp: rows x columns of D as mma leaves them, four of each in a lane.
-template <int rows, int columns>
-using Sums = float[rows / 16][columns / 8][4];
-
-// Where sums[i][j][e] of this lane is.
-__device__ inline int row_of(int i, int e) { return 16 * i + lane() / 4 + e / 2 * 8; }
-__device__ inline int column_of(int j, int e) { return 8 * j + lane() % 4 * 2 + e % 2; }
-
-// f(sum, row, column) of each of this lane.
-template <int m, int n, class Function>
-__device__ void for_each(float (&sums)[m][n][4], Function f) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) f(sums[i][j][e], row_of(i, e), column_of(j, e));
-    }
-  }
-}
-
-constexpr int chunk_size = 8;  // elements: 16 bytes
-
-template <int size, class T>
-__device__ T* chunk_of(T* tile /*[rows, size]*/, int row, int chunk) {
-  return tile + row * size + (chunk ^ (row % 8)) * chunk_size;
-}
-
-// Begins to fetch a tile: `rows` of them are there, the rest becomes zeros.
-template <int size, int tile_rows, int threads>
-__device__ void begin_load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows,
-                           real* to /*[tile_rows, size]*/) {
-  constexpr int chunks = size / chunk_size, step = threads / chunks;  // rows
-  static_assert(step % 8 == 0, "a thread's chunks are at the same place in each of its rows");
-  const int first = thread_of_block() / chunks, chunk = thread_of_block() % chunks;
-  from += static_cast<size_t>(first) * leading + chunk * chunk_size;
-  to = chunk_of<size>(to, first, chunk);
-#pragma unroll 1  // the addresses would take registers
-  for (int row = first; row < tile_rows; row += step) {
-    begin_copy_16(to, from, row < rows);
-    from += step * leading;
-    to += step * size;
-  }
-}
-
-// Of two matrices that lie alike (k and v, or q and d_out), a tile each.
-template <int size, int tile_rows, int threads>
-__device__ void begin_load_pair(const real* __restrict__ first, const real* __restrict__ second, size_t start,
-                                int leading, int rows, real* to /*[2, tile_rows, size]*/) {
-  begin_load<size, tile_rows, threads>(first + start, leading, rows, to);
-  begin_load<size, tile_rows, threads>(second + start, leading, rows, to + tile_rows * size);
-}
-
-// Products are made of parts of 16 x 16 of a tile, which ldmatrix takes as four matrices: upper left, lower
-// left, upper right, lower right. This is the row whose address this lane gives. (16 rows on, chunks are
-// permuted likewise; and two chunks on, an even number c, is at place ^ c.)
-template <int size>
-__device__ const real* part_of(const real* tile /*[rows, size]*/, int i, int j) {
-  const int in_first = lane() % 16 * size + (lane() / 16 ^ lane() % 8) * chunk_size;
-  return tile + (16 * i * size + (in_first ^ 2 * j * chunk_size));
-}
-
-// sums += a b^T. In both, features are contiguous: that is how mma takes the rows of A and the columns of B.
-template <int size, int m, int n>
-__device__ void multiply_tiles(const real* a /*[16 m, size]*/, const real* b /*[8 n, size]*/,
-                               float (&sums)[m][n][4]) {
-#pragma unroll 2  // all at once, addresses and factors would take too many registers
-  for (int k = 0; k < size / 16; ++k) {
-    uint32_t left[m][4], right[4];
-#pragma unroll
-    for (int i = 0; i < m; ++i) load_matrices(left[i], part_of<size>(a, i, k));
-#pragma unroll
-    for (int j = 0; j < n / 2; ++j) {
-      load_matrices(right, part_of<size>(b, j, k));
-#pragma unroll
-      for (int i = 0; i < m; ++i) {
-        mma(sums[i][2 * j], left[i], right[0], right[2]);
-        mma(sums[i][2 * j + 1], left[i], right[1], right[3]);
-      }
-    }
-  }
-}
-
-// Two neighbours among sums are the left factor of a product over their 16 columns.
-__device__ inline void as_left_factor(const float (&left_half)[4], const float (&right_half)[4],
-                                      uint32_t (&factor)[4]) {
-  factor[0] = pack(left_half[0], left_half[1]);
-  factor[1] = pack(left_half[2], left_half[3]);
-  factor[2] = pack(right_half[0], right_half[1]);
-  factor[3] = pack(right_half[2], right_half[3]);
-}
-
-// sums += weights b. A column of B is a column of b, so it is loaded transposed.
-template <int size, int m, int n>
-__device__ void multiply_sums(const float (&weights)[m][n][4], const real* b /*[8 n, size]*/,
-                              float (&sums)[m][size / 8][4]) {
-#pragma unroll
-  for (int k = 0; k < n / 2; ++k) {
-    uint32_t left[m][4], right[4];
-#pragma unroll
-    for (int i = 0; i < m; ++i) as_left_factor(weights[i][2 * k], weights[i][2 * k + 1], left[i]);
-#pragma unroll
-    for (int j = 0; j < size / 16; ++j) {
-      load_matrices_transposed(right, part_of<size>(b, k, j));
-#pragma unroll
-      for (int i = 0; i < m; ++i) {
-        mma(sums[i][2 * j], left[i], right[0], right[1]);
-        mma(sums[i][2 * j + 1], left[i], right[2], right[3]);
-      }
-    }
-  }
-}
-
 // A row of sums is spread over four lanes.
 __device__ inline float sum_of_row(float of_lane) {
   of_lane += shuffle_xor(of_lane, 1);
@@ -171,32 +55,6 @@ __device__ inline float sum_of_row(float of_lane) {
 __device__ inline float max_of_row(float of_lane) {
   of_lane = fmaxf(of_lane, shuffle_xor(of_lane, 1));
   return fmaxf(of_lane, shuffle_xor(of_lane, 2));
-}
-
-// Two neighbours in memory, written at once.
-template <class Result>
-struct alignas(2 * sizeof(Result)) Pair {
-  Result first, second;
-};
-
-// to (+)= sums, the rows that are there.
-template <int m, int n, class Result>
-__device__ void store(const float (&sums)[m][n][4], int rows, bool add,
-                      Result* __restrict__ to /*[rows, leading]*/, int leading) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; e += 2) {
-      const int row = row_of(i, e);
-      if (row >= rows) continue;
-#pragma unroll
-      for (int j = 0; j < n; ++j) {
-        auto* at = reinterpret_cast<Pair<Result>*>(to + static_cast<size_t>(row) * leading + column_of(j, e));
-        const Pair<Result> before = add ? *at : Pair<Result>{0.0f, 0.0f};
-        *at = {Result(float(before.first) + sums[i][j][e]), Result(float(before.second) + sums[i][j][e + 1])};
-      }
-    }
-  }
 }
 
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
@@ -289,14 +147,21 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     const int ahead = diagonal ? first_query + of_warp - first_key : looped;
     if (ahead + Of::rows <= 0) continue;
     Sums<Of::rows, looped> scores = {};
-    multiply_tiles<size>(q_tile + of_warp * size, k_tile, scores);
+#pragma unroll 2  // all at once, addresses and factors would take too many registers
+    for (int column = 0; column < size; column += 16) {
+      Factor<Of::rows, 16> left;
+      load_factor<size>(q_tile + of_warp * size, column, left);
+      multiply<size, Transpose::yes>(left, k_tile, column, scores);
+    }
     if (ahead < looped - 1 || keys - first_key < looped) {
       for_each(scores, [&](float& score, int query, int key) {
         if (key > query + ahead || key >= keys - first_key) score = -INFINITY;
       });
     }
     online_softmax(scale, scores, largest, sum, sums);
-    multiply_sums<size>(scores, k_tile + tile_size, sums);
+    Factor<Of::rows, looped> weights;
+    as_factor(scores, weights);
+    multiply<size, Transpose::no>(weights, k_tile + tile_size, 0, sums);
   }
 
   const int first_of_warp = first_row + of_warp, rows = queries - first_query - of_warp;
@@ -313,99 +178,20 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
       for (int j = 0; j < size / 8; ++j) sums[i][j][e] *= share, sums[i][j][e + 1] *= share;
     }
   }
-  store(sums, rows, false, out + static_cast<size_t>(first_of_warp) * leading + head * size, leading);
+  store(sums, rows, Store::assign, out + static_cast<size_t>(first_of_warp) * leading + head * size, leading);
 }
 
 // ---- Backward ---------------------------------------------------------------------------------------------
 
-// A score becomes the probability 2^(scale score - log2(e) lse), and its d_probability the d_score without
-// the factor 1 / sqrt(size).
-__device__ inline void differentiate(float scale, float lse, float dot, float& score, float& d_probability) {
-  score = exp2_fast(scale * score - log2_e * lse);
-  d_probability = score * (d_probability - dot);
-}
-
+// Two warps have `rows` keys, a block `fixed`. They loop over tiles of `looped` queries, and compute scores
+// of `part` of these at a time. In a lane's 255 registers are rows x size / 32 sums, half as many of k or v,
+// and rows x part / 32 scores.
 template <int size>
-using QueriesCut = Cut<32, size == 64 ? 64 : 32>;
-
-// d_q. As forward: one block a (sequence, head, tile of queries); it loops over the tiles of keys.
-template <int size, class Result>
-__global__ void __launch_bounds__(QueriesCut<size>::threads, 2)
-    tensor_core_backward_queries_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                        const real* __restrict__ v, const real* __restrict__ d_out,
-                                        const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                        int queries, int keys, int query_stride, int key_stride,
-                                        bool diagonal, int heads, int kv_heads, float scale, bool add,
-                                        Result* __restrict__ d_q) {
-  using Of = QueriesCut<size>;
-  constexpr int looped = Of::looped, tile_size = looped * size, fixed_size = Of::fixed * size;
-  const int tiles = (queries + Of::fixed - 1) / Of::fixed;
-  const int first_query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * Of::fixed;
-  const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
-  const int first_row = sequence * query_stride + first_query;
-  const int first_of_warp = first_row + of_warp, rows = queries - first_query - of_warp;
-  const size_t kv = static_cast<size_t>(sequence) * key_stride * kv_leading +
-                    static_cast<size_t>(head / (heads / kv_heads)) * size;
-
-  real* const q_tile = block_memory<real>();       // q, d_out: [fixed, size]
-  real* const kv_tiles = q_tile + 2 * fixed_size;  // k, v: [looped, size]; twice
-  const auto tile_at = [&](int first_key) { return kv_tiles + first_key / looped % 2 * (2 * tile_size); };
-  const auto begin_load_keys = [&](int first_key) {
-    begin_load_pair<size, looped, Of::threads>(k, v, kv + static_cast<size_t>(first_key) * kv_leading,
-                                               kv_leading, keys - first_key, tile_at(first_key));
-  };
-
-  begin_load_pair<size, Of::fixed, Of::threads>(q, d_out,
-                                                static_cast<size_t>(first_row) * leading + head * size,
-                                                leading, queries - first_query, q_tile);
-  begin_load_keys(0);
-  float lse_of[Of::rows / 16][2], dot_of[Of::rows / 16][2];  // of the rows of this lane
-#pragma unroll
-  for (int i = 0; i < Of::rows / 16; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_of(i, 2 * half), at = (first_of_warp + row) * heads + head;
-      lse_of[i][half] = row < rows ? lse[at] : 0;
-      dot_of[i][half] = row < rows ? dots[at] : 0;
-    }
-  }
-
-  Sums<Of::rows, size> sums = {};
-  const int visible_keys = diagonal ? std::min(keys, first_query + Of::fixed) : keys;
-  for (int first_key = 0; first_key < visible_keys; first_key += looped) {
-    wait_for_copies();
-    synchronize_block();
-    if (first_key + looped < visible_keys) begin_load_keys(first_key + looped);
-    const real* const k_tile = tile_at(first_key);
-    const int ahead = diagonal ? first_query + of_warp - first_key : looped;
-    if (ahead + Of::rows <= 0) continue;
-    Sums<Of::rows, looped> scores = {}, d_scores = {};
-    multiply_tiles<size>(q_tile + of_warp * size, k_tile, scores);
-    multiply_tiles<size>(q_tile + fixed_size + of_warp * size, k_tile + tile_size, d_scores);
-    if (ahead < looped - 1 || keys - first_key < looped) {
-      for_each(scores, [&](float& score, int query, int key) {
-        if (key > query + ahead || key >= keys - first_key) score = -INFINITY;
-      });
-    }
-#pragma unroll
-    for (int i = 0; i < Of::rows / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < looped / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          differentiate(scale, lse_of[i][e / 2], dot_of[i][e / 2], scores[i][j][e], d_scores[i][j][e]);
-        }
-      }
-    }
-    multiply_sums<size>(d_scores, k_tile, sums);
-  }
-  for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
-  store(sums, rows, add, d_q + static_cast<size_t>(first_of_warp) * leading + head * size, leading);
-}
-
-template <int size>
-using KeysCut = Cut<size == 64 ? 32 : 16, size == 64 ? 32 : 64>;
+struct BackwardCut {
+  static constexpr int warps = 4, threads = warps * lanes_of_warp;
+  static constexpr int rows = size == 64 ? 48 : 32, fixed = warps / 2 * rows, looped = backward_queries,
+                       part = 16;
+};
 
 // lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.
 template <int tile_rows>
@@ -418,83 +204,220 @@ __device__ void begin_load_statistics(const accum* __restrict__ lse /*[rows, hea
   begin_copy_4(to + tile_rows + row, dots + static_cast<size_t>(row) * heads, row < rows);
 }
 
-// d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its group
-// and the tiles of queries that see these keys. Scores are those of forward transposed: a row for each key.
-template <int size, class Result>
-__global__ void __launch_bounds__(KeysCut<size>::threads, 2)
-    tensor_core_backward_keys_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                     const real* __restrict__ v, const real* __restrict__ d_out,
-                                     const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                     int queries, int keys, int query_stride, int key_stride, bool diagonal,
-                                     int heads, int kv_heads, float scale, bool add, Result* __restrict__ d_k,
-                                     Result* __restrict__ d_v) {
-  using Of = KeysCut<size>;
-  constexpr int looped = Of::looped, tile_size = looped * size, fixed_size = Of::fixed * size;
-  const int tiles = (keys + Of::fixed - 1) / Of::fixed, first_key = blockIdx.x % tiles * Of::fixed;
-  const int kv_head = blockIdx.x / tiles % kv_heads, sequence = blockIdx.x / tiles / kv_heads;
-  const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
-  const int first_row = sequence * key_stride + first_key, group = heads / kv_heads;
-  const int unseen = diagonal ? first_key / looped * looped : 0;  // queries before all that see these keys
-  const int tiles_of_head = std::max(0, (queries - unseen + looped - 1) / looped);
-
-  real* const k_tile = block_memory<real>();      // k, v: [fixed, size]
-  real* const q_tiles = k_tile + 2 * fixed_size;  // q, d_out: [looped, size]; twice
-  accum* const statistics = reinterpret_cast<accum*>(q_tiles + 4 * tile_size);  // lse, dots: [looped]; twice
-  const auto begin_load_queries = [&](int tile) {
-    const int head = kv_head * group + tile / tiles_of_head;
-    const int first_query = unseen + tile % tiles_of_head * looped,
-              row = sequence * query_stride + first_query;
-    begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
-                                               leading, queries - first_query,
-                                               q_tiles + tile % 2 * (2 * tile_size));
-    begin_load_statistics<looped>(lse + row * heads + head, dots + row * heads + head, heads,
-                                  queries - first_query, statistics + tile % 2 * (2 * looped));
-  };
-
-  Sums<Of::rows, size> sums_k = {}, sums_v = {};
-  if (tiles_of_head > 0) {
-    begin_load_pair<size, Of::fixed, Of::threads>(
-        k, v, static_cast<size_t>(first_row) * kv_leading + kv_head * size, kv_leading, keys - first_key,
-        k_tile);
-    begin_load_queries(0);
-  }
-  for (int tile = 0; tile < group * tiles_of_head; ++tile) {
-    wait_for_copies();
-    synchronize_block();
-    if (tile + 1 < group * tiles_of_head) begin_load_queries(tile + 1);
-    const real* const q_tile = q_tiles + tile % 2 * (2 * tile_size);
-    const accum* const lse_tile = statistics + tile % 2 * (2 * looped);
-    // This warp's key i is seen by query j of the tile where i <= j + ahead.
-    const int first_query = unseen + tile % tiles_of_head * looped;
-    const int ahead = diagonal ? first_query - first_key - of_warp : Of::rows;
-    if (ahead + looped <= 0) continue;
-    Sums<Of::rows, looped> scores = {}, d_scores = {};
-    multiply_tiles<size>(k_tile + of_warp * size, q_tile, scores);
-    multiply_tiles<size>(k_tile + fixed_size + of_warp * size, q_tile + tile_size, d_scores);
-    if (ahead < Of::rows - 1) {
-      for_each(scores, [&](float& score, int key, int query) {
-        if (key > query + ahead) score = -INFINITY;
-      });
-    }
+// Scores, a row for each key, become weights: 2^(scale score - log2(e) lse), or 0 of a key that its query
+// does not see. Query j sees the keys up to j + ahead, of the `keys` that are there.
+template <int m, int n>
+__device__ void as_weights(float scale, const accum* lse /*[8 n]*/, int ahead, int keys,
+                           float (&scores)[m][n][4]) {
 #pragma unroll
-    for (int j = 0; j < looped / 8; ++j) {
+  for (int j = 0; j < n; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float of_query = log2_e * lse[column_of(j, e)];
+#pragma unroll
+      for (int i = 0; i < m; ++i) scores[i][j][e] = exp2_fast(scale * scores[i][j][e] - of_query);
+    }
+  }
+  if (ahead >= 16 * m - 1 && keys >= 16 * m) return;
+  for_each(scores, [&](float& weight, int key, int query) {
+    if (key > query + ahead || key >= keys) weight = 0;
+  });
+}
+
+// Register r of part (i, k) of a factor that is stored as rows of a tile, from (row, column) on.
+template <int size>
+__device__ uint32_t& in_tile(real* tile /*[rows, size]*/, int row, int column, int i, int k, int r) {
+  real* const chunk = chunk_of<size>(tile, row + row_of(i, r % 2 * 2), column / chunk_size + 2 * k + r / 2);
+  return *reinterpret_cast<uint32_t*>(chunk + column_of(0, 0));
+}
+
+template <int size, int m, int depth>
+__device__ void store_factor(const uint32_t (&factor)[m][depth][4], int row, int column, real* tile) {
+#pragma unroll
+  for (int i = 0; i < m; ++i) {
+#pragma unroll
+    for (int k = 0; k < depth; ++k) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) in_tile<size>(tile, row, column, i, k, r) = factor[i][k][r];
+    }
+  }
+}
+
+// d_weights become d_scores, weights * (d_weights - dots), without their factor 1 / sqrt(size).
+template <int size, int m, int n>
+__device__ void differentiate(real* weights /*[rows, size]*/, int row, int column,
+                              const accum* dots /*[8 n]*/, float (&d_weights)[m][n][4]) {
+#pragma unroll
+  for (int i = 0; i < m; ++i) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float lse_of = lse_tile[column_of(j, e)], dot_of = lse_tile[looped + column_of(j, e)];
-#pragma unroll
-        for (int i = 0; i < Of::rows / 16; ++i) {
-          differentiate(scale, lse_of, dot_of, scores[i][j][e], d_scores[i][j][e]);
-        }
+        const uint32_t pair = in_tile<size>(weights, row, column, i, j / 2, j % 2 * 2 + e / 2);
+        d_weights[i][j][e] = unpack(pair, e % 2) * (d_weights[i][j][e] - dots[column_of(j, e)]);
       }
     }
-    multiply_sums<size>(scores, q_tile + tile_size, sums_v);
-    multiply_sums<size>(d_scores, q_tile, sums_k);
   }
-  for_each(sums_k, [&](float& sum, int, int) { sum *= ln_2 * scale; });
-  const int rows = keys - first_key - of_warp;
-  const size_t start = static_cast<size_t>(first_row + of_warp) * kv_leading + kv_head * size;
-  store(sums_k, rows, add, d_k + start, kv_leading);
-  store(sums_v, rows, add, d_v + start, kv_leading);
+}
+
+// How a block adds to a tile of queries of d_q.
+template <class Result>
+struct Turn {
+  int32_t* number;  // of blocks that have added
+  int before;       // so many add before this one
+  bool rounds;      // this one is the last one, and rounds the sums to the result
+  bool add;         // to what was there before all of them
+  accum* sums;      // [rows, leading]; these queries begin at `start`
+  Result* result;   // likewise
+  size_t start;
+};
+
+// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns, some at a
+// time.
+template <int size, int keys, class Result>
+__device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, const real* k /*[keys, size]*/,
+                           float scale, int rows, int leading, const Turn<Result>& turn) {
+  constexpr int m = 2, columns = size == 64 ? 32 : 16;
+  const int first_row = warp() / 2 * (16 * m), first_column = warp() % 2 * (size / 2);
+  wait_for_turn(turn.number, turn.before);
+#pragma unroll 1
+  for (int column = first_column; column < first_column + size / 2; column += columns) {
+    Sums<16 * m, columns> sums = {};
+#pragma unroll
+    for (int i = 0; i < keys / 16; ++i) {
+      Factor<16 * m, 16> left;
+#pragma unroll
+      for (int j = 0; j < m; ++j) {
+        load_matrices_transposed(left[j][0],
+                                 part_of<backward_queries, true>(d_scores, i, first_row / 16 + j));
+      }
+      multiply<size, Transpose::no>(left, k + 16 * i * size, column, sums);
+    }
+    for_each(sums, [&](float& sum, int, int) { sum *= scale; });
+    const size_t at = turn.start + (first_row * leading + column);
+    if (turn.rounds) {
+      if (turn.before > 0) {
+        for_each(sums, [&](float& sum, int i, int j) {
+          if (first_row + i < rows) sum += turn.sums[at + i * leading + j];
+        });
+      }
+      store(sums, rows - first_row, turn.add ? Store::add : Store::assign, turn.result + at, leading);
+    } else {
+      const bool first = turn.before == 0 && (!turn.add || !std::is_same_v<Result, accum>);
+      store(sums, rows - first_row, first ? Store::assign : Store::add_without_waiting, turn.sums + at,
+            leading);
+    }
+  }
+}
+
+// Where a block works. In block memory, since registers are scarce.
+struct Place {
+  int key_tile, kv_head, sequence;
+};
+
+// d_q, d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its
+// group and the tiles of queries that see these keys. A block whose keys come later adds to d_q first: with
+// causality it begins at a later query, so blocks that run at the same time follow each other without
+// waiting. Blocks take numbers as they begin, so that those for which a block waits have begun.
+template <int size, class Result>
+__global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
+    tensor_core_backward_kernel(const real* __restrict__ q, const real* __restrict__ k,
+                                const real* __restrict__ v, const real* __restrict__ d_out,
+                                const accum* __restrict__ lse, const accum* __restrict__ dots, int queries,
+                                int keys, int query_stride, int key_stride, bool diagonal, int heads,
+                                int kv_heads, float scale, bool add, int32_t* next_number, int32_t* turns,
+                                accum* d_q_sums, Result* d_q, Result* __restrict__ d_k,
+                                Result* __restrict__ d_v) {
+  using Of = BackwardCut<size>;
+  constexpr int looped = Of::looped, part = Of::part, tile_size = looped * size;
+  const int leading = heads * size, kv_leading = kv_heads * size, group = heads / kv_heads;
+  const int tiles = (keys + Of::fixed - 1) / Of::fixed, query_tiles = (queries + looped - 1) / looped;
+  const int which = warp() % 2, of_pair = warp() / 2 * Of::rows;  // of a pair's warps; the pair's first key
+
+  real* const k_tile = block_memory<real>();        // [fixed, size]
+  real* const v_tile = k_tile + Of::fixed * size;   // [fixed, size], until it is in registers; then
+  real* const weights = v_tile;                     // [fixed, looped], which become d_scores in place
+  real* const q_tiles = v_tile + Of::fixed * size;  // q, d_out: [looped, size]; twice
+  accum* const statistics = reinterpret_cast<accum*>(q_tiles + 4 * tile_size);  // lse, dots: [looped]; twice
+  Place* const place = reinterpret_cast<Place*>(statistics + 4 * looped);
+  if (thread_of_block() == 0) {
+    const int number = take_number(next_number);
+    *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads};
+  }
+  synchronize_block();
+  const auto first_key = [&] { return place->key_tile * Of::fixed; };
+  // Queries before all that see these keys.
+  const auto unseen = [&] { return diagonal ? first_key() / looped * looped : 0; };
+  const auto begin_load_queries = [&](int head, int first_query) {
+    const int row = place->sequence * query_stride + first_query, buffer = first_query / looped % 2;
+    begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
+                                               leading, queries - first_query,
+                                               q_tiles + buffer * (2 * tile_size));
+    begin_load_statistics<looped>(lse + row * heads + head, dots + row * heads + head, heads,
+                                  queries - first_query, statistics + buffer * (2 * looped));
+  };
+  const auto turn_of = [&](int head, int first_query) {
+    const int last_tile = diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
+    const size_t row = static_cast<size_t>(place->sequence) * query_stride + first_query;
+    const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
+    const bool rounds = place->key_tile == 0 && !std::is_same_v<Result, accum>;
+    return Turn<Result>{
+        turns + number, last_tile - place->key_tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
+  };
+  const auto pass_on = [&](int head, int first_query) {
+    const Turn<Result> turn = turn_of(head, first_query);
+    if (thread_of_block() == 0) set_turn(turn.number, turn.before + 1);
+  };
+
+  Factor<Of::rows, size> fixed;
+  Sums<Of::rows, size> sums = {};
+  const size_t first_row = static_cast<size_t>(place->sequence) * key_stride + first_key();
+  begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->kv_head * size,
+                                                kv_leading, keys - first_key(), k_tile);
+  wait_for_copies();
+  synchronize_block();
+  load_factor<size>((which == 0 ? k_tile : v_tile) + of_pair * size, 0, fixed);
+
+#pragma unroll 1
+  for (int head = place->kv_head * group; head < (place->kv_head + 1) * group && unseen() < queries; ++head) {
+    begin_load_queries(head, unseen());
+#pragma unroll 1
+    for (int first_query = unseen(); first_query < queries; first_query += looped) {
+      wait_for_copies();
+      synchronize_block();
+      if (first_query + looped < queries) begin_load_queries(head, first_query + looped);
+#pragma unroll 1
+      for (int of_part = 0; of_part < looped; of_part += part) {
+        const int buffer = first_query / looped % 2;
+        const real* const q_part = q_tiles + 2 * buffer * tile_size + of_part * size;  // then that of d_out
+        const accum* const lse_or_dots = statistics + (2 * buffer + which) * looped + of_part;
+        Sums<Of::rows, part> scores = {};  // of the second warp: d_weights, then d_scores
+        multiply<size, Transpose::yes>(fixed, q_part + which * tile_size, 0, scores);
+        Factor<Of::rows, part> factor;
+        if (which == 0) {
+          const int ahead = diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
+          as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
+          as_factor(scores, factor);
+          store_factor<looped>(factor, of_pair, of_part, weights);
+        }
+        synchronize_block();
+        if (which == 1) differentiate<looped>(weights, of_pair, of_part, lse_or_dots, scores);
+        as_factor(scores, factor);  // again: to keep both would take more registers
+        if (which == 1) store_factor<looped>(factor, of_pair, of_part, weights);
+        multiply<size, Transpose::no>(factor, q_part + (1 - which) * tile_size, 0, sums);
+      }
+      synchronize_block();  // all d_scores are there
+      if (first_query > unseen()) pass_on(head, first_query - looped);
+      add_to_d_q<size, Of::fixed>(weights, k_tile, ln_2 * scale, queries - first_query, leading,
+                                  turn_of(head, first_query));
+    }
+    synchronize_block();
+    pass_on(head, (query_tiles - 1) * looped);
+  }
+  if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
+  const size_t row = static_cast<size_t>(place->sequence) * key_stride + first_key() + of_pair;
+  store(sums, keys - first_key() - of_pair, add ? Store::add : Store::assign,
+        (which == 0 ? d_v : d_k) + row * kv_leading + place->kv_head * size, kv_leading);
 }
 
 // ---- Launches ---------------------------------------------------------------------------------------------
@@ -538,26 +461,24 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
 
 template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
-                          Matrix<Result> d_v, cudaStream_t stream) {
+                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream) {
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
+  int32_t* const turns = memory.turns.data;
+  accum* sums = memory.d_q.data;
+  if constexpr (std::is_same_v<Result, accum>) sums = d_q.data;
+  CUDA_CHECK(
+      cudaMemsetAsync(turns, 0, backward_turns(block.batch, heads, block.queries) * sizeof(int32_t), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
-    using OfKeys = KeysCut<size>;
+    using Of = BackwardCut<size>;
     launch_with_memory(
-        in_warps<OfKeys::threads, tensor_core_backward_keys_kernel<size, Result>>(),
-        Grid(tiles_of(block, block.keys, kv_heads, OfKeys::fixed), OfKeys::threads),
-        tile_bytes(2 * OfKeys::fixed + 4 * OfKeys::looped, size) + 4 * OfKeys::looped * sizeof(accum),
-        attention_cost(block, 4, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
+        in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
+        Grid(tiles_of(block, block.keys, kv_heads, Of::fixed), Of::threads),
+        tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
+        attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
         lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
-        heads, kv_heads, scale_of(size), add, d_k.data, d_v.data);
-    using OfQueries = QueriesCut<size>;
-    launch_with_memory(in_warps<OfQueries::threads, tensor_core_backward_queries_kernel<size, Result>>(),
-                       Grid(tiles_of(block, block.queries, heads, OfQueries::fixed), OfQueries::threads),
-                       tile_bytes(2 * OfQueries::fixed + 4 * OfQueries::looped, size),
-                       attention_cost(block, 3, Cost::Unit::tensor_cores, true), stream, q.data, k.data,
-                       v.data, d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
-                       block.key_stride, block.diagonal, heads, kv_heads, scale_of(size), add, d_q.data);
+        heads, kv_heads, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data, d_v.data);
   });
 }
 
@@ -566,9 +487,11 @@ template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor,
 template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
                                   cudaStream_t);
 template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
-                                   AccumTensor, bool, Tensor, Tensor, Tensor, cudaStream_t);
+                                   AccumTensor, const BackwardMemory&, bool, Tensor, Tensor, Tensor,
+                                   cudaStream_t);
 template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
-                                   AccumTensor, bool, AccumTensor, AccumTensor, AccumTensor, cudaStream_t);
+                                   AccumTensor, const BackwardMemory&, bool, AccumTensor, AccumTensor,
+                                   AccumTensor, cudaStream_t);
 
 double tensor_core_error(int head_size, cudaStream_t stream) {
   constexpr int rows = 150, heads = 2, kv_heads = 1;  // no tile fits exactly
@@ -583,14 +506,16 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   const Tensor q = random("q", of_queries), k = random("k", of_keys), v = random("v", of_keys),
                d_out = random("d_out", of_queries);
   const AccumTensor lse = memory.matrix<accum>(rows, heads), dots = memory.matrix<accum>(rows, heads);
+  const BackwardMemory of_backward = {
+      {}, memory.matrix<accum>(rows, of_queries), memory.matrix<int32_t>(1, backward_turns(1, heads, rows))};
   // out, d_q, d_k, d_v, end to end
-  const auto results = [&](auto forward, auto backward) {
+  const auto results = [&](auto forward, auto backward, const auto&... memory_of_backward) {
     std::vector<std::vector<double>> all;
     const Tensor out = memory.matrix<real>(rows, of_queries), d_q = memory.matrix<real>(rows, of_queries),
                  d_k = memory.matrix<real>(rows, of_keys), d_v = memory.matrix<real>(rows, of_keys);
     forward(block, q, k, v, out, lse, stream);
     attention_dots(out, d_out, dots, stream);
-    backward(block, q, k, v, lse, d_out, dots, false, d_q, d_k, d_v, stream);
+    backward(block, q, k, v, lse, d_out, dots, memory_of_backward..., false, d_q, d_k, d_v, stream);
     for (const Tensor& x : {out, d_q, d_k, d_v}) {
       PinnedArray<real> host(x.size());
       CUDA_CHECK(cudaMemcpyAsync(host.data(), x.data, x.bytes(), cudaMemcpyDeviceToHost, stream));
@@ -601,7 +526,7 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
     return all;
   };
   const auto expected = results(tiled_forward<real>, tiled_backward<real>);
-  const auto computed = results(tensor_core_forward<real>, tensor_core_backward<real>);
+  const auto computed = results(tensor_core_forward<real>, tensor_core_backward<real>, of_backward);
   double error = 0;
   for (size_t x = 0; x < expected.size(); ++x) {
     double largest = 0, difference = 0;

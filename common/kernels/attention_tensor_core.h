@@ -25,9 +25,10 @@ template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                          AccumTensor lse, cudaStream_t stream);
 
+// d_q is summed up in memory.d_q unless Result is `accum`; the order of the sums is fixed.
 template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
-                          Matrix<Result> d_v, cudaStream_t stream);
+                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
 
 }  // namespace pentatron

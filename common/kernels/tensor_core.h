@@ -24,6 +24,8 @@
 
 #ifndef __CUDACC__
 #include <cuda_warps.h>
+
+#include <bit>
 #endif
 
 #include "device/cuda.h"
@@ -97,6 +99,28 @@ inline __device__ float exp2_fast(float x) { return x; }
 
 #endif
 
+// Adds to two neighbours in global memory, without waiting for the result.
+inline __device__ void add_pair(float* to, float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  atomicAdd(reinterpret_cast<float2*>(to), make_float2(first, second));
+#else
+  atomicAdd(to, first), atomicAdd(to + 1, second);
+#endif
+}
+
+// Blocks that take turns. What all threads of a block have done before it sets a turn, with a
+// synchronize_block() in between, is seen by those that have waited for it.
+inline __device__ int32_t take_number(int32_t* next) { return atomicAdd(next, 1); }
+inline __device__ void wait_for_turn(const int32_t* turn, int32_t number) {
+  int32_t now = 0;
+  do {
+    asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  } while (now != number);
+}
+inline __device__ void set_turn(int32_t* turn, int32_t number) {
+  asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(turn), "r"(number) : "memory");
+}
+
 // The value of the lane whose number differs in one bit.
 inline __device__ float shuffle_xor(float value, int bit) { return __shfl_xor_sync(0xffffffff, value, bit); }
 
@@ -104,6 +128,11 @@ inline __device__ float shuffle_xor(float value, int bit) { return __shfl_xor_sy
 inline __device__ uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// The first or second number of a register.
+inline __device__ float unpack(uint32_t pair, int which) {
+  return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
 }
 
 // `kernel`, for blocks of `threads` threads.
@@ -131,10 +160,18 @@ inline void begin_copy_16(void* to, const void* from, bool there) {
 inline void begin_copy_4(void* to, const void* from, bool there) { cuda_cpu::cp_async(to, from, 4, !there); }
 inline void wait_for_copies() { cuda_cpu::cp_async_wait_all(); }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline void add_pair(float* to, float first, float second) { to[0] += first, to[1] += second; }
+inline int32_t take_number(int32_t* next) { return cuda_cpu::atomic_add(next, 1); }
+inline void wait_for_turn(const int32_t* turn, int32_t number) { cuda_cpu::wait_until(turn, number); }
+inline void set_turn(int32_t* turn, int32_t number) { cuda_cpu::set_released(turn, number); }
 inline float shuffle_xor(float value, int bit) { return cuda_cpu::shuffle_xor(value, bit); }
 inline uint32_t pack(float low, float high) {
   return __nv_bfloat16_raw(__float2bfloat16(low)).x | uint32_t{__nv_bfloat16_raw(__float2bfloat16(high)).x}
                                                           << 16;
+}
+
+inline float unpack(uint32_t pair, int which) {
+  return std::bit_cast<float>(which == 0 ? pair << 16 : pair & 0xffff0000u);
 }
 
 template <int threads, auto kernel>

@@ -96,6 +96,10 @@ Elements activations(const TrainingConfig& config, const RankShare& share) {
   if (config.recompute != Recompute::none) sum.real += scores_of_one_sequence;
   if (config.recompute == Recompute::full) sum += kept_in_layer(config, share, any_layer);
   sum.accum += r.inside * c.heads + std::min<int64_t>(r.outside, 256) * c.d + s * config.model.head_size();
+  if (config.attention == Attention::tensor_core) {  // BackwardMemory
+    sum.int32 += backward_turns(config.micro_batch_size, c.heads, s / share.token_ranks);
+    if (share.token_ranks == 1) sum.accum += r.inside * c.q;
+  }
   return sum;
 }
 

@@ -39,6 +39,18 @@ std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) con
   return {shape.score_rows(), shape.sequence};
 }
 
+Matrix<int32_t> AttentionCore::allocate_turns(DeviceArena& arena, AttentionShape shape) const {
+  if (kind_ != Attention::tensor_core) return {};
+  return arena.matrix<int32_t>(1, backward_turns(shape.batch, shape.head.heads, shape.sequence));
+}
+
+BackwardMemory AttentionCore::backward_memory(DeviceArena& arena, AttentionShape shape) const {
+  const auto [rows, columns] = score_shape(shape);
+  const int64_t sums = kind_ == Attention::tensor_core ? int64_t{shape.batch} * shape.sequence : 0;
+  return {arena.matrix<real>(rows, columns),
+          arena.matrix<accum>(sums, shape.head.heads * shape.head.head_size), allocate_turns(arena, shape)};
+}
+
 void AttentionCore::forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) {
   attention_forward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.out, t.lse);
 }
@@ -47,7 +59,7 @@ void AttentionCore::backward(const Blas& blas, AttentionShape shape, const Atten
                              const AttentionGradients& g) {
   attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
   attention_backward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.lse, g.d_out,
-                     g.d_out_dot_out, g.d_scores, false, g.d_q, g.d_k, g.d_v);
+                     g.d_out_dot_out, g.memory, false, g.d_q, g.d_k, g.d_v);
 }
 
 double initial_deviation(int64_t fan_in) { return std::sqrt(1.0 / (3.0 * fan_in)); }

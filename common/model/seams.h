@@ -136,7 +136,7 @@ struct AttentionTensors {
 struct AttentionGradients {
   Tensor d_out;               // [rows, heads*head_size]
   Tensor d_q, d_k, d_v;       // as q, k, v
-  Tensor d_scores;            // [score_shape]
+  BackwardMemory memory;      // see backward_memory
   AccumTensor d_out_dot_out;  // [rows, heads]
 };
 
@@ -146,11 +146,13 @@ class AttentionCore {
   virtual ~AttentionCore() = default;
   // Rows and columns of the memory for one sequence's scores; 0, 0 if none is needed.
   virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const;
+  virtual BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const;
   virtual void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t);
   virtual void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                         const AttentionGradients& g);
 
  protected:
+  Matrix<int32_t> allocate_turns(DeviceArena& arena, AttentionShape shape) const;
   const Attention kind_;
 };
 

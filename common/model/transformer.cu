@@ -73,7 +73,7 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
                           memory_.matrix<real>(rows(), heads.heads * size),
                           memory_.matrix<real>(rows(), heads.kv_heads * size),
                           memory_.matrix<real>(rows(), heads.kv_heads * size),
-                          memory_.matrix<real>(score_rows, score_columns),
+                          seams_.attention->backward_memory(memory_, shape_),
                           memory_.matrix<accum>(rows(), heads.heads)};
   shared_gradients_ = allocate_gradients(memory_, any_layer);
   if (recompute_ == Recompute::full) {

@@ -84,11 +84,12 @@ Errors ring_errors(const Options& options, Communicator& context, const BlockDat
   const auto scores = [&] { return device.fresh<real>(score_rows, score_columns); };
   if (score_rows > 0) t.scores = {scores(), false};
   ring.forward(device.blas, shape, t);
+  DeviceArena memory(Purpose::activations);
   AttentionGradients g = {upload(want.d_out),
                           device.fresh<real>(t.q.rows, t.q.columns),
                           device.fresh<real>(t.k.rows, t.k.columns),
                           device.fresh<real>(t.k.rows, t.k.columns),
-                          score_rows > 0 ? scores() : Tensor{},
+                          ring.backward_memory(memory, shape),
                           device.fresh<accum>(t.q.rows, shape.head.heads)};
   ring.backward(device.blas, shape, t, g);
 

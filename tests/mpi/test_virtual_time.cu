@@ -482,7 +482,8 @@ TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
       const auto statistics = [&] { return memory.matrix<accum>(rows, heads); };
       const AttentionShape shape = {1, rows, {heads, heads, size}};
       const AttentionTensors t = {zeros(), zeros(), zeros(), zeros(), statistics(), {}};
-      const AttentionGradients g = {zeros(), zeros(), zeros(), zeros(), {}, statistics()};
+      const AttentionGradients g = {
+          zeros(), zeros(), zeros(), zeros(), attention.backward_memory(memory, shape), statistics()};
 
       // On the diagonal half a block; then a whole one or none, or with the zigzag half of one everywhere.
       const auto work = [&](int step, double of_block) {

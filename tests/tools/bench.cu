@@ -262,12 +262,16 @@ void bench_attention(const Stream& stream, const Blas& blas, Attention kind, int
   for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, width));
   const AccumTensor lse = work.statistics(tokens, width / size),
                     dots = work.statistics(lse.rows, lse.columns);
+  const AttentionCore core(kind);
+  DeviceArena memory(Purpose::activations);
+  const BackwardMemory of_backward = core.backward_memory(memory, shape);
   const double product = 1.0 * tokens * sequence * width;  // 2 FLOPs a multiply-add, halved
   const double forward =
       seconds_of(stream, [&] { attention_forward(kind, blas, block, x[0], x[1], x[2], {}, x[3], lse); });
   const double backward = seconds_of(stream, [&] {
     attention_dots(x[3], x[7], dots, stream);
-    attention_backward(kind, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, {}, false, x[4], x[5], x[6]);
+    attention_backward(kind, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, of_backward, false, x[4],
+                       x[5], x[6]);
   });
   std::printf("%-12s %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence, size,
               2 * product / forward * 1e-12, 5 * product / backward * 1e-12);

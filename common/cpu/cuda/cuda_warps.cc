@@ -14,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -272,6 +273,14 @@ void cp_async_wait_all() {
   for (const Copy& copy : copies) copy.perform();
   copies.clear();
 }
+
+int32_t atomic_add(int32_t* to, int32_t term) { return std::atomic_ref(*to).fetch_add(term); }
+
+void wait_until(const int32_t* at, int32_t number) {
+  while (std::atomic_ref(const_cast<int32_t&>(*at)).load() != number) std::this_thread::yield();
+}
+
+void set_released(int32_t* at, int32_t number) { std::atomic_ref(*at).store(number); }
 
 RowReads row_reads() { return {reads, reads_with_conflicts}; }
 

@@ -37,6 +37,12 @@ float shuffle_xor(float value, int bit);
 void cp_async(void* to, const void* from, size_t bytes, bool zeros);
 void cp_async_wait_all();
 
+// Numbers in global memory through which blocks take turns: blocks run on several threads. Whoever sees a
+// number sees what its writer wrote before it.
+int32_t atomic_add(int32_t* to, int32_t term);  // returns what was there
+void wait_until(const int32_t* at, int32_t number);
+void set_released(int32_t* at, int32_t number);
+
 // Reads of eight rows so far by ldmatrix, and those of them that need a bank of shared memory more than once.
 struct RowReads {
   long all, with_conflicts;
