@@ -37,7 +37,7 @@ Summary two_ranks() {
           .parameters = 459328,
           .final_loss = third,
           .seconds = 12.5,
-          .ranks = {{{{{90, 190, 300, 400, 500}, {10, 10, 0, 0, 0}}, {101, 201, 301, 401, 501}},
+          .ranks = {{{{{90, 190, 300, 400, 500}, {10, 10, 0, 0, 0}}, {101, 201, 301, 401, 501}, 600, 601},
                      {{"all_reduce", {3, 300}}, {"all_gather", {1, 7}}}},
                     {{{{110, 190, 300, 400, 500}, {}}, {111, 191, 301, 401, 501}}, {}}}};
 }
@@ -126,6 +126,7 @@ TEST_CASE("log: the last line is the summary", "[log]") {
            {"optimizer", 300},
            {"activations", 400},
            {"communication", 500}}},
+         {"libraries", {{"estimated", 600}, {"measured", 601}}},
          {"of_which_unit_buffers",
           {{"weights", 10}, {"gradients", 10}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
          {"measured",
@@ -141,6 +142,7 @@ TEST_CASE("log: the last line is the summary", "[log]") {
            {"optimizer", 300},
            {"activations", 400},
            {"communication", 500}}},
+         {"libraries", {{"estimated", 0}, {"measured", 0}}},
          {"of_which_unit_buffers",
           {{"weights", 0}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
          {"measured",
@@ -288,7 +290,8 @@ Device memory at the peak
   CHECK(lines[1] == "Device memory at the peak, the largest of 2 ranks");
   CHECK(lines[3] == "         weights         110 B         111 B       +0.91 %");
   CHECK(lines[4] == "       gradients         200 B         201 B       +0.50 %");
-  CHECK(lines[9] == "  (weights: of which unit buffers 10 B)");
+  CHECK(lines[9] == "      CUDA, NCCL         600 B         601 B       +0.17 %");
+  CHECK(lines[10] == "  (weights: of which unit buffers 10 B)");
 }
 
 TEST_CASE("log: a text for a terminal", "[log]") {
