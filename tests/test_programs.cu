@@ -168,6 +168,15 @@ TEST_CASE("modelled time depends neither on the machine's load nor on what is co
   }
 }
 
+TEST_CASE("01: steps that the host issues slowly take equally long", "[01][program]") {
+  std::vector<double> seconds;
+  for (const nlohmann::json& json : outcome_of("", "01_single_gpu --dry-run --steps 5").log) {
+    if (json.contains("step")) seconds.push_back(json["modelled"]["seconds"]);
+  }
+  REQUIRE(seconds.size() == 5);
+  for (int i = 2; i < 5; ++i) CHECK(seconds[i] == Approx(seconds[1]).epsilon(0.01));
+}
+
 TEST_CASE("01: a step begins when the one before ends", "[01][program]") {
   // So large that the host issues a step in less time than the device takes for it.
   const std::string sizes =

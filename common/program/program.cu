@@ -162,7 +162,7 @@ void Run::log_step() {
   const Issued issued = issued_.front();
   issued_.pop_front();
   totals_.receive();
-  const double seconds = now() - begin_;
+  const double seconds = totals_.ended() - begin_;
   const auto wall_now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> wall = wall_now - wall_begin_;
   const std::vector<double> largest =

@@ -28,6 +28,7 @@ class StepTotals {
   // are of its step.
   void receive();
   void wait() { send(), receive(); }
+  double ended() const { return ended_[received_]; }  // when the copy was made, by now()
   double host_loss() const { return host_[received_ * size]; }
   double host_norm() const { return std::sqrt(host_[received_ * size + 1]); }
 
@@ -35,6 +36,7 @@ class StepTotals {
   cudaStream_t stream_;
   DeviceArray<double> device_;
   PinnedArray<double> host_;  // [2, size]
+  double ended_[2] = {};
   Event copied_[2];
   int sent_ = 1, received_ = 1;  // the halves of host_ used last
 };
