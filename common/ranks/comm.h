@@ -57,8 +57,8 @@ class World : public Peers {
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
   // Of each existing communicator NCCL's channels, one a thread block. On each comes a ring's data, through a
-  // buffer for each of three protocols (NCCL 2.28, init.cc: LL, LL128, Simple). Trees, NVLS and messages to
-  // several peers take more, so this is the least.
+  // buffer for each of three protocols (NCCL 2.30, init.cc: LL, LL128, Simple). An estimate: trees, NVLS and
+  // messages to several peers take more, and NCCL may use fewer channels than it is allowed.
   size_t library_bytes() const override;
 
   // The sum over all existing communicators.
