@@ -91,16 +91,19 @@ class Primer {
     Values parts;  // one number a part
     for (int i = 0; i < ranks_.ranks(); ++i) parts.push_back(10 * (ranks_.rank() + 1) + i + 1);
     const Buffer received(Values(2));
+    ranks_.reset_traffic();
     show("ring, first half (reduce-scatter): part r of rank r is the sum", parts, parts.size(),
          [&](const accum* in, accum* out) {
            copy(in, out, parts.size());
            ring_reduce_scatter(out, parts.size(), received.data(), ranks_);
          });
+    show_traffic();
     show("ring, both halves (and all-gather): all parts are", parts, parts.size(),
          [&](const accum* in, accum* out) {
            copy(in, out, parts.size());
            ring_all_reduce(out, parts.size(), received.data(), ranks_);
          });
+    show_traffic();
   }
 
   void bandwidth(size_t max_bytes) {
@@ -162,6 +165,12 @@ class Primer {
     const std::vector<std::string> lines = world_.gather(line);  // on rank 0
     say("\n%s\n", title);
     for (size_t rank = 0; rank < lines.size(); ++rank) say("  rank %zu  %s\n", rank, lines[rank].c_str());
+  }
+
+  // What a rank has sent since this was called before, or since the collectives; the largest of all ranks.
+  void show_traffic() {
+    say("  sent by each rank: %.0f\n", world_.largest({sent_bytes(ranks_.traffic()) / sizeof(accum)})[0]);
+    ranks_.reset_traffic();
   }
 
   void copy(const accum* from, accum* to, size_t size) {

@@ -71,6 +71,8 @@ send and receive: from each rank to the next
 )";
   CHECK(run.out.starts_with(expected));
   CHECK(run.out.find("rank 0  [11, 12, 13]  ->  [63, 66, 69]") != std::string::npos);
+  CHECK(run.out.find("sent by each rank: 2\n") != std::string::npos);  // numbers, by the ring's first half
+  CHECK(run.out.find("sent by each rank: 4\n") != std::string::npos);
   // A row for each size up to the largest.
   CHECK(run.out.find("\n        4096 ") != std::string::npos);
   CHECK(run.out.find("\n       16384 ") != std::string::npos);

@@ -1,0 +1,207 @@
+"""What each known mistake does to the runs of its stage: fingerprints.json. The file has what a learner's tree needs to
+judge and to recognise, and nothing of the solution: numbers, and of each mutant the sentence that teaches."""
+
+import fnmatch
+import hashlib
+import json
+import queue
+import re
+import shutil
+import sys
+import threading
+import time
+
+import sources
+from observe import PARITY, BuildError, Machine, build, differences, folder_of, observe, same
+from sources import HERE, ROOT, copy_tree, exercise_of, put
+
+PATH = HERE / "fingerprints.json"
+RECOGNISED = 1e-5  # relative; the file has six digits
+
+
+def load(path=PATH):
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def workplace(number, stages, races=False):
+    """A copy of this tree in which sources may be broken, with this tree's object files."""
+    tree = ROOT / f"build/homework/tree-{number}"
+    copy_tree(ROOT, tree)
+    for folder in ["build/host-thread" if races else "build/host", folder_of(races)]:
+        if not (tree / folder).exists() and (ROOT / folder).exists():
+            shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*", "runs"))
+    machine = Machine(tree)
+    build(machine, {run.program for stage in stages for run in stage.runs.values()}, races)
+    return machine
+
+
+def in_workplaces(tasks, stages, work, workers=2):
+    """Calls work(machine, task) for each task, in `workers` copies of the tree side by side, and shows progress."""
+    waiting, begin, done, failed = queue.Queue(), time.time(), [0], []
+    for task in tasks:
+        waiting.put(task)
+    build(Machine(ROOT), {run.program for stage in stages for run in stage.runs.values()})
+
+    def worker(number):
+        try:
+            machine = workplace(number, stages)
+            while not failed:
+                task = waiting.get_nowait()
+                words = work(machine, task)
+                done[0] += 1
+                left = (time.time() - begin) / done[0] * (len(tasks) - done[0]) / 60
+                print(f"{done[0]:3} of {len(tasks)}, {left:3.0f} min to go: {words}", flush=True)
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=worker, args=(number,)) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def identity(mutant, exercise):
+    """Changes when the mutant does, or the bodies that it breaks."""
+    text = json.dumps([mutant.why, mutant.find, mutant.replace, sources.bodies_of(ROOT, exercise)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def short(values):
+    return [float(f"{v:.6g}") if isinstance(v, float) else v for v in values]
+
+
+def reference_of(machine, stage, seed=None):
+    return {name: observe(machine, run, seed).facts for name, run in stage.runs.items()}
+
+
+def differences_of(machine, stage, reference, names=None):
+    result = {}
+    for name in names or stage.runs:
+        differs = differences(observe(machine, stage.runs[name]), reference[name])
+        if differs:
+            result[name] = {fact: short(values) for fact, values in differs.items()}
+    return result
+
+
+def fingerprint(machine, stage, exercise, mutant, reference):
+    """The entry of one mistake. What changes from one time to the next is left out: it is a race."""
+    path = machine.tree / mutant.file
+    original = path.read_text()
+    entry = {"name": mutant.name, "exercise": exercise.number, "why": mutant.why,
+             "identity": identity(mutant, exercise), "differs": {}, "races": []}
+    try:
+        assert original.count(mutant.find) == 1, mutant.name
+        put(path, original.replace(mutant.find, mutant.replace))
+        programs = {run.program for run in stage.runs.values()}
+        build(machine, programs)
+        first, second = (differences_of(machine, stage, reference) for _ in range(2))
+        for name in first:
+            stable = {fact: values for fact, values in first[name].items() if values == second.get(name, {}).get(fact)}
+            if stable:
+                entry["differs"][name] = stable
+        if any(kind.startswith("threads") for kind in mutant.kinds):
+            entry["differs"] = costs(entry["differs"])  # its numbers are a matter of luck
+            workplace_races(machine, programs)
+            entry["races"] = sorted({race for name in exercise.runs
+                                     for race in observe(machine, stage.runs[name], races=True).races})
+    except BuildError as error:
+        entry["differs"] = {"": {"end": [f"does not compile: {error}"]}}
+    finally:
+        put(path, original)
+    return entry
+
+
+def workplace_races(machine, programs):
+    for folder in ("build/host-thread", folder_of(True)):
+        if not (machine.tree / folder).exists() and (ROOT / folder).exists():
+            shutil.copytree(ROOT / folder, machine.tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*"))
+    build(machine, programs, races=True)
+
+
+def make(stages, patterns):
+    """Writes fingerprints.json; with patterns, only those mutants are looked at again."""
+    known = load()
+    mutants = {number: [(m, e) for m in sources.read_mutants() if (e := exercise_of(stage, m))]
+               for number, stage in stages.items()}
+    build(Machine(ROOT), {run.program for stage in stages.values() for run in stage.runs.values()})
+    references = {number: reference_of(Machine(ROOT), stage) for number, stage in stages.items()}
+    old = {e["name"]: e for stage in known.values() for e in stage["mistakes"]}
+    new, tasks = {}, []
+    for number in stages:
+        for mutant, exercise in mutants[number]:
+            entry = old.get(mutant.name)
+            asked = any(fnmatch.fnmatch(mutant.name, p) for p in patterns) if patterns else \
+                not entry or entry["identity"] != identity(mutant, exercise)
+            if asked:
+                tasks.append((number, mutant, exercise))
+            elif entry:
+                new[mutant.name] = entry
+
+    def write():
+        result = {number: {"reference": references[number],
+                           "mistakes": [new[m.name] for m, _ in mutants[number] if m.name in new]} for number in stages}
+        text = json.dumps(result, indent=1)
+        text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m.group(1)) + "]", text)
+        put(PATH, text + "\n")
+
+    def work(machine, task):
+        number, mutant, exercise = task
+        new[mutant.name] = entry = fingerprint(machine, stages[number], exercise, mutant, references[number])
+        write()
+        facts = sorted({fact for differs in entry["differs"].values() for fact in differs})
+        return f"{mutant.name} ({exercise.number}): {', '.join(facts + entry['races']) or 'NO DIFFERENCE'}"
+
+    write()
+    if tasks:
+        in_workplaces(tasks, list(stages.values()), work)
+    write()
+
+
+# ---- Recognition
+
+def alike(here, there, reference):
+    """Whether two lists of differences of one run, {fact: values}, are those of the same mistake."""
+    if set(here) != set(there):
+        return False
+    for fact, values in here.items():
+        others = there[fact]
+        if fact == "seconds":  # kernels' costs change; a mistake stays slower, or faster
+            if (values[0] < reference[fact][0]) != (others[0] < reference[fact][0]):
+                return False
+        elif len(values) != len(others) or not all(same(a, b, RECOGNISED) for a, b in zip(values, others)):
+            return False
+    return True
+
+
+def costs(differs):
+    """Only what no race changes."""
+    kept = {n: {fact: v for fact, v in d.items() if fact not in PARITY and fact != "end"} for n, d in differs.items()}
+    return {n: d for n, d in kept.items() if d}
+
+
+def recognised(fingerprints, differs, races=()):
+    """The known mistakes that do to these runs what was seen. differs: {run: {fact: values}}, of all runs that reached no
+    stub; {} where nothing differs."""
+    found = []
+    for mistake in fingerprints["mistakes"]:
+        if races and mistake["races"] and set(races) <= set(mistake["races"]):
+            found.append(mistake)
+        here = costs(differs) if mistake["races"] else {n: d for n, d in differs.items() if d}
+        there = {n: d for n, d in mistake["differs"].items() if n in differs}
+        if here and set(here) == set(there) and \
+                all(alike(here[n], there[n], fingerprints["reference"][n]) for n in here):
+            found.append(mistake)
+    certain = [m for m in found if not m["races"]]
+    return certain or found
+
+
+if __name__ == "__main__":
+    try:
+        make(sources.read_stages(), sys.argv[1:])
+    except (sources.UsageError, BuildError) as error:
+        sys.exit(f"{error}")

@@ -1,0 +1,155 @@
+"""Points for the exercises of a stage, as a tree has them: half for the numbers of one rank, 30 % for exact traffic,
+memory and time, 20 % for no race and no deadlock."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+
+import fingerprints
+import sources
+from observe import BuildError, Machine, build, costs_right, differences, in_words, is_right, observe
+from sources import ROOT, UsageError
+
+PARITY_SHARE, COST_SHARE, RACE_SHARE = 0.5, 0.3, 0.2
+STATE = ROOT / "build/homework"
+
+
+@dataclass
+class Verdict:
+    exercise: str
+    title: str
+    of: int
+    points: int = 0
+    words: str = ""  # a line, empty for all points
+    hints: list = field(default_factory=list)  # of known mistakes
+
+    def line(self):
+        return f"{self.exercise + ' ' + self.title:28} {self.points:2}/{self.of:<2}  {self.words}".rstrip()
+
+
+def points_of(of, runs, right, cheap, ended, races):
+    """runs, right, cheap: how many there are. races: None where nobody has looked."""
+    share = PARITY_SHARE * right / runs + COST_SHARE * cheap / runs
+    if ended and right and races is not None and not races:
+        share += RACE_SHARE
+    return int(of * share + 1e-9)
+
+
+def judge(stage, exercise, place, seen, reference, races, mistakes):
+    """The verdict of an exercise. `place`: file:line of its body. seen: {run: Observation} of all runs of the stage so
+    far; reference: {run: facts}; races: of the exercise's runs, or None; mistakes: what fingerprints.recognised found."""
+    verdict = Verdict(exercise.number, exercise.title, exercise.points)
+    differs = {name: differences(seen[name], reference[name]) for name in exercise.runs}
+    right = [name for name in exercise.runs if is_right(differs[name])]
+    cheap = [name for name in right if costs_right(differs[name], seen[name], reference[name])]
+    ended = all(seen[name].end == "ok" for name in exercise.runs)
+    verdict.points = points_of(exercise.points, len(exercise.runs), len(right), len(cheap), ended, races)
+    own = [m for m in mistakes if m["exercise"] == exercise.number]
+    verdict.hints = sorted({m["why"] for m in own})
+    broken = [name for name in exercise.runs if name not in right] or [name for name in right if name not in cheap]
+    stubs = {found.group() for name in broken if (found := re.match(r"\d\d\.\d is not written", seen[name].end))}
+    if broken and stubs:
+        verdict.words = f"waits for {sorted(stubs)[0][:4]}"
+    elif broken and mistakes and not own:
+        verdict.words = f"waits for {mistakes[0]['exercise']}: {mistakes[0]['exercise']} has a known mistake"
+    elif broken:
+        words = in_words(differs[broken[0]], seen[broken[0]], reference[broken[0]])
+        verdict.words = f"{broken[0]}: {words}"
+        if right and len(right) < len(exercise.runs):
+            verdict.words += f"; right: {right[0]}"
+    elif races:
+        verdict.words = f"RACE: {races[0]} ({place})"
+    elif races is None:
+        verdict.words = f"right; no race? make races-{stage.number}"
+    if verdict.hints:
+        verdict.words += f". A known mistake: make hint-{exercise.number}"
+    return verdict
+
+
+def place_of(tree, exercise):
+    text = (tree / exercise.file).read_text()
+    return f"{exercise.file}:{text.count(chr(10), 0, sources.find_body(text, exercise.bodies[0], exercise.file)[0]) + 1}"
+
+
+# ---- A learner's own tree
+
+def state_of(stage):
+    """Changes when a body of the stage, or anything beside it, does."""
+    files = sorted({e.file for e in stage.exercises.values()})
+    return hashlib.sha256("".join((ROOT / name).read_text() for name in files).encode()).hexdigest()
+
+
+def noted(kind, stage):
+    """What an earlier command noted for these very sources, or None."""
+    path = STATE / f"{kind}-{stage.number}.json"
+    if path.exists():
+        note = json.loads(path.read_text())
+        if note["state"] == state_of(stage):
+            return note["content"]
+    return None
+
+
+def note(kind, stage, content):
+    sources.put(STATE / f"{kind}-{stage.number}.json", json.dumps({"state": state_of(stage), "content": content}))
+
+
+def grade(stage, say=print):
+    """Grades this tree, a line an exercise as soon as it is known. Returns the points of the exercises."""
+    known = fingerprints.load()[stage.number]
+    bodies = {e.number: sources.bodies_of(ROOT, e) for e in stage.exercises.values()}
+    written = {n: e for n, e in stage.exercises.items() if not sources.is_stub(bodies[n])}
+    seen, verdicts, machine, races = {}, [], Machine(ROOT), noted("races", stage)
+    if written:
+        try:
+            build(machine, {run.program for run in stage.runs.values()})
+        except BuildError as error:
+            say(f"{stage.number} does not compile: {error}")
+            written = {}
+    for number, exercise in stage.exercises.items():
+        place = place_of(ROOT, exercise)
+        if number not in written:
+            missing = sources.is_stub(bodies[number])
+            verdict = Verdict(number, exercise.title, exercise.points, 0, f"not written yet ({place})" * missing)
+        else:
+            for name in exercise.runs:
+                seen[name] = seen.get(name) or observe(machine, stage.runs[name])
+            differs = {name: differences(o, known["reference"][name]) for name, o in seen.items()
+                       if "not written" not in o.end}
+            mistakes = fingerprints.recognised(known, differs, (races or {}).get(number, ()))
+            verdict = judge(stage, exercise, place, seen, known["reference"], races and races.get(number), mistakes)
+        verdicts.append(verdict)
+        say(verdict.line())
+    note("hints", stage, {v.exercise: v.hints for v in verdicts})
+    return sum(v.points for v in verdicts)
+
+
+def look_for_races(stage, say=print):
+    """Runs what is written for ThreadSanitizer, and notes what it finds, for grade()."""
+    say(f"Building {stage.number} for ThreadSanitizer; the first time takes minutes.")
+    machine, found, result = Machine(ROOT), {}, {}
+    try:
+        build(machine, {run.program for run in stage.runs.values()}, races=True)
+    except BuildError as error:
+        raise UsageError(f"{stage.number} does not compile: {error}") from None
+    for number, exercise in stage.exercises.items():
+        for name in exercise.runs:
+            found[name] = found.get(name) or observe(machine, stage.runs[name], races=True)
+        result[number] = sorted({race for name in exercise.runs for race in found[name].races})
+        ends = [found[name].end for name in exercise.runs if found[name].end not in ("ok", "a data race")]
+        words = "; ".join(result[number]) or (f"not looked at: {ends[0]}" if ends else "no race")
+        say(f"{number} {exercise.title:23} {words}")
+        if ends:
+            result[number] = result[number] or None
+    note("races", stage, result)
+
+
+def hint(stages, number, say=print):
+    stage = sources.stage_of(stages, number[:2])
+    if number not in stage.exercises:
+        raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
+    hints = noted("hints", stage)
+    if hints is None:
+        raise UsageError(f"hint: first make grade-{stage.number}, with the sources as they are now")
+    for line in hints[number] or ["no mistake of this exercise was recognised; what differs stands in the grade"]:
+        say(line)

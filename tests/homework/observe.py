@@ -1,0 +1,282 @@
+"""Builds a stage's program, runs it, and compares what it logged with what the reference logs: losses, gradient norms,
+bytes by collective, memory by purpose, modelled time. No wall-clock time is looked at anywhere."""
+
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+
+from sources import ROOT, TOKEN, UsageError
+
+BUILD_SECONDS, RUN_SECONDS = 600, 60  # after these a build, or a run of half a second, hangs
+OUTPUT_BYTES = 32 << 20  # of a file that a run writes
+NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
+PARITY = ("loss", "grad_norm", "lr", "values")  # the rest is what it costs
+
+
+@dataclass
+class Machine:
+    """How commands are started: here as they are; submissions.py starts them in a sandbox."""
+    tree: pathlib.Path
+    seconds: int = RUN_SECONDS
+
+    def start(self, command, folder, environment, building):
+        return command, environment, None
+
+    def call(self, command, folder, seconds, extra=None, building=False):
+        """(exit status, output). A command that takes too long is killed with all that it started, status 124."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+        environment |= {"UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"} | (extra or {})
+        command, environment, limits = self.start(command, folder, environment, building)
+
+        def prepare():
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16 * OUTPUT_BYTES if building else OUTPUT_BYTES,) * 2)
+            if limits:
+                limits()
+
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(command, cwd=self.tree, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=prepare)
+            try:
+                status = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                status = 124
+                os.killpg(process.pid, signal.SIGTERM)  # mpirun ends its ranks
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:
+                    pass
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            output.seek(0)
+            return status, output.read(OUTPUT_BYTES).decode(errors="replace")
+
+
+class BuildError(Exception):
+    """The program does not compile: the compiler's first error."""
+
+
+def folder_of(races=False):
+    return "build/cpu-fp64-thread" if races else "build/cpu-fp64"
+
+
+def build(machine, programs, races=False):
+    """Compiles these programs in fp64; `races`: for ThreadSanitizer."""
+    # With this CURDIR all trees have the same commands, and so may copy each other's object files.
+    command = ["make", "--no-print-directory", f"-j{os.cpu_count()}", f"CURDIR={ROOT}", "BACKEND=cpu", "PRECISION=fp64",
+               f"SANITIZE={'thread' if races else ''}", *[f"{folder_of(races)}/{p}" for p in sorted(programs)]]
+    status, output = machine.call(command, machine.tree, BUILD_SECONDS, building=True)
+    if status == 0:
+        return
+    if status == 124:
+        raise BuildError(f"the compiler needs more than {BUILD_SECONDS} s")
+    lines = [line for line in output.splitlines() if re.search(r"\berror\b|\*\*\*|undefined reference", line)]
+    raise BuildError((lines or output.splitlines() or ["no output"])[0].replace(str(machine.tree) + "/", "")[:300])
+
+
+# ---- What a run shows
+
+@dataclass
+class Observation:
+    end: str = "ok"  # or how it ended
+    facts: dict = field(default_factory=dict)  # name: list of numbers, or of lines
+    races: list = field(default_factory=list)  # "fill_constant writes what all_gather reads"
+
+
+def observe(machine, run, seed=None, races=False):
+    """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible run."""
+    with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
+        log = pathlib.Path(folder) / "log.json"
+        command = [str(machine.tree / folder_of(races) / run.program), *run.options]
+        main = run.program != "collectives"
+        if main:
+            command += ["--data", str(machine.tree / "LICENSE"), "--log-json", str(log)]
+        if seed is not None and main:
+            command += [*run.hidden, "--seed", str(seed)]
+        if run.ranks > 1 or not main:
+            command += ["--timeout", "120" if races else "20"]
+        if run.program != "01_single_gpu":
+            command = ["mpirun", "-n", str(run.ranks), *command]
+        extra = {"UCX_MEM_EVENTS": "n", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"} if races else {}
+        status, output = machine.call(command, folder, machine.seconds * (5 if races else 1), extra)
+        seen = Observation(races=races_in(output))
+        if status != 0:
+            seen.end = "a data race" if seen.races else end_of(status, output)
+        elif main:
+            seen.facts = facts_of_log(log)
+        else:
+            lines = list(ring_lines(output))
+            seen.facts = {"values": [line for line in lines if "sent" not in line],
+                          "elements send": [float(line.split()[-1]) for line in lines if "sent" in line]}
+        if status == 0 and not seen.facts:
+            seen.end = "it ended without a result"
+        return seen
+
+
+def end_of(status, output):
+    """In words how a run ended that did not end well. Where several ranks speak, a stub comes first."""
+    for pattern in (r"\d\d\.\d is not written yet \(\S+\)", r"(?<=: )[^\n]*?(?= holds? up the others)"):
+        found = re.search(pattern, output)
+        if found and "written" in pattern:
+            return found.group()
+    if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
+        return "it hangs"
+    lines = [line.strip() for line in output.splitlines() if re.search(r"fail|not valid|error|does not|cannot", line, re.I)]
+    lines = [re.sub(r"^(rank \d+[^:]*|terminate called.*?|\S*what\(\)): *", "", line) for line in lines]
+    return lines[0][:160] if lines else f"it ends with status {status}"
+
+
+def ring_lines(output):
+    """Of the primer's output the ring's results and traffic. After the first half only part r of rank r counts."""
+    part = ""
+    for line in output.splitlines():
+        if not line.startswith("  "):
+            part = line.split(",")[1].split()[0] if line.startswith("ring,") else ""  # "first" or "both"
+        found = re.match(r"  rank (\d+)  .*->  \[(.*)\]", line)
+        if part and found:
+            rank, parts = int(found.group(1)), found.group(2).split(", ")
+            result = parts[rank:rank + 1] if part == "first" else parts
+            yield f"{part} half{'s' * (part == 'both')}, rank {rank}: {', '.join(result)}"
+        elif part and line.startswith("  sent"):
+            yield f"{part} half{'s' * (part == 'both')}, {line.strip()}"
+
+
+def facts_of_log(path):
+    facts = {"loss": [], "grad_norm": [], "lr": [], "seconds": []}
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if "step" in line:
+                for name in ("loss", "grad_norm", "lr"):
+                    facts[name].append("nan" if line[name] is None else line[name])
+        summary = lines[-1]["summary"]
+        facts["seconds"] = [summary["modelled"]["seconds"]]
+        for rank in summary["memory"]:
+            for purpose, size in rank["measured"].items():
+                facts.setdefault("memory " + purpose, []).append(size)
+        for number, rank in enumerate(summary["communication"]):
+            for operation, count in rank.items():
+                if operation != "rank":
+                    for what in ("elements", "calls"):
+                        of_ranks = facts.setdefault(f"{what} {operation}", [0] * summary["ranks"])
+                        of_ranks[number] = count[what]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return {}
+    for name, values in facts.items():
+        if name.startswith(("memory", "elements", "calls")) and len(set(values)) == 1:
+            facts[name] = values[:1]  # all ranks have the same
+    return facts
+
+
+# ---- Races
+
+def races_in(output):
+    """ThreadSanitizer's reports, in words: who writes or reads what the other one does."""
+    found = []
+    for report in output.split("WARNING: ThreadSanitizer: data race")[1:]:
+        sides = re.findall(r"^  (?:Previous )?(?:atomic )?([Ww]rite|[Rr]ead) of size[^\n]*\n((?:    #[^\n]*\n)+)", report, re.M)
+        words = [(kind.lower(), operation_of(stack)) for kind, stack in sides[:2]]
+        words.sort(key=lambda side: side[0] != "write")
+        if len(words) == 2:
+            verb = "writes" if words[1][0] == "write" else "reads"
+            found.append(f"{words[0][1]} writes what {words[1][1]} {verb}")
+        elif words:
+            found.append(f"{words[0][1]} {words[0][0]}s what another stream uses")
+    return sorted(set(found))
+
+
+def operation_of(stack):
+    for line in stack.splitlines():
+        found = re.search(r"pentatron::(?:\(anonymous namespace\)::)?(\w+)_kernel", line)
+        found = found or re.search(r"nccl_mpi::Engine::((?:all|reduce|broadcast|send|receive)\w*)", line)
+        if found and found.group(1) not in ("run_round", "run_collective"):
+            return found.group(1)
+    if re.search(r"cublas|gemm", stack):
+        return "a matrix product"
+    if "Memcpy" in stack or "Memset" in stack:
+        return "a copy"
+    return "the host" if "main" in stack else "another operation"
+
+
+# ---- Comparison
+
+def same(a, b, tolerance=NUMBERS):
+    if isinstance(a, str) or isinstance(b, str):  # a line, or "nan"
+        return a == b
+    return abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-30)
+
+
+def differences(seen, reference):
+    """{name: what was seen}, of the facts that differ from the reference's. "end" if it did not end well."""
+    if seen.end != "ok":
+        return {"end": [re.sub(r"\d+", "N", seen.end)]}
+    result = {}
+    for name in sorted(set(seen.facts) | set(reference)):
+        here, there = seen.facts.get(name, [0]), reference.get(name, [0])
+        if len(here) != len(there) or not all(same(a, b) for a, b in zip(here, there)):
+            result[name] = here
+    return result
+
+
+def is_right(differs):
+    """The same numbers as one rank."""
+    return not any(name in PARITY or name == "end" for name in differs)
+
+
+def costs_right(differs, seen, reference):
+    """The same traffic and memory, and no more time, than the reference needs. The number of calls shows in time."""
+    if not is_right(differs):
+        return False
+    if any(name.startswith(("memory", "elements")) for name in differs):
+        return False
+    return "seconds" not in differs or seen.facts["seconds"][0] <= reference["seconds"][0] * 1.0001
+
+
+def ratio(a, b):
+    return "not a number" if isinstance(a, str) else f"{a / b:.4g} of what it should be" if b else f"{a:g} in place of 0"
+
+
+NAMES = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate"}
+
+
+def in_words(differs, seen, reference):
+    """The first difference, in words."""
+    if "end" in differs:
+        return seen.end
+    if "values" in differs:
+        for here, there in zip(seen.facts["values"], reference["values"]):
+            if here != there:
+                return f"{here}, and should be {there.split(': ')[-1]}"
+        return "lines are missing"
+    first = None
+    for name in ("lr", "loss", "grad_norm"):
+        for step, (here, there) in enumerate(zip(seen.facts.get(name, []), reference[name])):
+            if name in differs and not same(here, there):
+                first = min(first or (step, name), (step, name), key=lambda f: (f[0], f[1] != "lr", f[1] != "loss"))
+                break
+    if first:
+        step, name = first
+        right = " (its loss is right)" if name == "grad_norm" else ""
+        if step > 0 and name == "loss":
+            right = " (all before it is right: the weights are not)"
+        return f"step {step + 1}: the {NAMES[name]} is {ratio(seen.facts[name][step], reference[name][step])}{right}"
+    for name, here in differs.items():
+        there = reference.get(name, [0])
+        kind, _, of = name.partition(" ")
+        most = f"{max(here):,} in place of {max(there):,}" if kind != "seconds" else ""
+        if kind == "memory":
+            return f"the numbers are right, but a rank has {most} bytes of {of}"
+        if kind == "elements":
+            return f"the numbers are right, but a rank sends {most} elements by {of}"
+    if "seconds" in differs:
+        return f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
+    return "right"

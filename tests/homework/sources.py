@@ -1,0 +1,254 @@
+"""The exercises (exercises.txt), the known mistakes (mutants.txt), and function bodies in C++ text: where a body
+begins and ends, what replaces it, and what a submitted body may not contain."""
+
+import os
+import pathlib
+import re
+import subprocess
+from dataclasses import dataclass, field
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+class UsageError(Exception):
+    """A request that can't be met. Its one line is printed, and the exit status is 2."""
+
+
+@dataclass
+class Run:
+    name: str
+    ranks: int
+    options: list
+    program: str
+    hidden: list  # options of a teacher's run beside them
+
+
+@dataclass
+class Exercise:
+    number: str
+    title: str = ""
+    stars: int = 1
+    points: int = 0
+    file: str = ""
+    bodies: list = field(default_factory=list)  # the beginnings of functions
+    runs: list = field(default_factory=list)  # names
+    read: str = ""
+
+
+@dataclass
+class Stage:
+    number: str
+    program: str
+    runs: dict = field(default_factory=dict)  # name: Run
+    exercises: dict = field(default_factory=dict)  # number: Exercise
+    tests: str = ""
+
+
+def read_stages(path=HERE / "exercises.txt"):
+    """{number: Stage}"""
+    stages, common, hidden, stage, exercise = {}, [], [], None, None
+    for line in path.read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if not word or word.startswith("#"):
+            continue
+        if word == "stage":
+            stage = Stage(*rest.split())
+            stages[stage.number] = stage
+        elif word == "common":
+            common = rest.split()
+        elif word == "hidden":
+            hidden = rest.split()
+        elif word == "run":
+            name, ranks, options, program = ([part.strip() for part in rest.split("|")] + [stage.program])[:4]
+            main = program == stage.program
+            stage.runs[name] = Run(name, int(ranks), (common if main else []) + options.split(), program,
+                                   hidden if main else [])
+        elif word == "exercise":
+            exercise = stage.exercises[rest] = Exercise(rest)
+        elif word == "body":
+            exercise.bodies.append(rest)
+        elif word == "runs":
+            exercise.runs = rest.split("; ")
+        elif word in ("stars", "points"):
+            setattr(exercise, word, int(rest))
+        else:
+            setattr(stage if word == "tests" else exercise, word, rest)
+    return stages
+
+
+def stage_of(stages, number):
+    if number not in stages:
+        raise UsageError(f"stage: {number!r} is not valid; expected {', '.join(stages)}")
+    return stages[number]
+
+
+@dataclass
+class Mutant:
+    name: str
+    why: str
+    file: str
+    find: str
+    replace: str
+    kinds: list  # of its tests: "ranks 2", "threads 2", ...
+
+
+def read_mutants(path=None):
+    """[Mutant], those of mutants.txt in its order."""
+    mutants = []
+    for line in (path or HERE.parent / "mutants.txt").read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if word == "mutant":
+            mutants.append(Mutant(rest, "", "", "", "", []))
+        elif word == "test":
+            mutants[-1].kinds.append(rest.partition(":")[0])
+        elif word in ("find", "replace"):
+            setattr(mutants[-1], word, rest.replace("\\n", "\n"))
+        elif word in ("why", "file"):
+            setattr(mutants[-1], word, rest)
+    return mutants
+
+
+# ---- Bodies
+
+TOKEN = re.compile(
+    r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/)|(?P<raw>R"(?P<end>[^(\s]*)\(.*?\)(?P=end)")"""
+    r"""|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+')|(?P<number>\.?\d(?:[eEpP][+-]|'?[\w.])*)"""
+    r"""|(?P<word>[A-Za-z_]\w*)|(?P<other>.)""", re.S)
+
+
+def tokens(text):
+    """(token, place) of a C++ text, without blanks and comments."""
+    return [(m.group(), m.start()) for m in TOKEN.finditer(text) if m.group("blank") is None]
+
+
+def find_body(text, signature, where=""):
+    """The places of a function's braces: text[begin:end] is its body. `signature` occurs once."""
+    if text.count(signature) != 1:
+        raise UsageError(f"{where}: expected once: {signature}")
+    at = text.index(signature)
+    parentheses = braces = begin = 0
+    for token, place in tokens(text[at:]):
+        parentheses += (token == "(") - (token == ")")
+        if parentheses == 0 and token == ";" and braces == 0:
+            break
+        if token == "{" and parentheses == 0 or token == "{" and braces:
+            braces += 1
+            begin = begin if braces > 1 else at + place
+        if token == "}" and braces:
+            braces -= 1
+            if braces == 0:
+                return begin, at + place + 1
+    raise UsageError(f"{where}: no body behind: {signature}")
+
+
+def bodies_of(tree, exercise):
+    """The bodies of an exercise as they are in a tree."""
+    text = (pathlib.Path(tree) / exercise.file).read_text()
+    return [text[slice(*find_body(text, signature, exercise.file))] for signature in exercise.bodies]
+
+
+def graft(text, exercise, bodies):
+    """The text of exercise.file with other bodies."""
+    for signature, body in zip(exercise.bodies, bodies, strict=True):
+        begin, end = find_body(text, signature, exercise.file)
+        text = text[:begin] + body + text[end:]
+    return text
+
+
+def stub(exercise):
+    return [f'{{ not_written("{exercise.number}", __FILE__, __LINE__); }}' for _ in exercise.bodies]
+
+
+def is_stub(bodies):
+    return any(re.search(r"\bnot_written\b", body) for body in bodies)
+
+
+def stubbed(text, exercises):
+    """The text of a file with the bodies of these exercises, which are in it, to be written."""
+    for exercise in exercises:
+        text = graft(text, exercise, stub(exercise))
+    first = text.index("#include")
+    return text[:first] + '#include "device/not_written.h"\n' + text[first:]
+
+
+def same_tokens(bodies, others):
+    return [[t for t, _ in tokens(a)] for a in bodies] == [[t for t, _ in tokens(b)] for b in others]
+
+
+def exercise_of(stage, mutant, tree=ROOT):
+    """The exercise in whose bodies a mutant lies, or None."""
+    text = (pathlib.Path(tree) / mutant.file).read_text()
+    at = text.find(mutant.find)
+    for exercise in stage.exercises.values():
+        for signature in exercise.bodies if exercise.file == mutant.file and at >= 0 else []:
+            begin, end = find_body(text, signature, exercise.file)
+            if begin <= at and at + len(mutant.find) <= end or signature in mutant.find:
+                return exercise
+    return None
+
+
+# What a body has no reason to use: what lets it out of its function, its process or its folder.
+FORBIDDEN = set("""asm __asm __asm__ _Pragma __attribute__ extern import module main
+    exit _exit _Exit quick_exit abort atexit at_quick_exit terminate system popen fork vfork clone execl execle execlp execv
+    execve execvp execvpe posix_spawn posix_spawnp syscall ptrace kill raise signal sigaction dlopen dlsym dlmopen mmap
+    mprotect open openat open64 creat fopen fopen64 freopen fdopen tmpfile ifstream ofstream fstream filebuf filesystem
+    remove rename unlink rmdir mkdir opendir chmod chown link symlink getenv setenv putenv environ socket
+    MPI_Abort MPI_Finalize printf fprintf vprintf dprintf puts fputs write cout cerr clog __builtin_trap""".split())
+
+
+def complaint(body):
+    """Why a submitted body is refused, in words, or None."""
+    depth, end = 0, None
+    for token, place in tokens(body):
+        if end is not None:
+            return "text behind the end of the body"
+        if token in FORBIDDEN:
+            return f"{token} is not allowed in a body"
+        if token in "#\\%:" and (token in "#\\" or body[place:place + 2] in ("%:", "<%", "%>")):
+            return f"no preprocessor in a body: {body[place:place + 12].splitlines()[0]}"
+        if token in "\"'":
+            return "a text without an end"
+        if token == "/" and body[place:place + 2] == "/*":
+            return "a comment without an end"
+        if depth == 0 and token != "{":
+            return "a body begins with {"
+        depth += (token == "{") - (token == "}")
+        if depth == 0:
+            end = place
+    return None if end is not None else "a body ends with }"
+
+
+# ---- Trees
+
+def files_of(tree=ROOT):
+    """The project's files: what git tracks, and what it does not ignore."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=tree, check=True,
+                            capture_output=True, text=True).stdout.split("\0")
+    return sorted({name for name in listed if name and (pathlib.Path(tree) / name).is_file()})
+
+
+def copy_tree(source, target, files=None):
+    """Makes target's sources those of source. What has not changed keeps its time, and so its object file."""
+    source, target = pathlib.Path(source), pathlib.Path(target)
+    files = files_of(source) if files is None else files
+    for name in files:
+        put(target / name, (source / name).read_bytes(), (source / name).stat())
+    for path in target.rglob("*"):
+        name = path.relative_to(target)
+        if path.is_file() and name.parts[0] not in ("build", ".git") and str(name) not in files:
+            path.unlink()
+
+
+def put(path, content, status=None):
+    """Writes a file, unless it has this content. `status`: the mode and the time it gets."""
+    content = content.encode() if isinstance(content, str) else content
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    if status is not None:
+        path.chmod(status.st_mode & 0o777)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
