@@ -114,7 +114,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants test test-hosts check bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts check bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -269,6 +269,28 @@ fuzz:
 mutants:
 	@set -f; tests/mutants.sh $(M)
 
+# Homework (tests/homework/README.md). Learners: grade, hint, races, paper, submit; teachers: the rest.
+HOMEWORK := python3 tests/homework/homework.py
+GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT,$(if $($(name)),$(name)='$($(name))'))
+grade-%:
+	@common/setup.sh
+	@$(HOMEWORK) grade-stage $* $(GIVEN)
+races-% paper-%:
+	@common/setup.sh
+	@$(HOMEWORK) $(firstword $(subst -, ,$@)) $* $(GIVEN)
+hint-% submit-% hunt-% gradescope-%:
+	@$(HOMEWORK) $(firstword $(subst -, ,$@)) $* $(GIVEN)
+homework:
+	@$(HOMEWORK) homework $(GIVEN)
+grade:
+	@common/setup.sh cpu bwrap:bubblewrap
+	@$(HOMEWORK) grade $(GIVEN)
+fingerprints:
+	@set -f; $(HOMEWORK) fingerprints $(M)
+homework-check:
+	@common/setup.sh cpu bwrap:bubblewrap
+	@$(HOMEWORK) check $(PART)
+
 # Speed of the kernels, of attention and of a training step, beside what the device can do; then where a step's time
 # goes (events around every kernel cost a little), and the collectives.
 bench: programs $(BUILD)/bench
@@ -299,6 +321,10 @@ help:
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"
 	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
+	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
+	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
+	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
+	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"
 	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"

@@ -23,28 +23,30 @@ def load(path=PATH):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def workplace(number, stages, races=False):
-    """A copy of this tree in which sources may be broken, with this tree's object files."""
-    tree = ROOT / f"build/homework/tree-{number}"
+def workplace(number, sandboxed=False):
+    """A copy of this tree in which sources may be broken, with this tree's object files. `sandboxed`: what runs in it is
+    kept from it (sandbox.py)."""
+    tree = ROOT / f"build/homework/{'sandbox' if sandboxed else 'tree'}-{number}"
     copy_tree(ROOT, tree)
-    for folder in ["build/host-thread" if races else "build/host", folder_of(races)]:
+    for folder in ("build/host", "build/host-thread", folder_of(False), folder_of(True)):
         if not (tree / folder).exists() and (ROOT / folder).exists():
             shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*", "runs"))
-    machine = Machine(tree)
-    build(machine, {run.program for stage in stages for run in stage.runs.values()}, races)
-    return machine
+    return Machine(tree)
 
 
-def in_workplaces(tasks, stages, work, workers=2):
-    """Calls work(machine, task) for each task, in `workers` copies of the tree side by side, and shows progress."""
+def in_workplaces(tasks, stages, work, workers=2, sandboxed=False, races=True):
+    """Calls work(machine, task) for each task, in `workers` copies of the tree side by side, and shows progress. `races`:
+    the work builds for ThreadSanitizer, too."""
     waiting, begin, done, failed = queue.Queue(), time.time(), [0], []
     for task in tasks:
         waiting.put(task)
-    build(Machine(ROOT), {run.program for stage in stages for run in stage.runs.values()})
+    programs = {run.program for stage in stages for run in stage.runs.values()}
+    for thread in (False, True)[:1 + races]:  # once; the copies begin with its object files
+        build(Machine(ROOT), programs, thread)
 
     def worker(number):
         try:
-            machine = workplace(number, stages)
+            machine = workplace(number, sandboxed)
             while not failed:
                 task = waiting.get_nowait()
                 words = work(machine, task)
@@ -106,7 +108,7 @@ def fingerprint(machine, stage, exercise, mutant, reference):
                 entry["differs"][name] = stable
         if any(kind.startswith("threads") for kind in mutant.kinds):
             entry["differs"] = costs(entry["differs"])  # its numbers are a matter of luck
-            workplace_races(machine, programs)
+            build(machine, programs, races=True)
             entry["races"] = sorted({race for name in exercise.runs
                                      for race in observe(machine, stage.runs[name], races=True).races})
     except BuildError as error:
@@ -114,13 +116,6 @@ def fingerprint(machine, stage, exercise, mutant, reference):
     finally:
         put(path, original)
     return entry
-
-
-def workplace_races(machine, programs):
-    for folder in ("build/host-thread", folder_of(True)):
-        if not (machine.tree / folder).exists() and (ROOT / folder).exists():
-            shutil.copytree(ROOT / folder, machine.tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*"))
-    build(machine, programs, races=True)
 
 
 def make(stages, patterns):
@@ -158,7 +153,7 @@ def make(stages, patterns):
 
     write()
     if tasks:
-        in_workplaces(tasks, list(stages.values()), work)
+        in_workplaces(tasks, [stages[number] for number in sorted({task[0] for task in tasks})], work)
     write()
 
 

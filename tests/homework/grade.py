@@ -124,6 +124,24 @@ def grade(stage, say=print):
     return sum(v.points for v in verdicts)
 
 
+def grade_hunt(stage, tree):
+    """(points, words) of a hunt's tree. Which body has a mistake is not known there: as many points as thirds of the runs
+    are right; make grade looks at each mistake alone."""
+    if sources.read_note(tree).get("kind") != "hunt":
+        raise UsageError(f"HUNT: {tree} is no hunt; make hunt-{stage.number} ID=you writes one, from the reference")
+    machine, reference = Machine(tree), fingerprints.load()[stage.number]["reference"]
+    try:
+        build(machine, {run.program for run in stage.runs.values()})
+    except BuildError as error:
+        return 0, f" (does not compile: {error})"
+    wrong = [(name, d, seen) for name, run in stage.runs.items()
+             if (d := differences(seen := observe(machine, run), reference[name]))]
+    if not wrong:
+        return 15, ""
+    name, differs, seen = wrong[0]
+    return 3 * (len(stage.runs) - len(wrong)) // len(stage.runs) * 5, f" ({name}: {in_words(differs, seen, reference[name])})"
+
+
 def look_for_races(stage, say=print):
     """Runs what is written for ThreadSanitizer, and notes what it finds, for grade()."""
     say(f"Building {stage.number} for ThreadSanitizer; the first time takes minutes.")

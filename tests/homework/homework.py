@@ -1,32 +1,102 @@
-"""The homework's commands, as the Makefile calls them: homework.py COMMAND [ARGUMENT...]"""
+"""The homework's commands, as the Makefile calls them: homework.py COMMAND [NAME=VALUE...] [ARGUMENT...]"""
 
+import pathlib
+import re
 import sys
 
 import fingerprints
 import grade
+import open_problems
+import paper
 import sources
+import submissions
 from observe import BuildError
+from sources import ROOT, UsageError
+
+
+def grade_stage(stage, hunt):
+    """Everything of a stage that this tree has, and the sum."""
+    points, most = grade.grade(stage), 70
+    note, extra = sources.read_note(), []
+    hunt = hunt or (ROOT if note.get("kind") == "hunt" else None)
+    if hunt:
+        found, words = grade.grade_hunt(stage, pathlib.Path(hunt))
+        extra.append(f"hunt {found}/15{words}")
+        points, most = points * (note.get("kind") != "hunt") + found, most + 15
+    if (ROOT / f"answers-{stage.number}.txt").exists():
+        try:
+            found = paper.paper(stage, None, lambda line: None)
+            extra.append(f"paper {found}/15")
+            points += found
+        except UsageError as error:
+            extra.append(f"paper 0/15 ({error})")
+    if stage.number in open_problems.PROBLEMS and (ROOT / f"open-{stage.number}.txt").exists():
+        try:
+            found, words = open_problems.judge(stage, (ROOT / f"open-{stage.number}.txt").read_text())
+            extra.append(f"open {found}/10 ({words})")
+        except UsageError as error:
+            extra.append(f"open 0/10 ({error})")
+    if extra:
+        print("   ".join(extra))
+    print(f"{stage.number}: {points}/100")
 
 
 def main(command, *arguments):
     stages = sources.read_stages()
+    words = [a for a in arguments if "=" not in a]
+    given = {name: value for name, _, value in (a.partition("=") for a in arguments if "=" in a) if value}
+
+    def needed(name, example):
+        if name not in given:
+            raise UsageError(f"{name}: not given; expected for example {name}={example}")
+        return given[name]
+
+    def one():
+        return sources.stage_of(stages, words[0] if words else "")
+
     if command == "grade-stage":
-        points = grade.grade(sources.stage_of(stages, arguments[0]))
-        print(f"{arguments[0]}: {points}/70")
+        grade_stage(one(), given.get("HUNT"))
     elif command == "races":
-        grade.look_for_races(sources.stage_of(stages, arguments[0]))
+        grade.look_for_races(one())
     elif command == "hint":
-        grade.hint(stages, arguments[0])
+        grade.hint(stages, words[0])
+    elif command == "paper":
+        paper.paper(one(), given.get("ID"))
+    elif command == "submit":
+        submissions.submit(one(), needed("ID", "you"), given.get("HUNT"))
+    elif command == "grade":
+        submissions.grade_many(stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""))
+    elif command == "gradescope-run":
+        submissions.gradescope_results(stages, needed("IN", "submission"), needed("OUT", "results.json"), given.get("TERM", ""))
     elif command == "fingerprints":
-        fingerprints.make(stages, arguments)
+        fingerprints.make(stages, words)
+    elif command in ("homework", "hunt", "gradescope", "check"):
+        if not (sources.HERE / "starter.py").exists():
+            raise UsageError(f"make {command} works in the reference; this is a learner's tree")
+        import check
+        import gradescope
+        import starter
+        if command == "homework":
+            asked = [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))]
+            starter.starter(asked, needed("TERM", "2027s"), pathlib.Path(needed("TO", "../hw03")))
+        elif command == "hunt":
+            identity = submissions.check_id(needed("ID", "you"))
+            to = pathlib.Path(given.get("TO") or ROOT / f"build/hunt-{one().number}-{identity}")
+            starter.hunt(one(), identity, to)
+            print(f"{to}: stage {one().number} with three mistakes; mend them, and explain them in found-{one().number}.txt")
+        elif command == "gradescope":
+            gradescope.write_zip(one(), given.get("TERM", ""), pathlib.Path(given.get("TO") or ROOT / f"build/gradescope-{one().number}.zip"))
+        else:
+            return check.check(stages, words)
     else:
-        raise sources.UsageError(f"command: {command!r} is not valid")
+        raise UsageError(f"command: {command!r} is not valid")
+    return 0
 
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
-    except sources.UsageError as error:
+        sys.exit(main(*sys.argv[1:]))
+    except UsageError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     except BuildError as error:

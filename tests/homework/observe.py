@@ -28,6 +28,9 @@ class Machine:
     def start(self, command, folder, environment, building):
         return command, environment, None
 
+    def own(self, path):
+        pass
+
     def call(self, command, folder, seconds, extra=None, building=False):
         """(exit status, output). A command that takes too long is killed with all that it started, status 124."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
@@ -95,6 +98,7 @@ class Observation:
 def observe(machine, run, seed=None, races=False):
     """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible run."""
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
+        machine.own(folder)
         log = pathlib.Path(folder) / "log.json"
         command = [str(machine.tree / folder_of(races) / run.program), *run.options]
         main = run.program != "collectives"
@@ -111,6 +115,8 @@ def observe(machine, run, seed=None, races=False):
         seen = Observation(races=races_in(output))
         if status != 0:
             seen.end = "a data race" if seen.races else end_of(status, output)
+        elif any(option.startswith("--show-") for option in run.options):
+            seen.facts = {"picture": output.splitlines()}
         elif main:
             seen.facts = facts_of_log(log)
         else:
@@ -159,7 +165,7 @@ def facts_of_log(path):
                 for name in ("loss", "grad_norm", "lr"):
                     facts[name].append("nan" if line[name] is None else line[name])
         summary = lines[-1]["summary"]
-        facts["seconds"] = [summary["modelled"]["seconds"]]
+        facts["seconds"], facts["hidden"] = [summary["modelled"]["seconds"]], [summary["modelled"]["hidden"]]
         for rank in summary["memory"]:
             for purpose, size in rank["measured"].items():
                 facts.setdefault("memory " + purpose, []).append(size)
@@ -220,7 +226,7 @@ def differences(seen, reference):
     if seen.end != "ok":
         return {"end": [re.sub(r"\d+", "N", seen.end)]}
     result = {}
-    for name in sorted(set(seen.facts) | set(reference)):
+    for name in sorted((set(seen.facts) | set(reference)) - {"hidden"}):  # follows from the time
         here, there = seen.facts.get(name, [0]), reference.get(name, [0])
         if len(here) != len(there) or not all(same(a, b) for a, b in zip(here, there)):
             result[name] = here

@@ -1,6 +1,7 @@
 """The exercises (exercises.txt), the known mistakes (mutants.txt), and function bodies in C++ text: where a body
 begins and ends, what replaces it, and what a submitted body may not contain."""
 
+import json
 import os
 import pathlib
 import re
@@ -51,7 +52,7 @@ def read_stages(path=HERE / "exercises.txt"):
     for line in path.read_text().splitlines():
         word, _, rest = line.partition(" ")
         rest = rest.strip()
-        if not word or word.startswith("#"):
+        if not word or word.startswith("#") or word == "unseen":
             continue
         if word == "stage":
             stage = Stage(*rest.split())
@@ -76,6 +77,12 @@ def read_stages(path=HERE / "exercises.txt"):
         else:
             setattr(stage if word == "tests" else exercise, word, rest)
     return stages
+
+
+def read_note(tree=ROOT):
+    """What .homework says of a learner's tree: its kind, "write" or "hunt", stages, term or ID. Empty: the reference."""
+    path = pathlib.Path(tree) / ".homework"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def stage_of(stages, number):

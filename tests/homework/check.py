@@ -1,0 +1,258 @@
+"""Whether the homework keeps its promises: make homework-check [PART...]. Without a part, all of them; "quick" is what
+every change must pass."""
+
+import fnmatch
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+import fingerprints
+import grade
+import sources
+import starter
+import submissions
+from fingerprints import in_workplaces, workplace
+from observe import BuildError, Machine, build, differences, observe
+from sources import ROOT, UsageError, exercise_of, put, read_mutants
+
+passed, failed = 0, 0
+
+
+def expect(good, what):
+    global passed, failed
+    passed, failed = passed + bool(good), failed + (not good)
+    print(("ok      " if good else "FAILED  ") + what, flush=True)
+    return good
+
+
+def stages_with_mutants(stages):
+    for number, stage in stages.items():
+        for mutant in read_mutants():
+            exercise = exercise_of(stage, mutant)
+            if exercise:
+                yield number, mutant, exercise
+
+
+def data(stages):
+    """The lists fit the sources, and each other."""
+    for stage in stages.values():
+        expect(sum(e.points for e in stage.exercises.values()) == 70, f"{stage.number}: 70 points")
+        for exercise in stage.exercises.values():
+            bodies = sources.bodies_of(ROOT, exercise)
+            wrong = [name for name in exercise.runs if name not in stage.runs] + [c for b in bodies if (c := sources.complaint(b))]
+            expect(not wrong, f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}")
+    known = fingerprints.load()
+    entries = {m["name"]: m for stage in known.values() for m in stage["mistakes"]}
+    stale = [m.name for _, m, e in stages_with_mutants(stages)
+             if entries.get(m.name, {}).get("identity") != fingerprints.identity(m, e)]
+    expect(not stale, f"fingerprints.json is not stale; if it is: make fingerprints {' '.join(stale[:5])}")
+    expect(len(read_mutants()) >= 220, f"{len(read_mutants())} mutants, at least 220")
+    names = [e.number for s in stages.values() for e in s.exercises.values()]
+    teacher = (sources.HERE / "teacher.md").read_text()
+    expect(all(f"## {n} " in teacher for n in names), "teacher.md has a sketch of each exercise")
+
+
+def reference(stages):
+    """The reference shows what fingerprints.json says, and gets all points."""
+    machine, known = Machine(ROOT), fingerprints.load()
+    build(machine, {run.program for s in stages.values() for run in s.runs.values()})
+    for number, stage in stages.items():
+        differs = {name: d for name, run in stage.runs.items()
+                   if (d := differences(observe(machine, run), known[number]["reference"][name]))}
+        expect(not differs, f"{number}: the reference shows the numbers of fingerprints.json {differs or ''}"[:300])
+        if not sources.read_note():
+            grade.note("races", stage, {n: [] for n in stage.exercises})
+            expect(grade.grade(stage, lambda line: None) == 70, f"{number}: the reference gets 70 points")
+            (grade.STATE / f"races-{number}.json").unlink()
+
+
+def stubs(stages, only=None):
+    """Each exercise alone as a stub: it gets no points, and the run says so."""
+    tasks = [(s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only]
+
+    def work(machine, task):
+        stage, exercise = task
+        path = machine.tree / exercise.file
+        original = path.read_text()
+        try:
+            put(path, sources.stubbed(original, [exercise]))
+            put(machine.tree / "common/device/not_written.h", (sources.HERE / "not_written.h").read_bytes())
+            build(machine, {run.program for run in stage.runs.values()})
+            ends = {name: observe(machine, stage.runs[name]).end for name in exercise.runs}
+        finally:
+            put(path, original)
+            (machine.tree / "common/device/not_written.h").unlink(missing_ok=True)
+        right = [end for end in ends.values() if end.startswith(f"{exercise.number} is not written yet ({exercise.file}:")]
+        expect(len(right) == len(ends), f"{exercise.number}: a stub ends every run of the exercise {set(ends.values()) if len(right) < len(ends) else ''}")
+        return exercise.number
+    in_workplaces(tasks, list(stages.values()), work, races=False)
+
+
+def mistakes(stages, only=None):
+    """Each known mistake loses points in its exercise, and gets the right hint; or exercises.txt says why not."""
+    unseen = {line.split()[1]: line.split("|")[1].strip() for line in (sources.HERE / "exercises.txt").read_text().splitlines()
+              if line.startswith("unseen ")}
+    tasks = [(stages[n], m, e) for n, m, e in stages_with_mutants(stages)
+             if only is None or any(fnmatch.fnmatch(m.name, p) for p in only)]
+    known = fingerprints.load()
+
+    def work(machine, task):
+        stage, mutant, exercise = task
+        here, path = known[stage.number], machine.tree / mutant.file
+        original = path.read_text()
+        entry = next(m for m in here["mistakes"] if m["name"] == mutant.name)
+        programs = {run.program for run in stage.runs.values()}
+        try:
+            put(path, original.replace(mutant.find, mutant.replace))
+            build(machine, programs)
+            seen = {name: observe(machine, run) for name, run in stage.runs.items()}
+            races = []
+            if entry["races"]:
+                build(machine, programs, races=True)
+                races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})
+        except BuildError as error:
+            return f"{mutant.name}: " + str(expect(False, f"{mutant.name} compiles: {error}"))
+        finally:
+            put(path, original)
+        differs = {name: differences(o, here["reference"][name]) for name, o in seen.items()}
+        found = fingerprints.recognised(here, differs, races)
+        verdict = grade.judge(stage, exercise, "", seen, here["reference"], races, found)
+        lost, hinted = verdict.points < exercise.points, mutant.why in verdict.hints
+        if mutant.name in unseen:
+            expect(not lost or not hinted, f"{mutant.name} is still not to be told: {unseen[mutant.name]}")
+        else:
+            expect(lost and hinted, f"{mutant.name}: {verdict.points}/{exercise.points}, {'' if hinted else 'NOT '}recognised: "
+                   f"{verdict.words}"[:200])
+        return mutant.name
+    in_workplaces(tasks, [stages[n] for n in sorted({t[0].number for t in tasks})], work,
+                  races=any(k.startswith("threads") for t in tasks for k in t[1].kinds))
+
+
+def starters(stages, only=None):
+    """A starter tree has no line of the solution, builds, and says what is not written."""
+    for number, stage in stages.items():
+        if only and number not in only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            to = pathlib.Path(folder) / "hw"
+            starter.starter([stage], "check", to)
+            bodies = {e.file: [sources.find_body((ROOT / e.file).read_text(), s) for s in e.bodies]
+                      for e in stage.exercises.values()}
+            elsewhere = {line.strip() for name in sources.files_of() if name not in starter.LEFT_OUT and "corpus" not in name
+                         and name.endswith((".h", ".cu", ".cc", ".md", ".sh", ".py"))
+                         for line in without((ROOT / name).read_text(), [b for e in stage.exercises.values() if e.file == name
+                                             for b in (sources.find_body((ROOT / name).read_text(), s) for s in e.bodies)]).splitlines()}
+            lines = starter.solution_lines([stage]) - elsewhere
+            left = [f"{path.relative_to(to)}: {line.strip()}" for path in to.rglob("*")
+                    if path.is_file() and ".git" not in path.parts
+                    for line in path.read_text(errors="replace").splitlines() if line.strip() in lines]
+            expect(not left and len(lines) > 10, f"{number}: none of {len(lines)} solution lines is left {left[:2] or ''}")
+            log = subprocess.run(["git", "log", "--oneline"], cwd=to, capture_output=True, text=True, check=True).stdout
+            expect(log.count("\n") == 1, f"{number}: a history of one commit")
+            try:
+                starter.starter([stage], "check", to)
+                expect(False, f"{number}: an existing folder is refused")
+            except UsageError as error:
+                expect("exists" in str(error), f"{number}: an existing folder is refused")
+            again = pathlib.Path(folder) / "hunt"
+            starter.hunt(stage, "check", again)
+            planted = starter.planted(stage, "check")
+            differ = [n for n, e in stage.exercises.items() if not sources.same_tokens(
+                sources.bodies_of(again, e), sources.bodies_of(ROOT, e))]
+            expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
+
+
+def without(text, places):
+    for begin, end in sorted(places, reverse=True):
+        text = text[:begin] + text[end:]
+    return text
+
+
+def hostile(stages):
+    """Submissions that want points for nothing, or to do harm."""
+    machine = workplace(0, sandboxed=True)
+    in_workplaces([0], [stages["03"]], lambda m, t: "workplace", workers=1, sandboxed=True)
+    marker = ROOT / "build/homework/marker"
+    put(marker, "still here")
+    for line in (sources.HERE / "hostile.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        name, number, words, body = [part.strip() for part in line.split("|", 3)]
+        body = body.replace("\\n", "\n").replace("\\\n", "\\n")
+        stage = stages[number[:2]]
+        bodies = {number: [body] + sources.bodies_of(ROOT, stage.exercises[number])[1:]}
+        with tempfile.TemporaryDirectory() as folder:
+            grader = submissions.Grader(stages, "check", pathlib.Path(folder), not name.startswith("!"))
+            begin = time.time()
+            verdict = next(v for v in grader.verdicts(machine, stage, bodies)[0] if v.exercise == number)
+        expect(verdict.points == 0 and words in verdict.words and marker.read_text() == "still here",
+               f"{name}: {verdict.points} points, {verdict.words[:110]!r}, {time.time() - begin:.0f} s")
+    tree = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    left = [p for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if b"sandbox-0" in bytes_at(p)]
+    expect(not left, f"no process is left over {left[:3] or ''}")
+    return tree
+
+
+def bytes_at(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def submitted(stages):
+    """A submission that is graded twice gets the same table to the byte; wrong files cost a line."""
+    stage = stages["03"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "in").mkdir()
+        mutant = next(m for m in read_mutants() if m.name == "03-only-last-micro-batch")
+        text = (ROOT / mutant.file).read_text().replace(mutant.find, mutant.replace)
+        exercise = stage.exercises["03.3"]
+        bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
+        bodies["03.3"] = [text[slice(*sources.find_body(text, s))] for s in exercise.bodies]
+        bodies["03.4"] = sources.stub(stage.exercises["03.4"])
+        content = {"pentatron": 1, "stage": "03", "id": "check", "bodies": bodies}
+        import json
+        put(folder / "in/a.json", json.dumps(content))
+        put(folder / "in/b.json", "")
+        put(folder / "in/c.json", '{"pentatron": 1, "stage": "09"}')
+        tables = []
+        for turn in range(2):
+            grades = ROOT / "build/homework/grades"
+            shutil.rmtree(grades, ignore_errors=True)
+            submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", lambda line: None)
+            tables.append((folder / f"{turn}.csv").read_bytes() + (folder / f"{turn}.txt").read_bytes())
+        expect(tables[0] == tables[1], "graded twice, the tables are the same to the byte")
+        table = tables[0].decode()
+        expect("b.json,,,,,,0" in table and "c.json,,,,,,0" in table, "an empty and a foreign submission get a line each")
+        expect(mutant.why in table and "03.3:20" not in table and "03.1:10 03.2:15" in table and "03.4:0" in table,
+               "each body is graded alone, and the mistake is recognised")
+
+
+PARTS = {"data": data, "reference": reference, "stubs": stubs, "starters": starters, "submitted": submitted,
+         "hostile": hostile, "mistakes": mistakes}
+
+
+def check(stages, parts):
+    begin = time.time()
+    if parts == ["quick"]:
+        data(stages)
+        reference(stages)
+        starters(stages, ["03"])
+        stubs(stages, ["02.5", "03.3"])
+        mistakes(stages, ["03-only-last-micro-batch"])
+    else:
+        unknown = [p for p in parts if p not in PARTS]
+        if unknown:
+            raise UsageError(f"PART: {unknown[0]!r} is not valid; expected quick, {', '.join(PARTS)}")
+        for name, part in PARTS.items():
+            if not parts or name in parts:
+                print(f"== {name}, {(time.time() - begin) / 60:.0f} min so far", flush=True)
+                part(stages)
+    print(f"{(time.time() - begin) / 60:.1f} min")
+    print(f"{passed} passed, {failed} failed")
+    return int(failed > 0)

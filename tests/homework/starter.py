@@ -1,0 +1,122 @@
+"""Trees for learners: a starter tree, in which the bodies of one stage are to be written, and a hunt, in which three
+mistakes are planted in a finished stage."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+
+import fingerprints
+import sources
+from sources import HERE, ROOT, UsageError, files_of, put, read_mutants
+
+# What gives the solution away, or is for teachers.
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", ".ci/run"] + [f"tests/homework/{name}" for name in (
+    "HOMEWORK.md", "check.py", "gradescope.py", "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
+
+
+def solution_lines(stages):
+    """Lines of the bodies that say something."""
+    return {line.strip() for stage in stages for e in stage.exercises.values() for body in sources.bodies_of(ROOT, e)
+            for line in body.splitlines() if len(line.strip()) >= 20 and not line.strip().startswith("//")}
+
+
+def corpus_without(stages):
+    """The text that the programs learn from, without old forms of the files that are to be written."""
+    names = {e.file.rsplit("/", 1)[-1] for stage in stages for e in stage.exercises.values()}
+    lines, kept, inside = solution_lines(stages), [], False
+    for line in (ROOT / "common/corpus.txt").read_text().splitlines():
+        if line.startswith("==== "):
+            inside = line.strip("= ").rsplit("/", 1)[-1] in names
+        if not inside and line.strip() not in lines:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def manifest_of(stages):
+    """The part of exercises.txt that is about these stages."""
+    text, kept, inside = (HERE / "exercises.txt").read_text(), [], True
+    for line in text.splitlines():
+        if line.startswith("stage "):
+            inside = line.split()[1] in {stage.number for stage in stages}
+        if inside and not line.startswith("unseen "):
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def write_tree(stages, to, note, change):
+    """Writes a tree into a new folder `to`, with a history of one commit. `change`: {file: text} that differs."""
+    if to.exists():
+        raise UsageError(f"TO: {to} exists; expected a new folder")
+    if sources.read_note():
+        raise UsageError("this is a learner's tree; starter trees and hunts are made from the reference")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    change = {**change, ".homework": json.dumps(note) + "\n",
+              "common/corpus.txt": corpus_without(stages),
+              "tests/homework/exercises.txt": manifest_of(stages),
+              "tests/homework/fingerprints.json": json.dumps(
+                  {s.number: fingerprints.load().get(s.number, {}) for s in stages}, indent=0) + "\n"}
+    for stage in stages:  # what to try afterwards names what to write
+        readme = next(ROOT.glob(f"{stage.number}_*/README.md"))
+        change[str(readme.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", readme.read_text(), flags=re.S)
+    part = to.with_name(to.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    for name in files_of():
+        if name not in LEFT_OUT and name not in change:
+            put(part / name, (ROOT / name).read_bytes(), (ROOT / name).stat())
+    for name, text in change.items():
+        put(part / name, text)
+    git = ["git", "-c", "user.name=homework", "-c", "user.email=homework@localhost", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", f"Homework {' '.join(note['stages'])}"]):
+        subprocess.run([*git, *command], cwd=part, check=True)
+    part.rename(to)
+
+
+def starter(stages, term, to):
+    """make homework: the bodies of these stages are to be written."""
+    change = {}
+    for file in sorted({e.file for stage in stages for e in stage.exercises.values()}):
+        here = [e for stage in stages for e in stage.exercises.values() if e.file == file]
+        change[file] = sources.stubbed((ROOT / file).read_text(), here)
+    change["tests/homework/not_run.txt"] = "~[.]" + "".join(dict.fromkeys(
+        re.findall(r"~\[\w+\]", "".join(stage.tests for stage in stages)))) + "\n"
+    change["common/device/not_written.h"] = (HERE / "not_written.h").read_text()
+    change["HOMEWORK.md"] = homework_note(stages, term)
+    write_tree(stages, to, {"kind": "write", "stages": [s.number for s in stages], "term": term}, change)
+
+
+def homework_note(stages, term):
+    rows, first = [], stages[0].number
+    for stage in stages:
+        for e in stage.exercises.values():
+            rows.append(f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |")
+    return (HERE / "HOMEWORK.md").read_text().replace("{term}", term).replace("{stage}", first).replace(
+        "{rows}", "\n".join(rows))
+
+
+# ---- The hunt
+
+def planted(stage, identity):
+    """The three mutants of a hunt, in three exercises; each changes numbers, so that one run shows it."""
+    choice = random.Random(f"hunt {stage.number} {identity}")
+    mutants = {m.name: m for m in read_mutants()}
+    by_exercise = {}
+    for mistake in fingerprints.load()[stage.number]["mistakes"]:
+        if mistake["differs"] and not mistake["races"]:
+            by_exercise.setdefault(mistake["exercise"], []).append(mutants[mistake["name"]])
+    exercises = choice.sample(sorted(by_exercise), 3)
+    return {exercise: choice.choice(by_exercise[exercise]) for exercise in sorted(exercises)}
+
+
+def hunt(stage, identity, to):
+    """make hunt-03: a finished stage with three mistakes."""
+    change = {}
+    for mutant in planted(stage, identity).values():
+        text = change.get(mutant.file) or (ROOT / mutant.file).read_text()
+        change[mutant.file] = text.replace(mutant.find, mutant.replace)
+    change["tests/homework/not_run.txt"] = "~[.]" + stage.tests + "\n"
+    change[f"found-{stage.number}.txt"] = (
+        f"# Three mistakes are in the bodies of stage {stage.number}'s exercises (tests/homework/exercises.txt).\n"
+        "# Mend each. Then explain it here: where it was, what it did to which run, and why.\n\n1.\n\n2.\n\n3.\n")
+    write_tree([stage], to, {"kind": "hunt", "stages": [stage.number], "id": identity}, change)

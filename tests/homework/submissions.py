@@ -1,0 +1,354 @@
+"""What is handed in, and the grading of many. Each body is grafted alone into the clean reference, then all that are
+right together, in a sandbox, with other sizes and another seed than those of the visible runs."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import time
+
+import fingerprints
+import grade
+import open_problems
+import paper
+import sources
+from fingerprints import in_workplaces
+from observe import BuildError, Machine, Observation, build, differences, observe
+from sandbox import Sandbox, check_sandbox
+from sources import ROOT, UsageError, put, read_note
+
+FORMAT, LARGEST = 1, 1 << 20  # of a file, in bytes
+HUNT_POINTS = 5  # a mistake
+NAME = re.compile(r"[\w.@-]{1,64}")
+
+
+def check_id(identity):
+    if not NAME.fullmatch(identity or ""):
+        raise UsageError(f"ID: {identity!r} is not valid; expected letters, digits, or any of . @ - _")
+    return identity
+
+
+def text_at(path):
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def submit(stage, identity, hunt=None, say=print):
+    """make submit-03: packs bodies and answers into one file."""
+    check_id(identity)
+    content = {"pentatron": FORMAT, "stage": stage.number, "id": identity, "term": read_note().get("term", ""),
+               "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()},
+               "answers": text_at(ROOT / f"answers-{stage.number}.txt"), "open": text_at(ROOT / f"open-{stage.number}.txt")}
+    if hunt:
+        note = read_note(pathlib.Path(hunt))
+        if note.get("kind") != "hunt" or note.get("stages") != [stage.number]:
+            raise UsageError(f"HUNT: {hunt} is no hunt of stage {stage.number}; make hunt-{stage.number} writes one")
+        content["hunt"] = {"id": note["id"], "found": text_at(pathlib.Path(hunt) / f"found-{stage.number}.txt"),
+                           "bodies": {n: sources.bodies_of(hunt, e) for n, e in stage.exercises.items()}}
+    path = ROOT / f"submission-{stage.number}-{identity}.json"
+    text = json.dumps(content, indent=1) + "\n"
+    if len(text) > LARGEST:
+        raise UsageError(f"submission: {len(text):,} bytes; expected at most {LARGEST:,}")
+    put(path, text)
+    written = sum(not sources.is_stub(b) for b in content["bodies"].values())
+    say(f"{path.name}: {written} of {len(content['bodies'])} exercises, answers: {'yes' if content['answers'] else 'no'}, "
+        f"open problem: {'yes' if content['open'] else 'no'}, hunt: {'yes' if hunt else 'no'}")
+
+
+def read_submission(path, stages):
+    """The content of a submission file; raises UsageError with one line if it is none."""
+    def check(good, what):
+        if not good:
+            raise UsageError(f"{path.name}: {what}")
+    check(path.stat().st_size <= LARGEST, f"more than {LARGEST:,} bytes")
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        check(False, "not a submission (make submit-03 writes one)")
+    check(isinstance(content, dict) and content.get("pentatron") == FORMAT, "not a submission (make submit-03 writes one)")
+    check(content.get("stage") in stages, f"stage {str(content.get('stage'))[:20]!r} is not one of {', '.join(stages)}")
+    exercises = stages[content["stage"]].exercises
+    check(isinstance(content.get("id"), str) and NAME.fullmatch(content["id"]), "no ID")
+
+    def bodies_are_valid(bodies):
+        return isinstance(bodies, dict) and all(
+            n in exercises and isinstance(b, list) and len(b) == len(exercises[n].bodies) and all(isinstance(t, str) for t in b)
+            for n, b in bodies.items())
+    check(bodies_are_valid(content.get("bodies")), "its bodies are not those of the exercises")
+    check(all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "term")), "answers must be text")
+    hunt = content.get("hunt")
+    check(hunt is None or isinstance(hunt, dict) and isinstance(hunt.get("id"), str) and NAME.fullmatch(hunt["id"])
+          and isinstance(hunt.get("found", ""), str) and bodies_are_valid(hunt.get("bodies")), "its hunt is not one")
+    return content
+
+
+# ---- Grading
+
+class Grader:
+    """Grades submissions of one term. What has been judged is kept in `folder`, so an interrupted run goes on; the same
+    bodies are judged once."""
+
+    def __init__(self, stages, term, folder, check_words=True):
+        self.stages, self.term, self.folder, self.check_words = stages, term, folder, check_words
+        self.known = fingerprints.load()
+        self.sources = hashlib.sha256(b"".join((ROOT / n).read_bytes() for n in sources.files_of(ROOT)
+                                               if n.startswith(("0", "common/", "Makefile", "tests/homework/")))).hexdigest()
+        self.references = {}
+
+    def seed(self, stage):
+        return int(hashlib.sha256(f"{self.term} {stage.number}".encode()).hexdigest(), 16) % 10**6 + 2
+
+    def reference(self, stage):
+        """{run: facts} of the clean tree with the hidden sizes and seed."""
+        if stage.number not in self.references:
+            def run():
+                build(Machine(ROOT), {r.program for r in stage.runs.values()})
+                return fingerprints.reference_of(Machine(ROOT), stage, self.seed(stage))
+            self.references[stage.number] = self.kept(f"reference {stage.number}", run)
+        return self.references[stage.number]
+
+    def kept(self, key, work):
+        """work()'s result; what it was the last time, with the same sources and term."""
+        name = hashlib.sha256(f"{self.sources} {self.term} {self.check_words} {key}".encode()).hexdigest()[:32]
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            result = work()
+            part = path.with_suffix(f".{os.getpid()}.{id(result)}.part")
+            put(part, json.dumps(result))
+            part.rename(path)
+        return json.loads(path.read_text())
+
+    # -- One body, or several, in the clean reference
+
+    def seen_with(self, machine, stage, bodies, runs, races=False, visible=False):
+        """{run: (end, facts, races)} with these bodies, {number: [text]}, in place of the reference's."""
+        sandbox = Sandbox(machine.tree)
+        texts = {}
+        for number, text in bodies.items():
+            file = stage.exercises[number].file
+            texts[file] = sources.graft(texts.get(file) or (ROOT / file).read_text(), stage.exercises[number], text)
+        try:
+            for file, text in texts.items():
+                put(machine.tree / file, text)
+            sandbox.own(machine.tree)
+            build(sandbox, {stage.runs[name].program for name in runs}, races)
+            seen = {}
+            for name in runs:
+                o = observe(sandbox, stage.runs[name], None if visible else self.seed(stage), races)
+                seen[name] = [o.end, o.facts, o.races]
+                if o.end == "it hangs":  # the others would hang, too, a minute each
+                    seen |= {n: ["it hangs", {}, []] for n in runs if n not in seen}
+                    break
+            return seen
+        except BuildError as error:
+            return {name: [f"does not compile: {error}", {}, []] for name in runs}
+        finally:
+            for file in texts:
+                put(machine.tree / file, (ROOT / file).read_bytes())
+
+    def observed(self, machine, stage, bodies, runs, races=False, visible=False):
+        key = json.dumps(["seen", stage.number, sorted(bodies.items()), list(runs), races, visible])
+        seen = self.kept(key, lambda: self.seen_with(machine, stage, bodies, runs, races, visible))
+        return {name: Observation(*values) for name, values in seen.items()}
+
+    def refused(self, exercise, body):
+        """Why a body is not run, in words, or None."""
+        if not body:
+            return "not handed in"
+        if sources.is_stub(body):
+            return "not written yet"
+        complaints = [c for text in body if (c := sources.complaint(text))] if self.check_words else []
+        return f"refused: {complaints[0]}" if complaints else None
+
+    def verdicts(self, machine, stage, handed_in):
+        """(verdicts, words about all together) of the bodies {number: [text]}."""
+        reference, verdicts, fine, own = self.reference(stage), {}, {}, {}
+        for number, exercise in stage.exercises.items():
+            body = handed_in.get(number)
+            verdict = grade.Verdict(number, exercise.title, exercise.points)
+            verdict.words = self.refused(exercise, body) or ""
+            if not verdict.words and sources.same_tokens(body, sources.bodies_of(ROOT, exercise)):
+                verdict.points, verdict.words = exercise.points, "equals the reference"
+            elif not verdict.words:
+                seen = self.observed(machine, stage, {number: body}, exercise.runs)
+                own[number] = seen
+                verdict = self.judge(machine, stage, exercise, body, seen, [])
+                if all(o.end == "ok" for o in seen.values()):
+                    fine[number] = body
+            verdicts[number] = verdict
+        together = ""
+        if fine:
+            runs = list(dict.fromkeys(name for n in fine for name in stage.exercises[n].runs))
+            right = {n: b for n, b in fine.items() if not verdicts[n].words}
+            seen = self.observed(machine, stage, right or fine, runs, races=True)
+            broken = {name: o for name, o in seen.items() if o.end != "ok"}
+            together = "right" if not broken else f"{next(iter(broken))}: {next(iter(broken.values())).end}"
+            for number, body in fine.items():  # a body has no race if all together have none
+                races = []
+                if number not in right or broken:
+                    alone = self.observed(machine, stage, {number: body}, stage.exercises[number].runs, races=True)
+                    races = sorted({race for o in alone.values() for race in o.races})
+                    if not races and any(o.end != "ok" for o in alone.values()):
+                        own[number] = alone
+                verdicts[number] = self.judge(machine, stage, stage.exercises[number], body, own[number], races)
+        return list(verdicts.values()), together
+
+    def judge(self, machine, stage, exercise, body, seen, races):
+        reference = self.reference(stage)
+        differs = {name: differences(o, reference[name]) for name, o in seen.items()}
+        mistakes = []
+        if any(differs.values()) or races:  # recognised by the visible runs, as fingerprints.json has those
+            visible = self.observed(machine, stage, {exercise.number: body}, list(stage.runs), visible=True)
+            known = self.known[stage.number]
+            mistakes = [m for m in fingerprints.recognised(
+                known, {n: differences(o, known["reference"][n]) for n, o in visible.items()}, races)
+                if m["exercise"] == exercise.number]
+        verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, reference, races, mistakes)
+        if verdict.hints:
+            verdict.words = re.sub(r"A known mistake: make hint-\S+", "Known: " + " / ".join(verdict.hints), verdict.words)
+        return verdict
+
+    def submission(self, machine, content):
+        """All results of a submission, as CSV columns and lines."""
+        stage = self.stages[content["stage"]]
+        verdicts, together = self.verdicts(machine, stage, content["bodies"])
+        lines = [v.line() for v in verdicts]
+        result = {"id": content["id"], "stage": stage.number, "write": sum(v.points for v in verdicts), "hunt": 0, "paper": 0,
+                  "open": 0, "together": together,
+                  "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference")}
+        lines += [f"all together: {together}"] if together else []
+        if content.get("hunt"):
+            result["hunt"], words = self.hunted(machine, stage, content["hunt"])
+            lines += words + [line for line in content["hunt"].get("found", "").splitlines() if line[:1] not in ("#", "")]
+        if content.get("answers"):
+            try:
+                of, answers = paper.read_answers(content["answers"])
+                result["paper"] = paper.judge(Machine(ROOT), stage, of, answers, lines.append) if of == content["id"] else 0
+                if of != content["id"]:
+                    lines.append(f"paper: the answers are those of ID {of}")
+            except UsageError as error:
+                lines.append(f"paper: {error}")
+        if content.get("open") and stage.number in open_problems.PROBLEMS:
+            try:
+                result["open"], words = open_problems.judge(stage, content["open"])
+                lines.append(f"open {result['open']}/{open_problems.POINTS}: {words}")
+            except UsageError as error:
+                lines.append(f"open problem: {error}")
+        result["total"] = result["write"] + result["hunt"] + result["paper"]
+        return {**result, "exercises": {v.exercise: v.points for v in verdicts}, "lines": lines}
+
+    def hunted(self, machine, stage, hunt):
+        from starter import planted  # only the reference has it
+        points, lines = 0, []
+        for number, mutant in planted(stage, hunt["id"]).items():
+            exercise, body = stage.exercises[number], hunt["bodies"].get(number)
+            good = not self.refused(exercise, body)
+            if good and not sources.same_tokens(body, sources.bodies_of(ROOT, exercise)):
+                seen = self.observed(machine, stage, {number: body}, exercise.runs)
+                good = all(not differences(o, self.reference(stage)[n]) for n, o in seen.items())
+            points += HUNT_POINTS * good
+            lines.append(f"hunt, {number}: {'mended' if good else 'not mended'} ({mutant.why})")
+        return points, lines
+
+
+# ---- Many
+
+COLUMNS = ["file", "id", "stage", "write", "hunt", "paper", "total", "open", "exercises", "together", "equal", "comment"]
+
+
+def row_of(name, result):
+    return {**{c: result.get(c, "") for c in COLUMNS}, "file": name,
+            "exercises": " ".join(f"{n}:{p}" for n, p in result.get("exercises", {}).items())}
+
+
+def grade_many(stages, source, target, term, say=print):
+    """make grade: grades all submissions of a folder into a CSV file."""
+    source, target = pathlib.Path(source), pathlib.Path(target)
+    files = sorted(source.glob("*.json")) if source.is_dir() else [source] if source.is_file() else []
+    if not files:
+        raise UsageError(f"IN: {source} has no *.json; expected a folder of submissions, or one")
+    if target.exists() and not target.read_text(errors="replace").startswith("file,id,stage,"):
+        raise UsageError(f"OUT: {target} exists and is no table of grades")
+    if not target.parent.is_dir():
+        raise UsageError(f"OUT: there is no folder {target.parent}")
+    folder = ROOT / "build/homework/grades"
+    folder.mkdir(parents=True, exist_ok=True)
+    contents, rows, texts = {}, {}, {}
+    for path in files:
+        try:
+            contents[path.name] = read_submission(path, stages)
+        except UsageError as error:
+            rows[path.name], texts[path.name] = row_of(path.name, {"total": 0, "comment": str(error)}), [str(error)]
+            say(str(error))
+    grader, used = Grader(stages, term, folder), [s for s in stages.values() if s.number in
+                                                  {c["stage"] for c in contents.values()}]
+    for stage in used:
+        grader.reference(stage)
+
+    def work(machine, name):
+        check_sandbox(machine.tree)
+        content = contents[name]
+        result = grader.kept(json.dumps(["submission", content], sort_keys=True), lambda: grader.submission(machine, content))
+        rows[name], texts[name] = row_of(name, result), result["lines"]
+        return f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
+
+    begin = time.time()
+    if contents:
+        in_workplaces(sorted(contents), used, work, sandboxed=True)
+    out = io.StringIO()
+    table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows[path.name] for path in files)
+    put(target, out.getvalue())
+    put(target.with_suffix(".txt"), "".join(f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n"
+                                            for path in files))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write("".join(f"### {path.name}: {rows[path.name]['total']}/100\n\n```\n" + "\n".join(texts[path.name]) +
+                               "\n```\n\n" for path in files))
+    say(f"{target}: {len(files)} submissions, {(time.time() - begin) / 60:.1f} min; what each was told: "
+        f"{target.with_suffix('.txt')}")
+
+
+# ---- Gradescope
+
+def gradescope_results(stages, source, target, term):
+    """Grades one submission and writes results.json after each part, so that a time limit keeps what there is."""
+    tests, target = [], pathlib.Path(target)
+
+    def add(name, score, most, output, visibility="visible"):
+        tests.append({"name": name, "score": score, "max_score": most, "output": output, "visibility": visibility})
+        target.write_text(json.dumps({"tests": tests, "visibility": "visible", "stdout_visibility": "hidden"}, indent=1))
+
+    files = sorted(pathlib.Path(source).rglob("submission-*.json"))
+    try:
+        if len(files) != 1:
+            raise UsageError(f"expected one submission-NN-ID.json, found {len(files)}")
+        content = read_submission(files[0], stages)
+    except UsageError as error:
+        add("submission", 0, 100, str(error))
+        return
+    stage = stages[content["stage"]]
+    folder = ROOT / "build/homework/grades"
+    folder.mkdir(parents=True, exist_ok=True)
+    grader = Grader(stages, term, folder)
+    grader.reference(stage)
+
+    def work(machine, _):
+        check_sandbox(machine.tree)
+        for number, exercise in stage.exercises.items():
+            verdicts, _ = grader.verdicts(machine, stage, {number: content["bodies"].get(number)})
+            verdict = next(v for v in verdicts if v.exercise == number)
+            add(f"{number} {exercise.title}", verdict.points, exercise.points, verdict.words or "right")
+        result = grader.submission(machine, content)
+        add("all together", 0, 0, result["together"] or "nothing that runs")
+        add("hunt", result["hunt"], 3 * HUNT_POINTS, "\n".join(l for l in result["lines"] if l.startswith("hunt")),
+            "after_published")
+        add("on paper", result["paper"], 15, "", "after_due_date")
+        add("open problem", result["open"], 0, "\n".join(l for l in result["lines"] if l.startswith("open")))
+        return "graded"
+
+    in_workplaces([files[0].name], [stage], work, workers=1, sandboxed=True)
