@@ -190,7 +190,7 @@ def races_in(output):
     found = []
     for report in output.split("WARNING: ThreadSanitizer: data race")[1:]:
         sides = re.findall(r"^  (?:Previous )?(?:atomic )?([Ww]rite|[Rr]ead) of size[^\n]*\n((?:    #[^\n]*\n)+)", report, re.M)
-        words = [(kind.lower(), operation_of(stack)) for kind, stack in sides[:2]]
+        words = [(kind.lower(), operation_of(kind.lower(), stack)) for kind, stack in sides[:2]]
         words.sort(key=lambda side: side[0] != "write")
         if len(words) == 2:
             verb = "writes" if words[1][0] == "write" else "reads"
@@ -200,12 +200,14 @@ def races_in(output):
     return sorted(set(found))
 
 
-def operation_of(stack):
+def operation_of(kind, stack):
     for line in stack.splitlines():
         found = re.search(r"pentatron::(?:\(anonymous namespace\)::)?(\w+)_kernel", line)
-        found = found or re.search(r"nccl_mpi::Engine::((?:all|reduce|broadcast|send|receive)\w*)", line)
-        if found and found.group(1) not in ("run_round", "run_collective"):
+        found = found or re.search(r"nccl_mpi::Engine::((?:all_\w+?|reduce_\w+?|broadcast))(?:_at_once|_in_parts)?\(", line)
+        if found:
             return found.group(1)
+        if "Engine::run_point_to_point" in line:
+            return "receive" if kind == "write" else "send"
     if re.search(r"cublas|gemm", stack):
         return "a matrix product"
     if "Memcpy" in stack or "Memset" in stack:

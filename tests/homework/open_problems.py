@@ -27,11 +27,11 @@ class Problem:
 
 
 PROBLEMS = {
-    "02": Problem(8, "--model smollm-1.7b --layers 8 --seq-len 512 --global-batch-size 64 --link 10us,60GB/s",
-                  ["--dp-sync", "--bucket-mb", "--micro-batch-size"], "hidden", 0.5, 0.9),
+    "02": Problem(8, "--model smollm-1.7b --layers 20 --vocab-size 4096 --seq-len 256 --global-batch-size 128 --link 50us,120GB/s",
+                  ["--dp-sync", "--bucket-mb", "--micro-batch-size"], "hidden", 0.26, 0.941),
     "05": Problem(4, "--model smollm-135m --layers 10 --seq-len 512 --global-batch-size 16 --micro-batch-size 2",
                   [], "seconds", 1, 0.5, 1 << 40),
-    "07": Problem(16, "--model llama-3.2-1b --seq-len 2048 --global-batch-size 32 --ranks-per-node 8",
+    "07": Problem(16, "--model llama-3.1-8b --seq-len 4096 --global-batch-size 8 --ranks-per-node 8",
                   ["--tp", "--cp", "--dp", "--pp", "--vpp", "--pp-schedule", "--zero-stage", "--sequence-parallel",
                    "--micro-batch-size", "--recompute", "--attention", "--dp-sync", "--bucket-mb", "--tp-overlap",
                    "--tp-chunks", "--cp-layout", "--cp-exchange"], "seconds", 1, 0.5),
