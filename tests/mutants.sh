@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mutants.sh [NAME...]: breaks the code on purpose, as tests/mutants.txt says, and runs the test that has to notice. A
 # mutant that no test notices survives, and the exit status is 1. A pattern such as '03-*' is a name, too, and so is
-# exercise-03.2, the mistake of that exercise.
+# variation-03.2, the mistake of that variation.
 # mutants.sh --check: breaks and runs nothing, but looks whether each still has its text to find and its test.
 #
 # It works in a copy of the sources under build/mutants, which keeps its object files: a mutant compiles
@@ -111,21 +111,21 @@ wanted() {
   [ $# -eq 1 ] && return 0
   for pattern in "${@:2}"; do
     # shellcheck disable=SC2053
-    [[ $1 == $pattern || ${exercise:+exercise-$exercise} == $pattern ]] && return 0
+    [[ $1 == $pattern || ${variation:+variation-$variation} == $pattern ]] && return 0
   done
   return 1
 }
 
 # each ACTION NAME...: for each test of these mutants.
 each() {
-  local line word rest name exercise find replace file test_kind test_name
+  local line word rest name variation find replace file test_kind test_name
   tried=0
   while IFS= read -r line || [ -n "$line" ]; do
     word=${line%% *} rest=${line#* }; rest=${rest#"${rest%%[! ]*}"}
     case $word in
       '#'* | '') ;;
-      mutant) name=$rest exercise='' find='' replace='' ;;
-      exercise) exercise=$rest ;;
+      mutant) name=$rest variation='' find='' replace='' ;;
+      variation) variation=$rest ;;
       why) ;;
       file) file=$rest ;;
       find) find=$rest ;;
