@@ -62,7 +62,7 @@ def reference(stages):
     for number, stage in stages.items():
         differs = {name: d for name, run in stage.runs.items()
                    if (d := differences(observe(machine, run), known[number]["reference"][name]))}
-        expect(not differs, f"{number}: the reference shows the numbers of fingerprints.json {differs or ''}"[:300])
+        expect(not differs and len(stage.runs) > 5, f"{number}: the reference shows the numbers of fingerprints.json {differs or ''}"[:300])
         if not sources.read_note():
             grade.note("races", stage, {n: [] for n in stage.exercises})
             expect(grade.grade(stage, lambda line: None) == 70, f"{number}: the reference gets 70 points")

@@ -58,8 +58,8 @@ def write_tree(stages, to, note, change):
               "tests/homework/fingerprints.json": json.dumps(
                   {s.number: fingerprints.load().get(s.number, {}) for s in stages}, indent=0) + "\n"}
     for stage in stages:  # what to try afterwards names what to write
-        readme = next(ROOT.glob(f"{stage.number}_*/README.md"))
-        change[str(readme.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", readme.read_text(), flags=re.S)
+        for path in ROOT.glob(f"{stage.number}_*/*.md"):
+            change[str(path.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S)
     part = to.with_name(to.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     for name in files_of():
