@@ -273,6 +273,23 @@ TEST_CASE("05: the program's steps are those of 01", "[05][program]") {
   }
 }
 
+// Micro-batch 0 is not the first to come, nor the last one the last to leave.
+TEST_CASE("05: steps and sample with a schedule from a file are those of 01", "[05][program]") {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("schedule.txt",
+                                        "F1 F0 F2 B0 W0 F3 B1 B3 W1 W3 B2 W2  # rank 0\n"
+                                        "F1 F0 B0 F2 W0 B1 F3 B3 W3 W1 B2 W2  # rank 1\n");
+  const std::string from_file = "05_pipeline_parallel --pp-schedule '" + file + "'";
+  const std::string sizes = " --layers 4 --micro-batch-size 2 --global-batch-size 8";
+  check_like_01(from_file, sizes, {2});
+  if (!enough_gpus(2)) return;
+  const auto written = [&](const std::string& launcher, const std::string& program) {
+    const std::string out = outcome_of(launcher, program + sizes + " --sample 40").out;
+    return out.substr(out.find("The model writes:"));
+  };
+  CHECK(written("mpirun -n 2", from_file) == written("", "01_single_gpu"));
+}
+
 TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
   for (const char* layout : {"contiguous", "zigzag"}) {
     for (const char* exchange : {"ring", "all-gather"}) {
