@@ -12,7 +12,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "simulate.h"
+#include "schedule_file.h"
 
 namespace pentatron {
 
@@ -29,7 +29,7 @@ inline Paint paint_of(Action compute) {
 
 inline std::string title_of(const Schedule& s, const Simulation& played) {
   std::ostringstream title;
-  title << to_string(s.kind) << ": " << s.p << " ranks, ";
+  title << s.name << ": " << s.p << " ranks, ";
   if (s.v > 1) title << s.v << " chunks a rank, ";
   title << s.m << " micro-batches. Time " << played.total << " = work " << played.work << " + bubble "
         << played.bubble() << " (" << std::lround(1000 * played.bubble_ratio()) / 10.0 << " % of the work)";
@@ -97,6 +97,9 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
   const double scale = 26 / costs.forward;  // pixels
   const int left = 70, top = 74, row = 30, right = 180;
   const double width = std::max(left + played.total * scale + right, 760.0), height = top + s.p * row + 20;
+  std::string title;
+  for (const char c : title_of(s, played))
+    title += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
   std::ostringstream svg;
   const auto box = [&](double x, double y, double w, const Instruction& i) {
     svg << "<rect x='" << x << "' y='" << y << "' width='" << w << "' height='" << row - 4 << "' fill='"
@@ -106,11 +109,11 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
     svg << "<text x='" << x << "' y='" << y << "' " << style << ">" << words << "</text>\n";
   };
   svg << "<svg xmlns='http://www.w3.org/2000/svg' width='" << width << "' height='" << height
-      << "' font-family='sans-serif' font-size='13'>\n<title>" << title_of(s, played) << "</title>\n"
+      << "' font-family='sans-serif' font-size='13'>\n<title>" << title << "</title>\n"
       << "<rect width='100%' height='100%' fill='#fff'/>\n";
-  text(left, 24, title_of(s, played), "font-weight='bold'");
+  text(left, 24, title, "font-weight='bold'");
   double x = left;
-  for (const Action action : compute_actions(s.kind)) {
+  for (const Action action : compute_actions(s)) {
     box(x, 38, 26, {action, 0, 0});
     svg << "</rect>\n";
     text(x + 32, 55, to_string(action), "");
@@ -141,7 +144,7 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
 // unit of time is the forward of a chunk. Throws UsageError if the file cannot be written.
 inline void show_schedule(const Options& options, int m) {
   const Costs costs;
-  const Schedule schedule = make_schedule(options.pp_schedule, options.pp, m, options.vpp);
+  const Schedule schedule = make_schedule(options, options.pp, m);
   const Simulation played = simulate(schedule, costs);
   std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1);
   const std::string& path = options.show_schedule_svg;

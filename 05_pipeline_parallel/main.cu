@@ -20,7 +20,7 @@ void train(const Options& options, int micro_batches, World& world) {
   TensorRegion region;
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
-  const Schedule schedule = make_schedule(options.pp_schedule, world.ranks(), micro_batches, options.vpp);
+  const Schedule schedule = make_schedule(options, world.ranks(), micro_batches);
   const std::vector<LayerRange> chunks = layers_of_rank(options, world.rank(), world.ranks(), options.vpp);
 
   Parameters parameters({.units = units_of(chunks)});

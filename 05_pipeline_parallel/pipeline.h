@@ -80,16 +80,21 @@ class Pipeline {
   // micro-batches as are in flight at once. Throws ScheduleError if the schedule cannot run.
   Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
-      : list_(checked(schedule).ranks[std::find(line.begin(), line.end(), world.rank()) - line.begin()]),
+      : rank_(std::find(line.begin(), line.end(), world.rank()) - line.begin()),
+        list_(checked(schedule).ranks[rank_]),
         model_(model),
         compute_(compute),
-        chunks_(make_chunks(schedule.kind, ranges)),
+        chunks_(make_chunks(schedule, ranges)),
         edges_(world, line, schedule.v > 1, chunks_[0].flights[0].activations->gradient.data) {}
 
   // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`.
   // `totals` is null if another rank counts the same losses.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
-    for (const Instruction& i : list_) execute(i, batches[i.micro_batch], totals);
+    for (const Instruction& i : list_) {
+      Batch batch = batches[i.micro_batch];
+      batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
+      execute(i, batch, totals);
+    }
   }
 
   // Forward of one micro-batch, without backward. Returns the logits on the rank of the last stage, and an
@@ -97,7 +102,7 @@ class Pipeline {
   Tensor forward(const Batch& batch) {
     Tensor logits;
     for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
-      const Activations& a = *chunks_[c].flights[0].activations;
+      const Activations& a = *flight({Action::forward, 0, c}).activations;
       if (!a.range.embedding) receive_activation({Action::receive_activation, 0, c});
       compute_forward({Action::forward, 0, c}, batch);
       if (!a.range.head) send_activation({Action::send_activation, 0, c});
@@ -120,15 +125,21 @@ class Pipeline {
   };
   struct Chunk {
     std::vector<Flight> flights;
-    std::vector<Input> inputs;  // [input_buffers(list_, chunk)]; none for the first stage
+    std::vector<Input> inputs;             // [input_buffers(list_, chunk)]; none for the first stage
+    std::vector<int> flight_of, input_of;  // [micro-batches]
+    int last;                              // micro-batch
   };
 
-  std::vector<Chunk> make_chunks(PpSchedule kind, const std::vector<LayerRange>& ranges) {
-    const auto when = splits_backward(kind) ? WeightGradients::on_request : WeightGradients::during_backward;
+  std::vector<Chunk> make_chunks(const Schedule& schedule, const std::vector<LayerRange>& ranges) {
+    const auto when =
+        schedule.splits_backward ? WeightGradients::on_request : WeightGradients::during_backward;
     std::vector<Chunk> chunks(ranges.size());
     for (int c = 0; c < static_cast<int>(ranges.size()); ++c) {
       chunks[c].flights = std::vector<Flight>(peak_in_flight(list_, c).until_weight_gradient);
       for (Flight& flight : chunks[c].flights) flight.activations = model_.make_activations(ranges[c], when);
+      chunks[c].flight_of = assign_flights(schedule, rank_, c).number;
+      chunks[c].input_of = assign_inputs(schedule, rank_, c).number;
+      chunks[c].last = last_micro_batch(list_, c);
       if (ranges[c].embedding) continue;
       chunks[c].inputs = std::vector<Input>(input_buffers(list_, c));
       for (Input& input : chunks[c].inputs) input.x = memory_.matrix<real>(1, model_.boundary_size());
@@ -136,14 +147,13 @@ class Pipeline {
     return chunks;
   }
 
-  // Micro-batches leave a chunk in the order in which they came, so micro-batch i uses flight i % flights.
   Flight& flight(const Instruction& i) {
-    std::vector<Flight>& all = chunks_[i.chunk].flights;
-    return all[i.micro_batch % all.size()];
+    Chunk& chunk = chunks_[i.chunk];
+    return chunk.flights[chunk.flight_of[i.micro_batch]];
   }
   Input& input(const Instruction& i) {
-    std::vector<Input>& all = chunks_[i.chunk].inputs;
-    return all[i.micro_batch % all.size()];
+    Chunk& chunk = chunks_[i.chunk];
+    return chunk.inputs[chunk.input_of[i.micro_batch]];
   }
 
   void execute(const Instruction& i, const Batch& batch, StepTotals* totals) {
@@ -224,6 +234,7 @@ class Pipeline {
     flight(i).gradient_sent.record(out.stream());
   }
 
+  const int rank_;  // of the pipeline
   const Instructions list_;
   Transformer& model_;
   cudaStream_t compute_;
@@ -240,7 +251,7 @@ inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::v
     share.parts.push_back({chunks[c], peak_in_flight(list, c).until_weight_gradient,
                            chunks[c].embedding ? 0 : input_buffers(list, c)});
   }
-  share.gradients_on_request = splits_backward(schedule.kind);
+  share.gradients_on_request = schedule.splits_backward;
   return share;
 }
 

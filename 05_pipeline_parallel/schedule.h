@@ -6,6 +6,7 @@
 //   1f1b          one forward, one backward: PipeDream-Flush (Narayanan et al., 2021)
 //   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
 //   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
+//   a file        any other order (schedule_file.h)
 //
 // There are p ranks, m micro-batches, and v model chunks on each rank. Rank k holds the stages k, p + k,
 // 2p + k, ... of all p * v.
@@ -41,8 +42,9 @@ struct Instruction {
 using Instructions = std::vector<Instruction>;
 
 struct Schedule {
-  PpSchedule kind;
-  int p, m, v;  // ranks, micro-batches, model chunks a rank
+  std::string name;      // of an order above, or the path of a file
+  bool splits_backward;  // input gradient and weight gradient are two instructions
+  int p, m, v;           // ranks, micro-batches, model chunks a rank
   std::vector<Instructions> ranks;
 
   int stages() const { return p * v; }
@@ -66,12 +68,9 @@ inline bool is_send(Action action) {
   return action == Action::send_activation || action == Action::send_gradient;
 }
 
-// Whether input gradient and weight gradient are two instructions.
-inline bool splits_backward(PpSchedule kind) { return kind == PpSchedule::zb_h1; }
-
 // The compute instructions of one micro-batch, in order.
-inline std::vector<Action> compute_actions(PpSchedule kind) {
-  if (splits_backward(kind)) return {Action::forward, Action::input_gradient, Action::weight_gradient};
+inline std::vector<Action> compute_actions(const Schedule& s) {
+  if (s.splits_backward) return {Action::forward, Action::input_gradient, Action::weight_gradient};
   return {Action::forward, Action::backward};
 }
 
@@ -194,39 +193,11 @@ inline Instructions with_messages(const Schedule& s, int rank, const Instruction
   return list;
 }
 
-// The lists of all ranks. m >= 1; v is 1 unless interleaved.
+// The lists of all ranks, of a schedule that has a name. m >= 1; v is 1 unless interleaved.
 inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
-  Schedule s = {kind, p, m, v, {}};
+  Schedule s = {std::string(to_string(kind)), kind == PpSchedule::zb_h1, p, m, v, {}};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));
   return s;
-}
-
-// Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
-// micro-batches or the layers fit no schedule. (options.cc has checked that only interleaved has --vpp > 1.)
-inline void complete_pipeline_options(Options& options, int ranks, int m) {
-  if (options.pp == 0) options.pp = ranks;
-  if (options.pp == 1) options.vpp = 1;  // nothing to interleave
-  if (options.pp != ranks && !options.show_schedule) {
-    throw UsageError("--pp", std::to_string(options.pp),
-                     "the number of ranks, " + std::to_string(ranks) + ", unless with --show-schedule");
-  }
-  const int p = options.pp, v = options.vpp;
-  if (options.pp_schedule == PpSchedule::interleaved && m % p != 0) {
-    throw UsageError("--pp-schedule", "interleaved",
-                     "1f1b, or micro-batches in multiples of the " + std::to_string(p) +
-                         " ranks; there are " + std::to_string(m));
-  }
-  if (options.model.layers < p * v) {
-    throw UsageError("--layers", std::to_string(options.model.layers),
-                     "at least " + std::to_string(p * v) + ", one a stage: " + std::to_string(p) +
-                         " ranks x " + std::to_string(v) + " chunks (--vpp)");
-  }
-  if (splits_backward(options.pp_schedule) && options.recompute == Recompute::full) {
-    throw UsageError(
-        "--recompute", "full",
-        "none or selective with zb-h1, whose weight gradients need what full recomputation throws "
-        "away");
-  }
 }
 
 // ---- What an executor needs to know --------------------------------------------------------------------
@@ -249,10 +220,51 @@ inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chun
 }
 
 // The number of buffers in which a chunk receives activations. The input gradient reads a buffer last. So
-// there is one buffer for each micro-batch in flight until then, and one more to receive ahead. Micro-batches
-// leave in the order in which they came, so micro-batch i uses buffer i % buffers.
+// there is one buffer for each micro-batch in flight until then, and one more to receive ahead.
 inline int input_buffers(const Instructions& list, int chunk) {
   return peak_in_flight(list, chunk).until_input_gradient + 1;
+}
+
+// Which of a chunk's buffers each micro-batch has. [micro-batches] each.
+struct Buffers {
+  std::vector<int> number;
+  std::vector<int> before;  // the micro-batch that had this buffer before in the step; -1: none
+};
+
+// Micro-batches may leave in another order than they came. So the free buffers form a queue: `take` takes the
+// buffer that is free for longest. At first all `count` are free; then the n-th take has the buffer of free
+// number n - count.
+inline Buffers assign_buffers(const Schedule& s, int rank, int chunk, int count, Action take, Action free) {
+  std::vector<int> taken, freed;  // micro-batches
+  for (const Instruction& i : s.ranks[rank]) {
+    if (i.chunk == chunk && i.action == take) taken.push_back(i.micro_batch);
+    if (i.chunk == chunk && i.action == free) freed.push_back(i.micro_batch);
+  }
+  Buffers buffers = {std::vector<int>(s.m, 0), std::vector<int>(s.m, -1)};
+  for (int n = 0; n < std::ssize(taken); ++n) {
+    int &number = buffers.number[taken[n]], &before = buffers.before[taken[n]];
+    if (n >= count) before = freed[n - count];
+    number = n < count ? n : buffers.number[before];
+  }
+  return buffers;
+}
+
+// The buffers for received activations, and those for what a micro-batch in flight keeps.
+inline Buffers assign_inputs(const Schedule& s, int rank, int chunk) {
+  return assign_buffers(s, rank, chunk, input_buffers(s.ranks[rank], chunk), Action::receive_activation,
+                        compute_actions(s)[1]);
+}
+inline Buffers assign_flights(const Schedule& s, int rank, int chunk) {
+  return assign_buffers(s, rank, chunk, peak_in_flight(s.ranks[rank], chunk).until_weight_gradient,
+                        Action::forward, compute_actions(s).back());
+}
+
+// The micro-batch whose weight gradients a chunk computes last in a step.
+inline int last_micro_batch(const Instructions& list, int chunk) {
+  const auto last = std::find_if(list.rbegin(), list.rend(), [&](const Instruction& i) {
+    return i.chunk == chunk && !is_message(i.action);
+  });
+  return last->micro_batch;
 }
 
 // Messages that a rank sends in a step. Each has micro-batch size x sequence x d_model elements.

@@ -73,7 +73,7 @@ class Simulator {
   struct Rank {
     std::vector<Interval> times;                // [instructions]
     std::vector<size_t> places;                 // [chunks, micro-batches, actions]: index in the list
-    std::vector<int> buffers;                   // [chunks]: input buffers
+    std::vector<Buffers> inputs;                // [chunks]
     size_t next_compute = 0, next_message = 0;  // index in the list
     double computed = 0, started = 0;           // end of the last compute, begin of the last message
     std::array<const Interval*, message_streams> last = {};  // message on each stream
@@ -104,7 +104,7 @@ class Simulator {
   // What a rank does for one micro-batch in one chunk, in order.
   std::vector<Action> actions_of(int rank, int chunk) const {
     std::vector<Action> actions;
-    for (const Action compute : compute_actions(s_.kind)) {
+    for (const Action compute : compute_actions(s_)) {
       const Instruction i = {compute, 0, chunk};
       if (const auto receive = receive_before(s_, rank, i)) actions.push_back(*receive);
       actions.push_back(compute);
@@ -146,16 +146,17 @@ class Simulator {
   // The instruction after which the receive's buffer is free: the input gradient of the micro-batch that had
   // the buffer before. None if the buffer is new, and for gradients.
   std::optional<Instruction> last_use(int rank, const Instruction& receive) const {
-    const int before = receive.micro_batch - ranks_[rank].buffers[receive.chunk];
-    if (receive.action != Action::receive_activation || before < 0) return {};
-    return Instruction{compute_actions(s_.kind)[1], before, receive.chunk};  // the input gradient
+    if (receive.action != Action::receive_activation) return {};
+    const int before = ranks_[rank].inputs[receive.chunk].before[receive.micro_batch];
+    if (before < 0) return {};
+    return Instruction{compute_actions(s_)[1], before, receive.chunk};  // the input gradient
   }
 
   // A receive comes after the last use of its buffer in the list. Otherwise the executor's wait would
   // have no effect: the event of that use is not recorded yet.
   void check_buffers(int rank) {
     const Instructions& list = s_.ranks[rank];
-    for (int chunk = 0; chunk < s_.v; ++chunk) ranks_[rank].buffers.push_back(input_buffers(list, chunk));
+    for (int chunk = 0; chunk < s_.v; ++chunk) ranks_[rank].inputs.push_back(assign_inputs(s_, rank, chunk));
     for (size_t index = 0; index < list.size(); ++index) {
       const auto use = last_use(rank, list[index]);
       if (use && place(rank, *use) > index)
@@ -259,7 +260,7 @@ class Simulator {
 
   Wait message_wait(int rank, const Instruction& i) {
     const Interval* const last = last_on_stream(rank, i.action);
-    const std::vector<Action> compute = compute_actions(s_.kind);
+    const std::vector<Action> compute = compute_actions(s_);
     Wait wait;
     const auto add = [&](double until, const char* reason) {
       if (until > wait.until) wait = {until, reason};

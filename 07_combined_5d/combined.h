@@ -47,8 +47,7 @@ inline MeshShape checked_mesh(Options& options, int ranks) {
 
 // The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const Options& options, const MeshShape& shape) {
-  return make_schedule(options.pp_schedule, shape.pp, micro_batches_of_a_rank(options, shape.dp),
-                       options.vpp);
+  return make_schedule(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
 // Rank 0 prints the pictures of --show-mesh and --show-schedule. Returns true if either option is set: then

@@ -310,7 +310,8 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(options.pp == 4);
   CHECK(options.show_schedule);
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", "gpipe"}),
-                    "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1");
+                    "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1, or a "
+                    "file that can be read");
   CHECK_THROWS_WITH(pipeline({"--vpp", "0"}),
                     "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
   CHECK_THROWS_WITH(
@@ -318,6 +319,29 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
       "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved has more chunks");
 
   const TemporaryFolder folder;
+  const std::string path = folder.write("schedule.txt", "F0 B0\n");
+  const Options from_file = pipeline({"--pp-schedule", path.c_str()});
+  CHECK(from_file.pp_schedule == PpSchedule::from_file);
+  CHECK(from_file.pp_schedule_file == path);
+  CHECK(from_file.pp_schedule_text == "F0 B0\n");
+  CHECK(from_file.vpp == 1);
+  CHECK(from_file.as_json.find("\"pp-schedule\":\"" + path + "\"") != std::string::npos);
+  CHECK_THROWS_WITH(
+      pipeline({"--pp-schedule", folder.path().c_str()}),
+      "--pp-schedule: " + folder.path() +
+          " is not valid; expected one of afab, 1f1b, interleaved, zb-h1, or a file that can be read");
+  CHECK_THROWS_WITH(
+      pipeline({"--pp-schedule", path.c_str(), "--vpp", "2"}),
+      "--vpp: 2 is not valid; expected 1 with --pp-schedule " + path + "; only interleaved has more chunks");
+  CHECK_THROWS_WITH(
+      pipeline({"--pp-schedule", path.c_str(), "--log-json", path.c_str()}),
+      "--log-json: " + path + " is not valid; expected another file than that of --pp-schedule");
+  const std::string mebibyte = folder.write("mebibyte", std::string(1 << 20, ' '));
+  const std::string larger = folder.write("larger", std::string((1 << 20) + 1, ' '));
+  CHECK(pipeline({"--pp-schedule", mebibyte.c_str()}).pp_schedule_text.size() == 1 << 20);
+  CHECK_THROWS_WITH(pipeline({"--pp-schedule", larger.c_str()}),
+                    "--pp-schedule: " + larger + " is not valid; expected a file of at most 1 MiB");
+
   const std::string picture = folder.path() + "/picture.svg";
   CHECK(pipeline({"--show-schedule-svg", picture.c_str()}).show_schedule);
   CHECK_THROWS_WITH(

@@ -273,6 +273,45 @@ TEST_CASE("05: the program's steps are those of 01", "[05][program]") {
   }
 }
 
+namespace {
+
+// Micro-batch 0 is not the first to come, nor the last one the last to leave.
+const std::string odd_order =
+    "F1 F0 F2 B0 W0 F3 B1 B3 W1 W3 B2 W2  # rank 0\n"
+    "F1 F0 B0 F2 W0 B1 F3 B3 W3 W1 B2 W2  # rank 1\n";
+
+}  // namespace
+
+TEST_CASE("05: steps and sample with a schedule from a file are those of 01", "[05][program]") {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("schedule.txt", odd_order);
+  const std::string from_file = "05_pipeline_parallel --pp-schedule '" + file + "'";
+  const std::string sizes = " --layers 4 --micro-batch-size 2 --global-batch-size 8";
+  check_like_01(from_file, sizes, {2});
+  if (!enough_gpus(2)) return;
+  const auto written = [&](const std::string& launcher, const std::string& program) {
+    const std::string out = outcome_of(launcher, program + sizes + " --sample 40").out;
+    return out.substr(out.find("The model writes:"));
+  };
+  CHECK(written("mpirun -n 2", from_file) == written("", "01_single_gpu"));
+}
+
+TEST_CASE("05: a schedule that waits for ever ends with one line and status 2", "[05][program]") {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("schedule.txt", "F0 B0 F1 B1\nF0 F1 B0 B1\n"),
+                    err = folder.path() + "/err";
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "05_pipeline_parallel";
+  const int status =
+      std::system(("'" + program + "' --pp 2 --micro-batch-size 16 --show-schedule --pp-schedule '" + file +
+                   "' 2>'" + err + "'")
+                      .c_str());
+  CHECK(WEXITSTATUS(status) == 2);
+  const std::string line = read_file(err);
+  CHECK(line.starts_with("--pp-schedule: " + file + ": deadlock: rank 0, "));
+  CHECK(std::count(line.begin(), line.end(), '\n') == 1);
+}
+
 TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
   for (const char* layout : {"contiguous", "zigzag"}) {
     for (const char* exchange : {"ring", "all-gather"}) {
@@ -317,6 +356,15 @@ TEST_CASE("07: the program's steps are those of 01", "[07][program]") {
                            "--tp 3 --dp 2 --zero-stage 0 --dp-sync naive"}) {
     check_like_01(std::string("07_combined_5d ") + mesh, sizes, {6});
   }
+}
+
+// Data ranks sum a unit's gradients after the micro-batch that the schedule computes last.
+TEST_CASE("07: steps with a schedule from a file are those of 01", "[07][program]") {
+  const TemporaryFolder folder;
+  const std::string program =
+      "07_combined_5d --pp 2 --dp 2 --pp-schedule '" + folder.write("schedule.txt", odd_order);
+  for (const char* zero : {"' --zero-stage 0 --dp-sync overlap", "' --zero-stage 2", "' --zero-stage 3"})
+    check_like_01(program + zero, " --layers 4 --micro-batch-size 2 --global-batch-size 16", {4});
 }
 
 TEST_CASE("07: the program's steps with experts are those of one rank", "[07][program]") {

@@ -9,6 +9,7 @@
 #include "../05_pipeline_parallel/draw_schedule.h"
 #include "catch.h"
 #include "files.h"
+#include "random_schedule.h"
 
 using namespace pentatron;
 
@@ -53,6 +54,13 @@ std::string complaint(const Schedule& s, int streams = message_streams) {
     return error.what();
   }
   return "";
+}
+
+// As a file for --pp-schedule: without messages.
+std::string as_file(const Schedule& s) {
+  std::string text;
+  for (int rank = 0; rank < s.p; ++rank) text += words(s, rank) + "\n";
+  return text;
 }
 
 // What show_schedule prints.
@@ -211,8 +219,7 @@ TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
 TEST_CASE("05: every error of a schedule is one line of bad usage", "[05][schedule]") {
   Schedule cut = make_schedule(PpSchedule::one_f_one_b, 2, 4, 1), stuck = cut;
   cut.ranks[1].pop_back();
-  stuck.kind = PpSchedule::afab;  // both ranks first wait for what the other one sends later
-  stuck.m = 2;
+  stuck.m = 2;  // both ranks first wait for what the other one sends later
   stuck.ranks = {instructions("F0 SA0 RG0 B0 F1 SA1 RG1 B1"), instructions("RA0 F0 RA1 F1 B0 SG0 B1 SG1")};
   for (const Schedule& wrong : {cut, stuck}) {
     try {
@@ -229,13 +236,13 @@ TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][sche
   for (int round = 0; round < 400; ++round) {
     const Schedule s = random.schedule();
     const Costs costs = random.costs();
-    INFO(to_string(s.kind) << ", p " << s.p << ", m " << s.m << ", v " << s.v);
+    INFO(s.name << ", p " << s.p << ", m " << s.m << ", v " << s.v);
     const Simulation played = simulate(s, costs);
     const auto time = [&](int rank, const Instruction& i) {
       const Instructions& list = s.ranks[rank];
       return played.times[rank][std::find(list.begin(), list.end(), i) - list.begin()];
     };
-    const bool split = s.kind == PpSchedule::zb_h1;
+    const bool split = s.splits_backward;
     for (int rank = 0; rank < s.p; ++rank) {
       // Each begins as soon as the rules allow, and no sooner.
       double computed = 0, started = 0, complete[message_streams] = {};
@@ -289,7 +296,8 @@ TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][sche
 TEST_CASE("05: a receive waits until its buffer is free", "[05][schedule]") {
   // Rank 1 has two buffers: activation 2, sent at time 3, goes into that of micro-batch 0, whose backward
   // ends at 4.
-  const Schedule s = {PpSchedule::one_f_one_b,
+  const Schedule s = {"",
+                      false,
                       2,
                       3,
                       1,
@@ -309,7 +317,7 @@ TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedul
     const int n = random.number(0, size - 1);
     const auto begins_with = [&](const Schedule& damaged, int instruction) {
       const std::string said = complaint(damaged);
-      INFO(to_string(s.kind) << ", p " << s.p << ", m " << s.m << ", v " << s.v << ": " << said);
+      INFO(s.name << ", p " << s.p << ", m " << s.m << ", v " << s.v << ": " << said);
       CHECK(said.starts_with("rank " + std::to_string(rank) + ", instruction " + std::to_string(instruction) +
                              " ("));
     };
@@ -330,7 +338,7 @@ TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedul
 
 TEST_CASE("05: what is wrong with a schedule", "[05][schedule]") {
   const auto with = [](int m, const std::string& rank0, const std::string& rank1) {
-    return Schedule{PpSchedule::one_f_one_b, 2, m, 1, {instructions(rank0), instructions(rank1)}};
+    return Schedule{"", false, 2, m, 1, {instructions(rank0), instructions(rank1)}};
   };
   const std::string first = "F0 SA0 F1 SA1 RG0 B0 RG1 B1", last = "RA0 F0 RA1 B0 SG0 F1 B1 SG1";
   CHECK(complaint(with(2, first, last)) == "");
@@ -359,7 +367,7 @@ TEST_CASE("05: what is wrong with a schedule", "[05][schedule]") {
 
 TEST_CASE("05: deadlocks", "[05][schedule]") {
   const auto with = [](int m, const std::string& rank0, const std::string& rank1) {
-    return Schedule{PpSchedule::afab, 2, m, 1, {instructions(rank0), instructions(rank1)}};
+    return Schedule{"", false, 2, m, 1, {instructions(rank0), instructions(rank1)}};
   };
   // One rank wants a gradient that the other makes only after an activation of the first.
   CHECK(complaint(with(2, "F0 SA0 RG0 B0 F1 SA1 RG1 B1", "RA0 F0 RA1 F1 B0 SG0 B1 SG1")) ==
@@ -375,14 +383,13 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
         "stream is never complete; "
         "rank 1, instruction 5 (forward of micro-batch 2, chunk 0): what it needs is never received");
   // A chunk before the one whose output it needs.
-  const Schedule chunks = {PpSchedule::interleaved,
-                           1,
-                           1,
-                           2,
-                           {{{Action::forward, 0, 1},
-                             {Action::forward, 0, 0},
-                             {Action::backward, 0, 1},
-                             {Action::backward, 0, 0}}}};
+  const Schedule chunks = {
+      "",
+      false,
+      1,
+      1,
+      2,
+      {{{Action::forward, 0, 1}, {Action::forward, 0, 0}, {Action::backward, 0, 1}, {Action::backward, 0, 0}}}};
   CHECK(
       complaint(chunks) ==
       "deadlock: rank 0, instruction 0 (forward of micro-batch 0, chunk 1): what it needs is computed later");
@@ -394,6 +401,144 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
   CHECK(complaint(in_turn, 2) == "");
   CHECK(complaint(interleaved, 2).starts_with("deadlock:"));
   CHECK(complaint(interleaved, 4) == "");
+}
+
+TEST_CASE("05: a schedule from a file", "[05][schedule]") {
+  const Schedule s = parse_schedule("two.txt",
+                                    "# two ranks\n"
+                                    "\n"
+                                    "F0 F1\tB1 B0  # rank 0\r\n"
+                                    "  # no W: B is all of backward\n"
+                                    " F0 F1 B1 B0",
+                                    2, 2);
+  CHECK(s.name == "two.txt");
+  CHECK(!s.splits_backward);
+  CHECK((s.p == 2 && s.m == 2 && s.v == 1));
+  CHECK(words(s, 0, true) == "F0 SA0 F1 SA1 RG1 RG0 B1 B0");
+  CHECK(words(s, 1, true) == "RA0 RA1 F0 F1 B1 SG1 B0 SG0");
+  CHECK(simulate(s).total == 9);
+  // A comment's W splits nothing; one W does, and every B is then an input gradient.
+  CHECK(!parse_schedule("", "F0 B0 # W0", 1, 1).splits_backward);
+  const Schedule split = parse_schedule("", "F0 B0 W0", 1, 1);
+  CHECK(split.splits_backward);
+  CHECK(split.ranks[0] == instructions("F0 B0 W0", Action::input_gradient));
+
+  for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+    for (int p = 1; p <= 5; ++p) {
+      for (int m = 1; m <= 12; ++m) {
+        const Schedule named = make_schedule(kind, p, m, 1), read = parse_schedule("", as_file(named), p, m);
+        CHECK(read.ranks == named.ranks);
+        CHECK(read.splits_backward == named.splits_backward);
+      }
+    }
+  }
+}
+
+TEST_CASE("05: what is wrong with the file of a schedule", "[05][schedule]") {
+  const auto refused = [](const std::string& text, const std::string& value, const std::string& expected) {
+    CHECK_THROWS_WITH(parse_schedule("a.txt", text, 2, 2),
+                      "--pp-schedule: " + value + " is not valid; expected " + expected);
+  };
+  const std::string first = "F0 F1 B0 B1\n", last = "F0 B0 F1 B1\n",
+                    either = "F, B or W, and a micro-batch from 0 to 1";
+  CHECK_NOTHROW(parse_schedule("a.txt", first + last, 2, 2));
+  refused("", "a.txt", "a line with instructions for each of 2 ranks; it has 0");
+  refused(first + "# " + last, "a.txt", "a line with instructions for each of 2 ranks; it has 1");
+  refused(first + last + last, "a.txt", "a line with instructions for each of 2 ranks; it has 3");
+  refused("\n" + first + "\nF0 X0", "a.txt:4: X0", either);
+  for (const std::string word :
+       {"F", "0", "F2", "F-1", "F0x", "f0", "FF0", "F 0", "F99999999999", "F1.5", "F0,B0"})
+    refused(first + word, "a.txt:2: " + word.substr(0, word.find(' ')), either);
+  refused(first + std::string(1000, 'x'), "a.txt:2: xxxxxxxxxxxxxxxxxxxx", either);
+  refused(first + "F0 B0 F0", "a.txt:2: F0", "it once in a line");
+  refused(first + "F0 B0 B0", "a.txt:2: B0", "it once in a line");
+  refused(first + "B0 F0", "a.txt:2: B0", "F0 before it");
+  refused(first + "F0 B0 F1", "a.txt:2", "B1, which is missing");
+  refused(first + "F0 B0", "a.txt:2", "F1, which is missing");
+  refused("F0 F1 B0 B1 W0 W1\nF0 W0", "a.txt:2: W0", "B0 before it");
+  refused("F0 F1 B0 B1 W0 W1\nF0 B0 W0 F1 B1", "a.txt:2", "W1, which is missing");
+  refused("F0 F1 B0 B1\nF0 B0 W0 F1 B1 W1", "a.txt:1", "W0, which is missing");
+}
+
+// What complete_pipeline_options says of a file before anything runs.
+TEST_CASE("05: a file that cannot run is refused", "[05][schedule]") {
+  const auto complete = [](const std::string& text, Recompute recompute = Recompute::none) {
+    Options options;
+    options.model.layers = 8;
+    options.vpp = 1;
+    options.recompute = recompute;
+    options.pp_schedule = PpSchedule::from_file;
+    options.pp_schedule_file = "a.txt";
+    options.pp_schedule_text = text;
+    complete_pipeline_options(options, 2, 2);
+  };
+  CHECK_NOTHROW(complete("F0 F1 B1 B0\nF0 F1 B1 B0"));
+  CHECK_NOTHROW(complete("F0 F1 B1 B0\nF0 F1 B1 B0", Recompute::full));
+  CHECK_THROWS_WITH(
+      complete("F0 F1 B1 B0"),
+      "--pp-schedule: a.txt is not valid; expected a line with instructions for each of 2 ranks; it "
+      "has 1");
+  CHECK_THROWS_WITH(
+      complete("F0 F1 B1 W1 B0 W0\nF0 F1 B1 B0 W0 W1", Recompute::full),
+      "--recompute: full is not valid; expected none or selective with a.txt, whose weight gradients "
+      "need what full recomputation throws away");
+  CHECK_THROWS_WITH(
+      complete("F0 B0 F1 B1\nF0 F1 B0 B1"),
+      "--pp-schedule: a.txt: deadlock: rank 0, instruction 3 (backward of micro-batch 0, chunk 0): what "
+      "it needs is never received; rank 1, instruction 3 (forward of micro-batch 1, chunk 0): what it "
+      "needs is never received");
+  CHECK_THROWS_WITH(
+      complete("F0 F1 B0 B1\nF1 F0 B0 B1"),
+      "--pp-schedule: a.txt: rank 1, instruction 0 (receive_activation of micro-batch 1, chunk 0): what "
+      "comes is rank 0's send_activation of micro-batch 0, chunk 0");
+  CHECK_THROWS_WITH(
+      complete("F0 F1 B0 B1\nF0 F1 B1 B0"),
+      "--pp-schedule: a.txt: rank 0, instruction 2 (receive_gradient of micro-batch 0, chunk 0): what "
+      "comes is rank 1's send_gradient of micro-batch 1, chunk 0");
+}
+
+TEST_CASE("05: a buffer holds one micro-batch at a time, in any order", "[05][schedule]") {
+  // Micro-batch 1 leaves first, so the next one has its buffer.
+  const Schedule odd = parse_schedule("", "F0 F1 B1 F2 B2 B0", 1, 3);
+  CHECK(assign_flights(odd, 0, 0).number == std::vector{0, 1, 1});
+  CHECK(assign_flights(odd, 0, 0).before == std::vector{-1, -1, 1});
+  CHECK(last_micro_batch(odd.ranks[0], 0) == 0);
+
+  Random random;
+  int ran = 0;
+  for (int round = 0; round < 400; ++round) {
+    const bool named = round % 2 == 0;
+    const int p = random.number(1, 8), m = random.number(1, 12);
+    const Schedule s =
+        named ? random.schedule()
+              : parse_schedule("", tests::random_schedule(p, m, round % 4 == 1, random.engine), p, m);
+    if (!named && !complaint(s).empty()) continue;  // an order that its messages stop
+    ++ran;
+    INFO(s.name << "\n" << as_file(s));
+    for (int rank = 0; rank < s.p; ++rank) {
+      for (int chunk = 0; chunk < s.v; ++chunk) {
+        const auto check = [&](const Buffers& buffers, int count, Action take, Action free) {
+          std::vector<int> holds(count, -1);
+          for (const Instruction& i : s.ranks[rank]) {
+            if (i.chunk != chunk || (i.action != take && i.action != free)) continue;
+            int& held = holds.at(buffers.number[i.micro_batch]);
+            REQUIRE(held == (i.action == take ? -1 : i.micro_batch));
+            held = i.action == take ? i.micro_batch : -1;
+            if (named) REQUIRE(buffers.number[i.micro_batch] == i.micro_batch % count);
+          }
+        };
+        const Instructions& list = s.ranks[rank];
+        const Action input_gradient = s.splits_backward ? Action::input_gradient : Action::backward;
+        const Action end = s.splits_backward ? Action::weight_gradient : Action::backward;
+        check(assign_flights(s, rank, chunk), peak_in_flight(list, chunk).until_weight_gradient,
+              Action::forward, end);
+        if (s.p > 1 && s.stage(rank, chunk) > 0)
+          check(assign_inputs(s, rank, chunk), input_buffers(list, chunk), Action::receive_activation,
+                input_gradient);
+      }
+    }
+  }
+  CHECK(ran > 350);
 }
 
 TEST_CASE("05: layers are split so that the slowest stage is fastest", "[05][schedule]") {
@@ -518,6 +663,23 @@ TEST_CASE("05: a schedule as text", "[05][schedule]") {
     CHECK(count_of("F" + std::to_string(m)) == 4);
     CHECK(count_of("B" + std::to_string(m)) == 4);
   }
+}
+
+TEST_CASE("05: a picture of a schedule from a file has its name", "[05][schedule]") {
+  const pentatron::tests::TemporaryFolder folder;
+  Options options;
+  options.pp_schedule = PpSchedule::from_file;
+  options.pp_schedule_file = "a<b>&c.txt";
+  options.pp_schedule_text = "F0 F1 B1 B0\nF0 F1 B1 B0\n";
+  options.show_schedule_svg = folder.path() + "/schedule.svg";
+  CHECK(print_schedule(options, 2, 2) ==
+        "a<b>&c.txt: 2 ranks, 2 micro-batches. Time 9 = work 6 + bubble 3 (50 % of the work)\n"
+        "\n"
+        "rank 0  F0F1......B1--B0--  2 in flight\n"
+        "rank 1  ..F0F1B1--B0--....  2 in flight\n");
+  const std::string svg = pentatron::tests::read_file(options.show_schedule_svg);
+  CHECK(svg.find("<title>a&lt;b>&amp;c.txt: 2 ranks") != std::string::npos);
+  CHECK(svg.find("a<b") == std::string::npos);
 }
 
 TEST_CASE("05: a schedule as SVG", "[05][schedule]") {

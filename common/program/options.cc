@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iomanip>
 #include <nlohmann/json.hpp>
@@ -57,7 +58,7 @@ const std::vector<std::pair<std::string, PpSchedule>> pp_schedule_names = {
     {"afab", PpSchedule::afab},
     {"1f1b", PpSchedule::one_f_one_b},
     {"interleaved", PpSchedule::interleaved},
-    {"zb-h1", PpSchedule::zb_h1}};
+    {"zb-h1", PpSchedule::zb_h1}};  // from_file has no name: all else is a path
 
 const std::vector<std::pair<std::string, TpOverlap>> tp_overlap_names = {{"none", TpOverlap::none},
                                                                          {"chunks", TpOverlap::chunks}};
@@ -73,6 +74,13 @@ std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names
     if (named == value) return name;
   }
   return "?";
+}
+
+template <typename Value>
+std::vector<std::string> words_of(const std::vector<std::pair<std::string, Value>>& names) {
+  std::vector<std::string> words;
+  for (const auto& [name, named] : names) words.push_back(name);
+  return words;
 }
 
 // Writes a number as short as possible: 0.003, 1e-08.
@@ -148,8 +156,7 @@ class CommandLine {
   template <typename Value>
   void choice(const std::string& option, Value& value,
               const std::vector<std::pair<std::string, Value>>& names, const std::string& help) {
-    std::vector<std::string> words;
-    for (const auto& [name, named] : names) words.push_back(name);
+    const std::vector<std::string> words = words_of(names);
     add(
         option, join(words, "|"), std::string(name_of(names, value)), help,
         [=, &value](const std::string& given) {
@@ -335,6 +342,34 @@ void declare_run(CommandLine& line, Options& options) {
              "bytes of text that the trained model writes at the end");
 }
 
+// A name, or the path of a file, which is read here.
+void use_schedule(Options& options, const std::string& given) {
+  for (const auto& [name, named] : pp_schedule_names) {
+    if (name == given) {
+      options.pp_schedule = named;
+      return;
+    }
+  }
+  constexpr size_t most = 1 << 20;
+  std::ifstream file(given, std::ios::binary);
+  std::string& text = options.pp_schedule_text;
+  text.resize(most + 1);
+  file.read(text.data(), std::ssize(text));
+  text.resize(file.gcount());
+  if (!file.is_open() || file.bad()) {
+    throw UsageError("--pp-schedule", given,
+                     "one of " + join(words_of(pp_schedule_names), ", ") + ", or a file that can be read");
+  }
+  if (text.size() > most) throw UsageError("--pp-schedule", given, "a file of at most 1 MiB");
+  options.pp_schedule = PpSchedule::from_file;
+  options.pp_schedule_file = given;
+}
+
+std::string schedule_name(const Options& options) {
+  const bool is_file = options.pp_schedule == PpSchedule::from_file;
+  return is_file ? options.pp_schedule_file : std::string(to_string(options.pp_schedule));
+}
+
 void declare_group(CommandLine& line, Options& options, OptionGroup group) {
   switch (group) {
     case OptionGroup::communication:
@@ -372,8 +407,11 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       return;
     case OptionGroup::pipeline:
       line.group("Pipeline parallelism");
-      line.choice("--pp-schedule", options.pp_schedule, pp_schedule_names,
-                  "in which order ranks take their micro-batches");
+      line.add(
+          "--pp-schedule", join(words_of(pp_schedule_names), "|") + "|FILE", schedule_name(options),
+          "in which order ranks take their micro-batches; FILE: a line a rank, such as F0 F1 B0 B1",
+          [&](const std::string& given) { use_schedule(options, given); },
+          [&] { return schedule_name(options); });
       line.whole("--vpp", options.vpp, 1, 1000, "model chunks on a rank", "2 if interleaved, else 1");
       line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
       line.flag("--show-schedule", options.show_schedule, "draw the schedule, train nothing");
@@ -467,8 +505,7 @@ void check_sizes(const Options& options) {
   }
   if (options.vpp > 1 && options.pp_schedule != PpSchedule::interleaved) {
     throw UsageError("--vpp", std::to_string(options.vpp),
-                     "1 with --pp-schedule " + std::string(to_string(options.pp_schedule)) +
-                         "; only interleaved has more chunks");
+                     "1 with --pp-schedule " + schedule_name(options) + "; only interleaved has more chunks");
   }
 }
 
@@ -501,6 +538,8 @@ void check_files(const Options& options) {
   for (const auto& [option, path] : outputs) {
     if (path.empty()) continue;
     if (same_file(path, options.data)) throw UsageError(option, path, "another file than that of --data");
+    if (same_file(path, options.pp_schedule_file))
+      throw UsageError(option, path, "another file than that of --pp-schedule");
     check_writable(option, path);
     for (const auto& [other, its_path] : outputs) {
       if (other == option) break;

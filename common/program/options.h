@@ -29,7 +29,8 @@ enum class DpSync { naive, overlap, bucket };
 //   one_f_one_b  one forward, one backward
 //   interleaved  one forward, one backward, with several model chunks on a rank
 //   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
-enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1 };
+//   from_file    any order, which a file says
+enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, from_file };
 
 // Whether tensor parallelism cuts forward's products into chunks, so that their communication hides.
 enum class TpOverlap { none, chunks };
@@ -60,6 +61,8 @@ struct Options : TrainingConfig, CommunicationConfig {
   TpOverlap tp_overlap = TpOverlap::none;
   int tp_chunks = 2;  // of --tp-overlap chunks
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
+  std::string pp_schedule_file;   // path, with from_file
+  std::string pp_schedule_text;   // all that is in this file
   int vpp = 0;                    // model chunks on a pipeline rank
   int pp = 0;                     // pipeline ranks; 0: all (in 07: one)
   bool show_schedule = false;     // draw the schedule, and train nothing

@@ -9,9 +9,11 @@
 #include "../../03_zero/zero.h"
 #include "../../04_tensor_parallel/tensor_parallel.h"
 #include "../../05_pipeline_parallel/pipeline.h"
+#include "../../05_pipeline_parallel/schedule_file.h"
 #include "../../06_context_parallel/ring_attention.h"
 #include "model.h"
 #include "mpi_tests.h"
+#include "random_schedule.h"
 
 namespace pentatron {
 // What the ranks do together.
@@ -23,8 +25,13 @@ struct Technique {
   bool sequence_parallel = false;  // of tensor parallelism
   int tp_chunks = 1;               // likewise
   PpSchedule schedule = PpSchedule::one_f_one_b;
-  int chunks = 1;  // of layers on a pipeline rank
+  int chunks = 1;         // of layers on a pipeline rank
+  std::string file = "";  // the text of a schedule, with from_file
 
+  Schedule schedule_of(int p, int m) const {
+    if (schedule == PpSchedule::from_file) return parse_schedule("file", file, p, m);
+    return make_schedule(schedule, p, m, chunks);
+  }
   // Whether each rank has its own part of the batch.
   bool splits_batch() const { return kind == data_parallel || kind == zero; }
   // Whether each rank has its own part of the loss.
@@ -40,8 +47,25 @@ inline Technique data_parallel(DpSync sync, double bucket_mb = 25) {
   return {Technique::data_parallel, sync, bucket_mb};
 }
 inline Technique zero(int stage) { return {.kind = Technique::zero, .stage = stage}; }
+inline Technique pipeline(const std::string& file) {
+  return {.kind = Technique::pipeline, .schedule = PpSchedule::from_file, .file = file};
+}
 inline Technique pipeline(PpSchedule schedule, int chunks = 1) {
   return {.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks};
+}
+
+// The same random order of m micro-batches on all ranks, which does not end with the last.
+inline Technique odd_order(int m, bool splits_backward) {
+  std::mt19937 engine(m);
+  for (;;) {
+    const std::string file = tests::random_schedule(mpi_tests::ranks(), m, splits_backward, engine);
+    const Schedule schedule = parse_schedule("file", file, mpi_tests::ranks(), m);
+    try {
+      if (m > 1 && last_micro_batch(checked(schedule).ranks[0], 0) == m - 1) continue;
+      return pipeline(file);
+    } catch (const ScheduleError&) {  // its messages stop it
+    }
+  }
 }
 
 template <class Region = TensorParallel>
@@ -169,8 +193,7 @@ struct ParallelModel {
   }
 
   Schedule schedule() const {
-    return make_schedule(technique.schedule, ranks.ranks(), micro_batches_of_a_rank(options, 1),
-                         technique.chunks);
+    return technique.schedule_of(ranks.ranks(), micro_batches_of_a_rank(options, 1));
   }
   std::vector<LayerRange> parts_of_model() const {
     if (technique.kind != Technique::pipeline) return {whole_model(options.model)};

@@ -139,18 +139,22 @@ void check_tensor_parity(bool sequence_parallel, int micro_batches, Recompute re
 }
 
 // Every rank has some layers, not all equally many, and every schedule does the same.
-void check_pipeline_parity(PpSchedule schedule, int chunks, const std::vector<int>& micro_batches,
+void check_pipeline_parity(const Technique& technique, const std::vector<int>& micro_batches,
                            Recompute recompute) {
   mpi_tests::set_time_limit(300);
   for (const int m : micro_batches) {
-    INFO(m << " micro-batches, " << chunks << " chunks, recompute " << to_string(recompute));
-    const int layers = mpi_tests::ranks() * chunks + 3;
+    INFO(m << " micro-batches, " << technique.chunks << " chunks, recompute " << to_string(recompute));
+    const int layers = mpi_tests::ranks() * technique.chunks + 3;
     const Options options = training(
         test_options(layers, /*d_model=*/8, /*heads=*/2, /*kv_heads=*/1, /*d_ff=*/10, /*vocab_size=*/23,
                      /*sequence=*/5, /*micro_batch=*/2, /*global_batch=*/2 * m),
         recompute);
-    check_parity({.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks}, options);
+    check_parity(technique, options);
   }
+}
+void check_pipeline_parity(PpSchedule schedule, int chunks, const std::vector<int>& micro_batches,
+                           Recompute recompute) {
+  check_pipeline_parity(pipeline(schedule, chunks), micro_batches, recompute);
 }
 
 // Sequences that the ranks divide, and nothing else that they do. Each kind of attention and recomputation,
@@ -245,6 +249,20 @@ TEST_CASE("05: parity, zb-h1", "[05][parity]") {
 }
 TEST_CASE("05: parity, zb-h1, selective recomputation", "[05][parity]") {
   check_pipeline_parity(PpSchedule::zb_h1, 1, {5}, Recompute::selective);
+}
+
+// Every step ends with another micro-batch than the last, and buffers pass on in another order than 0, 1, ...
+TEST_CASE("05: parity, micro-batches in any order", "[05][parity]") {
+  if (mpi_tests::ranks() == 2) {
+    check_pipeline_parity(pipeline("F1 F0 F2 B0 W0 F3 B1 B3 W1 W3 B2 W2\n"
+                                   "F1 F0 B0 F2 W0 B1 F3 B3 W3 W1 B2 W2\n"),
+                          {4}, Recompute::none);
+  }
+  for (const int m : {3, 7}) {
+    check_pipeline_parity(odd_order(m, false), {m}, Recompute::none);
+    check_pipeline_parity(odd_order(m, true), {m}, Recompute::none);
+  }
+  check_pipeline_parity(odd_order(5, false), {5}, Recompute::full);
 }
 
 TEST_CASE("06: parity, contiguous ring", "[06][parity]") {

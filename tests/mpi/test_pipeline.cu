@@ -51,6 +51,7 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
     check_messages(pipeline(PpSchedule::afab), m);
     check_messages(pipeline(PpSchedule::one_f_one_b), m);
     check_messages(pipeline(PpSchedule::zb_h1), m);
+    check_messages(odd_order(m, true), m);
     if (p > 1 && m % p == 0) check_messages(pipeline(PpSchedule::interleaved, 2), m);
   }
 }
@@ -137,6 +138,10 @@ TEST_CASE("05: memory is as predicted", "[05][memory]") {
   activation_bytes(pipeline(PpSchedule::one_f_one_b), 3, Recompute::selective);
   activation_bytes(pipeline(PpSchedule::one_f_one_b), 3, Recompute::full);
   activation_bytes(pipeline(PpSchedule::zb_h1), 3, Recompute::selective);
+  for (const int m : {3, 8}) {
+    activation_bytes(odd_order(m, false), m);
+    activation_bytes(odd_order(m, true), m);
+  }
 }
 
 }  // namespace pentatron
