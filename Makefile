@@ -267,6 +267,7 @@ fuzz:
 
 # Breaks the code on purpose (tests/mutants.txt) and looks whether the tests notice;  make mutants M='02-* 03-stale-prefetch'.
 mutants:
+	@[ -e tests/mutants.sh ] || { echo "mutants: a learner's tree has none" >&2; exit 2; }
 	@set -f; tests/mutants.sh $(M)
 
 # Homework (tests/homework/README.md). Learners: grade, hint, races, paper, submit; teachers: the rest.

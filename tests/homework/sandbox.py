@@ -18,6 +18,7 @@ MEMORY, PROCESSES = 4 << 30, 500  # bytes of a process; processes and threads of
 @dataclass
 class Sandbox(Machine):
     """A tree whose programs run like this. Everything that they see is read-only but one folder."""
+    build_seconds: int = 180  # what does not change is compiled already
 
     def start(self, command, folder, environment, building):
         tree = str(self.tree)
@@ -55,7 +56,7 @@ class Sandbox(Machine):
                 os.setuid(NOBODY)
             resource.setrlimit(resource.RLIMIT_NPROC, (used() + PROCESSES,) * 2)
 
-        keep = {k: v for k, v in environment.items() if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_"))}
+        keep = {k: v for k, v in environment.items() if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_", "WERROR"))}
         return [*argv, *command], keep | {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp"}, limits
 
     def own(self, path):
