@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sources import ROOT, TOKEN, UsageError
 
-BUILD_SECONDS, RUN_SECONDS = 1200, 60  # after these a build, or a run of half a second, hangs
+BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
 OUTPUT_BYTES = 32 << 20  # of a file that a run writes
 NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
 PARITY = ("loss", "grad_norm", "lr", "values")  # the rest is what it costs
@@ -108,7 +108,7 @@ def observe(machine, run, seed=None, races=False):
         if seed is not None and main:
             command += [*run.hidden, "--seed", str(seed)]
         if run.ranks > 1 or not main:
-            command += ["--timeout", "120" if races else "20"]
+            command += ["--timeout", "120" if races else "15"]
         if run.program != "01_single_gpu":
             command = ["mpirun", "-n", str(run.ranks), *command]
         extra = {"UCX_MEM_EVENTS": "n", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"} if races else {}
@@ -137,8 +137,9 @@ def end_of(status, output):
             return found.group()
     if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
         return "it hangs"
-    lines = [line.strip() for line in output.splitlines() if re.search(r"fail|not valid|error|does not|cannot", line, re.I)]
-    lines = [re.sub(r"^(rank \d+[^:]*|terminate called.*?|\S*what\(\)): *", "", line) for line in lines]
+    lines = [line.strip() for line in output.splitlines()
+             if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I) and "hwloc" not in line]
+    lines = [re.sub(r"^(rank \d+[^:]*|\S*what\(\)): *", "", line) for line in lines]
     return lines[0][:160] if lines else f"it ends with status {status}"
 
 
