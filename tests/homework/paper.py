@@ -71,7 +71,7 @@ def paper(stage, identity, say=print):
     path = ROOT / f"answers-{stage.number}.txt"
     if not path.exists():
         if not re.fullmatch(r"[\w.@-]{1,64}", identity or ""):
-            raise UsageError(f"ID: {identity!r} is not valid; expected letters, digits, or any of . @ - _")
+            raise UsageError(f"ID: {identity or 'not given'} is not valid; expected letters, digits, or any of . @ - _")
         path.write_text(text_of(stage, identity))
         say(f"answers-{stage.number}.txt has five questions. Answer them, then call this again.")
         return None

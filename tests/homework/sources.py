@@ -231,7 +231,10 @@ def complaint(body):
 # ---- Trees
 
 def files_of(tree=ROOT):
-    """The project's files: what git tracks, and what it does not ignore."""
+    """The project's files: what git tracks, and what it does not ignore; in an archive without git, all."""
+    if not (pathlib.Path(tree) / ".git").exists():
+        return sorted(str(path.relative_to(tree)) for path in pathlib.Path(tree).rglob("*")
+                      if path.is_file() and not {"build", "__pycache__"} & set(path.relative_to(tree).parts))
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=tree, check=True,
                             capture_output=True, text=True).stdout.split("\0")
     return sorted({name for name in listed if name and (pathlib.Path(tree) / name).is_file()})

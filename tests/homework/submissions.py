@@ -122,9 +122,10 @@ class Grader:
 
     # -- One body, or several, in the clean reference
 
-    def seen_with(self, machine, stage, bodies, runs, races=False, visible=False):
-        """{run: (end, facts, races)} with these bodies, {number: [text]}, in place of the reference's."""
-        sandbox = Sandbox(machine.tree)
+    def seen_with(self, machine, stage, bodies, runs, races):
+        """What the runs show with these bodies, {number: [text]}, in place of the reference's: {"hidden": {run: (end, facts,
+        races)}}. If anything differs, also the "visible" ones of all runs, because fingerprints.json knows those."""
+        sandbox, seed = Sandbox(machine.tree), self.seed(stage)
         texts = {}
         for number, text in bodies.items():
             file = stage.exercises[number].file
@@ -134,24 +135,29 @@ class Grader:
                 put(machine.tree / file, text)
             sandbox.own(machine.tree)
             build(sandbox, {stage.runs[name].program for name in runs}, races)
-            seen = {}
-            for name in runs:
-                o = observe(sandbox, stage.runs[name], None if visible else self.seed(stage), races)
-                seen[name] = [o.end, o.facts, o.races]
-                if o.end == "it hangs":  # the others would hang, too, a minute each
-                    seen |= {n: ["it hangs", {}, []] for n in runs if n not in seen}
-                    break
+            seen = {"hidden": self.observe_all(sandbox, stage, runs, seed, races)}
+            if not races and any(differences(Observation(*seen["hidden"][n]), self.reference(stage)[n]) for n in runs):
+                seen["visible"] = self.observe_all(sandbox, stage, stage.runs, None, False)
             return seen
         except BuildError as error:
-            return {name: [f"does not compile: {error}", {}, []] for name in runs}
+            return {"hidden": {name: [f"does not compile: {error}", {}, []] for name in runs}}
         finally:
             for file in texts:
                 put(machine.tree / file, (ROOT / file).read_bytes())
 
-    def observed(self, machine, stage, bodies, runs, races=False, visible=False):
-        key = json.dumps(["seen", stage.number, sorted(bodies.items()), list(runs), races, visible])
-        seen = self.kept(key, lambda: self.seen_with(machine, stage, bodies, runs, races, visible))
-        return {name: Observation(*values) for name, values in seen.items()}
+    def observe_all(self, sandbox, stage, runs, seed, races):
+        seen = {}
+        for name in runs:
+            o = observe(sandbox, stage.runs[name], seed, races)
+            seen[name] = [o.end, o.facts, o.races]
+            if o.end == "it hangs":  # the others would hang, too, for as long
+                return seen | {n: ["it hangs", {}, []] for n in runs if n not in seen}
+        return seen
+
+    def observed(self, machine, stage, bodies, runs, races=False, which="hidden"):
+        key = json.dumps(["seen", stage.number, sorted(bodies.items()), list(runs), races])
+        seen = self.kept(key, lambda: self.seen_with(machine, stage, bodies, runs, races))
+        return {name: Observation(*values) for name, values in seen.get(which, {}).items()}
 
     def refused(self, exercise, body):
         """Why a body is not run, in words, or None."""
@@ -199,8 +205,8 @@ class Grader:
         reference = self.reference(stage)
         differs = {name: differences(o, reference[name]) for name, o in seen.items()}
         mistakes = []
-        if any(differs.values()) or races:  # recognised by the visible runs, as fingerprints.json has those
-            visible = self.observed(machine, stage, {exercise.number: body}, list(stage.runs), visible=True)
+        if any(differs.values()) or races:
+            visible = self.observed(machine, stage, {exercise.number: body}, exercise.runs, which="visible")
             known = self.known[stage.number]
             mistakes = [m for m in fingerprints.recognised(
                 known, {n: differences(o, known["reference"][n]) for n, o in visible.items()}, races)
