@@ -2,7 +2,7 @@
 every change must pass."""
 
 import fnmatch
-import os
+import json
 import pathlib
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ import sources
 import starter
 import submissions
 from fingerprints import in_workplaces, workplace
-from observe import BuildError, Machine, build, differences, observe
+from observe import BuildError, Machine, build, costs_right, differences, in_words, is_right, observe
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
 passed, failed = 0, 0
@@ -131,6 +131,27 @@ def mistakes(stages, only=None):
                   races=any(k.startswith("threads") for t in tasks for k in t[1].kinds))
 
 
+def nothing_done(stages):
+    """A body that does nothing, where the numbers stay right, gets no points for what it costs."""
+    stage, name = stages["02"], "buckets on 2 ranks"
+    exercise, known = stage.exercises["02.4"], fingerprints.load()["02"]["reference"]
+
+    def work(machine, _):
+        path = machine.tree / exercise.file
+        original = path.read_text()
+        try:
+            put(path, sources.graft(original, exercise, ["{}"]))
+            build(machine, {stage.program})
+            seen = observe(machine, stage.runs[name])
+        finally:
+            put(path, original)
+        differs = differences(seen, known[name])
+        expect(is_right(differs) and not costs_right(differs, seen, known[name]),
+               f"02.4, nothing done before the end: {in_words(differs, seen, known[name])}")
+        return exercise.number
+    in_workplaces([0], [stage], work, workers=1, races=False)
+
+
 def starters(stages, only=None):
     """A starter tree has no line of the solution, builds, and says what is not written."""
     for number, stage in stages.items():
@@ -216,7 +237,6 @@ def submitted(stages):
         bodies["03.3"] = [text[slice(*sources.find_body(text, s))] for s in exercise.bodies]
         bodies["03.4"] = sources.stub(stage.exercises["03.4"])
         content = {"pentatron": 1, "stage": "03", "id": "check", "bodies": bodies}
-        import json
         put(folder / "in/a.json", json.dumps(content))
         put(folder / "in/b.json", "")
         put(folder / "in/c.json", '{"pentatron": 1, "stage": "09"}')
@@ -233,7 +253,7 @@ def submitted(stages):
                "each body is graded alone, and the mistake is recognised")
 
 
-PARTS = {"data": data, "reference": reference, "stubs": stubs, "starters": starters, "submitted": submitted,
+PARTS = {"data": data, "reference": reference, "stubs": stubs, "nothing done": nothing_done, "starters": starters, "submitted": submitted,
          "hostile": hostile, "mistakes": mistakes}
 
 
@@ -244,6 +264,7 @@ def check(stages, parts):
         reference(stages)
         starters(stages, ["03"])
         stubs(stages, ["02.5", "03.3"])
+        nothing_done(stages)
         mistakes(stages, ["03-only-last-micro-batch"])
     else:
         unknown = [p for p in parts if p not in PARTS]

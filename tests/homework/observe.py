@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, field
 
-from sources import ROOT, TOKEN, UsageError
+from sources import ROOT
 
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
 OUTPUT_BYTES = 32 << 20  # of a file that a run writes

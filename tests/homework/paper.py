@@ -4,7 +4,7 @@ its number stands beside the learner's."""
 import random
 import re
 
-from observe import BuildError, Machine, build, observe
+from observe import Machine, build, observe
 from sources import ROOT, Run, UsageError
 
 POINTS = 3  # a question; there are five

@@ -5,7 +5,6 @@ import os
 import pathlib
 import resource
 import shutil
-import subprocess
 from dataclasses import dataclass
 
 from observe import Machine, folder_of

@@ -60,6 +60,8 @@ def write_tree(stages, to, note, change):
     for stage in stages:  # what to try afterwards names what to write
         for path in ROOT.glob(f"{stage.number}_*/*.md"):
             change[str(path.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S)
+    for note_of_all in ("README.md", "tests/homework/README.md"):  # no links to what is left out
+        change[note_of_all] = re.sub(r"\[([^]]*)\]\([^)]*teacher\.md\)", r"\1", (ROOT / note_of_all).read_text())
     part = to.with_name(to.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     for name in files_of():
