@@ -102,6 +102,8 @@ def fingerprint(machine, stage, exercise, mutant, reference):
         programs = {run.program for run in stage.runs.values()}
         build(machine, programs)
         first, second = (differences_of(machine, stage, reference) for _ in range(2))
+        if first != second:
+            entry["unsteady"] = True
         for name in first:
             stable = {fact: values for fact, values in first[name].items() if values == second.get(name, {}).get(fact)}
             if stable:
@@ -184,10 +186,13 @@ def recognised(fingerprints, differs, races=()):
     stub; {} where nothing differs."""
     found = []
     for mistake in fingerprints["mistakes"]:
-        if races and mistake["races"] and set(races) <= set(mistake["races"]):
+        luck = mistake["races"] or mistake.get("unsteady")  # what the numbers become
+        if set(races) & set(mistake["races"]):
             found.append(mistake)
-        here = costs(differs) if mistake["races"] else {n: d for n, d in differs.items() if d}
-        there = {n: d for n, d in mistake["differs"].items() if n in differs}
+            continue
+        here = costs(differs) if luck else {n: d for n, d in differs.items() if d}
+        there = costs(mistake["differs"]) if luck else mistake["differs"]
+        there = {n: d for n, d in there.items() if n in differs}
         if here and set(here) == set(there) and \
                 all(alike(here[n], there[n], fingerprints["reference"][n]) for n in here):
             found.append(mistake)
