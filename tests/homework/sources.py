@@ -257,8 +257,9 @@ def put(path, content, status=None):
     content = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == content:
         return
+    new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    if status is not None:
+    if status is not None and new:  # what replaces other text is newer than the object file of that
         path.chmod(status.st_mode & 0o777)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
