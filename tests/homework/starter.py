@@ -105,7 +105,7 @@ def planted(stage, identity):
     mutants = {m.name: m for m in read_mutants()}
     by_exercise = {}
     for mistake in fingerprints.load()[stage.number]["mistakes"]:
-        if mistake["differs"] and not mistake["races"]:
+        if mistake["differs"] and not mistake["races"] and not mistake.get("unsteady"):
             by_exercise.setdefault(mistake["exercise"], []).append(mutants[mistake["name"]])
     exercises = choice.sample(sorted(by_exercise), 3)
     return {exercise: choice.choice(by_exercise[exercise]) for exercise in sorted(exercises)}
