@@ -77,7 +77,8 @@ ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
   PACKAGE_LINK += -Xlinker --disable-new-dtags  # the libraries there look for others there
   export PATH := $(CURDIR)/.mpich/bin:$(PATH)
 endif
-HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
+HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
+HOST_STRICT := $(if $(WERROR),-Werror)  # changes no object file, and so compiles nothing again
 
 # Debian keeps OpenBLAS's OpenMP variant in a folder of its own. It is
 # opened by name when a program starts (common/cpu/cuda/cublas.cc); the sanitizers, too, look for it where -rpath says.
@@ -96,17 +97,19 @@ MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 
 # sm_90a has what only Hopper has. Without a GPU here, sm_90 runs on Hopper and on later ones.
 CUDA_ARCH := -arch=sm_$(or $(patsubst 90,90a,$(GPU_ARCH)),90)
-CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror) -Xcompiler -Wall,-Wextra \
+CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Xcompiler -Wall,-Wextra \
   -Icommon $(DEFINES) $(BUILD_DEFINES) $(PACKAGE_FLAGS)
 CUDA_LIBRARIES := -lcublas
 
 ifeq ($(BACKEND),cpu)
   COMPILE := $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
+  STRICT = $(HOST_STRICT)
   CU := -x c++
   LINK := $(CXX) $(SANITIZER) -pthread -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CPU_LIBRARIES)
 else
   COMPILE := $(NVCC) $(CUDA_FLAGS) -Itests $(MPI_FLAGS)
+  STRICT := $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
   CU := -x cu
   LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CUDA_LIBRARIES)
@@ -149,15 +152,15 @@ OPTIMIZE = $(or $(if $(filter tests/cpu/%,$<),-O3),\
 
 $(HOST)/%.cc.o: %.cc $(HOST)/flags
 	@mkdir -p $(@D); echo "compile  $<"
-	$(Q)$(CXX) $(HOST_FLAGS) $(OPTIMIZE) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) $(HOST_FLAGS) $(HOST_STRICT) $(OPTIMIZE) -MMD -MP -c $< -o $@
 
 $(BUILD)/objects/%.cc.o: %.cc $(BUILD)/flags
 	@mkdir -p $(@D); echo "compile  $<  ($(BUILD:build/%=%))"
-	$(Q)$(COMPILE) $(OPTIMIZE) -MMD -MP -c $< -o $@
+	$(Q)$(COMPILE) $(STRICT) $(OPTIMIZE) -MMD -MP -c $< -o $@
 
 $(BUILD)/objects/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D); echo "compile  $<  ($(BUILD:build/%=%))"
-	$(Q)$(COMPILE) $(OPTIMIZE) -MMD -MP $(CU) -c $< -o $@
+	$(Q)$(COMPILE) $(STRICT) $(OPTIMIZE) -MMD -MP $(CU) -c $< -o $@
 
 # The commands that a folder was built with. When they change, everything in it is compiled again.
 $(HOST)/flags: COMMANDS = $(CXX) $(HOST_FLAGS)

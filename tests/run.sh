@@ -29,7 +29,7 @@ run() {
   elif [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
     echo "not finished after $limit seconds" | tee -a "$output"
   else
-    echo "ended with status $status" | tee -a "$output"
+    echo "ended with status $status: $(tail -n 1 "$output")" | tee -a "$output"
   fi
   echo "$passed $failed" >> "$notes/sums"
   [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file |^(exit|not finished|ended)' "$output" |

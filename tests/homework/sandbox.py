@@ -55,7 +55,7 @@ class Sandbox(Machine):
                 os.setuid(NOBODY)
             resource.setrlimit(resource.RLIMIT_NPROC, (used() + PROCESSES,) * 2)
 
-        keep = {k: v for k, v in environment.items() if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_", "WERROR"))}
+        keep = {k: v for k, v in environment.items() if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_"))}
         return [*argv, *command], keep | {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp"}, limits
 
     def own(self, path):

@@ -159,7 +159,7 @@ def bodies_of(tree, exercise):
 
 def graft(text, exercise, bodies):
     """The text of exercise.file with other bodies."""
-    for signature, body in zip(exercise.bodies, bodies, strict=True):
+    for signature, body in zip(exercise.bodies, bodies):
         begin, end = find_body(text, signature, exercise.file)
         text = text[:begin] + body + text[end:]
     return text
