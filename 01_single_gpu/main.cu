@@ -7,6 +7,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
@@ -28,17 +29,18 @@ void train(const Options& options) {
       predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1));
   require_memory(predicted);
   parameters.allocate();
-  parameters.initialise(options.seed, compute);
+  load_or_initialise(options, parameters, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
   Run run(options, data, parameters, totals);
 
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
     for (const Batch& batch : loader.load(step, compute)) {
@@ -47,9 +49,12 @@ void train(const Options& options) {
       totals.add_loss(activations->loss);
     }
     optimizer.add_norm_squared(totals.norm_squared());
+    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
+    checkpoints.after_update(step);
     run.end_step();
   }
+  checkpoints.finish();
   run.summarize(predicted);
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));

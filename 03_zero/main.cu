@@ -3,6 +3,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
@@ -27,18 +28,19 @@ void train(const Options& options, World& world) {
   Communicator data_ranks(world, world.all(), "data");
   require_memory(predicted, world);
   Zero zero(options.zero_stage, parameters.group(), data_ranks, compute);
-  parameters.initialise(options.seed, compute);
+  load_or_initialise(options, parameters, compute);
   zero.weights_changed();
   const Seams seams = {{&zero}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
   Run run(options, data, parameters, totals, world);
 
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
     for (const Batch& batch : loader.load(step, compute)) {
@@ -49,10 +51,13 @@ void train(const Options& options, World& world) {
     zero.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
+    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
+    checkpoints.after_update(step);
     zero.weights_changed();
     run.end_step();
   }
+  checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));

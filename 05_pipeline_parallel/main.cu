@@ -6,6 +6,7 @@
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "pipeline.h"
+#include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
@@ -30,25 +31,29 @@ void train(const Options& options, int micro_batches, World& world) {
   Communicator pipeline_ranks(world, world.all(), "pipeline");
   require_memory(predicted, world);
   parameters.allocate();
-  parameters.initialise(options.seed, compute);
+  load_or_initialise(options, parameters, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   Pipeline pipeline(schedule, world, world.all(), chunks, model, compute);
   Optimizer optimizer(options, parameters, compute);
+  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
   Run run(options, data, parameters, totals, world);
 
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
     pipeline.run(loader.load(step, compute), &totals);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
+    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
+    checkpoints.after_update(step);
     run.end_step();
   }
+  checkpoints.finish();
   run.summarize(predicted, {{"pp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return pipeline.forward(batch); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world));

@@ -153,7 +153,7 @@ class Pipeline {
   }
   Input& input(const Instruction& i) {
     Chunk& chunk = chunks_[i.chunk];
-    return chunk.inputs[chunk.input_of[i.micro_batch]];
+    return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
   }
 
   void execute(const Instruction& i, const Batch& batch, StepTotals* totals) {

@@ -5,6 +5,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
@@ -30,7 +31,7 @@ void train(const Options& options, World& world) {
   Communicator gradient_ranks(world, world.all(), "gradients");
   require_memory(predicted, world);
   parameters.allocate();
-  parameters.initialise(options.seed, compute);
+  load_or_initialise(options, parameters, compute);
   RingAttention attention(options, context_ranks);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), gradient_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
@@ -39,11 +40,12 @@ void train(const Options& options, World& world) {
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
   BatchLoader loader(data, options, 0, 1, positions);
   StepTotals totals(compute);
   Run run(options, data, parameters, totals, world);
 
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
     for (const Batch& batch : loader.load(step, compute)) {
@@ -54,9 +56,12 @@ void train(const Options& options, World& world) {
     data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
+    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
+    checkpoints.after_update(step);
     run.end_step();
   }
+  checkpoints.finish();
   run.summarize(predicted, {{"cp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));

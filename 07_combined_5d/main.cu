@@ -4,6 +4,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
@@ -28,18 +29,19 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   require_memory(predicted, world);
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
-  parameters.initialise(options.seed, compute);
+  load_or_initialise(options, parameters, compute);
   const Seams seams = {{dense.get(), experts.get()}, &tensor_parallel, &attention, &feed_forward};  // 02-07
   for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                                    // 03
 
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
   Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
   Optimizer optimizer(options, parameters, compute);
+  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
   BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);
   Run run(options, data, parameters, totals, world);  // 02
 
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
     pipeline.run(loader.load(step, compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
@@ -48,10 +50,13 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
     tensor_parallel.sum_partial_gradients(parameters);                                 // 04
     optimizer.add_norm_squared(totals.norm_squared());
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
+    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
+    checkpoints.after_update(step);
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
     run.end_step();
   }
+  checkpoints.finish();
   run.summarize(predicted, shape.degrees());                                                          // 02
   const auto logits = [&](const Batch& batch) { return mesh.one_replica(pipeline.forward(batch)); };  // 05
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));    // 02

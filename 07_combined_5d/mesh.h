@@ -135,12 +135,26 @@ inline std::string draw_mesh(const MeshShape& shape) {
   return text.str() + "\n";
 }
 
+// place_of, when the groups agree with it; else it ends all ranks.
+inline MeshPlace checked_place(const MeshShape& shape, int rank) {
+  const MeshPlace at = place_of(shape, rank);
+  const auto check = [&](MeshGroup group, int degree, int place) {
+    const std::vector<int> members = members_of(shape, group, rank);
+    if (std::ssize(members) == degree && place < degree && members[place] == rank) return;
+    fail("place_of", "a rank has another place than in its group", __FILE__, __LINE__);
+  };
+  check(MeshGroup::tensor, shape.tp, at.tp);
+  check(MeshGroup::context, shape.cp, at.cp);
+  check(MeshGroup::pipeline, shape.pp, at.pp);
+  return at;
+}
+
 // This rank's groups, as communicators. All ranks of the world construct it together.
 class Mesh {
  public:
   Mesh(const MeshShape& of, World& world)
       : shape(of),
-        place(place_of(shape, world.rank())),
+        place(checked_place(shape, world.rank())),
         pipeline(members_of(shape, MeshGroup::pipeline, world.rank())),
         tensor(world, members_of(shape, MeshGroup::tensor, world.rank()), "tensor", tensor_blocks),
         context(world, members_of(shape, MeshGroup::context, world.rank()), "context"),

@@ -92,7 +92,11 @@ TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {
   refused(folder.write("empty", ""));
   refused(folder.write("short", std::string(128, 'a')));
   refused(folder.write("truncated.bin", std::string(1001, '\1')));
-  refused(folder.write("text", std::string(1000, 'z')), "--vocab-size 122");
+  const std::string path = folder.write("text", std::string(1000, 'z'));
+  const Outcome late = run(folder, "--vocab-size 122 --data " + path);  // when it reads the token
+  CHECK(late.status == 2);
+  CHECK(late.err.starts_with("--data: " + path +
+                             " is not valid; expected token ids below --vocab-size (122); "));
 }
 
 TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][bad-input]") {

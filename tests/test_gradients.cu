@@ -70,7 +70,7 @@ TEST_CASE("gradient: rotary positions", "[01][kernels]") {
                    w_q = random.normal<real>(rows, q_columns), w_k = random.normal<real>(rows, k_columns),
                    w_v = random.normal<real>(rows, k_columns);
   const AccumTensor table = device.fresh<accum>(31, shape.head_size);
-  fill_rotary_table(100, table, device.stream);
+  fill_rotary_table(rotary_frequencies(100, static_cast<int>(table.columns)), table, device.stream);
   const int32_t* positions = device.upload(std::vector<int32_t>{30, 0, 7});
   const Tensor device_qkv = device.upload<real>(qkv), d_qkv = device.fresh<real>(rows, qkv.columns),
                q = device.fresh<real>(rows, q_columns), k = device.fresh<real>(rows, k_columns),

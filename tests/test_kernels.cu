@@ -252,7 +252,7 @@ TEST_CASE("rotary: the table", "[01][kernels]") {
   for (const int size : {2, 6, 10, 64}) {
     CAPTURE(size);
     const AccumTensor table = device.fresh<accum>(positions, size);
-    fill_rotary_table(10000, table, device.stream);
+    fill_rotary_table(rotary_frequencies(10000, size), table, device.stream);
     // Computed in double. An angle is off by its own rounding, which grows with the position.
     const double angle_error = positions * epsilon<double>();
     require_close(device.download(table), rotary_table(positions, size, 10000),

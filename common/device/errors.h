@@ -16,11 +16,12 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
-// A dry run found that the run does not fit. main() prints the line, and ends with exit_does_not_fit.
-struct DoesNotFit : UsageError {
+// A request that is right, but that can not be met: a dry run that does not fit, a checkpoint that can not be
+// written. main() prints the line, and ends with exit_run_error.
+struct RunError : UsageError {
   using UsageError::UsageError;
 };
-inline constexpr int exit_does_not_fit = 1;
+inline constexpr int exit_run_error = 1;
 
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);

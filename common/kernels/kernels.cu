@@ -204,12 +204,19 @@ void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* r
 
 // ---- Rotary positions -------------------------------------------------------------------------------------
 
-void fill_rotary_table(double theta, AccumTensor table, cudaStream_t stream) {
+std::vector<double> rotary_frequencies(double theta, int head_size) {
+  const int half = head_size / 2;
+  std::vector<double> frequencies(half);
+  for (int i = 0; i < half; ++i) frequencies[i] = std::pow(theta, -static_cast<double>(i) / half);
+  return frequencies;
+}
+
+void fill_rotary_table(const std::vector<double>& frequencies, AccumTensor table, cudaStream_t stream) {
   const int half = static_cast<int>(table.columns / 2);
   PinnedArray<accum> host(table.size());
   for (int64_t position = 0; position < table.rows; ++position) {
     for (int i = 0; i < half; ++i) {
-      const double angle = position * std::pow(theta, -static_cast<double>(i) / half);
+      const double angle = position * frequencies[i];
       host[position * table.columns + i] = static_cast<accum>(std::cos(angle));
       host[position * table.columns + half + i] = static_cast<accum>(std::sin(angle));
     }

@@ -58,9 +58,12 @@ struct HeadShape {
   int qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
 };
 
-// table[p] = the cosines, then the sines, of p * theta^(-2i / head_size) for i < head_size / 2. The host
-// computes them in double.
-void fill_rotary_table(double theta, AccumTensor table /*[positions, head_size]*/, cudaStream_t stream);
+// The angles in radians by which the next position turns the pairs of a head: theta^(-2i / head_size) for
+// i < head_size / 2.
+std::vector<double> rotary_frequencies(double theta, int head_size);
+// table[p] = the cosines, then the sines, of p times each frequency. The host computes them in double.
+void fill_rotary_table(const std::vector<double>& frequencies /*[head_size / 2]*/,
+                       AccumTensor table /*[positions, head_size]*/, cudaStream_t stream);
 
 // Splits the fused product qkv into q, k, v, and rotates q and k by their rows' positions.
 void rotary_forward(Tensor qkv /*[rows, q | k | v]*/, const int32_t* positions /*[rows]*/, AccumTensor table,

@@ -8,6 +8,15 @@
 
 namespace pentatron {
 
+// How Llama 3.1 turns slowly rotating pairs still more slowly, for sequences longer than the model was trained on:
+// by `factor` where a turn takes more than original_positions / low_freq_factor positions, not at all below
+// original_positions / high_freq_factor, and something between in between. factor 1: no pair.
+struct RopeScaling {
+  double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+  int original_positions = 8192;
+  bool operator==(const RopeScaling&) const = default;
+};
+
 // The sizes of a Llama decoder.
 struct ModelConfig {
   std::string name;  // of the preset, such as tiny
@@ -19,6 +28,7 @@ struct ModelConfig {
   int vocab_size;  // tokens
   double rope_theta;
   double norm_epsilon;
+  RopeScaling rope_scaling = {};
 
   int head_size() const { return d_model / heads; }
 };

@@ -1,15 +1,9 @@
 #include "model/data.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
-#include <system_error>
+#include <unordered_map>
 
 #include "device/errors.h"
 #include "kernels/philox.h"
@@ -17,27 +11,10 @@
 namespace pentatron {
 namespace {
 
-constexpr int token_ids = 1 << 16;  // that a file can hold
+constexpr int largest_16_bit = 1 << 16;  // vocabulary whose tokens have 16 bits
 
 [[noreturn]] void invalid(const std::string& path, const std::string& expected) {
   throw UsageError("--data", path, expected);
-}
-
-// The whole file, mapped read-only. The descriptor need not stay open.
-std::span<std::byte> map_file(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) invalid(path, std::string("a readable file (") + std::strerror(errno) + ")");
-  struct stat status {};
-  const bool known = fstat(file, &status) == 0;
-  const bool regular = known && S_ISREG(status.st_mode);
-  const size_t bytes = regular ? static_cast<size_t>(status.st_size) : 0;
-  void* mapping = bytes > 0 ? mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
-  close(file);
-  if (!regular) invalid(path, "a regular file");
-  if (bytes == 0) invalid(path, "a file that is not empty");
-  if (mapping == MAP_FAILED)
-    invalid(path, std::string("a file that can be mapped (") + std::strerror(errno) + ")");
-  return {static_cast<std::byte*>(mapping), bytes};
 }
 
 // llm.c's header: 256 integers of 32 bits, of which the first three are used.
@@ -48,24 +25,28 @@ struct LlmcHeader {
   int32_t magic_found, version, token_count;
 };
 
-// The bytes of a .bin file that are tokens.
-std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<const std::byte> file) {
+// The bytes of a .bin file that are tokens. Sets the bytes of one.
+std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<const std::byte> file,
+                                         int vocab_size, int& bytes_per_token) {
   LlmcHeader header{};
   if (file.size() >= sizeof header) std::memcpy(&header, file.data(), sizeof header);
-  if (header.magic_found == LlmcHeader::magic_of_32_bit) invalid(path, "16-bit tokens; these have 32 bits");
-  if (header.magic_found != LlmcHeader::magic) {
-    if (file.size() % 2 != 0) {
-      invalid(path, "an even number of bytes, as tokens have 16 bits; it has " + std::to_string(file.size()));
+  const bool has_32_bits = header.magic_found == LlmcHeader::magic_of_32_bit;
+  if (!has_32_bits && header.magic_found != LlmcHeader::magic) {
+    bytes_per_token = vocab_size > largest_16_bit ? 4 : 2;
+    if (file.size() % bytes_per_token != 0) {
+      invalid(path, "a multiple of " + std::to_string(bytes_per_token) + " bytes, as tokens have " +
+                        std::to_string(8 * bytes_per_token) + " bits; it has " + std::to_string(file.size()));
     }
     return file;
   }
+  bytes_per_token = has_32_bits ? 4 : 2;
   if (file.size() < LlmcHeader::bytes) {
     invalid(path, "a header of 1024 bytes; the file is truncated at " + std::to_string(file.size()));
   }
   if (header.version != 1)
     invalid(path, "version 1 of llm.c's header; it says " + std::to_string(header.version));
   const std::span<const std::byte> tokens = file.subspan(LlmcHeader::bytes);
-  if (header.token_count < 0 || tokens.size() != size_t{2} * static_cast<size_t>(header.token_count)) {
+  if (header.token_count < 0 || tokens.size() != static_cast<size_t>(bytes_per_token) * header.token_count) {
     invalid(path, "the " + std::to_string(header.token_count) + " tokens that its header announces; " +
                       std::to_string(tokens.size()) + " bytes follow");
   }
@@ -74,35 +55,38 @@ std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<cons
 
 }  // namespace
 
-TokenData::Mapping::~Mapping() { munmap(bytes.data(), bytes.size()); }
-
 TokenData::TokenData(const std::string& path, int vocab_size, int sequence_length)
-    : file_(map_file(path)), counts_(token_ids) {
-  std::span<const std::byte> tokens = file_.bytes;
-  if (path.ends_with(".bin")) {
-    tokens = tokens_of_bin(path, tokens);
-    bytes_per_token_ = 2;
-  }
+    : path_(path), vocab_size_(vocab_size), file_("--data", path) {
+  std::span<const std::byte> tokens = file_.bytes();
+  if (path.ends_with(".bin")) tokens = tokens_of_bin(path, tokens, vocab_size, bytes_per_token_);
   tokens_ = tokens.data();
   size_ = static_cast<int64_t>(tokens.size()) / bytes_per_token_;
   if (size_ < sequence_length + 1) {
     invalid(path, "at least " + std::to_string(sequence_length + 1) +
                       " tokens, --seq-len and one more; it has " + std::to_string(size_));
   }
-  for (int64_t i = 0; i < size_; ++i) ++counts_[(*this)[i]];
-  for (int token = token_ids - 1; token >= vocab_size; --token) {
-    if (counts_[token] > 0) {
-      invalid(path, "token ids below --vocab-size (" + std::to_string(vocab_size) + "); it has " +
-                        std::to_string(token));
-    }
-  }
+}
+
+void TokenData::refuse(int64_t i) const {
+  invalid(path_, "token ids below --vocab-size (" + std::to_string(vocab_size_) + "); token " +
+                     std::to_string(i) + " is " + std::to_string(at(i)));
 }
 
 double TokenData::unigram_entropy() const {
+  constexpr int64_t block = 1 << 14, most_blocks = 64;
+  const int64_t blocks = std::min(most_blocks, (size_ + block - 1) / block);
+  std::unordered_map<uint32_t, int64_t> counts;
+  int64_t all = 0;
+  for (int64_t i = 0; i < blocks; ++i) {  // of a small file everything
+    const int64_t begin = blocks < most_blocks ? i * block : i * (size_ / blocks);
+    const int64_t end = std::min(begin + block, size_);
+    for (int64_t j = begin; j < end; ++j) ++counts[at(j)];
+    all += end - begin;
+  }
   double entropy = 0;
-  for (const int64_t count : counts_) {
-    const double frequency = static_cast<double>(count) / static_cast<double>(size_);
-    if (count > 0) entropy -= frequency * std::log(frequency);
+  for (const auto& [token, count] : counts) {
+    const double frequency = static_cast<double>(count) / static_cast<double>(all);
+    entropy -= frequency * std::log(frequency);
   }
   return entropy;
 }

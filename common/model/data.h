@@ -1,9 +1,9 @@
 // Training tokens, memory-mapped from a file, and the sequences cut out of them.
 //
-// In a text file each byte is a token. A file named *.bin holds 16-bit token ids: either nothing else
-// (nanoGPT's form), or after a header of 256 32-bit integers (llm.c's form). Sequence i of step s is a window
-// of the text that depends on (seed, s, i) alone. So any rank can cut its slice of the global batch without
-// communication.
+// In a text file each byte is a token. A file named *.bin holds token ids: either nothing else (nanoGPT's
+// form; 16 bits a token, or 32 where the vocabulary has more than 65,536), or after a header of 256 32-bit
+// integers (llm.c's form, which says how many bits). Sequence i of step s is a window of the text that
+// depends on (seed, s, i) alone. So any rank can cut its slice of the global batch without communication.
 #pragma once
 
 #include <cstddef>
@@ -12,40 +12,49 @@
 #include <string>
 #include <vector>
 
+#include "model/mapped_file.h"
+
 namespace pentatron {
 
 class TokenData {
  public:
-  // Throws UsageError, naming --data, if the file cannot be read, is damaged, holds less than one window of
-  // sequence_length + 1 tokens, or holds a token that is not below vocab_size.
+  // Looks at no token. Throws UsageError, naming --data, if the file can't be read, is damaged, or holds less
+  // than one window of sequence_length + 1 tokens.
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens
 
+  // Throws UsageError if token i is not below vocab_size.
   int32_t operator[](int64_t i) const {
-    return bytes_per_token_ == 1 ? static_cast<const uint8_t*>(tokens_)[i]
-                                 : static_cast<const uint16_t*>(tokens_)[i];
+    const uint32_t token = at(i);
+    if (token >= vocab_size_) [[unlikely]]
+      refuse(i);
+    return static_cast<int32_t>(token);
   }
 
-  // Entropy of the token frequencies, in nats per token. A model that knows only how frequent each token is
-  // reaches this loss, so training must get below it.
+  // Entropy of the token frequencies, in nats per token; of a large file, of a million tokens from all over
+  // it. A model that knows only how frequent each token is reaches this loss, so training must get below it.
   double unigram_entropy() const;
 
  private:
-  // A file mapped into memory, read-only.
-  struct Mapping {
-    std::span<std::byte> bytes;
-    explicit Mapping(std::span<std::byte> mapped) : bytes(mapped) {}
-    ~Mapping();
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-  };
+  uint32_t at(int64_t i) const {
+    switch (bytes_per_token_) {
+      case 1:
+        return static_cast<const uint8_t*>(tokens_)[i];
+      case 2:
+        return static_cast<const uint16_t*>(tokens_)[i];
+      default:
+        return static_cast<const uint32_t*>(tokens_)[i];
+    }
+  }
+  [[noreturn]] void refuse(int64_t i) const;
 
-  Mapping file_;
+  std::string path_;
+  uint32_t vocab_size_;
+  MappedFile file_;
   const void* tokens_ = nullptr;  // [size_] of bytes_per_token_, inside file_
-  int bytes_per_token_ = 1;       // 1 or 2
+  int bytes_per_token_ = 1;       // 1, 2 or 4
   int64_t size_ = 0;              // tokens
-  std::vector<int64_t> counts_;   // [65536]: how often each token id occurs
 };
 
 // Fills `tokens` and `targets` with sequences of the global batch of `step`: first_sequence and those after

@@ -42,6 +42,22 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
   }
 }
 
+std::vector<std::string> Optimizer::state_names() const {
+  std::vector<std::string> names;
+  if (config_.optimizer == OptimizerKind::adamw) names = {"moment1", "moment2"};
+  if (has_master_weights) names.emplace_back("master");
+  return names;
+}
+
+std::vector<AccumTensor> Optimizer::states(size_t shard) const {
+  const State& state = states_[shard];
+  std::vector<AccumTensor> all;
+  for (const AccumTensor& tensor : {state.moment1, state.moment2, state.master}) {
+    if (tensor.data != nullptr) all.push_back(tensor);
+  }
+  return all;
+}
+
 void Optimizer::add_norm_squared(double* norm_squared) {
   for (const Shard& shard : parameters_.shards()) {
     // Adjacent ranges are summed by one call. So the bits do not depend on how a unit is divided into

@@ -28,6 +28,10 @@ class Optimizer {
   // which the gradients are clipped. step: from 0.
   void step(int64_t step, const double* norm_squared);
 
+  // What a checkpoint has to keep of each shard, [1, size of the shard] each, and under which names.
+  std::vector<AccumTensor> states(size_t shard) const;
+  std::vector<std::string> state_names() const;
+
  private:
   struct State {
     AccumTensor moment1, moment2, master;  // [1, size of the shard]

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "kernels/kernels.h"
 #include "model/transformer.h"
@@ -13,6 +15,18 @@ std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
     if (range.head) units.push_back(head_unit(range.last));
   }
   return units;
+}
+
+std::vector<double> rotary_frequencies(const ModelConfig& model) {
+  std::vector<double> frequencies = rotary_frequencies(model.rope_theta, model.head_size());
+  const auto [factor, low, high, original_positions] = model.rope_scaling;
+  if (factor == 1) return frequencies;
+  for (double& frequency : frequencies) {
+    const double turns = original_positions * frequency / (2 * std::numbers::pi);
+    const double stays = std::clamp((turns - low) / (high - low), 0.0, 1.0);  // the part of it that stays
+    frequency = stays * frequency + (1 - stays) * frequency / factor;
+  }
+  return frequencies;
 }
 
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
@@ -63,7 +77,7 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
   shape_ = {config.micro_batch_size, static_cast<int>(tokens), heads};
 
   rotary_table_ = memory_.matrix<accum>(config.sequence_length, size);
-  fill_rotary_table(model_.rope_theta, rotary_table_, stream);
+  fill_rotary_table(rotary_frequencies(model_), rotary_table_, stream);
   branch_ = memory_.matrix<real>(rows(), d);
   norm_partials_ = memory_.matrix<accum>(rmsnorm_bands(outside()), d);
   const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);

@@ -16,6 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "program/checkpoint_folder.h"
+#include "program/model_config.h"
+
 namespace pentatron {
 namespace {
 
@@ -133,9 +136,10 @@ class CommandLine {
         [&value] { return value; });
   }
 
-  void file(const std::string& option, std::string& path, const std::string& help) {
+  void file(const std::string& option, std::string& path, const std::string& help,
+            const std::string& placeholder = "FILE") {
     add(
-        option, "FILE", "", help, [=, &path](const std::string& given) { path = given; },
+        option, placeholder, "", help, [=, &path](const std::string& given) { path = given; },
         [&path] { return path; });
   }
 
@@ -191,6 +195,12 @@ class CommandLine {
   void footer(const std::string& words) { app_.footer(words); }
 
   void parse(int argc, const char* const* argv);
+  // Sets an option, if there is one of this name, as if it had been given.
+  void assign(const std::string& name, const std::string& value) {
+    for (const Entry& entry : entries_) {
+      if (entry.option->get_lnames().front() == name) entry.assign(value);
+    }
+  }
   bool given(const std::string& option) const { return app_.get_option(option)->count() > 0; }
 
   // A JSON object with the present value of every option: {"layers": 8, ...}.
@@ -282,9 +292,39 @@ std::string table_of_presets() {
   return table.str();
 }
 
+// Options of the training, which --load takes from the checkpoint unless they are given.
+constexpr const char* training_options[] = {
+    "data",         "seq-len",   "global-batch-size", "steps", "seed",  "optimizer",
+    "lr",           "min-lr",    "warmup-steps",      "beta1", "beta2", "epsilon",
+    "weight-decay", "grad-clip", "aux-loss"};
+
+// --load and --load-weights: the model is that of the folder.
+void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
+                    const std::string& folder) {
+  const bool continues = option == "--load";
+  if (!(continues ? options.load_weights : options.load).empty())
+    throw UsageError(option, folder, "one of --load and --load-weights");
+  (continues ? options.load : options.load_weights) = folder;
+  options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
+  read_model_config(option, options.load_folder, options);
+  if (!continues) return;
+  const TrainerState state = read_trainer_state(option, options.load_folder);
+  for (const char* const name : training_options) {
+    if (state.options.contains(name)) line.assign(name, state.options.at(name));
+  }
+}
+
 void declare_model(CommandLine& line, Options& options) {
   ModelConfig& model = options.model;
   line.group("Model");
+  line.add(
+      "--load", "DIR", "", "continue the run that saved this; what is not given is as it was",
+      [&](const std::string& folder) { use_checkpoint(line, options, "--load", folder); },
+      [&] { return options.load; });
+  line.add(
+      "--load-weights", "DIR", "", "begin with the weights of a Llama in Hugging Face's format",
+      [&](const std::string& folder) { use_checkpoint(line, options, "--load-weights", folder); },
+      [&] { return options.load_weights; });
   line.add(
       "--model", "NAME", model.name, "sizes of a model, see below",
       [&](const std::string& name) { use_preset(options, name); }, [&] { return model.name; });
@@ -337,6 +377,9 @@ void declare_run(CommandLine& line, Options& options) {
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
   line.file("--trace", options.trace, "write a Chrome trace of the first 250,000 operations");
   line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
+  line.file("--save", options.save, "write checkpoints into this folder, at least at the end", "DIR");
+  line.whole("--save-every", options.save_every, 0, 1'000'000'000, "steps between two of them, 0: none");
+  line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,
              "bytes of text that the trained model writes at the end");
@@ -498,6 +541,11 @@ void check_sizes(const Options& options) {
                      "at most " + std::to_string(most_rows / options.sequence_length) + " with --seq-len " +
                          std::to_string(options.sequence_length));
   }
+  if (options.dry_run && !options.save.empty())
+    throw UsageError("--save", options.save, "none with --dry-run, which trains nothing");
+  if (options.dry_run && !options.load_folder.empty())
+    throw UsageError(options.load.empty() ? "--load-weights" : "--load", options.load_folder,
+                     "none with --dry-run, which trains nothing");
   if (options.dry_run && options.sample > 0)
     throw UsageError("--sample", std::to_string(options.sample), "0 with --dry-run, which trains nothing");
   if (options.min_lr > options.lr) {
@@ -575,6 +623,18 @@ std::string_view to_string(TpOverlap overlap) { return name_of(tp_overlap_names,
 std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
 std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
 
+std::string changed_options(const Options& options, const TrainerState& state) {
+  std::string words;
+  const Json now = Json::parse(options.as_json);
+  for (const char* const name : training_options) {
+    if (!now.contains(name) || !state.options.contains(name)) continue;
+    const std::string here = now[name].is_string() ? now[name].get<std::string>() : now[name].dump();
+    const std::string& there = state.options.at(name);
+    if (here != there) words += std::string("; --") + name + " is " + here + " and was " + there;
+  }
+  return words;
+}
+
 Options parse_options(int argc, const char* const* argv, std::string_view description,
                       std::initializer_list<OptionGroup> groups, Attention attention) {
   Options options;
@@ -593,6 +653,13 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   line.footer(table_of_presets());
   line.parse(argc, argv);
 
+  if (!options.load_folder.empty()) {  // also --model or --layers may have been given
+    const char* const option = options.load.empty() ? "--load-weights" : "--load";
+    Options saved;
+    read_model_config(option, options.load_folder, saved);
+    const std::string difference = model_difference(options, saved);
+    if (!difference.empty()) throw UsageError(option, options.load_folder, "the same model; " + difference);
+  }
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   if (options.bucket_mb < 0) options.bucket_mb = std::min(25.0, 4e-6 * parameter_count(options) / 8);

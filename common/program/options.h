@@ -83,6 +83,12 @@ struct Options : TrainingConfig, CommunicationConfig {
 
   int64_t max_bytes = 16 << 20;  // the largest message of the primer of the collectives
 
+  // Checkpoints (checkpoint.h). Paths; empty: none.
+  std::string save, load, load_weights;
+  std::string load_folder;  // of the checkpoint, or of the weights
+  int save_every = 0;       // steps between two checkpoints; 0: only at the end
+  int keep = 2;             // of them
+
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace
   bool profile = false;  // print the time of each kernel at the end
@@ -96,6 +102,10 @@ struct Options : TrainingConfig, CommunicationConfig {
 // a layer's experts only top_k.
 int64_t parameter_count(const Options& options);
 int64_t active_parameter_count(const Options& options);
+
+struct TrainerState;  // checkpoint_folder.h
+// What --load continues with other options of the training: "; --lr is 0.1 and was 0.2", or nothing.
+std::string changed_options(const Options& options, const TrainerState& state);
 
 // The groups of options that only some programs take.
 enum class OptionGroup {

@@ -17,7 +17,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
       train(world);
     } catch (const UsageError& error) {
       complaint = error.what();
-      if (dynamic_cast<const DoesNotFit*>(&error)) status_of_complaint = exit_does_not_fit;
+      if (dynamic_cast<const RunError*>(&error)) status_of_complaint = exit_run_error;
     } catch (const HelpRequest& help) {
       if (world.rank() == 0) throw;
     }

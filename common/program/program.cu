@@ -55,9 +55,9 @@ int run_program(const std::function<void()>& train) try {
 } catch (const HelpRequest& help) {
   std::cout << help.what();
   return 0;
-} catch (const DoesNotFit& error) {
+} catch (const RunError& error) {
   std::cerr << error.what() << '\n';
-  return exit_does_not_fit;
+  return exit_run_error;
 } catch (const UsageError& error) {
   std::cerr << error.what() << '\n';
   return exit_bad_usage;
@@ -79,7 +79,7 @@ void require_memory(const MemoryPrediction& predicted, const Peers& peers) {
   if (total + libraries <= available) return;
   const std::string needs = text(total) + ", and CUDA and NCCL about " + text(libraries);
   if (is_dry_run()) {
-    throw DoesNotFit("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
+    throw RunError("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
                      text(available));
   }
   throw UsageError("--model, --micro-batch-size, --seq-len",

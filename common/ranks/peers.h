@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/device_config.h"
+#include "ranks/shared_file.h"
 
 namespace pentatron {
 
@@ -38,6 +39,9 @@ class Peers {
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
   virtual std::string places() const { return {}; }
+
+  // For files that all ranks write together. All ranks call this.
+  virtual std::unique_ptr<SharedFiles> files() const { return std::make_unique<SharedFiles>(); }
 
   // Device memory in bytes that CUDA and NCCL take, beside the tensors: an estimate. An H100's context takes
   // about as much.

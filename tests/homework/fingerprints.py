@@ -196,7 +196,7 @@ def recognised(fingerprints, differs, races=()):
         if here and set(here) == set(there) and \
                 all(alike(here[n], there[n], fingerprints["reference"][n]) for n in here):
             found.append(mistake)
-    certain = [m for m in found if not m["races"]]
+    certain = [m for m in found if not m["races"] and '"nan"' not in json.dumps(m["differs"])]
     return certain or found
 
 

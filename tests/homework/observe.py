@@ -138,7 +138,7 @@ def end_of(status, output):
     if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
         return "it hangs"
     lines = [line.strip() for line in output.splitlines()
-             if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I) and "hwloc" not in line]
+             if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I) and not re.search(r"hwloc|libuc", line)]
     lines = [re.sub(r"^(rank \d+[^:]*|\S*what\(\)): *", "", line) for line in lines]
     return lines[0][:160] if lines else f"it ends with status {status}"
 

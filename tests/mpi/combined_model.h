@@ -6,6 +6,7 @@
 #include "../../07_combined_5d/combined.h"
 #include "model.h"
 #include "mpi_tests.h"
+#include "program/checkpoint.h"
 
 namespace pentatron {
 
@@ -95,7 +96,7 @@ struct CombinedModel {
  private:
   Seams initialised() {
     const Seams all = {{dense.get(), experts.get()}, &tensor_parallel, &attention, &feed_forward};
-    parameters.initialise(options.seed, compute);
+    load_or_initialise(options, parameters, compute);
     for (UnitHooks* hooks : all.hooks) hooks->weights_changed();
     return all;
   }

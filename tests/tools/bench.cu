@@ -172,7 +172,7 @@ void bench_rotary(const Table& table, const Stream& stream, int64_t rows, HeadSh
   const AccumTensor angles = work.statistics(positions, shape.head_size),
                     dots = work.statistics(rows, shape.heads);
   const int32_t* of_rows = work.ascending(rows, positions);
-  fill_rotary_table(1e4, angles, stream);
+  fill_rotary_table(rotary_frequencies(1e4, static_cast<int>(angles.columns)), angles, stream);
   table.bound_by_memory("rotary_forward",
                         [&] { rotary_forward(qkv, of_rows, angles, shape, q, k, v, stream); });
   table.bound_by_memory("rotary_backward",

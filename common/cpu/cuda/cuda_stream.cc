@@ -119,8 +119,8 @@ thread_local constinit cuda_cpu::Description description;
 pentatron::Label (*labeller)(const char* name) = nullptr;
 thread_local constinit cudaError_t last_error = cudaSuccess;
 
-// The host's clock. It orders nothing between threads.
-std::atomic<int64_t> host_clock = 0;
+// A thread of the host has its own clock: what one thread waits for does not delay another one.
+thread_local constinit int64_t host_clock = 0;
 std::atomic<bool> dry_run = false;
 
 // An error inside a stream, if there was one: it stays.
@@ -249,7 +249,7 @@ uint64_t append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const p
     operation->begun_before = std::exchange(queue->last_begun, operation->begun);
   }
   operation->work = std::move(work);
-  operation->issued = host_clock.load(std::memory_order_relaxed);
+  operation->issued = host_clock;
   operation->nanoseconds = nanoseconds;
   operation->label = label;
   operation->next = empty;
@@ -449,14 +449,14 @@ bool is_dry_run() { return dry_run.load(std::memory_order_relaxed); }
 int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
 int64_t clock() {
-  return current_stream != nullptr ? current_stream->clock : host_clock.load(std::memory_order_relaxed);
+  return current_stream != nullptr ? current_stream->clock : host_clock;
 }
 
 void advance_clock(int64_t time) {
   if (current_stream != nullptr) {
     current_stream->clock = std::max(current_stream->clock, time);
   } else {
-    host_clock.store(std::max(clock(), time), std::memory_order_relaxed);
+    host_clock = std::max(host_clock, time);
   }
 }
 

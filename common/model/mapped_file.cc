@@ -1,0 +1,34 @@
+#include "model/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "device/errors.h"
+
+namespace pentatron {
+
+MappedFile::MappedFile(const std::string& option, const std::string& path) {
+  const auto invalid = [&](const std::string& expected) { throw UsageError(option, path, expected); };
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) invalid(std::string("a readable file (") + std::strerror(errno) + ")");
+  struct stat status {};
+  const bool regular = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const size_t bytes = regular ? static_cast<size_t>(status.st_size) : 0;
+  void* mapping = bytes > 0 ? mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+  close(file);  // the mapping stays
+  if (!regular) invalid("a regular file");
+  if (bytes == 0) invalid("a file that is not empty");
+  if (mapping == MAP_FAILED) invalid(std::string("a file that can be mapped (") + std::strerror(errno) + ")");
+  bytes_ = {static_cast<std::byte*>(mapping), bytes};
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+}
+
+}  // namespace pentatron

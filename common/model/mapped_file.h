@@ -1,0 +1,24 @@
+// A file mapped into memory, read-only: only what is looked at is read from disk.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace pentatron {
+
+class MappedFile {
+ public:
+  // Throws UsageError, naming `option`, if the file can't be read or is empty.
+  MappedFile(const std::string& option, const std::string& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept : bytes_(other.bytes_) { other.bytes_ = {}; }
+  MappedFile& operator=(MappedFile&&) = delete;
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+}  // namespace pentatron

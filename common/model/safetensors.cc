@@ -1,0 +1,209 @@
+#include "model/safetensors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "device/errors.h"
+
+namespace pentatron {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct TypeName {
+  NumberType type;
+  const char* name;
+  size_t bytes;
+};
+constexpr TypeName type_names[] = {{NumberType::fp64, "F64", 8},
+                                   {NumberType::fp32, "F32", 4},
+                                   {NumberType::fp16, "F16", 2},
+                                   {NumberType::bf16, "BF16", 2}};
+const TypeName& entry_of(NumberType type) { return type_names[static_cast<int>(type)]; }
+
+constexpr uint64_t size_field = 8;              // bytes
+constexpr uint64_t most_header = 100'000'000;   // bytes, the format's own limit
+constexpr uint64_t most_elements = 1ull << 56;  // so that no product overflows
+
+std::string text_of(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "[" : ", ") + std::to_string(size);
+  return text.empty() ? "[]" : text + "]";
+}
+
+template <class T>
+T load_as(const std::byte* array, uint64_t i) {
+  T value;
+  std::memcpy(&value, array + i * sizeof value, sizeof value);
+  return value;
+}
+
+// IEEE 754's binary16: a sign, 5 bits of exponent, 10 of fraction.
+double from_fp16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double value = std::ldexp(exponent == 0 ? fraction : 1024 + fraction, std::max(exponent, 1) - 25);
+  if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
+  return bits >> 15 ? -value : value;
+}
+
+double from_bf16(uint16_t bits) {  // the upper half of an fp32
+  const uint32_t wide = uint32_t{bits} << 16;
+  return load_as<float>(reinterpret_cast<const std::byte*>(&wide), 0);
+}
+
+// One entry of a header. Throws std::string: what is wrong with it.
+StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin,
+                        uint64_t data_bytes) {
+  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
+      !entry.contains("data_offsets") || !entry["dtype"].is_string() || !entry["shape"].is_array() ||
+      !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2) {
+    throw name + " has no dtype, shape and data_offsets";
+  }
+  StoredTensor tensor{name, NumberType::fp32, {}, 0};
+  const std::string type = entry["dtype"];
+  const auto known = std::find_if(std::begin(type_names), std::end(type_names),
+                                  [&](const auto& t) { return type == t.name; });
+  if (known == std::end(type_names)) throw name + " has the type " + type;
+  tensor.type = known->type;
+  uint64_t elements = 1;
+  for (const Json& size : entry["shape"]) {
+    if (!size.is_number_unsigned() || size.get<uint64_t>() > most_elements) throw name + " has a wrong shape";
+    tensor.shape.push_back(size.get<int64_t>());
+    if (__builtin_mul_overflow(elements, size.get<uint64_t>(), &elements) || elements > most_elements)
+      throw name + " has a shape that is too large";
+  }
+  const Json &begin = entry["data_offsets"][0], &end = entry["data_offsets"][1];
+  if (!begin.is_number_unsigned() || !end.is_number_unsigned() || end.get<uint64_t>() > data_bytes ||
+      begin.get<uint64_t>() > end.get<uint64_t>()) {
+    throw name + " lies outside the file's " + std::to_string(data_bytes) + " bytes of tensors";
+  }
+  tensor.begin = data_begin + begin.get<uint64_t>();
+  if (end.get<uint64_t>() - begin.get<uint64_t>() != tensor.bytes())
+    throw name + " has " + std::to_string(end.get<uint64_t>() - begin.get<uint64_t>()) +
+        " bytes, not those of " + tensor.form();
+  return tensor;
+}
+
+// Throws std::string.
+std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
+  if (file.size() < size_field) throw std::string("it has fewer than 8 bytes");
+  const uint64_t size = load_as<uint64_t>(file.data(), 0);
+  if (size > most_header || size > file.size() - size_field)
+    throw std::string("it is cut off, or it is none");
+  const char* const text = reinterpret_cast<const char*>(file.data()) + size_field;
+  const Json header = Json::parse(text, text + size, nullptr, false);
+  if (!header.is_object()) throw std::string("its header is no JSON object");
+  const uint64_t begin = size_field + size;
+  std::vector<StoredTensor> tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name != "__metadata__") tensors.push_back(read_entry(name, entry, begin, file.size() - begin));
+  }
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.begin, a.begin + a.bytes()) < std::pair(b.begin, b.begin + b.bytes());
+  });
+  uint64_t end = begin;
+  for (const StoredTensor& tensor : tensors) {
+    if (tensor.begin < end) throw tensor.name + " overlaps the tensor before it";
+    if (tensor.begin > end) throw "a gap is before " + tensor.name;
+    end += tensor.bytes();
+  }
+  if (end != file.size()) throw std::to_string(file.size() - end) + " bytes belong to no tensor";
+  return tensors;
+}
+
+}  // namespace
+
+size_t bytes_of(NumberType type) { return entry_of(type).bytes; }
+std::string_view to_string(NumberType type) { return entry_of(type).name; }
+
+uint64_t StoredTensor::elements() const {
+  uint64_t product = 1;
+  for (const int64_t size : shape) product *= static_cast<uint64_t>(size);
+  return product;
+}
+
+std::string StoredTensor::form() const { return std::string(to_string(type)) + " " + text_of(shape); }
+
+std::string safetensors_header(std::vector<StoredTensor>& tensors) {
+  Json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers asks for it
+  uint64_t begin = 0;
+  for (const StoredTensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", to_string(tensor.type)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {begin, begin + tensor.bytes()}}};
+    begin += tensor.bytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that tensors are aligned
+  const uint64_t size = text.size();
+  uint64_t at = size_field + size;
+  for (StoredTensor& tensor : tensors) {
+    tensor.begin = at;
+    at += tensor.bytes();
+  }
+  return std::string(reinterpret_cast<const char*>(&size), size_field) + text;
+}
+
+double number_at(NumberType type, const std::byte* array, uint64_t i) {
+  switch (type) {
+    case NumberType::fp64:
+      return load_as<double>(array, i);
+    case NumberType::fp32:
+      return load_as<float>(array, i);
+    case NumberType::fp16:
+      return from_fp16(load_as<uint16_t>(array, i));
+    case NumberType::bf16:
+      break;
+  }
+  return from_bf16(load_as<uint16_t>(array, i));
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& option, const std::string& path) : file_(option, path) {
+  try {
+    tensors_ = read_header(file_.bytes());
+  } catch (const std::string& fault) {
+    throw UsageError(option, path, "a safetensors file; " + fault);
+  }
+}
+
+SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::string& folder,
+                                     const std::string& stem)
+    : option_(option), path_((std::filesystem::path(folder) / (stem + ".safetensors")).string()) {
+  const std::string index_path = path_ + ".index.json";
+  std::set<std::string> names = {stem + ".safetensors"};
+  std::error_code ignored;
+  if (!std::filesystem::exists(path_, ignored) && std::filesystem::exists(index_path, ignored)) {
+    const MappedFile file(option, index_path);
+    const char* const text = reinterpret_cast<const char*>(file.bytes().data());
+    const Json index = Json::parse(text, text + file.bytes().size(), nullptr, false);
+    names.clear();
+    if (index.is_object() && index.contains("weight_map") && index["weight_map"].is_object()) {
+      for (const auto& [tensor, name] : index["weight_map"].items()) {
+        if (name.is_string() && name.get<std::string>().find('/') == std::string::npos) names.insert(name);
+      }
+    }
+    if (names.empty()) throw UsageError(option, index_path, "a weight_map that names files");
+  }
+  for (const std::string& name : names)
+    files_.emplace_back(option, (std::filesystem::path(folder) / name).string());
+  for (const SafetensorsFile& file : files_) {
+    for (const StoredTensor& tensor : file.tensors()) tensors_[tensor.name] = {tensor, file.data(tensor)};
+  }
+}
+
+const FoundTensor& SafetensorsFolder::find(const std::string& name, const std::vector<int64_t>& shape) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) throw UsageError(option_, path_, "a tensor " + name);
+  if (found->second.description.shape != shape) {
+    throw UsageError(
+        option_, path_,
+        name + " of shape " + text_of(shape) + "; it has " + text_of(found->second.description.shape));
+  }
+  return found->second;
+}
+
+}  // namespace pentatron

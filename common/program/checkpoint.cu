@@ -1,0 +1,359 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "kernels/kernels.h"
+#include "program/checkpoint.h"
+#include "program/checkpoint_folder.h"
+#include "program/model_config.h"
+
+namespace pentatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class T>
+constexpr NumberType number_type = std::is_same_v<T, double>  ? NumberType::fp64
+                                   : std::is_same_v<T, float> ? NumberType::fp32
+                                                              : NumberType::bf16;
+
+constexpr const char* torch_name = PRECISION == 64 ? "float64" : PRECISION == 32 ? "float32" : "bfloat16";
+
+// A parameter, or one of its states, as a file has it. A norm's weight is a vector.
+StoredTensor stored(const Parameter& p, NumberType type, const std::string& state = "") {
+  StoredTensor tensor{state.empty() ? p.name : p.name + "." + state, type, {p.rows, p.columns}};
+  if (p.tensor_split == TensorSplit::held_outside) tensor.shape = {p.columns};
+  return tensor;
+}
+
+std::vector<StoredTensor> stored_weights(const Parameters& parameters) {
+  std::vector<StoredTensor> tensors;
+  for (const Parameter& p : parameters.all()) tensors.push_back(stored(p, number_type<real>));
+  return tensors;
+}
+
+std::vector<StoredTensor> stored_states(const Parameters& parameters, const std::vector<std::string>& names) {
+  std::vector<StoredTensor> tensors;
+  for (const Parameter& p : parameters.all()) {
+    for (const std::string& name : names) tensors.push_back(stored(p, number_type<accum>, name));
+  }
+  return tensors;
+}
+
+// ---- Loading
+
+// Copies the elements of `range` from a stored tensor to the device, where `to` is the first one's place.
+template <class T>
+void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cudaStream_t stream) {
+  const PinnedArray<T> host(std::min(range.size, checkpoint_buffer / sizeof(T)));
+  size_t filled = 0;
+  const auto send = [&] {
+    CUDA_CHECK(cudaMemcpyAsync(to, host.data(), filled * sizeof(T), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    to += filled;
+    filled = 0;
+  };
+  const NumberType type = from.description.type;
+  for (const GlobalRuns& runs : global_runs(range)) {
+    for (int64_t i = 0; i < runs.count * runs.length; ++i) {
+      const int64_t at = runs.first + i / runs.length * runs.stride + i % runs.length;
+      host[filled++] = static_cast<T>(static_cast<accum>(number_at(type, from.data, at)));
+      if (filled == host.size()) send();
+    }
+  }
+  if (filled > 0) send();
+}
+
+// A checkpoint of this project's has these tensors, and no other ones.
+void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
+  for (const StoredTensor& tensor : expected) {
+    const StoredTensor& there = found.find(tensor.name, tensor.shape).description;
+    if (there.type != tensor.type) {
+      throw UsageError("--load", found.path(),
+                       tensor.name + " of type " + std::string(to_string(tensor.type)) + "; it has " +
+                           std::string(to_string(there.type)) + " (a build with another PRECISION wrote it)");
+    }
+  }
+  if (found.size() != expected.size()) {
+    throw UsageError("--load", found.path(),
+                     std::to_string(expected.size()) + " tensors; it has " + std::to_string(found.size()));
+  }
+}
+
+}  // namespace
+
+void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
+  if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
+  const char* const option = options.load.empty() ? "--load-weights" : "--load";
+  const SafetensorsFolder folder(option, options.load_folder, "model");
+  if (!options.load.empty()) check_tensors(folder, stored_weights(parameters));
+  for (const Shard& shard : parameters.shards()) {
+    fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
+    for (const ParameterRange& range : parameters.ranges(shard)) {
+      StoredTensor tensor = stored(*range.parameter, number_type<real>);
+      // A head that is tied to the embedding is not stored.
+      if (tensor.name == "lm_head.weight" && !folder.has(tensor.name))
+        tensor.name = "model.embed_tokens.weight";
+      load_range(folder.find(tensor.name, tensor.shape), range, shard.weights + range.begin_in_shard, stream);
+    }
+  }
+}
+
+Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer,
+                         cudaStream_t compute, const Peers& peers)
+    : options_(options),
+      parameters_(parameters),
+      optimizer_(optimizer),
+      compute_(compute),
+      rank_(peers.rank()) {
+  if (!options.load.empty()) load_states();
+  if (options.save.empty()) return;
+  shared_ = peers.files();
+  std::string error;
+  if (rank_ == 0) {
+    std::error_code made;
+    fs::create_directories(options.save, made);
+    if (made || access(options.save.c_str(), W_OK | X_OK) != 0)
+      error = std::strerror(made ? made.value() : errno);
+  }
+  error = shared_->first(error);
+  if (!error.empty())
+    throw UsageError("--save", options.save, "a folder that can be written (" + error + ")");
+
+  const std::vector<Shard> shards = parameters.shards();
+  Arrays weights, states;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    weights.push_back({shards[i].weights});
+    std::vector<const void*>& of_shard = states.emplace_back();
+    for (const AccumTensor& state : optimizer.states(i)) of_shard.push_back(state.data);
+  }
+  add_file("model.safetensors", stored_weights(parameters), weights);
+  add_file("optimizer.safetensors", stored_states(parameters, optimizer.state_names()), states);
+  uint64_t most = 0;
+  for (const File& file : files_) most = std::max(most, file.bytes);
+  for (auto& buffer : buffers_) buffer = PinnedArray<std::byte>(std::min<uint64_t>(most, checkpoint_buffer));
+  stream_.emplace("checkpoint");
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  writer_ = std::thread([this, device] {
+    CUDA_CHECK(cudaSetDevice(device));
+    write_when_asked();
+  });
+}
+
+Checkpoints::~Checkpoints() {
+  if (!writer_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  writer_.join();
+}
+
+void Checkpoints::load_states() {
+  const TrainerState state = read_trainer_state("--load", options_.load_folder);
+  const auto check = [&](const char* what, const std::string& there, std::string_view here) {
+    if (there != here) {
+      throw UsageError("--load", options_.load_folder,
+                       std::string(what) + " " + std::string(here) + "; it was " + there);
+    }
+  };
+  check("PRECISION", state.precision, precision_name);
+  check("--optimizer", state.optimizer, to_string(options_.optimizer));
+  first_step_ = state.steps;
+  const SafetensorsFolder folder("--load", options_.load_folder, "optimizer");
+  const std::vector<std::string> names = optimizer_.state_names();
+  check_tensors(folder, stored_states(parameters_, names));
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::vector<AccumTensor> states = optimizer_.states(i);
+    for (const ParameterRange& range : parameters_.ranges(shards[i])) {
+      for (size_t k = 0; k < states.size(); ++k) {
+        const StoredTensor tensor = stored(*range.parameter, number_type<accum>, names[k]);
+        load_range(folder.find(tensor.name, tensor.shape), range, states[k].data + range.begin_in_shard,
+                   compute_);
+      }
+    }
+  }
+  if (rank_ > 0) return;
+  for (const std::string& path : cut_off_checkpoints(options_.load))
+    std::printf("checkpoint  %s was cut off, and is ignored\n", path.c_str());
+  std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
+              static_cast<long long>(first_step_), changed_options(options_, state).c_str());
+}
+
+void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays) {
+  File file{name, safetensors_header(tensors), {}};
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    for (const ParameterRange& range : parameters_.counted_ranges(shards[i])) {
+      const size_t number = range.parameter - parameters_.all().data();
+      for (size_t k = 0; k < arrays[i].size(); ++k) {
+        const StoredTensor& tensor = tensors[number * arrays[i].size() + k];
+        const size_t element = bytes_of(tensor.type);
+        Piece piece{static_cast<const std::byte*>(arrays[i][k]) + range.begin_in_shard * element,
+                    range.size * element,
+                    {}};
+        for (const GlobalRuns& runs : global_runs(range)) {
+          piece.blocks.push_back({tensor.begin + runs.first * element, runs.length * element,
+                                  static_cast<uint64_t>(runs.count), runs.stride * element});
+        }
+        file.bytes += piece.bytes;
+        file.pieces.push_back(std::move(piece));
+      }
+    }
+  }
+  std::sort(file.pieces.begin(), file.pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.blocks[0].begin < b.blocks[0].begin; });
+  file.rounds = shared_->largest((file.bytes + checkpoint_buffer - 1) / checkpoint_buffer);
+  files_.push_back(std::move(file));
+}
+
+// ---- Saving: the thread of the training
+
+void Checkpoints::before_update() {
+  std::unique_lock lock(mutex_);
+  if (asked_ == 0) return;
+  changed_.wait(lock, [&] { return copied_in_stream_ == asked_; });
+  wait_event(compute_, copied_);
+}
+
+void Checkpoints::after_update(int64_t step) {
+  const int64_t steps = step + 1;
+  const bool due = options_.save_every > 0 && steps % options_.save_every == 0;
+  if (!writer_.joinable() || !(due || steps == options_.steps)) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return ended_ == asked_; });
+  updated_.record(compute_);
+  asked_ = steps;
+  changed_.notify_all();
+}
+
+void Checkpoints::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return ended_ == asked_; });
+  if (!error_.empty()) throw RunError(error_);
+}
+
+// ---- Saving: the thread that writes
+
+void Checkpoints::write_when_asked() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || asked_ != ended_; });
+    if (asked_ == ended_) return;
+    const int64_t steps = asked_;
+    lock.unlock();
+    const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
+    std::string error = write(path, steps);
+    if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
+    if (rank_ == 0 && error.empty()) {
+      std::printf("checkpoint  %s is saved\n", path.c_str());
+      std::fflush(stdout);
+    } else if (rank_ == 0 && steps < options_.steps) {
+      std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
+    }
+    lock.lock();
+    error_ = error;
+    ended_ = copied_in_stream_ = steps;
+    changed_.notify_all();
+  }
+}
+
+std::string Checkpoints::write(const std::string& path, int64_t steps) {
+  const std::string part = path + ".part";
+  std::string error = rank_ == 0 ? begin(part) : "";
+  error = shared_->first(error);
+  if (error.empty()) error = shared_->first(write_tensors(part));
+  if (error.empty() && rank_ == 0) error = complete(part, steps);
+  error = shared_->first(error);
+  std::error_code ignored;
+  if (!error.empty() && rank_ == 0) fs::remove_all(part, ignored);
+  return error;
+}
+
+// Makes the folder, and in it the beginnings of the files.
+std::string Checkpoints::begin(const std::string& part) const {
+  std::error_code error;
+  for (const std::string& old : cut_off_checkpoints(options_.save)) fs::remove_all(old, error);
+  if (!fs::create_directory(part, error)) return error.message();
+  for (const File& file : files_) {
+    if (const std::string words = write_file(fs::path(part) / file.name, file.header); !words.empty())
+      return words;
+  }
+  return {};
+}
+
+// While a buffer is written, the next one is filled.
+std::string Checkpoints::write_tensors(const std::string& part) {
+  std::vector<Round> rounds;
+  for (const File& file : files_) {
+    for (uint64_t i = 0; i < file.rounds; ++i) {
+      const uint64_t begin = std::min(file.bytes, i * checkpoint_buffer);
+      rounds.push_back({&file, begin, std::min<uint64_t>(checkpoint_buffer, file.bytes - begin)});
+    }
+  }
+  wait_event(*stream_, updated_);
+  const auto fill_round = [&](size_t i) {
+    if (i < rounds.size()) fill(rounds[i], static_cast<int>(i % 2));
+    if (i + 1 != rounds.size()) return;
+    const std::lock_guard lock(mutex_);
+    copied_.record(*stream_);
+    copied_in_stream_ = asked_;
+    changed_.notify_all();
+  };
+  std::string error;
+  std::unique_ptr<SharedFile> file;
+  fill_round(0);
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    fill_round(i + 1);
+    filled_[i % 2].synchronize();
+    const Round& round = rounds[i];
+    if (i == 0 || round.file != rounds[i - 1].file) {
+      std::vector<FileBlock> blocks;
+      for (const Piece& piece : round.file->pieces)
+        blocks.insert(blocks.end(), piece.blocks.begin(), piece.blocks.end());
+      file = shared_->create(fs::path(part) / round.file->name, blocks);
+    }
+    file->write(buffers_[i % 2].data(), round.bytes);
+    const bool last = i + 1 == rounds.size() || rounds[i + 1].file != round.file;
+    if (const std::string words = last ? file->finish() : ""; error.empty()) error = words;
+  }
+  return error;
+}
+
+// Copies bytes of this rank's pieces to a buffer.
+void Checkpoints::fill(const Round& round, int buffer) {
+  uint64_t at = 0;  // of a piece, among the bytes of all pieces
+  std::byte* to = buffers_[buffer].data();
+  for (const Piece& piece : round.file->pieces) {
+    const uint64_t begin = std::max(at, round.begin),
+                   end = std::min(at + piece.bytes, round.begin + round.bytes);
+    if (begin < end) {
+      CUDA_CHECK(
+          cudaMemcpyAsync(to, piece.data + (begin - at), end - begin, cudaMemcpyDeviceToHost, *stream_));
+      to += end - begin;
+    }
+    at += piece.bytes;
+  }
+  filled_[buffer].record(*stream_);
+}
+
+// Makes a checkpoint of what all ranks have written.
+std::string Checkpoints::complete(const std::string& part, int64_t steps) const {
+  const fs::path folder = part;
+  const std::string state =
+      trainer_state_text(steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json);
+  std::string error = write_file(folder / "config.json", model_config_text(options_, torch_name));
+  if (error.empty()) error = write_file(folder / "trainer_state.json", state);
+  if (error.empty()) error = publish_checkpoint(part, steps);
+  if (error.empty()) remove_old_checkpoints(options_.save, steps, options_.keep);
+  return error;
+}
+
+}  // namespace pentatron

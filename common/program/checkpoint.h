@@ -1,0 +1,114 @@
+// Checkpoints: folders in Hugging Face's format, which a run writes while it trains and any layout can read.
+//
+//   DIR/step_000200/model.safetensors      weights, under the names that declare_transformer gives them
+//                   config.json            the model's sizes
+//                   optimizer.safetensors  the optimizer's states: NAME.moment1, NAME.moment2, NAME.master
+//                   trainer_state.json     the step, and the options of the run
+//   DIR/latest                             the name of the newest complete checkpoint
+//
+// The declarations say where each element of each tensor lies in a file. So every rank writes the elements
+// that its optimizer updates, and nothing is gathered; and every rank reads those that it needs, whoever has
+// written them.
+//
+// A checkpoint is written beside, as DIR/step_000200.part, and renamed when all of it is on the disk. The
+// weights and states change in the optimizer's step alone. So a thread may copy and write them through all of
+// the next step's forward and backward, and needs a small buffer only; the optimizer waits until the last
+// copy is made.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "model/optimizer.h"
+#include "model/parameters.h"
+#include "model/safetensors.h"
+#include "program/options.h"
+
+namespace pentatron {
+
+// Pinned memory of a rank that is saving, and what MPI takes beside it: at most so many bytes.
+constexpr size_t checkpoint_buffer = 16 << 20;  // there are two
+constexpr size_t checkpoint_memory = 2 * checkpoint_buffer + shared_file_buffer;
+
+// Sets the weights of this rank's shards: initial values, or what --load or --load-weights reads. Throws
+// UsageError if the checkpoint has not what the model needs.
+void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream);
+
+class Checkpoints {
+ public:
+  // With --load, sets the optimizer's states. With --save, makes the folder. Throws UsageError. All ranks
+  // construct it, and call each function, at the same steps.
+  Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute,
+              const Peers& peers = single_process);
+  ~Checkpoints();
+  Checkpoints(const Checkpoints&) = delete;
+  Checkpoints& operator=(const Checkpoints&) = delete;
+
+  int64_t first_step() const { return first_step_; }  // of this run
+
+  // Before the optimizer's step: waits until the save that is under way has copied what it changes.
+  void before_update();
+  // After the optimizer's step: begins to save, if this step is one of --save-every or the last. Waits first
+  // until the save before is complete.
+  void after_update(int64_t step);
+  // Waits for the last save. Throws RunError if it failed; one before it only prints a line.
+  void finish();
+
+ private:
+  // Elements of this rank that follow each other in its memory and, block by block, in a file.
+  struct Piece {
+    const std::byte* data;  // on the device
+    size_t bytes;
+    std::vector<FileBlock> blocks;
+  };
+  struct File {
+    std::string name, header;
+    std::vector<Piece> pieces;  // in the order of the file
+    uint64_t bytes = 0;         // of the pieces
+    uint64_t rounds = 0;        // buffers that the rank with the most bytes fills
+  };
+  struct Round {  // a buffer full of a file
+    const File* file;
+    uint64_t begin, bytes;  // of the bytes of this rank's pieces
+  };
+  // tensors: a number of each parameter. arrays: [shards, this number].
+  using Arrays = std::vector<std::vector<const void*>>;
+  void add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays);
+  void load_states();
+
+  // Of the thread that writes. They return what went wrong, or nothing.
+  void write_when_asked();
+  std::string write(const std::string& path, int64_t steps);
+  std::string begin(const std::string& part) const;
+  std::string write_tensors(const std::string& part);
+  std::string complete(const std::string& part, int64_t steps) const;
+  void fill(const Round& round, int buffer);
+
+  const Options& options_;
+  Parameters& parameters_;
+  Optimizer& optimizer_;
+  cudaStream_t compute_;
+  int rank_;
+  int64_t first_step_ = 0;
+  std::vector<File> files_;
+  std::unique_ptr<SharedFiles> shared_;
+  std::optional<Stream> stream_;  // of the copies
+  PinnedArray<std::byte> buffers_[2];
+  Event filled_[2];
+  Event updated_, copied_;  // the state may be copied; all of it is copied
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Under the mutex:
+  int64_t asked_ = 0, copied_in_stream_ = 0, ended_ = 0;  // steps that the newest such save has behind it
+  bool stop_ = false;
+  std::string error_;  // of the newest save
+  std::thread writer_;
+};
+
+}  // namespace pentatron

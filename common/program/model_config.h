@@ -1,0 +1,21 @@
+// config.json, which says of a folder of weights which model they belong to, as Hugging Face's transformers
+// writes and reads it.
+#pragma once
+
+#include <string>
+
+#include "program/options.h"
+
+namespace pentatron {
+
+// Takes the model's sizes and its experts from FOLDER/config.json. Throws UsageError, naming `option`, if the
+// file can't be read, or if it asks for something that would change the result and that is not here.
+void read_model_config(const std::string& option, const std::string& folder, Options& options);
+
+// The text of config.json. type: of the weights, in PyTorch's words, such as "float32".
+std::string model_config_text(const Options& options, const std::string& type);
+
+// The first size in which two models differ, such as "--layers is 8, and was 4", or nothing.
+std::string model_difference(const Options& options, const Options& saved);
+
+}  // namespace pentatron

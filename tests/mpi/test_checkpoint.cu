@@ -1,0 +1,244 @@
+// Checkpoints on several ranks: what any mesh has written, any other one reads; and the run goes on as if
+// nobody had interrupted it.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+
+#include "combined_model.h"
+#include "files.h"
+#include "parity.h"
+#include "program/checkpoint.h"
+#include "ranks/gather.h"
+
+namespace pentatron {
+namespace {
+
+// One folder for all ranks.
+class SharedFolder {
+ public:
+  explicit SharedFolder(const World& world) : world_(world) {
+    const double process = world.largest({world.rank() == 0 ? double(getpid()) : 0.0})[0];
+    path_ =
+        (std::filesystem::temp_directory_path() / ("pentatron-" + std::to_string(int64_t(process)))).string();
+  }
+  ~SharedFolder() {
+    world_.largest({0});
+    if (world_.rank() == 0) std::filesystem::remove_all(path_);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  const World& world_;
+  std::string path_;
+};
+
+struct Trained {
+  Tensors weights;
+  std::vector<double> losses;
+  std::string model, optimizer;  // the files of the last checkpoint, on rank 0
+};
+
+// Saves after every step, while the next one runs.
+Trained train(const CombinedCase& c, World& world, const std::string& save, const std::string& load = "") {
+  CombinedCase with = c;
+  with.options.save = save;
+  with.options.save_every = 1;
+  with.options.load = with.options.load_folder = load;
+  with.options.as_json = "{}";
+  CombinedModel model(with, world);
+  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute, world);
+  Trained result;
+  for (int64_t step = checkpoints.first_step(); step < c.options.steps; ++step) {
+    model.accumulate(batches_of_step(c.options, static_cast<int>(step)));
+    checkpoints.before_update();
+    model.update(step);
+    checkpoints.after_update(step);
+    result.losses.push_back(model.totals.host_loss());
+  }
+  checkpoints.finish();
+  result.weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
+  const std::filesystem::path last =
+      std::filesystem::path(save) / ("step_00000" + std::to_string(c.options.steps));
+  if (world.rank() == 0) {
+    result.model = tests::read_file(last / "model.safetensors");
+    result.optimizer = tests::read_file(last / "optimizer.safetensors");
+  }
+  return result;
+}
+
+CombinedCase case_of(const MeshShape& shape, int zero_stage, int experts = 0) {
+  const int r = mpi_tests::ranks(), heads = 2 * r;
+  Options o =
+      training(test_options(/*layers=*/r, /*d_model=*/2 * heads, heads, /*kv_heads=*/r, /*d_ff=*/3 * r,
+                            /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/1,
+                            /*global_batch=*/2 * r),
+               3);
+  o.optimizer = OptimizerKind::adamw;
+  o.lr = 0.05;
+  o.epsilon = 0.01;  // so that AdamW does not make large what is only rounding
+  o.zero_stage = zero_stage;
+  o.attention = Attention::tiled;
+  o.experts = experts;
+  o.ep = shape.ep;
+  CombinedCase c = {shape, o};
+  check_combined(c.options, c.shape);
+  return c;
+}
+
+double largest_difference(const Tensors& a, const Tensors& b) {
+  double largest = 0;
+  for (size_t id = 0; id < a.size(); ++id)
+    for (size_t i = 0; i < a[id].size(); ++i) largest = std::max(largest, std::abs(a[id][i] - b[id][i]));
+  return largest;
+}
+
+std::vector<MeshShape> meshes() {
+  const int r = mpi_tests::ranks();
+  std::vector<MeshShape> all = {{1, 1, r, 1, 1}, {r, 1, 1, 1, 1}, {1, 1, 1, r, 1}, {1, r, 1, 1, 1}};
+  if (r % 2 == 0) all.push_back({2, 1, r / 2, 1, 1});
+  if (r == 8) all.push_back({2, 2, 1, 2, 1});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("07: a run continues bit for bit on the same mesh", "[07][checkpoint]") {
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  for (const MeshShape& shape : meshes()) {
+    for (const int stage : {0, 1, 2, 3}) {
+      if (stage > 0 && shape.dp * shape.cp == 1) continue;
+      CAPTURE(shape.tp, shape.cp, shape.dp, shape.pp, stage);
+      const CombinedCase c = case_of(shape, stage);
+      const Trained whole = train(c, world, folder.path() + "/whole");
+      const Trained rest = train(c, world, folder.path() + "/rest", folder.path() + "/whole/step_000002");
+      CHECK(rest.losses == std::vector(whole.losses.begin() + 2, whole.losses.end()));
+      CHECK(largest_difference(rest.weights, whole.weights) == 0);
+      CHECK(rest.model == whole.model);
+      CHECK(rest.optimizer == whole.optimizer);
+    }
+  }
+}
+
+TEST_CASE("07: experts continue bit for bit", "[07][checkpoint]") {
+  const int r = mpi_tests::ranks();
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  for (const int ep : {1, r}) {
+    const CombinedCase c = case_of({1, 1, r, 1, ep}, 3, 2 * r);
+    const Trained whole = train(c, world, folder.path() + "/whole");
+    const Trained rest = train(c, world, folder.path() + "/rest", folder.path() + "/whole/step_000002");
+    CHECK(rest.model == whole.model);
+    CHECK(rest.optimizer == whole.optimizer);
+  }
+}
+
+#if PRECISION == 64
+TEST_CASE("07: a run continues on any other mesh", "[07][checkpoint]") {
+  mpi_tests::set_time_limit(300);
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  const std::vector<MeshShape> all = meshes();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const MeshShape &from = all[i], &to = all[(i + 1) % all.size()];
+    CAPTURE(from.tp, from.cp, from.dp, from.pp, to.tp, to.cp, to.dp, to.pp);
+    const Trained whole =
+        train(case_of(from, from.dp * from.cp > 1 ? 3 : 0), world, folder.path() + "/whole");
+    const Trained rest = train(case_of(to, to.dp * to.cp > 1 ? static_cast<int>(i % 4) : 0), world,
+                               folder.path() + "/rest", folder.path() + "/whole/step_000002");
+    CHECK(std::abs(rest.losses.back() - whole.losses.back()) < 1e-10);
+    CHECK(largest_difference(rest.weights, whole.weights) < 1e-10);
+  }
+}
+
+TEST_CASE("07: experts continue on any other mesh", "[07][checkpoint]") {
+  const int r = mpi_tests::ranks();
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  const Trained whole = train(case_of({1, 1, r, 1, r}, 3, 2 * r), world, folder.path() + "/whole");
+  for (const MeshShape& to : {MeshShape{r, 1, 1, 1, 1}, MeshShape{1, r, 1, 1, 1}, MeshShape{1, 1, r, 1, 1}}) {
+    const Trained rest = train(case_of(to, to.dp > 1 ? 1 : 0, 2 * r), world, folder.path() + "/rest",
+                               folder.path() + "/whole/step_000002");
+    CHECK(largest_difference(rest.weights, whole.weights) < 1e-10);
+  }
+}
+#endif
+
+// ---- The save itself
+// -----------------------------------------------------------------------------------------
+
+namespace {
+
+// Files on a disk that needs `seconds` for each write.
+class SlowFiles : public SharedFiles {
+ public:
+  SlowFiles(std::unique_ptr<SharedFiles> files, double seconds)
+      : files_(std::move(files)), seconds_(seconds) {}
+  std::unique_ptr<SharedFile> create(const std::string& path, const std::vector<FileBlock>& blocks) override {
+    struct Slow : SharedFile {
+      std::unique_ptr<SharedFile> file;
+      double seconds;
+      void write(const std::byte* data, size_t bytes) override {
+        usleep(static_cast<useconds_t>(seconds * 1e6));
+        file->write(data, bytes);
+      }
+      std::string finish() override { return file->finish(); }
+    };
+    auto slow = std::make_unique<Slow>();
+    slow->file = files_->create(path, blocks);
+    slow->seconds = seconds_;
+    return slow;
+  }
+  uint64_t largest(uint64_t value) override { return files_->largest(value); }
+  std::string first(const std::string& words) override { return files_->first(words); }
+
+ private:
+  std::unique_ptr<SharedFiles> files_;
+  double seconds_;
+};
+
+class SlowPeers : public Peers {
+ public:
+  SlowPeers(const World& world, double seconds) : world_(world), seconds_(seconds) {}
+  int rank() const override { return world_.rank(); }
+  int ranks() const override { return world_.ranks(); }
+  std::unique_ptr<SharedFiles> files() const override {
+    return std::make_unique<SlowFiles>(world_.files(), seconds_);
+  }
+
+ private:
+  const World& world_;
+  double seconds_;
+};
+
+}  // namespace
+
+// No clock: while the disk holds up the save, the training gets to the end of the next step.
+TEST_CASE("07: training goes on while a slow disk is written", "[07][checkpoint]") {
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  c.options.save = folder.path();
+  c.options.save_every = 2;
+  c.options.steps = 4;
+  c.options.as_json = "{}";
+  CombinedModel model(c, world);
+  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute,
+                          SlowPeers(world, 5));
+  for (int64_t step = 0; step < 3; ++step) {
+    model.accumulate(batches_of_step(c.options, static_cast<int>(step)));
+    checkpoints.before_update();
+    model.update(step);
+    checkpoints.after_update(step);
+  }
+  CHECK(!std::filesystem::exists(folder.path() + "/step_000002"));
+  checkpoints.finish();
+  world.largest({0});
+  CHECK(std::filesystem::exists(folder.path() + "/step_000002"));
+}
+
+}  // namespace pentatron

@@ -1,0 +1,247 @@
+// The format of the weights: what a file must look like, and that a damaged one is refused.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <set>
+
+#include "catch.h"
+#include "device/errors.h"
+#include "files.h"
+#include "model/safetensors.h"
+#include "program/checkpoint_folder.h"
+#include "program/model_config.h"
+
+using namespace pentatron;
+using pentatron::tests::TemporaryFolder;
+
+namespace {
+
+std::string file_of(std::string header, size_t data_bytes) {
+  const uint64_t size = header.size();
+  return std::string(reinterpret_cast<const char*>(&size), 8) + header + std::string(data_bytes, '\0');
+}
+
+// What reading says, or "".
+template <class Read>
+std::string complaint(const Read& read) {
+  try {
+    read();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+double number(NumberType type, uint16_t bits) {
+  return number_at(type, reinterpret_cast<const std::byte*>(&bits), 0);
+}
+
+}  // namespace
+
+TEST_CASE("safetensors: the header says where each tensor lies", "[01][checkpoint]") {
+  std::vector<StoredTensor> tensors = {{"a", NumberType::fp32, {2, 3}}, {"b", NumberType::bf16, {5}}};
+  const std::string header = safetensors_header(tensors);
+  CHECK(header.size() % 8 == 0);
+  CHECK(tensors[0].begin == header.size());
+  CHECK(tensors[1].begin == header.size() + 24);
+  CHECK(header.find(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]})") != header.npos);
+  CHECK(header.find(R"("b":{"dtype":"BF16","shape":[5],"data_offsets":[24,34]})") != header.npos);
+
+  const TemporaryFolder folder;
+  const SafetensorsFile file("--load", folder.write("x", header + std::string(34, '\1')));
+  REQUIRE(file.tensors().size() == 2);
+  CHECK(file.tensors()[1].name == "b");
+  CHECK(file.tensors()[1].begin == tensors[1].begin);
+  CHECK(file.data(file.tensors()[1])[9] == std::byte{1});
+}
+
+TEST_CASE("safetensors: numbers of 16 bits", "[01][checkpoint]") {
+  CHECK(number(NumberType::bf16, 0x3fc0) == 1.5);
+  CHECK(number(NumberType::bf16, 0xc000) == -2);
+  CHECK(number(NumberType::fp16, 0x3c00) == 1);
+  CHECK(number(NumberType::fp16, 0xc100) == -2.5);
+  CHECK(number(NumberType::fp16, 0x7bff) == 65504);
+  CHECK(number(NumberType::fp16, 0x0001) == std::ldexp(1, -24));
+  CHECK(number(NumberType::fp16, 0x03ff) == 1023 * std::ldexp(1, -24));
+  CHECK(number(NumberType::fp16, 0x0400) == std::ldexp(1, -14));
+  CHECK(std::isinf(number(NumberType::fp16, 0xfc00)));
+  CHECK(std::isnan(number(NumberType::fp16, 0x7e00)));
+}
+
+TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const auto check = [&](const std::string& content, const std::string& fault) {
+    const std::string path = folder.write("x.safetensors", content);
+    CHECK(complaint([&] { SafetensorsFile("--load", path); }) ==
+          "--load: " + path + " is not valid; expected a safetensors file; " + fault);
+  };
+  const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+  CHECK(complaint([&] { SafetensorsFile("--load", folder.write("good", file_of("{" + a + "}", 8))); }) == "");
+  check("short", "it has fewer than 8 bytes");
+  check(file_of("{" + a + "}", 8).substr(0, 20), "it is cut off, or it is none");
+  check(std::string(16, '\xff'), "it is cut off, or it is none");
+  check(file_of("[1]", 0), "its header is no JSON object");
+  check(file_of("{" + a, 8), "its header is no JSON object");
+  check(file_of("{" + a + "}", 7), "a lies outside the file's 7 bytes of tensors");
+  check(file_of("{" + a + "}", 9), "1 bytes belong to no tensor");
+  check(file_of(R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8), "a has no dtype, shape and data_offsets");
+  check(file_of(R"({"a":{"dtype":"I8","shape":[2],"data_offsets":[0,8]}})", 8), "a has the type I8");
+  check(file_of(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8), "a has a wrong shape");
+  check(file_of(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
+        "a has 8 bytes, not those of F32 [3]");
+  check(file_of(R"({"a":{"dtype":"F32","shape":[72057594037927936,256],"data_offsets":[0,0]}})", 0),
+        "a has a shape that is too large");
+  const auto b = [](int begin, int end) {
+    return R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[)" + std::to_string(begin) + "," +
+           std::to_string(end) + "]}";
+  };
+  check(file_of("{" + a + b(4, 12) + "}", 12), "b overlaps the tensor before it");
+  check(file_of("{" + a + b(12, 20) + "}", 20), "a gap is before b");
+}
+
+TEST_CASE("safetensors: tensors of several files", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  folder.write("one", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8));
+  folder.write("two", file_of(R"({"b":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]}})", 4));
+  folder.write("model.safetensors.index.json", R"({"weight_map": {"a": "one", "b": "two"}})");
+  const SafetensorsFolder tensors("--load-weights", folder.path(), "model");
+  CHECK(tensors.size() == 2);
+  CHECK(tensors.find("b", {2, 1}).description.type == NumberType::fp16);
+  const std::string path = folder.path() + "/model.safetensors";
+  CHECK(complaint([&] { tensors.find("c", {1}); }) ==
+        "--load-weights: " + path + " is not valid; expected a tensor c");
+  CHECK(complaint([&] { tensors.find("b", {2}); }) ==
+        "--load-weights: " + path + " is not valid; expected b of shape [2]; it has [2, 1]");
+  folder.write("model.safetensors.index.json", R"({"weight_map": {"a": "../one"}})");
+  CHECK(complaint([&] { SafetensorsFolder("--load-weights", folder.path(), "model"); }).find("weight_map") !=
+        std::string::npos);
+}
+
+// Whatever is damaged, reading ends with one line, or gives what the file says; it never crashes.
+TEST_CASE("safetensors: 1000 random damages of a checkpoint's files", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  std::vector<StoredTensor> tensors = {{"model.norm.weight", NumberType::fp32, {4}},
+                                       {"lm_head.weight", NumberType::fp32, {2, 4}}};
+  const std::string model = safetensors_header(tensors) + std::string(48, '\2');
+  Options options;
+  options.model = {"x", 2, 8, 2, 1, 24, 256, 1e4, 1e-5};
+  const std::string config = model_config_text(options, "float32"),
+                    state = trainer_state_text(7, "fp32", "adamw", R"({"lr": 0.1, "data": "text"})"),
+                    index = R"({"weight_map": {"model.norm.weight": "model-1.safetensors"}})";
+  folder.write("model-1.safetensors", model);
+  std::mt19937 random(1);
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const int which = i % 4;
+    std::string content = std::vector{model, config, state, index}[which];
+    for (int damages = 1 + random() % 3; damages > 0; --damages) {
+      const size_t at = random() % content.size();
+      switch (random() % 4) {
+        case 0:
+          content[at] ^= 1 << random() % 8;
+          break;
+        case 1:
+          content.resize(at + 1);
+          break;
+        case 2:
+          content.insert(at, std::string(1 + random() % 9, "0-[]{}\",9"[random() % 9]));
+          break;
+        default:
+          content.erase(at, 1 + random() % 5);
+          if (content.empty()) content = "x";
+      }
+    }
+    const std::string words = complaint([&] {
+      const char* const names[] = {"model.safetensors", "config.json", "trainer_state.json",
+                                   "model.safetensors.index.json"};
+      std::filesystem::remove(folder.path() + "/model.safetensors");
+      folder.write(names[which], content);
+      Options read;
+      if (which == 1) return read_model_config("--load", folder.path(), read);
+      if (which == 2) return (void)read_trainer_state("--load", folder.path());
+      const SafetensorsFolder found("--load", folder.path(), "model");
+      const FoundTensor& tensor = found.find("lm_head.weight", {2, 4});
+      for (int j = 0; j < 8; ++j) (void)number_at(tensor.description.type, tensor.data, j);
+    });
+    refused += !words.empty();
+    CHECK(std::count(words.begin(), words.end(), '\n') == 0);
+  }
+  CHECK(refused > 500);
+}
+
+TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const auto find = [&] { return find_checkpoint("--load", folder.path(), "trainer_state.json"); };
+  const auto make = [&](const std::string& name, int steps) {
+    std::filesystem::create_directory(folder.path() + "/" + name);
+    folder.write(name + "/trainer_state.json", trainer_state_text(steps, "fp32", "adamw", "{}"));
+  };
+  CHECK(complaint(find).ends_with("or one of --save that has a complete checkpoint"));
+  make("step_000003.part", 3);
+  CHECK(complaint(find).ends_with("; " + folder.path() + "/step_000003.part was cut off"));
+  CHECK(publish_checkpoint(folder.path() + "/step_000003.part", 3) == "");
+  CHECK(find() == folder.path() + "/step_000003");
+  CHECK(cut_off_checkpoints(folder.path()).empty());
+  make("step_000012", 12);  // was renamed, but did not become the newest
+  CHECK(find() == folder.path() + "/step_000003");
+  CHECK(find_checkpoint("--load", find(), "trainer_state.json") == find());
+  make("step_000003.part", 3);  // the same step once more
+  folder.write("step_000003.part/new", "x");
+  CHECK(publish_checkpoint(folder.path() + "/step_000003.part", 3) == "");
+  CHECK(std::filesystem::exists(folder.path() + "/step_000003/new"));
+  CHECK(cut_off_checkpoints(folder.path()).empty());
+  for (const int steps : {1, 2, 7}) make(checkpoint_name(steps), steps);
+  remove_old_checkpoints(folder.path(), 3, 2);
+  std::set<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    left.insert(entry.path().filename());
+  CHECK(left == std::set<std::string>{"latest", "step_000002", "step_000003", "step_000007", "step_000012"});
+  make("step_000005", 6);
+  CHECK(complaint([&] {
+          read_trainer_state("--load", folder.path() + "/step_000005/");
+        }).ends_with("it says 6"));
+}
+
+// ---- config.json
+// ---------------------------------------------------------------------------------------------
+
+TEST_CASE("checkpoint: a model's config is read as it was written", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  Options options;
+  options.model = {"x", 3, 24, 4, 2, 40, 300, 5e5, 1e-6, {8, 1, 4, 64}};
+  options.experts = 6, options.top_k = 3, options.moe_every = 2;
+  folder.write("config.json", model_config_text(options, "float32"));
+  Options read;
+  read_model_config("--load", folder.path(), read);
+  CHECK(model_difference(read, options) == "");
+  CHECK(read.model.rope_scaling == options.model.rope_scaling);
+  options.model.d_ff = 41;
+  CHECK(model_difference(options, read) == "--d-ff is 41, and was 40");
+}
+
+TEST_CASE("checkpoint: what would change the result is refused by name", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string plain =
+      R"("model_type": "llama", "hidden_size": 8, "intermediate_size": 24, "vocab_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 2)";
+  const auto words = [&](const std::string& more) {
+    folder.write("config.json", "{" + plain + more + "}");
+    Options options;
+    return complaint([&] { read_model_config("--load-weights", folder.path(), options); });
+  };
+  CHECK(words("") == "");
+  CHECK(words(R"(, "sliding_window": null, "head_dim": 4, "hidden_act": "silu")") == "");
+  CHECK(words(R"(, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"})") == "");
+  for (const std::string& more : {R"("attention_bias": true)", R"("mlp_bias": true)",
+                                  R"("sliding_window": 4096)", R"("hidden_act": "gelu")", R"("head_dim": 16)",
+                                  R"("model_type": "qwen2")", R"("quantization_config": {})"}) {
+    INFO(more);
+    CHECK(words(", " + more).find(more.substr(1, more.find('"', 1) - 1) + " to be ") != std::string::npos);
+  }
+  CHECK(words(R"(, "rope_scaling": {"type": "yarn", "factor": 4})")
+            .ends_with("type to be \"llama3\"; it is \"yarn\""));
+  CHECK(words(R"(, "num_key_value_heads": -1)").find("num_key_value_heads to be a whole number") !=
+        std::string::npos);
+}
