@@ -117,7 +117,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts check bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills check bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -131,7 +131,7 @@ tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests$(TAG:%=-%): $(TESTS) $(COMMON) $(STANDINS)
-$(BUILD)/bench: $(BUILD)/objects/tests/tools/bench.cu.o $(COMMON) $(STANDINS)
+$(BUILD)/bench $(BUILD)/logits: $(BUILD)/%: $(BUILD)/objects/tests/tools/%.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
 $(foreach p,$(SIDE_PROGRAMS),$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc)))
@@ -142,7 +142,7 @@ PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRA
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(PROFILE) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(filter $(BUILD)/mpi_tests%,$(TEST_PROGRAMS)) $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
-$(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(TEST_PROGRAMS) $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
+$(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TEST_PROGRAMS) $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter $(TEST_PROGRAMS),$@),$(TEST_LIBRARIES))
 
@@ -170,7 +170,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
   $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(HOST)/tests/tools/summary.cc.o \
-  $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
+  $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/tools/logits.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
@@ -258,6 +258,19 @@ test-hosts:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 programs
 	@tests/hosts.sh build/cpu-fp32$(addprefix -,$(SANITIZE))
+
+# Against Hugging Face's transformers: their models here, ours there.
+test-hf:
+	@common/setup.sh
+	@for p in fp32 fp64; do \
+	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= programs build/cpu-$$p/logits || exit 1; done
+	@tests/hugging_face.sh build
+
+# Four ranks that save after each step are killed at random moments, then go on;  make test-kills N=30.
+test-kills:
+	@common/setup.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp64 SANITIZE= programs
+	@tests/kills.sh build/cpu-fp64 $(if $(filter command,$(origin N)),$(N),30)
 
 # Random meshes, models and options of 07 against one rank;  make fuzz N=500 SEED=7. FUZZ_RANKS: how many ranks, by turns.
 N ?= 100

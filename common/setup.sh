@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# setup.sh [cpu|cuda [COMMAND:PACKAGE...]]: finds out what the build needs and does not have, and which of these commands,
-# and installs it where apt-get can (Debian, Ubuntu). Elsewhere one line says what is missing. That is a failure; with cuda
-# only if nothing can be built without it.
+# setup.sh [cpu|cuda [COMMAND:PACKAGE...]]: finds out what the build needs and does not have, and which of these commands
+# (MODULE.py: modules of Python), and installs it where apt-get can (Debian, Ubuntu). Elsewhere one line says what is
+# missing. That is a failure; with cuda only if nothing can be built without it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -23,7 +23,12 @@ multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null)
 links_with() { echo 'int main() {}' | ${CXX:-g++} -x c++ - -o /dev/null "$@" > /dev/null 2>&1; }
 [ "${1:-cpu}" = cuda ] || links_with "-L/usr/lib/$multiarch/openblas-openmp" -lopenblas ||
   missing+=(libopenblas-openmp-dev)
-for needed in "${@:2}"; do has_command "${needed%:*}" || missing+=("${needed#*:}"); done
+for needed in "${@:2}"; do
+  case $needed in
+    *.py:*) /usr/bin/python3 -c "import ${needed%.py:*}" 2> /dev/null || missing+=("${needed#*:}") ;;
+    *) has_command "${needed%:*}" || missing+=("${needed#*:}") ;;
+  esac
+done
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 as_root=()

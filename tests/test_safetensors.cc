@@ -234,7 +234,7 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
   CHECK(words("") == "");
   CHECK(words(R"(, "sliding_window": null, "head_dim": 4, "hidden_act": "silu")") == "");
   CHECK(words(R"(, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"})") == "");
-  for (const std::string& more : {R"("attention_bias": true)", R"("mlp_bias": true)",
+  for (const std::string more : {R"("attention_bias": true)", R"("mlp_bias": true)",
                                   R"("sliding_window": 4096)", R"("hidden_act": "gelu")", R"("head_dim": 16)",
                                   R"("model_type": "qwen2")", R"("quantization_config": {})"}) {
     INFO(more);

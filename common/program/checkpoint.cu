@@ -44,6 +44,8 @@ std::vector<StoredTensor> stored_states(const Parameters& parameters, const std:
   return tensors;
 }
 
+constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
+
 // ---- Loading
 
 // Copies the elements of `range` from a stored tensor to the device, where `to` is the first one's place.
@@ -96,8 +98,7 @@ void load_or_initialise(const Options& options, Parameters& parameters, cudaStre
     for (const ParameterRange& range : parameters.ranges(shard)) {
       StoredTensor tensor = stored(*range.parameter, number_type<real>);
       // A head that is tied to the embedding is not stored.
-      if (tensor.name == "lm_head.weight" && !folder.has(tensor.name))
-        tensor.name = "model.embed_tokens.weight";
+      if (tensor.name == head_name && !folder.has(head_name)) tensor.name = embedding_name;
       load_range(folder.find(tensor.name, tensor.shape), range, shard.weights + range.begin_in_shard, stream);
     }
   }
@@ -111,6 +112,11 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
       compute_(compute),
       rank_(peers.rank()) {
   if (!options.load.empty()) load_states();
+  if (!options.load_weights.empty() && rank_ == 0) {
+    const bool tied = !SafetensorsFolder("--load-weights", options.load_folder, "model").has(head_name);
+    std::printf("weights     %s%s\n", options.load_folder.c_str(),
+                tied ? ": its head is tied to the embedding; here it is a copy, and learns by itself" : "");
+  }
   if (options.save.empty()) return;
   shared_ = peers.files();
   std::string error;
