@@ -117,7 +117,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills check bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -259,6 +259,16 @@ test-hosts:
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 programs
 	@tests/hosts.sh build/cpu-fp32$(addprefix -,$(SANITIZE))
 
+# Text to tokens.bin and tokenizer.json, in the folder TO;  make tokens TEXT=book.txt VOCAB=4096. TOKENIZER=FILE: with an
+# existing one.
+VOCAB ?= 4096
+tokens:
+	@[ -n "$(TEXT)" ] || { echo "TEXT: missing; expected a text file, as in make tokens TEXT=book.txt VOCAB=4096" >&2; exit 2; }
+	@common/setup.sh cpu ensurepip.py:python3-venv
+	@[ -e build/python/ready ] || { mkdir -p build && /usr/bin/python3 -m venv build/python && \
+	  build/python/bin/pip install -q --disable-pip-version-check tokenizers && touch build/python/ready; }
+	@build/python/bin/python common/tokens.py "$(TEXT)" "$(VOCAB)" "$(TOKENIZER)" "$(or $(TO),.)"
+
 # Against Hugging Face's transformers: their models here, ours there.
 test-hf:
 	@common/setup.sh
@@ -342,6 +352,8 @@ help:
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
+	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
+	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed while they save"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"
 	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"

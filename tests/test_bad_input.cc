@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "catch.h"
@@ -23,11 +24,12 @@ struct Outcome {
 
 // Starts the program that lies beside the tests. `arguments` are for the shell.
 Outcome run(const TemporaryFolder& folder, const std::string& arguments,
-            const std::string& name = "01_single_gpu") {
+            const std::string& name = "01_single_gpu", const std::string& before = "") {
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
   REQUIRE(std::filesystem::exists(program));
   const std::string out = folder.path() + "/out", err = folder.path() + "/err";
-  const std::string command = "'" + program.string() + "' " + arguments + " >'" + out + "' 2>'" + err + "'";
+  const std::string command =
+      before + "'" + program.string() + "' " + arguments + " >'" + out + "' 2>'" + err + "'";
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
 }
@@ -71,6 +73,50 @@ TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-inp
     CHECK(outcome.err.find(option) != std::string::npos);
     CHECK(outcome.err.find("cannot write /dev/full; is the disk full?") != std::string::npos);
   }
+}
+
+// A limit on the size of a file stands for a disk that is full.
+TEST_CASE("01: a checkpoint that can not be written loses nothing", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save",
+                    sizes = " --layers 1 --micro-batch-size 2 --global-batch-size 2";
+  REQUIRE(run(folder, "--steps 1 --save " + save + sizes).status == 0);
+  const std::string before = read_file(save + "/step_000001/model.safetensors");
+  // 400 KiB: enough for the weights, not for the optimizer's states.
+  const Outcome full = run(folder, "--load " + save + " --steps 4 --save-every 2 --save " + save + sizes,
+                           "01_single_gpu", "trap '' XFSZ; ulimit -f 800; ");
+  INFO(full.out << full.err);
+  CHECK(full.status == 1);
+  CHECK(full.err.find("--save: " + save +
+                      "/step_000002 can not be written: File too large; the run goes on\n") == 0);
+  CHECK(full.err.find("\n--save: " + save + "/step_000004 can not be written: File too large\n") !=
+        std::string::npos);
+  CHECK(std::count(full.err.begin(), full.err.end(), '\n') == 2);
+  CHECK(read_file(save + "/latest") == "step_000001\n");
+  CHECK(read_file(save + "/step_000001/model.safetensors") == before);
+  CHECK(!std::filesystem::exists(save + "/step_000002.part"));
+}
+
+TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save";
+  REQUIRE(
+      run(folder, "--steps 1 --layers 1 --micro-batch-size 2 --global-batch-size 2 --save " + save).status ==
+      0);
+  const std::string found = "--load: " + save + "/step_000001 is not valid; expected ";
+  check_refused(folder, "--load /nowhere",
+                "--load: /nowhere is not valid; expected a folder with trainer_state.json");
+  check_refused(folder, "--load " + save + " --layers 2", found + "the same model; --layers is 2, and was 1");
+  check_refused(folder, "--load " + save + " --load-weights " + save,
+                "--load-weights: " + save + " is not valid; ");
+  check_refused(folder, "--load " + save + " --optimizer sgd", found + "--optimizer sgd; it was adamw");
+  check_refused(folder, "--load " + save + " --dry-run", found + "none with --dry-run");
+  check_refused(folder, "--save /proc/here",
+                "--save: /proc/here is not valid; expected a folder that can be written");
+  const std::string weights = save + "/step_000001/model.safetensors", all = read_file(weights);
+  std::ofstream(weights) << all.substr(0, all.size() - 1);
+  check_refused(folder, "--load " + save,
+                "--load: " + weights + " is not valid; expected a safetensors file; ");
 }
 
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {

@@ -12,6 +12,7 @@
 #include "model/safetensors.h"
 #include "program/checkpoint_folder.h"
 #include "program/model_config.h"
+#include "program/tokenizer.h"
 
 using namespace pentatron;
 using pentatron::tests::TemporaryFolder;
@@ -235,8 +236,8 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
   CHECK(words(R"(, "sliding_window": null, "head_dim": 4, "hidden_act": "silu")") == "");
   CHECK(words(R"(, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"})") == "");
   for (const std::string more : {R"("attention_bias": true)", R"("mlp_bias": true)",
-                                  R"("sliding_window": 4096)", R"("hidden_act": "gelu")", R"("head_dim": 16)",
-                                  R"("model_type": "qwen2")", R"("quantization_config": {})"}) {
+                                 R"("sliding_window": 4096)", R"("hidden_act": "gelu")", R"("head_dim": 16)",
+                                 R"("model_type": "qwen2")", R"("quantization_config": {})"}) {
     INFO(more);
     CHECK(words(", " + more).find(more.substr(1, more.find('"', 1) - 1) + " to be ") != std::string::npos);
   }
@@ -244,4 +245,38 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
             .ends_with("type to be \"llama3\"; it is \"yarn\""));
   CHECK(words(R"(, "num_key_value_heads": -1)").find("num_key_value_heads to be a whole number") !=
         std::string::npos);
+}
+
+// ---- Tokenizers
+// ----------------------------------------------------------------------------------------------
+
+TEST_CASE("tokenizer: tokens are bytes again", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("tokenizer.json", R"({"decoder": {"type": "ByteLevel"},
+    "added_tokens": [{"id": 5, "content": "<|end|>"}],
+    "model": {"vocab": {"a": 0, "Ġthe": 1, "Ċ": 2, "Ã¤": 3, "Ń": 4}}})");
+  const Tokenizer tokenizer(path);
+  CHECK(tokenizer[1] == " the");
+  CHECK(tokenizer[2] == "\n");
+  CHECK(tokenizer[3] == "\xc3\xa4");
+  CHECK(tokenizer[4] == "\xad");  // the last byte that has no character of its own
+  CHECK(tokenizer[5] == "<|end|>");
+  CHECK(tokenizer[6] == "\ufffd");
+  CHECK(tokenizer.find("\n") == 2);
+  CHECK(tokenizer.find("b") == -1);
+  CHECK(tokenizer_beside(folder.path() + "/tokens.bin") == path);
+  CHECK(tokenizer_beside(folder.path() + "/text") == "");
+  const Tokenizer llama2(
+      folder.write("b", R"({"decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+    "model": {"vocab": {"<0x0A>": 0, "▁a▁b": 1}}})"));
+  CHECK(llama2[0] == "\n");
+  CHECK(llama2[1] == " a b");
+  const auto refused = [&](const std::string& text, const std::string& expected) {
+    const std::string file = folder.write("c", text);
+    CHECK(complaint([&] { Tokenizer{file}; }) == "--data: " + file + " is not valid; expected " + expected);
+  };
+  refused("{", "a tokenizer.json with a vocabulary");
+  refused(R"({"model": {"vocab": {}}, "decoder": {"type": "WordPiece"}})",
+          "a decoder ByteLevel or ByteFallback");
+  refused(R"({"model": {"vocab": {"a": -1}}, "decoder": {"type": "ByteLevel"}})", "token numbers below 2^24");
 }

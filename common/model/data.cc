@@ -11,8 +11,6 @@
 namespace pentatron {
 namespace {
 
-constexpr int largest_16_bit = 1 << 16;  // vocabulary whose tokens have 16 bits
-
 [[noreturn]] void invalid(const std::string& path, const std::string& expected) {
   throw UsageError("--data", path, expected);
 }
@@ -20,31 +18,36 @@ constexpr int largest_16_bit = 1 << 16;  // vocabulary whose tokens have 16 bits
 // llm.c's header: 256 integers of 32 bits, of which the first three are used.
 struct LlmcHeader {
   static constexpr size_t bytes = 256 * sizeof(int32_t);
-  static constexpr int32_t magic = 20240520;            // 16-bit tokens follow
-  static constexpr int32_t magic_of_32_bit = 20240801;  // 32-bit tokens follow
-  int32_t magic_found, version, token_count;
+  int32_t magic, version, token_count;
 };
+struct LlmcForm {
+  int32_t magic, version;
+  int bytes_per_token;
+};
+constexpr LlmcForm llmc_forms[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 
 // The bytes of a .bin file that are tokens. Sets the bytes of one.
 std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<const std::byte> file,
-                                         int vocab_size, int& bytes_per_token) {
+                                         int& bytes_per_token) {
   LlmcHeader header{};
   if (file.size() >= sizeof header) std::memcpy(&header, file.data(), sizeof header);
-  const bool has_32_bits = header.magic_found == LlmcHeader::magic_of_32_bit;
-  if (!has_32_bits && header.magic_found != LlmcHeader::magic) {
-    bytes_per_token = vocab_size > largest_16_bit ? 4 : 2;
-    if (file.size() % bytes_per_token != 0) {
-      invalid(path, "a multiple of " + std::to_string(bytes_per_token) + " bytes, as tokens have " +
-                        std::to_string(8 * bytes_per_token) + " bits; it has " + std::to_string(file.size()));
+  const auto form = std::find_if(std::begin(llmc_forms), std::end(llmc_forms),
+                                 [&](const LlmcForm& f) { return f.magic == header.magic; });
+  if (form == std::end(llmc_forms)) {
+    bytes_per_token = 2;
+    if (file.size() % 2 != 0) {
+      invalid(path, "an even number of bytes, as tokens have 16 bits; it has " + std::to_string(file.size()));
     }
     return file;
   }
-  bytes_per_token = has_32_bits ? 4 : 2;
+  bytes_per_token = form->bytes_per_token;
   if (file.size() < LlmcHeader::bytes) {
     invalid(path, "a header of 1024 bytes; the file is truncated at " + std::to_string(file.size()));
   }
-  if (header.version != 1)
-    invalid(path, "version 1 of llm.c's header; it says " + std::to_string(header.version));
+  if (header.version != form->version) {
+    invalid(path, "version " + std::to_string(form->version) + " of llm.c's header; it says " +
+                      std::to_string(header.version));
+  }
   const std::span<const std::byte> tokens = file.subspan(LlmcHeader::bytes);
   if (header.token_count < 0 || tokens.size() != static_cast<size_t>(bytes_per_token) * header.token_count) {
     invalid(path, "the " + std::to_string(header.token_count) + " tokens that its header announces; " +
@@ -58,7 +61,7 @@ std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<cons
 TokenData::TokenData(const std::string& path, int vocab_size, int sequence_length)
     : path_(path), vocab_size_(vocab_size), file_("--data", path) {
   std::span<const std::byte> tokens = file_.bytes();
-  if (path.ends_with(".bin")) tokens = tokens_of_bin(path, tokens, vocab_size, bytes_per_token_);
+  if (path.ends_with(".bin")) tokens = tokens_of_bin(path, tokens, bytes_per_token_);
   tokens_ = tokens.data();
   size_ = static_cast<int64_t>(tokens.size()) / bytes_per_token_;
   if (size_ < sequence_length + 1) {

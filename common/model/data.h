@@ -1,9 +1,9 @@
 // Training tokens, memory-mapped from a file, and the sequences cut out of them.
 //
-// In a text file each byte is a token. A file named *.bin holds token ids: either nothing else (nanoGPT's
-// form; 16 bits a token, or 32 where the vocabulary has more than 65,536), or after a header of 256 32-bit
-// integers (llm.c's form, which says how many bits). Sequence i of step s is a window of the text that
-// depends on (seed, s, i) alone. So any rank can cut its slice of the global batch without communication.
+// In a text file each byte is a token. A file named *.bin holds token ids: either nothing else, in 16 bits
+// each (nanoGPT's form), or after a header of 256 32-bit integers, in 16 or 32 bits (llm.c's form). Sequence
+// i of step s is a window of the text that depends on (seed, s, i) alone. So any rank can cut its slice of
+// the global batch without communication.
 #pragma once
 
 #include <cstddef>

@@ -10,6 +10,7 @@
 #include "program/checkpoint.h"
 #include "program/checkpoint_folder.h"
 #include "program/model_config.h"
+#include "program/tokenizer.h"
 
 namespace pentatron {
 namespace {
@@ -357,6 +358,14 @@ std::string Checkpoints::complete(const std::string& part, int64_t steps) const 
       trainer_state_text(steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json);
   std::string error = write_file(folder / "config.json", model_config_text(options_, torch_name));
   if (error.empty()) error = write_file(folder / "trainer_state.json", state);
+  const fs::path tokenizer = tokenizer_beside(options_.data);
+  for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
+    const fs::path from = tokenizer.parent_path() / name;
+    std::error_code failed;
+    if (tokenizer.empty() || !error.empty() || !fs::exists(from, failed)) continue;
+    if (!fs::copy_file(from, folder / name, failed)) error = failed.message();
+    if (error.empty()) error = flush_to_disk(folder / name);
+  }
   if (error.empty()) error = publish_checkpoint(part, steps);
   if (error.empty()) remove_old_checkpoints(options_.save, steps, options_.keep);
   return error;

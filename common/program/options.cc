@@ -294,9 +294,9 @@ std::string table_of_presets() {
 
 // Options of the training, which --load takes from the checkpoint unless they are given.
 constexpr const char* training_options[] = {
-    "data",         "seq-len",   "global-batch-size", "steps", "seed",  "optimizer",
-    "lr",           "min-lr",    "warmup-steps",      "beta1", "beta2", "epsilon",
-    "weight-decay", "grad-clip", "aux-loss"};
+    "data",      "seq-len",      "micro-batch-size", "global-batch-size", "steps", "seed",
+    "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1", "beta2",
+    "epsilon",   "weight-decay", "grad-clip",        "aux-loss"};
 
 // --load and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
@@ -382,7 +382,7 @@ void declare_run(CommandLine& line, Options& options) {
   line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,
-             "bytes of text that the trained model writes at the end");
+             "tokens of text that the trained model writes at the end");
 }
 
 // A name, or the path of a file, which is read here.

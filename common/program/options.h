@@ -93,7 +93,7 @@ struct Options : TrainingConfig, CommunicationConfig {
   std::string trace;     // path; empty: no trace
   bool profile = false;  // print the time of each kernel at the end
   int log_every = 10;    // steps between two printed lines
-  int sample = 0;        // bytes of text that the trained model writes at the end
+  int sample = 0;        // tokens of text that the trained model writes at the end
 
   std::string as_json;  // all options of the program with their values, as a JSON object
 };

@@ -1,7 +1,9 @@
 #include <cmath>
+#include <optional>
 
 #include "kernels/kernels.h"
 #include "program/sample.h"
+#include "program/tokenizer.h"
 
 namespace pentatron {
 namespace {
@@ -34,7 +36,11 @@ std::string write_sample(const Options& options, const Parameter& head,
   }
   PinnedArray<real> row(head.local_rows);
 
-  std::vector<int32_t> tokens = {'\n'};
+  const std::string path = tokenizer_beside(options.data);
+  const std::optional<Tokenizer> tokenizer =
+      path.empty() ? std::nullopt : std::make_optional<Tokenizer>(path);
+  const int32_t line_break = tokenizer ? std::max(tokenizer->find("\n"), 0) : '\n';
+  std::vector<int32_t> tokens = {std::min(line_break, vocabulary - 1)};
   while (std::ssize(tokens) <= options.sample) {
     const int64_t seen = std::min<int64_t>(std::ssize(tokens), window);
     for (size_t i = 0; i < positions.size(); ++i) {  // causality masks what follows
@@ -58,8 +64,12 @@ std::string write_sample(const Options& options, const Parameter& head,
 
   std::string text;
   for (size_t i = 1; i < tokens.size(); ++i) {
-    text +=
-        vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i])) : std::to_string(tokens[i]) + " ";
+    if (tokenizer) {
+      text += (*tokenizer)[tokens[i]];
+    } else {
+      text +=
+          vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i])) : std::to_string(tokens[i]) + " ";
+    }
   }
   return text;
 }

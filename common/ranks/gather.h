@@ -1,6 +1,6 @@
 // Gathers all parameters, whole, on the host of every rank. Each rank contributes what it updates: it
 // walks over its shards and the parameters in them, as the optimizer does. So this file does not know how
-// a technique lays the shards out. Only tests use it, until there are checkpoints.
+// a technique lays the shards out. Only tests use it; a checkpoint gathers nothing (program/checkpoint.h).
 #pragma once
 
 #include <vector>

@@ -6,67 +6,10 @@
 #include <atomic>
 #include <filesystem>
 
-#include "combined_model.h"
-#include "files.h"
-#include "parity.h"
-#include "program/checkpoint.h"
-#include "ranks/gather.h"
+#include "continued_run.h"
 
 namespace pentatron {
 namespace {
-
-// One folder for all ranks.
-class SharedFolder {
- public:
-  explicit SharedFolder(const World& world) : world_(world) {
-    const double process = world.largest({world.rank() == 0 ? double(getpid()) : 0.0})[0];
-    path_ =
-        (std::filesystem::temp_directory_path() / ("pentatron-" + std::to_string(int64_t(process)))).string();
-  }
-  ~SharedFolder() {
-    world_.largest({0});
-    if (world_.rank() == 0) std::filesystem::remove_all(path_);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  const World& world_;
-  std::string path_;
-};
-
-struct Trained {
-  Tensors weights;
-  std::vector<double> losses;
-  std::string model, optimizer;  // the files of the last checkpoint, on rank 0
-};
-
-// Saves after every step, while the next one runs.
-Trained train(const CombinedCase& c, World& world, const std::string& save, const std::string& load = "") {
-  CombinedCase with = c;
-  with.options.save = save;
-  with.options.save_every = 1;
-  with.options.load = with.options.load_folder = load;
-  with.options.as_json = "{}";
-  CombinedModel model(with, world);
-  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute, world);
-  Trained result;
-  for (int64_t step = checkpoints.first_step(); step < c.options.steps; ++step) {
-    model.accumulate(batches_of_step(c.options, static_cast<int>(step)));
-    checkpoints.before_update();
-    model.update(step);
-    checkpoints.after_update(step);
-    result.losses.push_back(model.totals.host_loss());
-  }
-  checkpoints.finish();
-  result.weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
-  const std::filesystem::path last =
-      std::filesystem::path(save) / ("step_00000" + std::to_string(c.options.steps));
-  if (world.rank() == 0) {
-    result.model = tests::read_file(last / "model.safetensors");
-    result.optimizer = tests::read_file(last / "optimizer.safetensors");
-  }
-  return result;
-}
 
 CombinedCase case_of(const MeshShape& shape, int zero_stage, int experts = 0) {
   const int r = mpi_tests::ranks(), heads = 2 * r;
@@ -87,13 +30,6 @@ CombinedCase case_of(const MeshShape& shape, int zero_stage, int experts = 0) {
   return c;
 }
 
-double largest_difference(const Tensors& a, const Tensors& b) {
-  double largest = 0;
-  for (size_t id = 0; id < a.size(); ++id)
-    for (size_t i = 0; i < a[id].size(); ++i) largest = std::max(largest, std::abs(a[id][i] - b[id][i]));
-  return largest;
-}
-
 // Fewer on 8 ranks: on two cores they need seconds for a save.
 std::vector<MeshShape> meshes() {
   const int r = mpi_tests::ranks();
@@ -105,7 +41,7 @@ std::vector<MeshShape> meshes() {
 
 }  // namespace
 
-TEST_CASE("07: a run continues bit for bit on the same mesh", "[07][checkpoint]") {
+TEST_CASE("07: a run continues bit for bit in the same layout", "[07][checkpoint]") {
   mpi_tests::set_time_limit(300);
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
@@ -140,7 +76,7 @@ TEST_CASE("07: experts continue bit for bit", "[07][checkpoint]") {
 }
 
 #if PRECISION == 64
-TEST_CASE("07: a run continues on any other mesh", "[07][checkpoint]") {
+TEST_CASE("07: a run continues in any other layout", "[07][checkpoint]") {
   mpi_tests::set_time_limit(300);
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
@@ -157,7 +93,7 @@ TEST_CASE("07: a run continues on any other mesh", "[07][checkpoint]") {
   }
 }
 
-TEST_CASE("07: experts continue on any other mesh", "[07][checkpoint]") {
+TEST_CASE("07: experts continue in any other layout", "[07][checkpoint]") {
   const int r = mpi_tests::ranks();
   if (r == 8) return;
   World world(nullptr, nullptr);

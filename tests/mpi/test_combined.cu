@@ -8,9 +8,7 @@
 #include <iterator>
 #include <random>
 
-#include "combined_model.h"
-#include "parity.h"
-#include "ranks/gather.h"
+#include "continued_run.h"
 
 namespace pentatron {
 namespace {
@@ -103,6 +101,23 @@ void check_parity(CombinedCase c) {
     check_parity(c, world, compares ? std::make_unique<TestModel>(c.options) : nullptr);
   else
     check_parity(c, world, compares ? std::make_unique<CombinedModel>(c.alone(), world) : nullptr);
+}
+
+// What `from` saves after a step, `to` continues: the same model on another mesh.
+void check_continued(CombinedCase from, CombinedCase to) {
+  INFO("saved by " << command_line(from) << "\nand loaded by " << command_line(to));
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  for (CombinedCase* c : {&from, &to}) {
+    c->options.optimizer = OptimizerKind::adamw;  // it has states
+    c->options.lr = 0.05;
+    c->options.epsilon = 0.01;  // so that AdamW does not make large what is only rounding
+    check_combined(c->options, c->shape);
+  }
+  const Trained whole = train(from, world, folder.path() + "/whole");
+  const Trained rest = train(to, world, folder.path() + "/rest", folder.path() + "/whole/step_000001");
+  CHECK(std::abs(rest.losses.back() - whole.losses.back()) <= kTolerance * whole.losses.back());
+  CHECK(largest_difference(rest.weights, whole.weights) <= kTolerance);
 }
 
 // ---- Every mesh -------------------------------------------------------------------------------------------
@@ -218,20 +233,45 @@ class Draw {
   CombinedCase valid_case() {
     for (;;) {
       CombinedCase c = any_case();
-      try {
-        Options o = c.options;
-        o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
-        if (o.micro_batch_size * o.sequence_length == 1) continue;  // without a target (batches_of_step)
-        mesh_shape(o, ranks_);
-        check_combined(o, c.shape);
-        c.options = o;
-        return c;
-      } catch (const UsageError&) {
-      }
+      if (is_valid(c)) return c;
     }
   }
 
+  // The same model and batch, split in another way; or, where no other one was found, in the same.
+  CombinedCase other_layout(const CombinedCase& c) {
+    for (int tries = 0; tries < 1000; ++tries) {
+      const CombinedCase drawn = any_case();
+      CombinedCase other = c;
+      other.shape = any_mesh();
+      do other.shape.ep = c.options.experts > 0 ? up_to(other.shape.dp * other.shape.cp) : 1;
+      while (other.shape.dp * other.shape.cp % other.shape.ep != 0);
+      other.options.zero_stage = drawn.options.zero_stage;
+      other.options.sequence_parallel = drawn.options.sequence_parallel;
+      other.options.pp_schedule = drawn.options.pp_schedule;
+      other.options.vpp = drawn.options.vpp;
+      other.options.recompute = drawn.options.recompute;
+      if (is_valid(other)) return other;
+    }
+    return c;
+  }
+
  private:
+  // Completes its options.
+  bool is_valid(CombinedCase& c) const {
+    try {
+      Options o = c.options;
+      o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
+      if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
+      if (o.experts % o.ep != 0) return false;
+      mesh_shape(o, ranks_);
+      check_combined(o, c.shape);
+      c.options = o;
+      return true;
+    } catch (const UsageError&) {
+      return false;
+    }
+  }
+
   int up_to(int most) { return static_cast<int>(random_() % most) + 1; }
   template <class T>
   T one_of(std::initializer_list<T> values) {
@@ -312,10 +352,12 @@ TEST_CASE("07: parity of random meshes, models and options", "[07][fuzz]") {
   const int64_t cases = from_environment("FUZZ_CASES", 4), seed = from_environment("FUZZ_SEED", 1);
   const bool show = std::getenv("FUZZ_SHOW") && mpi_tests::rank() == 0;
   for (int64_t i = 0; i < cases; ++i) {
-    const CombinedCase c = Draw(seed + i, mpi_tests::ranks()).valid_case();
+    Draw draw(seed + i, mpi_tests::ranks());
+    const CombinedCase c = draw.valid_case();
     if (show) std::cout << seed + i << ": " << command_line(c) << std::endl;
     INFO("make fuzz N=1 SEED=" << seed + i << " FUZZ_RANKS=" << mpi_tests::ranks());
     check_parity(c);
+    check_continued(c, draw.other_layout(c));
   }
 }
 
