@@ -217,7 +217,7 @@ void Run::summarize(const MemoryPrediction& predicted,
     Summary summary{layout, parameters_, final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
     log_->summary(summary);
-    if (is_modelled()) {
+    if (is_modelled() && step_end_ > step_begin_) {
       constexpr int width = 96;  // characters
       std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, # "
                    "communication "

@@ -403,6 +403,25 @@ TEST_CASE("virtual time is the longest path", "[standin]") {
   cuda_cpu::set_profile(before);
 }
 
+TEST_CASE("the activities are taken while another thread gives its stream more", "[standin]") {
+  Stream stream;
+  constexpr size_t operations = 20'000;
+  std::atomic<bool> given = false;
+  cuda_cpu::take_activities();
+  std::thread other([&] {
+    cuda_cpu::describe({.label = {"operation"}});
+    for (size_t i = 0; i < operations; ++i) cuda_cpu::enqueue_timed(stream, [] { return cudaSuccess; }, 1'000);
+    given = true;
+  });
+  size_t taken = 0;
+  for (bool last = false; !last;) {
+    last = given;
+    taken += cuda_cpu::take_activities().size();
+  }
+  other.join();
+  REQUIRE(taken == operations);
+}
+
 TEST_CASE("events measure the time between them", "[standin]") {
   Stream stream;
   Event start, end;

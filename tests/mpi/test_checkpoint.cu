@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 
 #include "continued_run.h"
 
@@ -166,5 +167,56 @@ TEST_CASE("07: training goes on while a slow disk is written", "[07][checkpoint]
   world.largest({0});
   CHECK(std::filesystem::exists(folder.path() + "/step_000002"));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
+
+// A line of /proc/self/status, in KiB.
+int64_t status_of_process(const std::string& key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string word; file >> word;) {
+    if (word == key + ":") {
+      int64_t kib = 0;
+      file >> kib;
+      return kib;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("07: a save takes at most 64 MiB of memory, however large the model is", "[07][checkpoint]") {
+  if (mpi_tests::ranks() != 2) return;
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  CombinedCase c = case_of({1, 1, 2, 1, 1}, 3);
+  c.options.model.d_model = 512;
+  c.options.model.vocab_size = 16384;  // about 100 MiB a rank in bf16, 200 MiB in fp64
+  c.options.save = folder.path();
+  c.options.steps = 1;
+  c.options.as_json = "{}";
+  CombinedModel model(c, world);
+  model.compute.synchronize();
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  const int64_t before = status_of_process("VmRSS");
+  {
+    Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute, world);
+    checkpoints.after_update(0);
+    checkpoints.finish();
+  }
+  const int64_t most = status_of_process("VmHWM") - before;
+  CAPTURE(most);
+  CHECK(checkpoint_memory <= 64 << 20);
+  CHECK(most > 1 << 14);  // it was measured
+  CHECK(most <= 1 << 16);
+  if (world.rank() == 0) {
+    const std::string folder_of_step = folder.path() + "/step_000001/";
+    CHECK(std::filesystem::file_size(folder_of_step + "model.safetensors") +
+              std::filesystem::file_size(folder_of_step + "optimizer.safetensors") >
+          160 << 20);
+  }
+}
+#endif
 
 }  // namespace pentatron

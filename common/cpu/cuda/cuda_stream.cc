@@ -147,7 +147,7 @@ struct CUstream_st {
   std::atomic<uint64_t> done = 0;  // operations
   Latch finished;
 
-  // Of the stream's thread, or of a host that waits for it.
+  // Of the stream's thread, or of a host that runs an operation itself.
   int64_t clock = 0;
   std::vector<Activity> log;
   Activity::Id last = 0, waited_for = 0;  // the last one of the log; what the next one waited for
@@ -284,11 +284,14 @@ void run_stream(cudaStream_t stream, Operation* operation) {
 struct Reached {
   Latch latch;
   int64_t time = 0;
+  bool takes_log = false;
+  std::vector<Activity> log = {};  // of the stream, up to there
 };
 
 uint64_t append_reached(cudaStream_t stream, Reached& reached) {
-  return append(stream, [&reached] {
-    reached.time = cuda_cpu::clock();
+  return append(stream, [stream, &reached] {
+    reached.time = stream->clock;
+    if (reached.takes_log) reached.log.swap(stream->log);
     reached.latch.open();
     return cudaSuccess;
   });
@@ -305,23 +308,25 @@ cudaError_t synchronize(cudaStream_t stream) {
   return device_error.load(std::memory_order_relaxed);
 }
 
-// Waits until all streams have done what they were given so far. Returns the time at which they had.
-int64_t reach_all(const std::vector<cudaStream_t>& streams) {
+// Waits until all streams have done what they were given so far. Returns their times then, and their logs if
+// it is to take them.
+std::deque<Reached> reach_all_streams(bool take_logs) {
+  std::vector<cudaStream_t> streams;
+  {
+    std::shared_lock lock(handles().mutex);
+    streams.assign(handles().streams.begin(), handles().streams.end());
+  }
   std::deque<Reached> places(streams.size());
   std::vector<uint64_t> numbers;
-  for (size_t i = 0; i < streams.size(); ++i) numbers.push_back(append_reached(streams[i], places[i]));
-  int64_t time = 0;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    places[i].takes_log = take_logs;
+    numbers.push_back(append_reached(streams[i], places[i]));
+  }
   for (size_t i = 0; i < streams.size(); ++i) {
     places[i].latch.wait();
     while (streams[i]->done.load(std::memory_order_acquire) < numbers[i]) sched_yield();
-    time = std::max(time, places[i].time);
   }
-  return time;
-}
-
-std::vector<cudaStream_t> all_streams() {
-  std::shared_lock lock(handles().mutex);
-  return {handles().streams.begin(), handles().streams.end()};
+  return places;
 }
 
 RecordingPointer latest_recording(cudaEvent_t event) {
@@ -407,6 +412,8 @@ cudaError_t enqueue_timed(cudaStream_t stream, Work work, int64_t nanoseconds, c
     return cudaSuccess;
   }
   if (cudaError_t error = synchronize(stream); error != cudaSuccess) return error;
+  std::lock_guard lock(stream->host_side);
+  while (stream->done.load(std::memory_order_acquire) < stream->enqueued) sched_yield();
   Operation operation;
   operation.work = std::move(work);
   operation.issued = clock();
@@ -423,7 +430,7 @@ cudaError_t enqueue_described(cudaStream_t stream, Work work) {
 
 cudaError_t wait_for_all_streams() {
   if (on_stream_thread) return cudaErrorNotPermitted;
-  advance_clock(reach_all(all_streams()));
+  for (const Reached& place : reach_all_streams(false)) advance_clock(place.time);
   return device_error.load(std::memory_order_relaxed);
 }
 
@@ -448,9 +455,7 @@ bool is_dry_run() { return dry_run.load(std::memory_order_relaxed); }
 
 int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
-int64_t clock() {
-  return current_stream != nullptr ? current_stream->clock : host_clock;
-}
+int64_t clock() { return current_stream != nullptr ? current_stream->clock : host_clock; }
 
 void advance_clock(int64_t time) {
   if (current_stream != nullptr) {
@@ -471,13 +476,13 @@ void log_activity(Activity activity) { log_on(current_stream, std::move(activity
 // It waits for all streams, which the program did not ask for.
 std::vector<Activity> take_activities() {
   HiddenFromThreadSanitizer hidden;
-  const std::vector<cudaStream_t> streams = all_streams();
-  reach_all(streams);
-  std::vector<Activity> all = std::exchange(handles().of_destroyed_streams, {});
-  for (const cudaStream_t stream : streams) {
-    const std::vector<Activity> log = std::exchange(stream->log, {});
-    all.insert(all.end(), log.begin(), log.end());
+  const std::deque<Reached> places = reach_all_streams(true);
+  std::vector<Activity> all;
+  {
+    std::lock_guard lock(handles().mutex);
+    all.swap(handles().of_destroyed_streams);
   }
+  for (const Reached& place : places) all.insert(all.end(), place.log.begin(), place.log.end());
   return all;
 }
 
