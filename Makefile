@@ -117,7 +117,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills test-plan plan check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -133,12 +133,12 @@ $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(S
 $(BUILD)/tests$(TAG:%=-%): $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench $(BUILD)/logits: $(BUILD)/%: $(BUILD)/objects/tests/tools/%.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
-$(foreach p,$(SIDE_PROGRAMS),$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
+$(foreach p,$(SIDE_PROGRAMS) 07_combined_5d/plan,$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc)))
 	@echo "link     $@"
 	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
 $(BUILD)/mpi_tests$(TAG:%=-%): $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
-PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)))
+PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)) plan)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
 $(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(PROFILE) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(filter $(BUILD)/mpi_tests%,$(TEST_PROGRAMS)) $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
@@ -276,6 +276,17 @@ test-hf:
 	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= programs build/cpu-$$p/logits || exit 1; done
 	@tests/hugging_face.sh build
 
+# The planner: build/host/plan --model llama-3.1-8b --gpus 64 --seq-len 4096 --global-batch-size 256. It plans in bf16.
+plan:
+	@common/setup.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
+	@mkdir -p build/host && cp build/cpu-bf16/plan build/host/plan
+
+# The planner against dry runs of 07;  make test-plan N=60. PLAN_RANKS: how many ranks, by chance.
+test-plan: plan
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
+	@python3 tests/plan.py build/cpu-bf16 $(if $(filter command,$(origin N)),$(N),60) $(PLAN_RANKS)
+
 # Four ranks that save after each step are killed at random moments, then go on;  make test-kills N=30.
 test-kills:
 	@common/setup.sh
@@ -354,6 +365,8 @@ help:
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed while they save"
+	@echo "make plan          build/host/plan: the fastest layout of a run that fits, without a GPU;  --help lists its options"
+	@echo "make test-plan     the planner against dry runs of 07;  N=60"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"
 	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"

@@ -14,7 +14,8 @@
 
 namespace pentatron {
 
-// The times of one chunk for one micro-batch, in any unit.
+// The times of one chunk for one micro-batch, in any unit. `transfer`: of its messages to the next stage and
+// from there.
 struct Costs {
   double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
 
@@ -33,7 +34,7 @@ struct Interval {
 
 struct Simulation {
   double total;                              // until the last rank is done
-  double work;                               // how long each rank computes: the same for all
+  double work;                               // how long the rank that has most to do computes
   std::vector<std::vector<Interval>> times;  // [ranks][instructions]
   std::vector<InFlight> in_flight;           // [ranks], over all chunks
 
@@ -48,9 +49,10 @@ struct ScheduleError : UsageError {
 
 class Simulator {
  public:
-  // `streams`: each rank's streams for messages. 4, or 2 (one for each direction of travel), or 1 for all.
-  Simulator(const Schedule& schedule, const Costs& costs, int streams = message_streams)
-      : s_(schedule), costs_(costs), streams_(streams), ranks_(schedule.p) {}
+  // `costs`: [stages], or one for all. `streams`: each rank's streams for messages. 4, or 2 (one for each
+  // direction of travel), or 1 for all.
+  Simulator(const Schedule& schedule, std::vector<Costs> costs, int streams = message_streams)
+      : s_(schedule), costs_(std::move(costs)), streams_(streams), ranks_(schedule.p) {}
 
   // Throws ScheduleError.
   Simulation run() {
@@ -58,8 +60,12 @@ class Simulator {
     for (int rank = 0; rank < s_.p; ++rank) check_buffers(rank);
     for (int rank = 0; rank < s_.p; ++rank) check_order_of_messages(rank);
     play();
-    Simulation result = {0, s_.m * s_.v * (costs_.forward + costs_.of(Action::backward)), {}, {}};
+    Simulation result = {};
     for (int rank = 0; rank < s_.p; ++rank) {
+      double work = 0;
+      for (int chunk = 0; chunk < s_.v; ++chunk)
+        work += s_.m * (cost(rank, {Action::forward, 0, chunk}) + cost(rank, {Action::backward, 0, chunk}));
+      result.work = std::max(result.work, work);
       result.total = std::max(result.total, ranks_[rank].computed);
       result.times.push_back(ranks_[rank].times);
       result.in_flight.push_back(peak_in_flight(s_.ranks[rank]));
@@ -94,6 +100,12 @@ class Simulator {
     const Instructions& list = s_.ranks[rank];
     return "rank " + std::to_string(rank) + ", instruction " + std::to_string(index) + " (" +
            (index < list.size() ? to_string(list[index]) : "end of the list") + "): " + reason;
+  }
+
+  // A message costs what the stage does from which the edge leads to the next one.
+  double cost(int rank, const Instruction& i) const {
+    const int stage = s_.stage(rank, i.chunk) - (is_message(i.action) && !towards_next(i.action) ? 1 : 0);
+    return costs_[stage % costs_.size()].of(i.action);
   }
 
   size_t& place(int rank, const Instruction& i) {
@@ -219,7 +231,7 @@ class Simulator {
     const Instruction& i = s_.ranks[rank][r.next_compute];
     const double begin = std::max(r.computed, compute_wait(rank, i).until);
     if (begin == never) return false;
-    r.computed = begin + costs_.of(i.action);
+    r.computed = begin + cost(rank, i);
     r.times[r.next_compute++] = {begin, r.computed};
     return true;
   }
@@ -232,8 +244,7 @@ class Simulator {
     if (begin == never) return false;
     Interval &mine = r.times[r.next_message++], &other = time(peer_of(s_, rank, i.action), partner(rank, i));
     mine.begin = r.started = begin;
-    mine.end = other.end =
-        std::max(mine.begin, other.begin) + costs_.transfer;  // never, until both have begun
+    mine.end = other.end = std::max(mine.begin, other.begin) + cost(rank, i);  // never, until both have begun
     last_on_stream(rank, i.action) = &mine;
     return true;
   }
@@ -275,14 +286,17 @@ class Simulator {
   }
 
   const Schedule& s_;
-  const Costs costs_;
+  const std::vector<Costs> costs_;
   const int streams_;
   std::vector<Rank> ranks_;
 };
 
 // Plays the schedule with these costs. Throws ScheduleError if it cannot run.
 inline Simulation simulate(const Schedule& schedule, const Costs& costs = {}, int streams = message_streams) {
-  return Simulator(schedule, costs, streams).run();
+  return Simulator(schedule, {costs}, streams).run();
+}
+inline Simulation simulate(const Schedule& schedule, const std::vector<Costs>& costs_of_stages) {
+  return Simulator(schedule, costs_of_stages).run();
 }
 
 // Returns the schedule if it can run. Otherwise throws ScheduleError.

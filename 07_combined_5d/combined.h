@@ -58,21 +58,29 @@ inline bool show_pictures(const Options& options, const MeshShape& shape, int ra
   return options.show_mesh || options.show_schedule;
 }
 
-// Device memory that `rank` of the world needs. RankShare says which share of the model and the batch a rank
-// has; each technique in turn changes the share that the techniques before it left.
+// What a pipeline rank holds of the model, and for how many micro-batches.
+inline RankShare stage_share(const Options& options, const Schedule& schedule, int stage) {
+  return pipeline_share(schedule, stage, layers_of_rank(options, stage, schedule.p, schedule.v));
+}
+
+// Device memory that a rank of a stage needs, whose stage_share is `share`. RankShare says which share of the
+// model and the batch a rank has; each technique in turn changes the share that the techniques before it
+// left.
 inline MemoryPrediction predict_memory(const Options& options, ElementSizes element, const MeshShape& shape,
-                                       int rank) {
-  const int stage = place_of(shape, rank).pp;
-  RankShare share = {.replicas = {shape.dp * shape.cp},
-                     .sharded_states = options.zero_stage,
-                     .gathers_once_a_step = shape.pp > 1,
-                     .tensor_ranks = shape.tp};
+                                       RankShare share) {
+  share.replicas = {shape.dp * shape.cp};
+  share.sharded_states = options.zero_stage;
+  share.gathers_once_a_step = shape.pp > 1;
   share = context_parallel_share(options, shape.cp, share);
   share = tensor_parallel_share(options, shape.tp, share);
   share = expert_parallel_share(options, share);
-  share = pipeline_share(schedule_of(options, shape), stage,
-                         layers_of_rank(options, stage, shape.pp, options.vpp), share);
   return predict_memory(options, element, micro_batches_of_a_rank(options, shape.dp), share);
+}
+// That of `rank` of the world.
+inline MemoryPrediction predict_memory(const Options& options, ElementSizes element, const MeshShape& shape,
+                                       int rank) {
+  return predict_memory(options, element, shape,
+                        stage_share(options, schedule_of(options, shape), place_of(shape, rank).pp));
 }
 
 // Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO. A

@@ -28,6 +28,7 @@ namespace pentatron {
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
   int ranks() const { return tp * cp * dp * pp; }
+  bool operator==(const MeshShape&) const = default;
   std::vector<std::pair<std::string, int>> degrees() const {
     return {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}, {"ep", ep}};
   }

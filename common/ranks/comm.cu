@@ -224,10 +224,9 @@ TrafficByOperation World::traffic() const {
 }
 
 size_t World::library_bytes() const {
-  constexpr size_t buffers_of_channel = (512 << 10) + 120 * 640 * 8 * 8 + (4 << 20);
-  size_t bytes = context_bytes;
-  for (const Communicator* c : communicators_) bytes += c->channels() * buffers_of_channel;
-  return bytes;
+  int channels = 0;
+  for (const Communicator* c : communicators_) channels += c->channels();
+  return pentatron::library_bytes(channels);
 }
 
 void World::begin_counting() {

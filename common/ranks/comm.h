@@ -28,6 +28,15 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 
 class Communicator;
 
+// What CUDA and NCCL take of a device: bytes. A communicator has NCCL's channels, one a thread block. On each
+// comes a ring's data, through a buffer for each of three protocols (NCCL 2.30, init.cc: LL, LL128, Simple).
+// An estimate: trees, NVLS and messages to several peers take more, and NCCL may use fewer channels than it
+// is allowed.
+constexpr size_t library_bytes(int channels) {
+  constexpr size_t buffers_of_channel = (512 << 10) + 120 * 640 * 8 * 8 + (4 << 20);
+  return Peers::context_bytes + channels * buffers_of_channel;
+}
+
 class World : public Peers {
  public:
   // Starts MPI, unless it is running already (as in tests). Picks this rank's GPU: the rank's number on
@@ -57,10 +66,7 @@ class World : public Peers {
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
-  // Of each existing communicator NCCL's channels, one a thread block. On each comes a ring's data, through a
-  // buffer for each of three protocols (NCCL 2.30, init.cc: LL, LL128, Simple). An estimate: trees, NVLS and
-  // messages to several peers take more, and NCCL may use fewer channels than it is allowed.
-  size_t library_bytes() const override;
+  size_t library_bytes() const override;  // with the channels of each existing communicator
 
   // The sum over all existing communicators.
   void begin_counting() override;

@@ -1,0 +1,411 @@
+// The kernels of a layer, and what it waits for the other ranks of its tensor, context and expert groups: in
+// the order of transformer.cu, with each kernel's cost as its launch declares it (device/cost.h).
+#pragma once
+
+#include "../common/cpu/nccl/modelled_link.h"
+#include "combined.h"
+#include "device/device_profile.h"
+#include "style.h"
+
+namespace pentatron {
+
+// Seconds in which a rank's compute stream is busy, or waits for the ranks of an axis.
+struct Work {
+  double kernels = 0, tensor = 0, context = 0, experts = 0;
+  int launches = 0;  // operations that the host issues
+
+  double seconds() const { return kernels + tensor + context + experts; }
+  Work& operator+=(const Work& w) {
+    kernels += w.kernels, tensor += w.tensor, context += w.context, experts += w.experts;
+    launches += w.launches;
+    return *this;
+  }
+  Work operator*(double n) const {
+    return {kernels * n, tensor * n, context * n, experts * n, static_cast<int>(launches * n)};
+  }
+};
+
+class LayerCost {
+ public:
+  using Pair = std::array<Work, 2>;  // of backward: input gradients, weight gradients
+  // An operation that was counted: a kernel, or a wait for `sent` bytes.
+  struct Term {
+    const char* name;
+    Cost cost;
+    double sent, seconds;
+  };
+  mutable std::vector<Term>* terms = nullptr;  // where they are noted, if anywhere
+
+  // What is gathered and summed together: a layer, the embedding, the head.
+  struct Unit {
+    Work forward;
+    Pair backward;
+    std::array<double, 2> size;  // elements on this rank, by parameter group
+    int parameters;              // of the first group: matrices and norms
+  };
+
+  // `schedule` lives as long as this.
+  LayerCost(const Options& options, const MeshShape& shape, const DeviceProfile& gpu,
+            const Schedule& schedule, const Style& style = {})
+      : o_(options),
+        m_(options.model),
+        shape_(shape),
+        style_(style),
+        gpu_(used_by(style, gpu)),
+        network_{true,
+                 {gpu.link_latency, gpu.link_bandwidth},
+                 {gpu.network_latency, gpu_.network_bandwidth},
+                 static_cast<int>(gpu.gpus_per_node)},
+        schedule_(schedule),
+        sp_(options.sequence_parallel && shape.tp > 1),
+        adds_(schedule_.m > 1 && options.zero_stage < 2),
+        c_(columns_of(m_, shape.tp)),
+        rows_(int64_t{options.micro_batch_size} * options.sequence_length / shape.cp),
+        outside_(sp_ ? rows_ / shape.tp : rows_),
+        tensor_(ring(MeshGroup::tensor)),
+        tokens_(ring(MeshGroup::context)),
+        replicas_{ring(MeshGroup::gradients), ring(MeshGroup::expert_gradients)} {}
+
+ protected:
+  static constexpr double r = sizeof(real), a = sizeof(accum);
+
+  nccl_mpi::Ring ring(MeshGroup group) const { return {network_, members_of(shape_, group, 0)}; }
+
+  // ---- Operations of the compute stream
+
+  void run(Work& w, const char* name, const Cost& cost) const {
+    const double seconds = gpu_.seconds(cost);
+    w.kernels += seconds;
+    ++w.launches;
+    if (terms != nullptr) terms->push_back({name, cost, 0, seconds});
+  }
+  void product(Work& w, const char* name, int64_t m, int64_t n, int64_t k) const {
+    if (m > 0) run(w, name, products(m, n, k, 1, sizeof(real), sizeof(real), false));
+  }
+  void wgrad(Work& w, const char* name, int64_t out, int64_t in, int64_t rows) const {
+    run(w, name, products(out, in, rows, 1, sizeof(real), sizeof(accum), adds_));
+  }
+  // The compute stream waits for a collective or for messages. `sent`: bytes of this rank.
+  void wait(double& of_axis, const char* name, double sent, double seconds) const {
+    of_axis += seconds;
+    if (terms != nullptr && seconds > 0) terms->push_back({name, {}, sent, seconds});
+  }
+
+  // ---- Tensor ranks: the borders of a region (tensor_parallel.h)
+
+  double gather() const { return sp_ ? tensor_.all_gather(r * outside_ * c_.d) : 0; }
+  double reduce() const {
+    if (shape_.tp == 1) return 0;
+    return sp_ ? tensor_.reduce_scatter(r * outside_ * c_.d) : tensor_.all_reduce(r * rows_ * c_.d);
+  }
+  // What a rank sends for them: the ring's steps, each a block of the rows (an all-reduce takes twice as
+  // many).
+  double sent() const { return (shape_.tp - 1) * (sp_ ? 1 : 2.0 / shape_.tp) * r * outside_ * c_.d; }
+  void enter(Work& w) const {
+    wait(w.tensor, "all-gather of rows", sent(), gather());
+    w.launches += sp_;
+  }
+  void leave(Work& w) const {
+    wait(w.tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
+    w.launches += shape_.tp > 1;
+  }
+  // Backward of a region's beginning: dgrad runs while its input is gathered, and weight gradients while the
+  // gradient is summed. `input`: those that read the gathered input; `other`: those before them in the queue.
+  // If weight gradients are put off, nothing hides the sum and the second gather.
+  void enter_backward(Pair& p, const Work& dgrad, const Work& other, const Work& input) const {
+    Work& now = p[0];
+    now += dgrad;
+    if (schedule_.splits_backward) {
+      leave(now);
+      p[1] += other;
+      enter(p[1]);
+      p[1] += input;
+      return;
+    }
+    const double d = dgrad.seconds(), came = gather();
+    const double wgrads = std::max(d + other.seconds(), came) + input.seconds();
+    const double sum = std::max(d, came) + reduce();
+    now += other, now += input;
+    now.launches += sp_ + (shape_.tp > 1);
+    wait(now.tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
+         std::max(wgrads, sum) - (d + other.seconds() + input.seconds()));
+  }
+
+  // ---- Attention (attention.h), in a ring if context ranks share the sequence (ring_attention.h)
+
+  // The scores in memory, without the half that causality saves.
+  void naive_attention(Work& w, const AttentionBlock& b, bool backward) const {
+    const double scores = double(b.head.heads) * b.queries * b.keys;
+    const int heads = b.head.heads * b.batch, size = b.head.head_size;
+    const auto batch = [&](const char* name, int m, int n, int k) {
+      run(w, name, products(m, n, k, heads, sizeof(real), sizeof(real), false));
+    };
+    if (!backward || o_.recompute == Recompute::selective) {
+      batch("scores", b.queries, b.keys, size);
+      run(w, "softmax", moves(2 * r * b.batch * scores));
+    }
+    if (!backward) return batch("attention out", b.queries, size, b.keys);
+    batch("d_v", b.keys, size, b.queries);
+    batch("d_scores", b.queries, b.keys, size);
+    run(w, "softmax", moves(3 * r * b.batch * scores));
+    batch("d_q", b.queries, size, b.keys);
+    batch("d_k", b.keys, size, b.queries);
+  }
+
+  void attention_kernels(Work& w, const AttentionBlock& block, bool backward) const {
+    if (o_.attention == Attention::naive) return naive_attention(w, block, backward);
+    const bool tiled = o_.attention == Attention::tiled;
+    const Cost::Unit unit = tiled ? Cost::Unit::cores : Cost::Unit::tensor_cores;
+    if (!backward) return run(w, "attention", attention_cost(block, 2, unit, false));
+    if (!tiled) run(w, "attention's turns", little);
+    run(w, tiled ? "attention, keys and values" : "attention",
+        attention_cost(block, tiled ? 4 : 5, unit, true));
+    if (tiled) run(w, "attention, queries", attention_cost(block, 3, unit, true));
+  }
+
+  Work attention(bool backward) const {
+    const HeadShape heads = {static_cast<int>(c_.heads), m_.kv_heads / shape_.tp, m_.head_size()};
+    const AttentionShape shape = {o_.micro_batch_size, o_.sequence_length / shape_.cp, heads};
+    Work w;
+    if (backward) run(w, "attention's dots", moves(2 * r * rows_ * c_.q));
+    if (shape_.cp == 1) {
+      attention_kernels(w, whole_sequences(shape), backward);
+      return w;
+    }
+    if (backward) run(w, "zero d_q", moves(a * rows_ * c_.q));
+    const int n = shape_.cp, rank = n - 1;  // the last one merges the longest blocks
+    const std::vector<int> ranks = members_of(shape_, MeshGroup::context, 0);
+    double slowest = 0, latency = 0;  // s a byte, s
+    for (int i = 0; i < n; ++i) {
+      const nccl_mpi::Link& link = network_.between(ranks[i], ranks[(i + 1) % n]);
+      slowest = std::max(slowest, 1 / link.bandwidth), latency = std::max(latency, link.latency);
+    }
+    const auto hop = [&](double element) { return latency + 2 * element * rows_ * c_.kv * slowest; };
+    for (int step = 0; step < n; ++step) {
+      Work block;
+      for (int i = 0; backward && i < 2; ++i) run(block, "zero d_k or d_v", moves(a * rows_ * c_.kv));
+      const auto visible = visible_block(o_.cp_layout, shape, rank, (rank - step + n) % n);
+      if (visible) attention_kernels(block, visible->block, backward);
+      if (!backward && step > 0 && visible)
+        run(block, "merge", moves(3 * a * visible->block.batch * visible->block.queries * c_.q));
+      double communication = step + 1 < n ? hop(r) : 0;
+      if (backward && step > 0) communication += hop(a);
+      wait(w.context, "hop, as far as not hidden", communication > 0 ? 2 * r * rows_ * c_.kv : 0,
+           std::max(0.0, communication - block.seconds()));
+      for (int i = 0; backward && step > 0 && visible && i < 2; ++i)
+        run(block, "sum of d_k or d_v", moves(3 * a * rows_ * c_.kv));
+      w += block;
+      w.launches += communication > 0;
+    }
+    if (backward) wait(w.context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
+    run(w, "round", moves((a + r) * rows_ * c_.q));
+    for (int i = 0; backward && i < 2; ++i) run(w, "round", moves((a + r) * rows_ * c_.kv));
+    return w;
+  }
+
+  // ---- A layer (transformer.cu)
+
+  Work norm() const {
+    Work w;
+    run(w, "residual and norm", moves(4 * r * outside_ * c_.d));
+    return w;
+  }
+  void norm_backward(Pair& p) const {
+    const double partials = a * rmsnorm_bands(outside_) * c_.d;
+    run(p[0], "norm", moves(4 * r * outside_ * c_.d + partials));
+    run(p[0], "norm's weight", moves(partials));
+    run(p[1], "norm's weight", moves(3 * a * c_.d));
+  }
+  // The gradient of a region's output is gathered, and copied if weight gradients are put off.
+  void leave_backward(Pair& p) const {
+    enter(p[0]);
+    if (schedule_.splits_backward) run(p[0], "copy for the weight gradients", moves(2 * r * rows_ * c_.d));
+  }
+
+  Work layer_forward(int layer, bool again) const {
+    Work w = norm();
+    enter(w);
+    product(w, "q, k, v", rows_, c_.q + 2 * c_.kv, c_.d);
+    run(w, "rotary", moves(2 * r * rows_ * (c_.q + 2 * c_.kv)));
+    w += attention(false);
+    product(w, "out", rows_, c_.d, c_.q);
+    leave(w);
+    w += norm();
+    enter(w);
+    if (o_.has_experts(layer)) {
+      w += experts_forward(again);
+    } else {
+      product(w, "gate, up", rows_, 2 * c_.f, c_.d);
+      run(w, "swiglu", moves(3 * r * rows_ * c_.f));
+      if (!again) product(w, "down", rows_, c_.d, c_.f);
+    }
+    if (!again) leave(w);
+    return w;
+  }
+
+  Pair layer_backward(int layer) const {
+    Pair p;
+    leave_backward(p);
+    if (o_.has_experts(layer)) {
+      experts_backward(p);
+    } else {
+      Work dgrad, down, gate_up;
+      product(p[0], "down, input", rows_, c_.f, c_.d);
+      run(p[0], "swiglu", moves(5 * r * rows_ * c_.f));
+      product(dgrad, "gate, up, input", rows_, c_.d, 2 * c_.f);
+      wgrad(down, "down, weight", c_.d, c_.f, rows_);
+      wgrad(gate_up, "gate, up, weight", 2 * c_.f, c_.d, rows_);
+      enter_backward(p, dgrad, down, gate_up);
+    }
+    norm_backward(p);
+    leave_backward(p);
+    Work dgrad, out, qkv;
+    product(p[0], "out, input", rows_, c_.q, c_.d);
+    p[0] += attention(true);
+    run(p[0], "rotary", moves(2 * r * rows_ * (c_.q + 2 * c_.kv)));
+    product(dgrad, "q, k, v, input", rows_, c_.d, c_.q + 2 * c_.kv);
+    wgrad(out, "out, weight", c_.d, c_.q, rows_);
+    wgrad(qkv, "q, k, v, weight", c_.q + 2 * c_.kv, c_.d, rows_);
+    enter_backward(p, dgrad, out, qkv);
+    norm_backward(p);
+    return p;
+  }
+
+  // ---- Experts that get even shares (expert_parallel.h)
+
+  double copies() const { return static_cast<double>(rows_) * o_.top_k; }
+  int own_experts() const { return o_.experts / shape_.ep; }
+  int64_t rows_of_expert() const { return static_cast<int64_t>(copies() / own_experts()); }
+  double exchange(double bytes_for_a_rank) const {
+    const std::vector<int> ranks = members_of(shape_, MeshGroup::experts, 0);
+    double latency = 0, seconds = 0;
+    for (const int rank : ranks) {
+      if (rank == ranks[0]) continue;
+      const nccl_mpi::Link& link = network_.between(ranks[0], rank);
+      latency = std::max(latency, link.latency), seconds += bytes_for_a_rank / link.bandwidth;
+    }
+    return latency + seconds;
+  }
+  double exchange_rows() const { return exchange(r * copies() / shape_.ep * c_.d); }
+  double sent_rows() const { return r * copies() * c_.d * (shape_.ep - 1) / shape_.ep; }
+
+  // The host waits for the counts, and issues what follows after them.
+  Work experts_forward(bool again) const {
+    const double e = o_.experts, bands = 4 * std::min<double>(rows_, 256) * e, counts = 4 * e;
+    Work w, meanwhile;
+    run(w, "router", products(rows_, o_.experts, c_.d, 1, sizeof(real), sizeof(accum), false));
+    run(w, "route", moves(2 * a * rows_ * e));
+    for (const double bytes : {4 * copies() + bands, bands, 2 * bands, 8 * copies()})
+      run(w, "places of copies", moves(bytes));
+    run(meanwhile, "permute", moves(2 * r * copies() * c_.d));
+    run(meanwhile, "fractions", little);
+    if (shape_.cp > 1) wait(meanwhile.context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
+    if (!again) run(meanwhile, "balance loss", moves(a * rows_ * e));
+    const double come = exchange(counts / shape_.ep) + 2 * gpu_.copy_seconds(counts) + gpu_.launch_seconds;
+    wait(w.experts, "counts reach the host", counts, std::max(0.0, come - meanwhile.seconds()));
+    w += meanwhile;
+    for (const char* const name : {"dispatch", "combine"})
+      wait(w.experts, name, sent_rows(), exchange_rows());
+    for (int i = 0; i < own_experts(); ++i) {
+      product(w, "expert's gate, up", rows_of_expert(), 2 * c_.f, c_.d);
+      product(w, "expert's down", rows_of_expert(), c_.d, c_.f);
+    }
+    run(w, "swiglu", moves(3 * r * copies() * c_.f));
+    if (!again) run(w, "weigh and add", moves(r * (copies() + rows_) * c_.d));
+    return w;
+  }
+
+  void experts_backward(Pair& p) const {
+    const double e = o_.experts;
+    Work route, wgrads;
+    Work& now = p[0];
+    run(now, "weigh", moves(r * (2 * copies() + rows_) * c_.d));
+    run(route, "route", moves(2 * a * rows_ * e));
+    now += route;
+    wait(now.experts, "dispatch, as far as not hidden", sent_rows(),
+         std::max(0.0, exchange_rows() - route.seconds()));
+    for (int i = 0; i < own_experts(); ++i) {
+      product(now, "expert's down, input", rows_of_expert(), c_.f, c_.d);
+      product(now, "expert's gate, up, input", rows_of_expert(), c_.d, 2 * c_.f);
+      wgrad(wgrads, "expert's down, weight", c_.d, c_.f, rows_of_expert());
+      wgrad(wgrads, "expert's gate, up, weight", 2 * c_.f, c_.d, rows_of_expert());
+    }
+    run(now, "swiglu", moves(5 * r * copies() * c_.f));
+    run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
+    wait(now.experts, "combine, as far as not hidden", sent_rows(),
+         std::max(0.0, exchange_rows() - (schedule_.splits_backward ? 0 : wgrads.seconds())));
+    p[1] += wgrads;
+    run(now, "add", moves(r * (copies() + rows_) * c_.d));
+    leave(now);
+  }
+
+  // ---- A chunk
+
+  Unit layer_unit(int layer) const {
+    const double attention = c_.d * (2.0 * c_.q + 2 * c_.kv + 2), mlp = 3.0 * c_.d * c_.f;
+    Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9};
+    if (o_.has_experts(layer)) {
+      u.size = {attention + double(o_.experts) * c_.d, own_experts() * mlp};
+      u.parameters = 7;
+    }
+    if (o_.recompute == Recompute::full) u.backward[0] += layer_forward(layer, true);
+    return u;
+  }
+
+  // In the order of forward.
+  std::vector<Unit> units(const LayerRange& range) const {
+    std::vector<Unit> all;
+    const double table = double(c_.vocabulary) * c_.d;
+    if (range.embedding) {
+      Unit& u = all.emplace_back(Unit{{}, {}, {table, 0}, 1});
+      run(u.forward, "embedding", moves(2 * r * rows_ * c_.d));
+      leave(u.forward);
+      run(u.forward, "copy", moves(2 * r * outside_ * c_.d));
+      leave_backward(u.backward);
+      run(u.backward[1], "embedding", moves((2 * r + 2 * a) * rows_ * c_.d));
+    }
+    for (int layer = range.first; layer < range.last; ++layer) {
+      std::optional<Unit>& unit = kinds_[o_.has_experts(layer)];
+      if (!unit) unit = layer_unit(layer);
+      all.push_back(*unit);
+    }
+    if (range.head) {
+      Unit& u = all.emplace_back(Unit{norm(), {}, {table + c_.d, 0}, 2});
+      const double logits = double(rows_) * c_.vocabulary;
+      enter(u.forward);
+      product(u.forward, "head", rows_, c_.vocabulary, c_.d);
+      run(u.forward, "softmax", moves(r * logits));
+      if (shape_.tp > 1) {
+        wait(u.forward.tensor, "all-reduces of the softmax", 6 * a * rows_ * (shape_.tp - 1) / shape_.tp,
+             tensor_.all_reduce(a * rows_) + tensor_.all_reduce(2 * a * rows_));
+        run(u.forward, "softmax", moves(5 * a * rows_));
+      }
+      run(u.forward, "loss", little);
+      run(u.backward[0], "softmax", moves(2 * r * logits));
+      Work dgrad, wgrads;
+      product(dgrad, "head, input", rows_, c_.d, c_.vocabulary);
+      wgrad(wgrads, "head, weight", c_.vocabulary, c_.d, rows_);
+      enter_backward(u.backward, dgrad, {}, wgrads);
+      norm_backward(u.backward);
+    } else {
+      run(all.back().forward, "residual", moves(3 * r * outside_ * c_.d));
+    }
+    return all;
+  }
+
+  const Options& o_;
+  const ModelConfig& m_;
+  const MeshShape shape_;
+  const Style style_;
+  const DeviceProfile gpu_;
+  const nccl_mpi::Network network_;
+  const Schedule& schedule_;
+  const bool sp_, adds_;  // sequence parallelism; weight gradients are added to sums
+  const Columns c_;
+  const int64_t rows_, outside_;  // tokens of a micro-batch on this rank, inside and outside of the regions
+  const nccl_mpi::Ring tensor_, tokens_;
+  const nccl_mpi::Ring replicas_[2];      // [parameter groups]
+  mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
+};
+
+}  // namespace pentatron

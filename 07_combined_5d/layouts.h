@@ -1,0 +1,298 @@
+// All layouts of a run on so many GPUs: those that 07 accepts, what memory they need, and how fast they are.
+// In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest.
+#pragma once
+
+#include <map>
+#include <sstream>
+#include <tuple>
+
+#include "cost_model.h"
+
+namespace pentatron {
+
+// How a run is laid out. As text: "tp2 cp1 dp16 pp2 zero1 mbs2 1f1b sp full".
+struct Layout {
+  MeshShape shape;
+  int zero_stage = 1, micro_batch_size = 1, vpp = 1;
+  PpSchedule schedule = PpSchedule::one_f_one_b;
+  bool sequence_parallel = false;
+  Recompute recompute = Recompute::none;
+};
+
+inline std::string to_string(const Layout& l) {
+  std::ostringstream text;
+  for (const auto& [axis, degree] : l.shape.degrees()) {
+    if (degree > 1) text << axis << degree << " ";
+  }
+  text << "zero" << l.zero_stage << " mbs" << l.micro_batch_size;
+  if (l.shape.pp > 1) text << " " << to_string(l.schedule);
+  if (l.vpp > 1) text << l.vpp;
+  if (l.sequence_parallel) text << " sp";
+  if (l.recompute != Recompute::none) text << " " << to_string(l.recompute);
+  return text.str();
+}
+
+// Reads to_string's words, in any order. What is not said is as in Layout, and --dp is what the rest leaves
+// of `gpus`. Throws UsageError.
+inline Layout parse_layout(const std::string& option, const std::string& words, int gpus) {
+  Layout l;
+  l.shape.dp = 0;
+  const auto complain = [&] {
+    throw UsageError(option, words, "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full");
+  };
+  std::istringstream stream(words);
+  for (std::string word; stream >> word;) {
+    const size_t digits = std::min(word.find_last_not_of("0123456789") + 1, word.size());
+    const bool is_schedule = word == "afab" || word == "1f1b" || word == "zb-h1";
+    const std::string name = is_schedule ? word : word.substr(0, digits),
+                      number = is_schedule ? "" : word.substr(digits);
+    const int n = number.empty() || number.size() > 6 ? -1 : std::stoi(number);
+    const std::map<std::string, int*> numbers = {
+        {"tp", &l.shape.tp}, {"cp", &l.shape.cp},     {"dp", &l.shape.dp},          {"pp", &l.shape.pp},
+        {"ep", &l.shape.ep}, {"zero", &l.zero_stage}, {"mbs", &l.micro_batch_size}, {"interleaved", &l.vpp}};
+    if (const auto found = numbers.find(name); found != numbers.end()) {
+      if (n < (name == "zero" ? 0 : 1) || (name == "zero" && n > 3)) complain();
+      *found->second = n;
+      if (name == "interleaved") l.schedule = PpSchedule::interleaved;
+    } else if (is_schedule) {
+      l.schedule = word == "afab"   ? PpSchedule::afab
+                   : word == "1f1b" ? PpSchedule::one_f_one_b
+                                    : PpSchedule::zb_h1;
+    } else if (word == "sp") {
+      l.sequence_parallel = true;
+    } else if (word == "full" || word == "selective") {
+      l.recompute = word == "full" ? Recompute::full : Recompute::selective;
+    } else {
+      complain();
+    }
+  }
+  const int64_t others = int64_t{l.shape.tp} * l.shape.cp * l.shape.pp;
+  if (l.shape.dp == 0) l.shape.dp = static_cast<int>(std::max<int64_t>(1, gpus / others));
+  return l;
+}
+
+inline Options options_of(Options options, const Layout& l) {
+  options.tp = l.shape.tp, options.cp = l.shape.cp, options.dp = l.shape.dp, options.pp = l.shape.pp;
+  options.ep = l.shape.ep, options.zero_stage = l.zero_stage, options.micro_batch_size = l.micro_batch_size;
+  options.pp_schedule = l.schedule, options.vpp = l.vpp;
+  options.sequence_parallel = l.sequence_parallel, options.recompute = l.recompute;
+  return options;
+}
+
+// Device memory of the fullest rank, in bytes. `libraries`: what CUDA and NCCL take of it (comm.h).
+struct MemoryOfLayout {
+  MemoryPrediction fullest;
+  size_t tensors = 0, libraries = 0;
+  double total() const { return static_cast<double>(tensors + libraries); }
+};
+// `stages`: stage_share of each.
+inline MemoryOfLayout memory_of(const Options& options, const MeshShape& shape,
+                                const std::vector<RankShare>& stages) {
+  MemoryOfLayout memory;
+  for (const RankShare& stage : stages) {
+    const MemoryPrediction p = predict_memory(options, element_sizes, shape, stage);
+    const MemoryBytes total = p.total();
+    const size_t tensors = std::accumulate(total.begin(), total.end(), size_t{0});
+    if (tensors > memory.tensors) memory.fullest = p, memory.tensors = tensors;
+  }
+  const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
+  const int replicas = shape.dp * shape.cp, experts = shape.ep;
+  memory.libraries = library_bytes(
+      channels(shape.tp, tensor_blocks) + channels(shape.cp, data_blocks) + channels(replicas, data_blocks) +
+      channels(experts, data_blocks) + channels(replicas / experts, data_blocks) +
+      channels(shape.ranks(), data_blocks) +
+      // Four streams for an edge; a rank at the end of the pipeline has one edge, in a ring two.
+      2 * edge_blocks *
+          (shape.pp == 1                       ? 0
+           : shape.pp == 2 && options.vpp == 1 ? 1
+                                               : 2));
+  return memory;
+}
+
+// A layout with what it needs and how long it takes.
+struct Plan {
+  Layout layout;
+  Options options;
+  MemoryOfLayout memory;
+  StepCost cost;
+  int micro_batches = 0;
+  double tokens_per_second = 0, mfu = 0;  // of a GPU
+};
+
+struct Search {
+  // Layouts that divide the model; of these fit; of these reach the global batch.
+  int64_t divide = 0, fit = 0, reach = 0;
+  std::vector<Plan> best;     // fastest first
+  std::vector<Plan> nearest;  // where none fits: those that need the least memory
+};
+
+class Planner {
+ public:
+  // `base`: the model, the batch, and all that is not a layout's.
+  Planner(const Options& base, int gpus, const DeviceProfile& gpu, const Style& style = {})
+      : base_(base), gpus_(gpus), gpu_(gpu), style_(style) {}
+
+  // Throws UsageError if 07 would refuse it.
+  Plan plan(const Layout& layout) {
+    Plan p = prepared(layout);
+    mesh_shape(p.options, gpus_);
+    check_axes(p.options, layout.shape);
+    p.micro_batches = micro_batches_of_a_rank(p.options, layout.shape.dp);
+    complete_pipeline_options(p.options, layout.shape.pp, p.micro_batches);
+    p.memory = memory_of(p.options, layout.shape, pipeline(p).stages);
+    set_cost(p);
+    return p;
+  }
+
+  const Schedule& schedule_of(const Plan& p) { return pipeline(p).schedule; }
+
+  // The fastest layout of each mesh; of these the fastest `count`.
+  Search search(size_t count) {
+    Search result;
+    std::vector<std::pair<double, Plan>> candidates;  // with the least time that it can take
+    for_each_layout([&](const Layout& layout) {
+      Plan p = prepared(layout);
+      const int at_once = layout.micro_batch_size * layout.shape.dp;
+      p.micro_batches = base_.global_batch_size / at_once;
+      const bool reaches =
+          base_.global_batch_size % at_once == 0 &&
+          (layout.schedule != PpSchedule::interleaved || p.micro_batches % layout.shape.pp == 0);
+      if (!reaches) {  // how much memory it needs where as many micro-batches as fill the pipeline
+        p.micro_batches = layout.shape.pp;
+        p.options.global_batch_size = at_once * layout.shape.pp;
+      }
+      ++result.divide;
+      p.memory = memory_of(p.options, layout.shape, pipeline(p).stages);
+      if (p.memory.total() > gpu_.memory_bytes) return keep_nearest(result.nearest, p);
+      ++result.fit;
+      if (!reaches) return;
+      ++result.reach;
+      candidates.emplace_back(CostModel(p.options, layout.shape, gpu_, pipeline(p).schedule, style_).least(),
+                              p);
+    });
+    const auto sooner = [](const auto& x, const auto& y) { return x.first < y.first; };
+    std::stable_sort(candidates.begin(), candidates.end(), sooner);
+    const auto faster = [](const Plan& x, const Plan& y) { return x.cost.total() < y.cost.total(); };
+    for (auto& [least, p] : candidates) {
+      if (result.best.size() == count && least >= result.best.back().cost.total()) break;
+      const auto same = std::find_if(result.best.begin(), result.best.end(),
+                                     [&](const Plan& x) { return x.layout.shape == p.layout.shape; });
+      if (same != result.best.end() && least >= same->cost.total()) continue;
+      set_cost(p);
+      if (same != result.best.end()) {
+        if (!faster(p, *same)) continue;
+        result.best.erase(same);
+      }
+      result.best.insert(std::upper_bound(result.best.begin(), result.best.end(), p, faster), p);
+      if (result.best.size() > count) result.best.pop_back();
+    }
+    return result;
+  }
+
+ private:
+  struct Pipeline {
+    Schedule schedule;
+    std::vector<RankShare> stages;
+  };
+
+  Plan prepared(const Layout& layout) const { return {layout, options_of(base_, layout), {}, {}}; }
+
+  static void check_axes(const Options& o, const MeshShape& shape) {
+    check_tensor_parallel(o, shape.tp, int64_t{o.micro_batch_size} * o.sequence_length / shape.cp);
+    check_context_parallel(o, shape.cp);
+    if (o.experts > 0 && o.experts % shape.ep != 0)
+      throw UsageError("--ep", std::to_string(shape.ep), "a divisor of --experts");
+  }
+
+  // A plan's schedule, made once for all plans that have it.
+  const Pipeline& pipeline(const Plan& p) {
+    const Options& o = p.options;
+    const auto key = std::make_tuple(o.pp_schedule, o.pp, p.micro_batches, o.vpp);
+    const auto found = pipelines_.find(key);
+    if (found != pipelines_.end()) return found->second;
+    Pipeline& made = pipelines_[key];
+    made.schedule = make_schedule(o, o.pp, p.micro_batches);
+    for (int stage = 0; stage < o.pp; ++stage) made.stages.push_back(stage_share(o, made.schedule, stage));
+    return made;
+  }
+
+  // Calls `use` with each layout whose axes divide the model.
+  void for_each_layout(const std::function<void(const Layout&)>& use) const {
+    const auto is_valid = [](const auto& check) {
+      try {
+        check();
+      } catch (const UsageError&) {
+        return false;
+      }
+      return true;
+    };
+    const auto divisors = [](int n) {
+      std::vector<int> list;
+      for (int i = 1; i <= n; ++i) {
+        if (n % i == 0) list.push_back(i);
+      }
+      return list;
+    };
+    Layout l;
+    // (What follows lists only what complete_pipeline_options accepts.)
+    for (const int tp : divisors(gpus_)) {
+      for (const int cp : divisors(gpus_ / tp)) {
+        for (const int pp : divisors(gpus_ / tp / cp)) {
+          const int dp = gpus_ / tp / cp / pp;
+          if (pp > base_.model.layers || dp > base_.global_batch_size) continue;
+          for (const int ep : divisors(base_.experts > 0 ? std::gcd(base_.experts, dp * cp) : 1)) {
+            l.shape = {tp, cp, dp, pp, ep};
+            for (l.micro_batch_size = 1; l.micro_batch_size * dp <= base_.global_batch_size;
+                 l.micro_batch_size *= 2) {
+              for (const bool sp : {false, true}) {
+                l.sequence_parallel = sp;
+                if ((sp && tp == 1) || !is_valid([&] { check_axes(options_of(base_, l), l.shape); }))
+                  continue;
+                for_each_schedule(l, use);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  void for_each_schedule(Layout l, const std::function<void(const Layout&)>& use) const {
+    const int most = l.shape.dp * l.shape.cp > 1 ? 3 : 1;  // without replicas all ZeRO stages are the same
+    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+      l.recompute = recompute;
+      for (l.zero_stage = most == 3 ? 0 : 1; l.zero_stage <= most; ++l.zero_stage) {
+        l.vpp = 1;
+        l.schedule = PpSchedule::one_f_one_b;
+        use(l);
+        if (l.shape.pp == 1) continue;
+        l.schedule = PpSchedule::afab;
+        use(l);
+        l.schedule = PpSchedule::zb_h1;  // it needs what full recomputation throws away
+        if (recompute == Recompute::none) use(l);
+        l.schedule = PpSchedule::interleaved;
+        for (l.vpp = 2; l.vpp * l.shape.pp <= base_.model.layers; l.vpp *= 2) use(l);
+      }
+    }
+  }
+
+  static void keep_nearest(std::vector<Plan>& nearest, const Plan& p) {
+    const auto smaller = [](const Plan& x, const Plan& y) { return x.memory.total() < y.memory.total(); };
+    nearest.insert(std::upper_bound(nearest.begin(), nearest.end(), p, smaller), p);
+    if (nearest.size() > 3) nearest.pop_back();
+  }
+
+  void set_cost(Plan& p) {
+    p.cost = CostModel(p.options, p.layout.shape, gpu_, pipeline(p).schedule, style_).step();
+    const double tokens = double(base_.global_batch_size) * base_.sequence_length;
+    p.tokens_per_second = tokens / p.cost.total() / gpus_;
+    p.mfu = p.tokens_per_second * flops_per_token(p.options) / gpu_.flops_bf16;
+  }
+
+  const Options base_;
+  const int gpus_;
+  const DeviceProfile gpu_;
+  const Style style_;
+  std::map<std::tuple<PpSchedule, int, int, int>, Pipeline> pipelines_;
+};
+
+}  // namespace pentatron

@@ -1,0 +1,76 @@
+// plan --score: predicts layouts that were measured elsewhere. Each row of a CSV file names one; the answer
+// is CSV, too: tokens/s a GPU, and bytes of the fullest rank.
+#pragma once
+
+#include <cmath>
+#include <fstream>
+
+#include "layouts.h"
+
+namespace pentatron {
+
+// A row: model (its size, such as 1.3B), nodes, mbs, grad_acc, dp, pp, tp, zero.
+struct MeasuredLayout {
+  double billions;
+  int nodes, micro_batch_size, micro_batches, dp, pp, tp, zero_stage;
+};
+
+// Models with a head size of 64, 96, 128 and 128, sequences of 4096 tokens and 131072 tokens in the
+// vocabulary; the first two tie their head to the embedding.
+struct MeasuredModel {
+  double billions;
+  ModelConfig sizes;
+  bool tied;
+};
+inline const MeasuredModel& measured_model(double billions) {
+  static const MeasuredModel models[] = {{1.3, {"1.3B", 16, 2048, 32, 32, 8192, 131072, 1e4, 1e-5}, true},
+                                         {3.6, {"3.6B", 28, 3072, 32, 32, 8192, 131072, 1e4, 1e-5}, true},
+                                         {8.9, {"8.9B", 32, 4096, 32, 32, 14336, 131072, 1e4, 1e-5}, false},
+                                         {80, {"80B", 80, 8192, 64, 64, 28672, 131072, 1e4, 1e-5}, false}};
+  const auto apart = [&](const MeasuredModel& m) { return std::abs(std::log(m.billions / billions)); };
+  return *std::min_element(std::begin(models), std::end(models),
+                           [&](const auto& x, const auto& y) { return apart(x) < apart(y); });
+}
+
+struct Score {
+  double tokens_per_second, bytes;  // of a GPU
+};
+
+inline Score score(const MeasuredLayout& row, const DeviceProfile& gpu, const Style& style) {
+  const MeasuredModel& model = measured_model(row.billions);
+  Options o;
+  o.model = model.sizes;
+  o.sequence_length = 4096;
+  o.attention = Attention::tensor_core;
+  o.global_batch_size = row.dp * row.micro_batch_size * row.micro_batches;
+  Layout l;
+  l.shape = {row.tp, 1, row.dp, row.pp, 1};
+  l.zero_stage = row.zero_stage, l.micro_batch_size = row.micro_batch_size;
+  l.sequence_parallel = row.tp > 1;
+  o = options_of(o, l);
+  check_tensor_parallel(o, row.tp, int64_t{row.micro_batch_size} * o.sequence_length);
+  if (row.pp > o.model.layers)
+    throw UsageError("--score: pp", std::to_string(row.pp),
+                     "at most the layers, " + std::to_string(o.model.layers));
+  const Schedule schedule = schedule_of(o, l.shape);
+  std::vector<RankShare> stages;
+  for (int stage = 0; stage < row.pp; ++stage) stages.push_back(stage_share(o, schedule, stage));
+
+  // Beside what 07 holds: gradients in bf16 before they are added, wider logits, and more activations.
+  MemoryOfLayout memory = memory_of(o, l.shape, stages);
+  const MemoryBytes parts = memory.fullest.total();
+  const double rows = double(row.micro_batch_size) * o.sequence_length;
+  const double table = double(o.model.vocab_size) * o.model.d_model / row.tp;
+  double bytes = memory.total() + parts[size_t(Purpose::weights)] +
+                 (style.kept - 1) * parts[size_t(Purpose::activations)] +
+                 8 * rows * o.model.vocab_size / row.tp;
+  if (model.tied && row.pp == 1) bytes -= table * (2 + 2 + 4 + 12.0 / (row.zero_stage > 0 ? row.dp : 1));
+
+  double seconds = CostModel(o, l.shape, gpu, schedule, style).step().total();
+  // Close to the limit the allocator gives memory back and asks for it again.
+  const double full = bytes / gpu.memory_bytes;
+  seconds *= 1 + std::clamp(8 * (full - 0.97), 0.0, 4.0);
+  return {o.global_batch_size * double(o.sequence_length) / seconds / l.shape.ranks(), bytes};
+}
+
+}  // namespace pentatron

@@ -1,0 +1,107 @@
+"""Holds the planner against the programs: random layouts of several models, each planned and then issued, operation by
+operation, by a dry run of 07. python plan.py BUILD N [RANKS...]: BUILD has plan and 07_combined_5d. The step's time must
+be within 10 %, memory equal to the byte; and of the layouts of one model the planner's fastest must be the fastest, or
+within 3 %. The last line is "N passed, N failed"."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+build, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+RANKS = [int(n) for n in sys.argv[3:]] or [8, 16, 32, 64]
+MODELS = [["--model", "smollm-1.7b", "--layers", 12], ["--model", "llama-3.2-1b"],
+          ["--model", "llama-3.1-8b", "--layers", 16], ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16]]
+draw = random.Random(20)
+passed = failed = 0
+
+
+def expect(good, what):
+    global passed, failed
+    passed, failed = passed + bool(good), failed + (not good)
+    print(("ok      " if good else "FAILED  ") + what, flush=True)
+
+
+def run(*command):
+    environment = {**os.environ, "UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment)
+
+
+def random_layout(ranks):
+    left, degrees = ranks, {}
+    for axis in draw.sample(["tp", "cp", "pp"], 3):
+        degrees[axis] = draw.choice([n for n in (1, 1, 2, 4, 8) if n <= left])
+        left //= degrees[axis]
+    words = [f"{axis}{n}" for axis, n in degrees.items()] + [f"dp{left}", f"zero{draw.randrange(4)}"]
+    words.append(f"mbs{draw.choice((1, 1, 2, 4))}")
+    if degrees["pp"] > 1:
+        words.append(draw.choice(("1f1b", "afab", "zb-h1", "interleaved2")))
+    if degrees["tp"] > 1:
+        words += draw.choice(([], ["sp"]))
+    return " ".join(words + draw.choice(([], [], ["full"])))
+
+
+def planned(folder, model, ranks, layouts):
+    """The planner's words for each layout, or None if it refuses one of them."""
+    done = run(build / "plan", *model, "--gpus", ranks, "--compare", *layouts, "--json", folder / "plan.json")
+    return json.loads((folder / "plan.json").read_text())["layouts"] if done.returncode == 0 else None
+
+
+def issued(folder, model, ranks, options):
+    """(seconds of a step, bytes of the fullest rank) of a dry run, or None where it does not fit."""
+    log = folder / "log.json"
+    done = run("mpirun", "-n", ranks, build / "07_combined_5d", *model, *options, "--dry-run", "--steps", 2, "--log-json", log)
+    if done.returncode != 0:
+        return None
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = [line for line in lines if "step" in line]
+    memory = max(sum(rank["predicted"].values()) for rank in lines[-1]["summary"]["memory"])
+    return steps[-1]["modelled"]["seconds"], memory
+
+
+def check_refusals(folder):
+    (folder / "bad.csv").write_text("a,b\n")
+    for words in (["--gpus", 0], ["--model", "foo"], ["--explain", "tp3"], ["--explain", "fast"], ["--style", "x"],
+                  ["--score", folder / "none"], ["--score", folder / "bad.csv"], ["--json", folder / "none" / "x"],
+                  ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"]):
+        done = run(build / "plan", *words)
+        lines = done.stderr.count("\n")
+        expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder, done, most = pathlib.Path(name), 0, 0
+    check_refusals(folder)
+    times = {}
+    while done < count:
+        ranks, number = draw.choice(RANKS), draw.randrange(len(MODELS))
+        model = MODELS[number] + ["--seq-len", 4096, "--global-batch-size", 4 * ranks]
+        layout = random_layout(ranks)
+        if "--experts" in model:
+            layout += f" ep{draw.choice((1, 2, 4))}"
+        plans = planned(folder, model, ranks, [layout])
+        if plans is None:
+            continue
+        plan = plans[0]
+        result = issued(folder, model, ranks, plan["options"])
+        if result is None:
+            continue
+        done += 1
+        seconds, memory = result
+        apart = plan["step_seconds"] / seconds - 1
+        most = max(most, abs(apart))
+        what = f"{ranks} ranks, {' '.join(map(str, MODELS[number]))}: {plan['layout']}"
+        expect(abs(apart) < 0.1, f"{what}: {1e3 * plan['step_seconds']:.1f} ms, issued {1e3 * seconds:.1f} ms, {100 * apart:+.1f} %")
+        expect(plan["tensor_bytes"] == memory, f"{what}: {plan['tensor_bytes']} bytes, issued {memory}")
+        times.setdefault((ranks, number), []).append((plan["step_seconds"], seconds))
+    for (ranks, number), pairs in times.items():
+        if len(pairs) < 2:
+            continue
+        chosen, best = min(pairs)[1], min(seconds for _, seconds in pairs)
+        expect(chosen <= 1.03 * best, f"{ranks} ranks, model {number}: the best of {len(pairs)} is {chosen / best:.3f} of the fastest")
+    print(f"largest difference {100 * most:.1f} %")
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)
