@@ -42,7 +42,7 @@ class CostModel : public LayerCost {
       result.work = ranks[k].work;
     }
     const Simulation played = simulate(schedule_, costs);
-    result.bubble = played.total - most;
+    result.bubble = std::max(0.0, played.total - most);
     result.data = std::max(0.0, most - result.work.seconds());  // so far what ZeRO stretches
     double end = played.total, late = 0, slowest = 0;
     int launches = 0;

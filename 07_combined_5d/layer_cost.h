@@ -128,7 +128,7 @@ class LayerCost {
     now += other, now += input;
     now.launches += sp_ + (shape_.tp > 1);
     wait(now.tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
-         std::max(wgrads, sum) - (d + other.seconds() + input.seconds()));
+         std::max(0.0, std::max(wgrads, sum) - (d + other.seconds() + input.seconds())));
   }
 
   // ---- Attention (attention.h), in a ring if context ranks share the sequence (ring_attention.h)

@@ -131,7 +131,7 @@ void print_plans(const std::vector<Plan>& plans) {
   for (const Plan& p : plans) {
     std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", to_string(p.layout).c_str(), p.memory.total() / (1 << 30),
                 p.cost.total() * 1e3, p.tokens_per_second, 100 * p.mfu);
-    for (const auto& [name, seconds] : parts(p.cost)) std::printf(" %9.1f", 100 * seconds / p.cost.total());
+    for (const auto& [name, seconds] : parts(p.cost)) std::printf(" %9.1f", 100 * std::fabs(seconds) / p.cost.total());  // not -0.0
     std::printf("\n");
   }
 }
