@@ -169,7 +169,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(HOST)/tests/tools/summary.cc.o \
+  $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(BUILD)/objects/07_combined_5d/plan.cu.o $(HOST)/tests/tools/summary.cc.o \
   $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/tools/logits.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ inline MemoryPrediction predict_memory(const Options& options, ElementSizes elem
   share.replicas = {shape.dp * shape.cp};
   share.sharded_states = options.zero_stage;
   share.gathers_once_a_step = shape.pp > 1;
+  share.tensor_ranks = shape.tp;
   share = context_parallel_share(options, shape.cp, share);
   share = tensor_parallel_share(options, shape.tp, share);
   share = expert_parallel_share(options, share);

@@ -94,38 +94,45 @@ class CostModel : public LayerCost {
 
   int replicas(int group) const { return shape_.dp * shape_.cp / (group == expert_group ? shape_.ep : 1); }
   double gather(const Unit& u) const {
-    double sum = 0;
-    for (int g = 0; g < 2; ++g) sum += replicas_[g].all_gather(r * u.size[g] / replicas(g));
-    return sum;
+    double seconds = 0;  // the groups' streams run beside each other
+    for (int g = 0; g < 2; ++g)
+      seconds = std::max(seconds, replicas_[g].all_gather(r * u.size[g] / replicas(g)));
+    return seconds;
   }
   double scatter(const Unit& u) const {
-    double sum = 0;
+    double seconds[2] = {};
     for (int g = 0; g < 2; ++g) {
-      sum += o_.zero_stage == 0 || style_.all_reduces
-                 ? replicas_[g].all_reduce(a * u.size[g])
-                 : replicas_[g].reduce_scatter(a * u.size[g] / replicas(g));
-      if (o_.zero_stage >= 2) sum += gpu_.seconds(moves(3 * a * u.size[g] / replicas(g)));
+      const double bytes = a * u.size[g], bucket = std::min(bytes, o_.bucket_mb * 1e6);
+      if (bytes == 0) continue;
+      const bool scatters = is_sharded(1) && !style_.all_reduces;
+      seconds[g] = scatters ? replicas_[g].reduce_scatter(bytes / replicas(g))
+                            : bytes / bucket * replicas_[g].all_reduce(bucket);
+      if (is_sharded(2)) seconds[g] += gpu_.seconds(moves(3 * bytes / replicas(g)));
     }
-    return sum;
+    return std::max(seconds[0], seconds[1]);
   }
   bool overlaps() const { return style_.overlaps_sharded_sums || o_.zero_stage == 0; }
   bool is_sharded(int stage) const { return o_.zero_stage >= stage && shape_.dp * shape_.cp > 1; }
+
+  // Every micro-batch gathers the weights. (In a pipeline they stay gathered.)
+  bool gathers_each() const { return is_sharded(3) && shape_.pp == 1; }
 
   // The compute stream and the data stream, while a pass uses one unit after the other.
   struct Pass {
     double compute = 0, data = 0;  // when each is done
   };
   // `gathers`: a unit's weights come while the one before is used. `sums`: a unit's gradients leave when they
-  // are complete; two of them have memory.
+  // are complete; with ZeRO-2 and 3, only two units' gradients have memory.
   template <class Seconds>
   Pass pass(const Units& units, bool forward, bool gathers, bool sums, const Seconds& seconds) const {
     Pass now;
     const int n = static_cast<int>(units.size());
     const auto at = [&](int i) -> const Unit& { return units[forward ? i : n - 1 - i]; };
+    const bool has_buffers = sums && is_sharded(2);
     double came = 0, left[2] = {};
     if (gathers) now.data = came = gather(at(0));
     for (int i = 0; i < n; ++i) {
-      const double begin = std::max({now.compute, came, sums ? left[i % 2] : 0});
+      const double begin = std::max({now.compute, came, has_buffers ? left[i % 2] : 0});
       if (gathers && i + 1 < n) now.data = came = std::max(now.data, begin) + gather(at(i + 1));
       now.compute = begin + seconds(at(i));
       if (sums) now.data = left[i % 2] = std::max(now.data, now.compute) + scatter(at(i));
@@ -133,11 +140,10 @@ class CostModel : public LayerCost {
     return now;
   }
   Pass forward_pass(const Units& units) const {
-    return pass(units, true, is_sharded(3) && shape_.pp == 1, false,
-                [](const Unit& u) { return u.forward.seconds(); });
+    return pass(units, true, gathers_each(), false, [](const Unit& u) { return u.forward.seconds(); });
   }
   Pass backward_pass(const Units& units, Action action, bool sums) const {
-    return pass(units, false, is_sharded(3) && shape_.pp == 1, sums, [&](const Unit& u) {
+    return pass(units, false, gathers_each(), sums, [&](const Unit& u) {
       return (action == Action::weight_gradient ? 0 : u.backward[0].seconds()) +
              (action == Action::input_gradient ? 0 : u.backward[1].seconds());
     });
@@ -154,6 +160,14 @@ class CostModel : public LayerCost {
     } else {
       c.input_gradient = backward_pass(units, Action::backward, each).compute;
     }
+    // If data travels for longer than all of it computes, it decides.
+    double data = 0;
+    for (const Unit& u : units) {
+      if (each) data += scatter(u);
+      if (gathers_each()) data += 2 * gather(u);
+    }
+    const double rest = std::max(0.0, data - c.forward - c.of(Action::backward));
+    (schedule_.splits_backward ? c.weight_gradient : c.input_gradient) += rest;
     return c;
   }
 
@@ -186,7 +200,7 @@ class CostModel : public LayerCost {
   // By how much the weights that are gathered after the optimizer's step delay a rank's first forward.
   double weights_late(const Units& units, const std::vector<Interval>& times,
                       const Instructions& list) const {
-    if (!is_sharded(1) || (is_sharded(3) && shape_.pp == 1)) return 0;
+    if (!is_sharded(1) || gathers_each()) return 0;
     double came = 0, compute = 0, needed = 0;
     if (!overlaps()) {
       for (const Unit& u : units) came += gather(u);
@@ -214,7 +228,8 @@ class CostModel : public LayerCost {
           const double shard = u.size[g] / (is_sharded(1) ? replicas(g) : 1);
           if (shard == 0) continue;
           run(w, "norm", moves(a * shard)), run(w, "norm", little);
-          const double parameters = parameters_of(u, g) / (is_sharded(1) ? replicas(g) : 1);
+          const double parameters =
+              (g == expert_group ? 3.0 * own_experts() : u.parameters) / (is_sharded(1) ? replicas(g) : 1);
           const int kernels = static_cast<int>(std::ceil(parameters)) + (is_sharded(1) ? 1 : 0);
           for (int i = 0; i < kernels; ++i) run(w, "AdamW", moves((7 * a + r) * shard / kernels));
         }
@@ -222,11 +237,6 @@ class CostModel : public LayerCost {
     }
     return w;
   }
-  // Matrices and norms of a unit: those of a layer with a dense MLP, of which all others have fewer.
-  double parameters_of(const Unit& u, int group) const {
-    return group == expert_group ? 3.0 * own_experts() : u.parameters;
-  }
-
   // Sums over ranks of which nothing is hidden: of gradients that tensor ranks have parts of, the loss and
   // the norm.
   double scalars() const {
