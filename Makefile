@@ -117,7 +117,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills test-plan plan check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills test-plan plan report test-report sweep check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -134,9 +134,6 @@ $(BUILD)/tests$(TAG:%=-%): $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench $(BUILD)/logits: $(BUILD)/%: $(BUILD)/objects/tests/tools/%.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
 $(foreach p,$(SIDE_PROGRAMS) 07_combined_5d/plan,$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
-$(HOST)/summary: $(HOST)/tests/tools/summary.cc.o $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc)))
-	@echo "link     $@"
-	$(Q)$(CXX) $(SANITIZER) -o $@ $(filter %.o,$^)
 $(BUILD)/mpi_tests$(TAG:%=-%): $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)) plan)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
@@ -169,7 +166,7 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(BUILD)/objects/07_combined_5d/plan.cu.o $(HOST)/tests/tools/summary.cc.o \
+  $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(BUILD)/objects/07_combined_5d/plan.cu.o \
   $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/tools/logits.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
@@ -178,8 +175,8 @@ $(HOST)/flags $(BUILD)/flags: FORCE
 # what all of them train, RANKS how many there are (one for each GPU).
 RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
 RUN_STEPS ?= 40
-RUNS := $(BUILD)/runs
-TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(3) $(ARGS) --log-json $(RUNS)/$(2).json
+LOGS := $(BUILD)/runs
+TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(3) $(ARGS) --log-json $(LOGS)/$(2).json --trace $(LOGS)/$(2).trace --trace-steps 1
 # Ranks that share a micro-batch take the whole batch at once.
 SHARED = $(call TRAIN,$(1),$(2),--micro-batch-size 32)
 # A pipeline needs many.
@@ -192,29 +189,60 @@ AXES = $(patsubst --2,2,$(addprefix --,$(1)))
 run:
 	@case " 1 2 4 8 " in *" $(RANKS) "*) ;; *) echo "RANKS: $(RANKS) is not valid; expected 1, 2, 4 or 8, \
 which share out the tiny model and its batch" >&2; exit 2 ;; esac
-	@common/setup.sh
-	@$(MAKE) --no-print-directory programs $(HOST)/summary
-	@mkdir -p $(RUNS)
+	@common/setup.sh cpu python3:python3
+	@$(MAKE) --no-print-directory programs
+	@mkdir -p $(LOGS)
 	$(call TRAIN,01_single_gpu,01) --sample 400
 	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02-naive) --dp-sync naive
 	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02-bucket) --dp-sync bucket
-	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-1) --zero-stage 1
-	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-2) --zero-stage 2
-	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-3) --zero-stage 3
+	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-zero1) --zero-stage 1
+	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-zero2) --zero-stage 2
+	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-zero3) --zero-stage 3
 	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-tp)
-	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-sp) --sequence-parallel
+	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-tp-sp) --sequence-parallel
 	mpirun -n $(RANKS) $(call PIPELINE,05-1f1b)
 	mpirun -n $(RANKS) $(call PIPELINE,05-zb-h1) --pp-schedule zb-h1
 	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-contiguous) --cp-layout contiguous
 	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-zigzag) --cp-layout zigzag
 	mpirun -n $(RANKS) $(call MESH,07-3d) $(call AXES,$(MESH_3D)) --sequence-parallel --zero-stage 3
 	mpirun -n 1 $(call MESH,07-experts) --experts 8
-	mpirun -n $(if $(filter mpi,$(NCCL)),16,$(RANKS)) $(call MESH,07-5d) $(call AXES,$(MESH_5D)) --experts 8
-	@$(HOST)/summary 01=$(RUNS)/01.json '02 naive=$(RUNS)/02-naive.json' '02 bucket=$(RUNS)/02-bucket.json' \
-	  $(foreach s,1 2 3,'03 ZeRO-$(s)=$(RUNS)/03-$(s).json') '04 TP=$(RUNS)/04-tp.json' '04 TP + SP=$(RUNS)/04-sp.json' \
-	  '05 1F1B=$(RUNS)/05-1f1b.json' '05 ZB-H1=$(RUNS)/05-zb-h1.json' '06 contiguous=$(RUNS)/06-contiguous.json' \
-	  '06 zigzag=$(RUNS)/06-zigzag.json' '07 $(or $(subst $() 2,2,$(MESH_3D)),dp)=$(RUNS)/07-3d.json' \
-	  '07 experts=$(RUNS)/07-experts.json' '07 $(or $(subst $() 2,2,$(MESH_5D)),dp)=$(RUNS)/07-5d.json'
+	mpirun -n $(if $(filter mpi,$(NCCL)),16,$(RANKS)) $(call MESH,07-experts-5d) $(call AXES,$(MESH_5D)) --experts 8
+	@python3 common/report/runs.py $(LOGS)
+
+# $(call venv,FOLDER,PACKAGES): a virtual environment of Python with these packages, made once.
+venv = [ -e $(1)/ready ] || { mkdir -p build && rm -rf $(1) && /usr/bin/python3 -m venv $(1) && \
+  $(1)/bin/pip install -q --disable-pip-version-check $(2) && touch $(1)/ready; }
+
+# One page about the runs of make run, or about RUNS='a.json b.json'. It asks plan, and 07 for dry runs of pipelines.
+REPORT := build/report.html
+RUNS ?= $(LOGS)
+report:
+	@common/setup.sh cpu ensurepip.py:python3-venv
+	@for p in bf16 fp32; do \
+	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= build/cpu-$$p/plan build/cpu-$$p/07_combined_5d || exit 1; done
+	@$(call venv,build/python-report,altair==6.3.0 vl-convert-python==1.9.0.post1)
+	@build/python-report/bin/python common/report/report.py $(REPORT) build $(RUNS)
+
+# The page in a browser without a window, and its numbers against the programs. The runs are short.
+test-report: private FOLDER := build/test-report
+test-report: private OURS = $(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= REPORT=$(FOLDER)/report.html
+test-report:
+	@rm -rf $(FOLDER) && mkdir -p $(FOLDER)
+	@$(OURS) run RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }
+	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4
+	@$(OURS) report RUNS=$(FOLDER)/runs
+	@common/setup.sh cpu chromium:chromium
+	@$(call venv,build/python-browser,playwright==1.65.2)
+	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build
+
+# The planner's ten fastest layouts, run on the GPUs, or in virtual time:  make sweep GPUS=8 MODEL=smollm-1.7b
+GPUS ?= $(RANKS)
+MODEL ?= smollm-1.7b
+SWEEP_ARGS := --seq-len 2048 --global-batch-size 64 $(ARGS)
+sweep: plan
+	@$(MAKE) --no-print-directory PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d
+	@python3 common/report/sweep.py $(dir $(REPORT))sweep.csv build/host/plan build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d \
+	  $(GPUS) --model $(MODEL) $(SWEEP_ARGS) $(if $(filter cpu,$(BACKEND)),--dry-run)
 
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
@@ -265,8 +293,7 @@ VOCAB ?= 4096
 tokens:
 	@[ -n "$(TEXT)" ] || { echo "TEXT: missing; expected a text file, as in make tokens TEXT=book.txt VOCAB=4096" >&2; exit 2; }
 	@common/setup.sh cpu ensurepip.py:python3-venv
-	@[ -e build/python/ready ] || { mkdir -p build && /usr/bin/python3 -m venv build/python && \
-	  build/python/bin/pip install -q --disable-pip-version-check tokenizers && touch build/python/ready; }
+	@$(call venv,build/python,tokenizers)
 	@build/python/bin/python common/tokens.py "$(TEXT)" "$(VOCAB)" "$(TOKENIZER)" "$(or $(TO),.)"
 
 # Against Hugging Face's transformers: their models here, ours there.
@@ -367,6 +394,8 @@ help:
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed while they save"
 	@echo "make plan          build/host/plan: the fastest layout of a run that fits, without a GPU;  --help lists its options"
 	@echo "make test-plan     the planner against dry runs of 07;  N=60"
+	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"
+	@echo "make sweep         the planner's ten fastest layouts, run:  GPUS=8 MODEL=smollm-1.7b;  make test-report: in a browser"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"
 	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"

@@ -79,7 +79,19 @@ inline Options options_of(Options options, const Layout& l) {
   return options;
 }
 
-// Device memory of the fullest rank, in bytes. `libraries`: what CUDA and NCCL take of it (comm.h).
+// What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
+inline size_t libraries_of(const MeshShape& shape, int vpp) {
+  const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
+  const int replicas = shape.dp * shape.cp, experts = shape.ep;
+  // Four streams for an edge; a rank at the end of the pipeline has one edge, in a ring two.
+  const int edges = shape.pp == 1 ? 0 : shape.pp == 2 && vpp == 1 ? 1 : 2;
+  return library_bytes(channels(shape.tp, tensor_blocks) + channels(shape.cp, data_blocks) +
+                       channels(replicas, data_blocks) + channels(experts, data_blocks) +
+                       channels(replicas / experts, data_blocks) + channels(shape.ranks(), data_blocks) +
+                       2 * edge_blocks * edges);
+}
+
+// Device memory of the fullest rank, in bytes. `libraries`: libraries_of.
 struct MemoryOfLayout {
   MemoryPrediction fullest;
   size_t tensors = 0, libraries = 0;
@@ -95,17 +107,7 @@ inline MemoryOfLayout memory_of(const Options& options, const MeshShape& shape,
     const size_t tensors = std::accumulate(total.begin(), total.end(), size_t{0});
     if (tensors > memory.tensors) memory.fullest = p, memory.tensors = tensors;
   }
-  const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
-  const int replicas = shape.dp * shape.cp, experts = shape.ep;
-  memory.libraries = library_bytes(
-      channels(shape.tp, tensor_blocks) + channels(shape.cp, data_blocks) + channels(replicas, data_blocks) +
-      channels(experts, data_blocks) + channels(replicas / experts, data_blocks) +
-      channels(shape.ranks(), data_blocks) +
-      // Four streams for an edge; a rank at the end of the pipeline has one edge, in a ring two.
-      2 * edge_blocks *
-          (shape.pp == 1                       ? 0
-           : shape.pp == 2 && options.vpp == 1 ? 1
-                                               : 2));
+  memory.libraries = libraries_of(shape, options.vpp);
   return memory;
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "calculator.h"
 #include "explain.h"
 #include "score.h"
 
@@ -17,7 +18,7 @@ struct Request {
   int gpus = 8, gpus_per_node = 0;
   size_t top = 10;
   std::vector<std::string> explain, compare;
-  std::string json, score;
+  std::string json, score, calculator;
   Style style;
   bool heatmap = false;
   std::vector<std::string> model;  // the options of 07 that were given
@@ -53,6 +54,8 @@ Request parse(int argc, char** argv) {
   app.add_option("--score", request.score,
                  "predict the layouts of this CSV file, and print CSV; see score.h");
   app.add_option("--json", request.json, "write the layouts into this file");
+  app.add_option("--calculator", request.calculator,
+                 "write the memory of all layouts into this file; see calculator.h");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -131,7 +134,8 @@ void print_plans(const std::vector<Plan>& plans) {
   for (const Plan& p : plans) {
     std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", to_string(p.layout).c_str(), p.memory.total() / (1 << 30),
                 p.cost.total() * 1e3, p.tokens_per_second, 100 * p.mfu);
-    for (const auto& [name, seconds] : parts(p.cost)) std::printf(" %9.1f", 100 * std::fabs(seconds) / p.cost.total());  // not -0.0
+    for (const auto& [name, seconds] : parts(p.cost))
+      std::printf(" %9.1f", 100 * std::fabs(seconds) / p.cost.total());  // not -0.0
     std::printf("\n");
   }
 }
@@ -160,12 +164,15 @@ nlohmann::ordered_json to_json(const Request& request, const std::vector<Plan>& 
           {"layouts", all}};
 }
 
+// Throws UsageError.
+void write_file(const std::string& option, const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::endl;
+  if (!file) throw UsageError(option, path, "a file that can be written");
+}
 // Writes what was shown, if --json asks for it. Throws UsageError.
 void write_json(const Request& request, const nlohmann::ordered_json& shown) {
-  if (request.json.empty()) return;
-  std::ofstream file(request.json);
-  file << shown.dump(1) << std::endl;
-  if (!file) throw UsageError("--json", request.json, "a file that can be written");
+  if (!request.json.empty()) write_file("--json", request.json, shown.dump(1));
 }
 
 void show_search(const Request& request) {
@@ -202,14 +209,12 @@ void show_heatmap(const Request& request) {
   std::printf("MFU of the fastest layout, %d sequences of %d tokens a step, %s, %d GPUs a node\n\n%-14s",
               request.base.global_batch_size, request.base.sequence_length, request.gpu.name.c_str(),
               per_node, "");
-  for (const int n : nodes) std::printf(" %7d node%s", n, n == 1 ? " " : "s");
+  for (const int n : nodes) std::printf(" %10d node%s", n, n == 1 ? " " : "s");
   std::printf("\n");
-  for (const char* const model : {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b", "llama-3.1-8b"}) {
-    const char* const arguments[] = {"plan", "--model", model};
-    Options base = parse_combined_options(3, arguments);
+  for (const char* const model : calculated_models) {
+    Options base = options_of_model(model);
     base.sequence_length = request.base.sequence_length;
     base.global_batch_size = request.base.global_batch_size;
-    base.attention = Attention::tensor_core;
     std::string meshes;
     std::printf("%-14s", model);
     for (const int n : nodes) {
@@ -231,10 +236,10 @@ void show_heatmap(const Request& request) {
         cells.push_back(cell);
       }
       char text[32];
-      std::snprintf(text, sizeof text, " %13s",
+      std::snprintf(text, sizeof text, " %16s",
                     s.best.empty() ? "-" : (std::to_string(std::lround(100 * s.best[0].mfu)) + " %").c_str());
       std::printf("%s", text);
-      std::snprintf(text, sizeof text, " %13s", mesh.c_str());
+      std::snprintf(text, sizeof text, " %16s", mesh.c_str());
       meshes += text;
     }
     std::printf("\n%-14s%s\n", "", meshes.c_str());
@@ -292,6 +297,11 @@ int main(int argc, char** argv) {
     const Request request = parse(argc, argv);
     if (!request.score.empty()) return print_scores(request);
     if (request.heatmap) return show_heatmap(request);
+    if (!request.calculator.empty()) {
+      nlohmann::ordered_json tables = Calculator().tables();
+      tables["gpu"] = request.gpu.name, tables["memory_bytes"] = request.gpu.memory_bytes;
+      return write_file("--calculator", request.calculator, tables.dump());
+    }
     Planner planner(request.base, request.gpus, request.gpu, request.style);
     std::vector<std::string> named = request.explain;
     named.insert(named.end(), request.compare.begin(), request.compare.end());

@@ -72,9 +72,38 @@ def check_refusals(folder):
         expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")
 
 
+def check_calculator(folder, count):
+    """The tables of plan --calculator against single layouts: memory of the fullest stage, and of the libraries."""
+    run(build / "plan", "--calculator", folder / "tables.json")
+    tables = json.loads((folder / "tables.json").read_text())
+    right = 0
+    for _ in range(count):
+        entries, at = {}, {}
+        while None in entries.values() or not entries or (at["sp"] and at["tp"] == 1):
+            at = {axis: draw.choice(values) for axis, values in tables["choices"].items()}
+            at["replicas"] = at["dp"] * at["cp"]
+            for table, axes in (("states", "model tp pp seq_len zero replicas"), ("activations", "model tp pp sp recompute seq_len mbs cp"),
+                                ("libraries", "tp cp pp replicas")):
+                entry = tables[table]
+                for axis in axes.split():
+                    entry = entry[tables["choices"][axis].index(at[axis])]
+                entries[table] = entry
+        layout = "tp{tp} cp{cp} pp{pp} dp{dp} zero{zero} mbs{mbs} 1f1b".format(**at)
+        layout += (" sp" if at["sp"] else "") + (" full" if at["recompute"] == "full" else "")
+        model = ["--model", at["model"], "--seq-len", at["seq_len"], "--global-batch-size", tables["micro_batches"] * at["mbs"] * at["dp"]]
+        plan = planned(folder, model, at["tp"] * at["cp"] * at["pp"] * at["dp"], [layout])[0]
+        fullest = max(sum(states) + sum(activations) for states, activations in zip(entries["states"], entries["activations"]))
+        same = (plan["tensor_bytes"], plan["library_bytes"]) == (fullest, entries["libraries"])
+        right += same
+        if not same:
+            print(f"{model} {layout}: {plan['tensor_bytes']} bytes, in the table {fullest}")
+    expect(right == count, f"the calculator's tables: {right} of {count} layouts need what the planner says")
+
+
 with tempfile.TemporaryDirectory() as name:
     folder, done, most = pathlib.Path(name), 0, 0
     check_refusals(folder)
+    check_calculator(folder, 50)
     times = {}
     while done < count:
         ranks, number = draw.choice(RANKS), draw.randrange(len(MODELS))

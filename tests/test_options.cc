@@ -73,6 +73,7 @@ TEST_CASE("options: presets have the published number of parameters", "[options]
   CHECK(parameters("llama-3.2-1b") == 1'235'814'400 + 128256 * 2048);
   CHECK(parameters("llama-2-7b") == 6'738'415'616);
   CHECK(parameters("llama-3.1-8b") == 8'030'261'248);
+  CHECK(parameters("llama-3.1-70b") == 70'553'706'496);
 }
 
 TEST_CASE("options: a size overrides the preset's, wherever it stands", "[options]") {
@@ -122,6 +123,8 @@ TEST_CASE("options: every value arrives", "[options]") {
                                  "/dev/null",
                                  "--trace",
                                  "/dev/full",
+                                 "--trace-steps",
+                                 "4",
                                  "--log-every",
                                  "5",
                                  "--sample",
@@ -145,6 +148,7 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(options.attention == pentatron::Attention::tiled);
   CHECK(options.log_json == "/dev/null");
   CHECK(options.trace == "/dev/full");
+  CHECK(options.trace_steps == 4);
   CHECK(options.log_every == 5);
   CHECK(options.sample == 11);
   CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);
@@ -185,7 +189,7 @@ TEST_CASE("options: values that make no sense", "[options]") {
   CHECK(complaint({"--model", "gpt-9"}) ==
         "--model: gpt-9 is not valid; expected one of tiny, smollm-135m, smollm-1.7b, llama-3.2-1b, "
         "llama-2-7b, "
-        "llama-3.1-8b");
+        "llama-3.1-8b, llama-3.1-70b");
   CHECK(complaint({"--recompute", "some"}) ==
         "--recompute: some is not valid; expected one of none, selective, full");
   CHECK(complaint({"--attention", "some"}) ==

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -202,6 +203,23 @@ TEST_CASE("01: each step is logged with its own loss, the last one, too", "[01][
     CHECK((*of_last)["grad_norm"] == steps[last - 1].norm);
     CHECK(steps[last].loss != steps[last - 1].loss);
   }
+}
+
+TEST_CASE("01: a trace has all steps, or the last ones", "[01][program]") {
+  const TemporaryFolder folder;
+  const std::string trace = folder.path() + "/trace.json";
+  const auto traced = [&](const std::string& options) {
+    outcome_of("", "01_single_gpu --trace " + trace + options);
+    std::set<int> steps;
+    for (const auto& e : nlohmann::json::parse(read_file(trace))["traceEvents"]) {
+      if (e["ph"] == "X" && e["args"].contains("step")) steps.insert(e["args"]["step"].get<int>());
+    }
+    return steps;
+  };
+  REQUIRE(kSteps == 3);
+  CHECK(traced("") == std::set{1, 2, 3});
+  CHECK(traced(" --trace-steps 2") == std::set{2, 3});
+  CHECK(traced(" --trace-steps 4") == std::set{1, 2, 3});
 }
 
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {

@@ -41,6 +41,7 @@ const std::vector<Preset>& presets() {
       {{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5}, 1024, 3e-4},
       {{"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 1e4, 1e-5}, 1024, 3e-4},
       {{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5}, 1024, 3e-4},
+      {{"llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5}, 1024, 1.5e-4},
   };
   return table;
 }
@@ -377,6 +378,8 @@ void declare_run(CommandLine& line, Options& options) {
   line.file("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
   line.file("--trace", options.trace, "write a Chrome trace of the first 250,000 operations");
   line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
+  line.whole("--trace-steps", options.trace_steps, 0, 1'000'000'000,
+             "the last steps, which these two are about, 0: all");
   line.file("--save", options.save, "write checkpoints into this folder, at least at the end", "DIR");
   line.whole("--save-every", options.save_every, 0, 1'000'000'000, "steps between two of them, 0: none");
   line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");

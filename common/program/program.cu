@@ -80,7 +80,7 @@ void require_memory(const MemoryPrediction& predicted, const Peers& peers) {
   const std::string needs = text(total) + ", and CUDA and NCCL about " + text(libraries);
   if (is_dry_run()) {
     throw RunError("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
-                     text(available));
+                   text(available));
   }
   throw UsageError("--model, --micro-batch-size, --seq-len",
                    "a run that needs " + (libraries > 0 ? needs : text(total)),
@@ -143,13 +143,27 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
     print_banner(options, data, parameters_, peers.ranks(), places);
   }
   peers.begin_counting();
-  peers.largest({0});  // all ranks meet here, so their traces begin together
-  if (!options.trace.empty() || options.profile || is_modelled()) trace::start();
+  peers.largest({0});  // all ranks meet here, so their times begin together
+  if (is_modelled()) start_trace();
   origin_ = begin_ = now();
   wall_begin_ = std::chrono::steady_clock::now();
 }
 
-void Run::begin_step(int64_t step) { trace::here = {.step = step}; }
+void Run::start_trace() {
+  peers_.largest({0});  // so that all ranks begin together
+  trace::start();
+  traces_ = true;
+}
+
+bool Run::is_traced(int64_t step) const {
+  return (!options_.trace.empty() || options_.profile) &&
+         (options_.trace_steps == 0 || step >= options_.steps - options_.trace_steps);
+}
+
+void Run::begin_step(int64_t step) {
+  trace::here = {.step = step};
+  if (!traces_ && is_traced(step)) start_trace();
+}
 
 void Run::end_step() {
   totals_.send();
@@ -197,7 +211,8 @@ trace::Overlap Run::overlap_of_step(double from, double to) {
                                   [&](const trace::Interval& i) { return i.end <= from; }),
                    last_step_.end());
   last_step_.insert(last_step_.end(), taken.begin(), taken.end());
-  if (!options_.trace.empty() || options_.profile) all_.insert(all_.end(), taken.begin(), taken.end());
+  std::copy_if(taken.begin(), taken.end(), std::back_inserter(all_),
+               [&](const trace::Interval& i) { return is_traced(i.step); });
   const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
   overlap_ += mine;
   const trace::Overlap::Stream communication = mine.all_communication();
@@ -225,7 +240,7 @@ void Run::summarize(const MemoryPrediction& predicted,
                 << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
     }
   }
-  if (!is_modelled() && (options_.profile || !options_.trace.empty())) all_ = trace::take();
+  if (!is_modelled() && traces_) all_ = trace::take();
   if (options_.profile && log_) trace::print_profile(std::cout, all_);
   if (!options_.trace.empty()) {
     const std::vector<std::string> events = peers_.gather(trace::chrome_events(all_, peers_.rank()));

@@ -72,6 +72,8 @@ class Run {
   int64_t parameters_;
   std::optional<RunLog> log_;  // on rank 0
   bool is_modelled() const;
+  void start_trace();
+  bool is_traced(int64_t step) const;
   trace::Overlap overlap_of_step(double from, double to);
 
   // What is known of a step when it has been issued: bytes at the memory's peak, and those sent so far.
@@ -88,6 +90,7 @@ class Run {
   // intervals of the last step and, for a trace, of all.
   trace::Overlap overlap_;
   double step_begin_ = 0, step_end_ = 0;
+  bool traces_ = false;  // has begun
   std::vector<trace::Interval> last_step_, all_;
 };
 

@@ -1,0 +1,122 @@
+// The memory of every layout of several models, as tables: a page that has them needs no formula of its own.
+// Memory has parts that depend on different choices, so three small tables serve instead of a huge one.
+//
+//   table        bytes of                          axes
+//   states       weights, gradients, optimizer     model, tp, pp, seq_len, zero, replicas
+//   activations  activations, communication        model, tp, pp, sp, recompute, seq_len, mbs, cp
+//   libraries    CUDA and NCCL                     tp, cp, pp, replicas
+//
+// (replicas = dp x cp; seq_len decides how many layers a stage has.) An entry of the first two is a list:
+// bytes of the first pipeline stage, then of the last one. The stages between need less. It is null where 07
+// refuses the layout. The schedule is 1F1B.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "layouts.h"
+
+namespace pentatron {
+
+inline constexpr const char* calculated_models[] = {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b",
+                                                    "llama-3.1-8b", "llama-3.1-70b"};
+
+// In bf16 with attention on tensor cores.
+inline Options options_of_model(const std::string& model) {
+  const char* const arguments[] = {"plan", "--model", model.c_str()};
+  Options options = parse_combined_options(3, arguments);
+  options.attention = has_master_weights ? Attention::tensor_core : Attention::tiled;
+  return options;
+}
+
+class Calculator {
+ public:
+  using Json = nlohmann::ordered_json;
+  static constexpr int micro_batches = 8;  // of a data rank in a step
+
+  // {"precision", "attention", "micro_batches", "choices": the values of each axis, and the tables}.
+  Json tables() const {
+    Json result = {{"precision", precision_name},
+                   {"attention", to_string(options_of_model(calculated_models[0]).attention)},
+                   {"micro_batches", micro_batches}};
+    for (const Axis& axis : axes_) result["choices"][axis.name] = axis.values;
+    result["states"] = table({"model", "tp", "pp", "seq_len", "zero", "replicas"},
+                             [](const Choice& c) { return stages_of(c, 0, 3); });
+    result["activations"] = table({"model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
+                                  [](const Choice& c) { return stages_of(c, 3, purposes); });
+    result["libraries"] = table({"tp", "cp", "pp", "replicas"},
+                                [](const Choice& c) { return Json(libraries_of(c.layout.shape, 1)); });
+    return result;
+  }
+
+ private:
+  struct Choice {
+    Options options;
+    Layout layout;
+  };
+  struct Axis {
+    std::string name;
+    std::vector<Json> values;
+    std::function<void(Choice&, const Json&)> choose;
+  };
+
+  // Nested arrays: for each value of the first axis those of the other axes.
+  Json table(std::vector<std::string> names, const std::function<Json(const Choice&)>& entry,
+             Choice choice = {options_of_model(calculated_models[0]), {}}) const {
+    if (names.empty()) return entry(choice);
+    const Axis& axis =
+        *std::find_if(axes_.begin(), axes_.end(), [&](const Axis& a) { return a.name == names.front(); });
+    names.erase(names.begin());
+    Json entries = Json::array();
+    for (const Json& value : axis.values) {
+      axis.choose(choice, value);
+      entries.push_back(table(names, entry, choice));
+    }
+    return entries;
+  }
+
+  // The bytes of the purposes [from, to) in the first stage and in the last one.
+  static Json stages_of(const Choice& c, size_t from, size_t to) {
+    const MeshShape& shape = c.layout.shape;
+    Options options = options_of(c.options, c.layout);
+    options.global_batch_size = micro_batches * options.micro_batch_size * shape.dp;
+    Json entry = Json::array();
+    try {
+      check_combined(options, shape);
+    } catch (const UsageError&) {
+      return {};
+    }
+    const Schedule schedule = make_schedule(options, shape.pp, micro_batches);
+    for (int stage = 0; stage < shape.pp; stage += std::max(1, shape.pp - 1)) {
+      const MemoryBytes bytes =
+          predict_memory(options, element_sizes, shape, stage_share(options, schedule, stage)).total();
+      entry.push_back(std::vector<size_t>(bytes.begin() + from, bytes.begin() + to));
+    }
+    return entry;
+  }
+
+  const std::vector<Axis> axes_ = {
+      {"model",
+       {std::begin(calculated_models), std::end(calculated_models)},
+       [](Choice& c, const Json& v) { c.options = options_of_model(v); }},
+      {"seq_len",
+       {1024, 2048, 4096, 8192, 16384, 32768},
+       [](Choice& c, const Json& v) { c.options.sequence_length = v; }},
+      {"mbs", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.micro_batch_size = v; }},
+      {"tp", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.shape.tp = v; }},
+      {"sp", {false, true}, [](Choice& c, const Json& v) { c.layout.sequence_parallel = v; }},
+      {"cp", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.shape.cp = v; }},
+      {"pp", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.shape.pp = v; }},
+      {"dp", {1, 2, 4, 8, 16, 32}, {}},
+      {"replicas",
+       {1, 2, 4, 8, 16, 32, 64, 128, 256},
+       [](Choice& c, const Json& v) { c.layout.shape.dp = v; }},
+      {"zero", {0, 1, 2, 3}, [](Choice& c, const Json& v) { c.layout.zero_stage = v; }},
+      {"recompute",
+       {"none", "full"},
+       [](Choice& c, const Json& v) {
+         c.layout.recompute = v == "full" ? Recompute::full : Recompute::none;
+       }},
+  };
+};
+
+}  // namespace pentatron

@@ -1,0 +1,184 @@
+"""One page about runs:  python report.py PAGE BUILDS FOLDER|FILE...
+
+PAGE is written: an HTML file that has all it needs. BUILDS has cpu-bf16 and cpu-fp32, with plan and 07_combined_5d. FILEs
+are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too."""
+
+import csv
+import html
+import json
+import pathlib
+import string
+import sys
+import tempfile
+
+import altair as alt
+import vl_convert
+
+import figures
+import runs as logs
+import traces
+
+# Of each figure what it shows, and how to read it.
+SECTIONS = {
+    "losses": (
+        "Loss and gradient norm",
+        "All runs of one training should have the same loss and the same gradient norm at every step. On the "
+        "right stands how far each run is from the first one. The axis is logarithmic: fp32 is exact to about 1e-7. "
+        "A difference of zero is drawn at 1e-17.",
+    ),
+    "memory": (
+        "Memory",
+        "What a rank's memory was used for at its peak: above as predicted before the run, below as measured. "
+        "The largest of all ranks.",
+    ),
+    "speed": (
+        "Messages and time",
+        "What a rank sends in a step, how long a step takes, and the share of communication during which "
+        "something was computed. Without a GPU all times are modelled.",
+    ),
+    "timeline": (
+        "Timeline of one step",
+        "Each row is a stream of a rank, and only one operation at a time runs on it. On the compute stream a bar is a "
+        "layer's pass; on the others it is one message or collective. Zoom with the sliders, or with the mouse wheel.",
+    ),
+    "pipeline": (
+        "Pipeline schedules",
+        "Each bar is a micro-batch that passes through a rank's layers; in the white parts a rank waits. First the run as it was, "
+        "then other schedules of the same run in virtual time.",
+    ),
+    "calculator": (
+        "Memory of a layout",
+        "Choose a layout, and see what memory a rank needs. The red line is the memory of one GPU. The numbers are those "
+        "that the program predicts, byte for byte; the title is the command that prints them. A step has 8 micro-batches.",
+    ),
+    "heatmap": (
+        "The fastest layouts",
+        "The planner tries every layout of every model on every number of nodes. Each cell shows the best: the "
+        "share of the GPU's speed that the model's FLOPs use (MFU), and the layout. 512 sequences of 4096 tokens a step.",
+    ),
+    "sweep": (
+        "Predicted and measured",
+        "The layouts that make sweep has run: the time that the planner predicts, and the time that a step took.",
+    ),
+}
+# What another schedule leaves as it was.
+KEPT = (
+    "layers d-model heads kv-heads d-ff vocab-size data seq-len micro-batch-size global-batch-size recompute attention "
+    "zero-stage sequence-parallel experts top-k moe-every gpu"
+).split()
+
+
+def issued(builds, run, schedule):
+    """The pipeline of the run with another schedule, in virtual time; nothing where it can not have this schedule."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = pathlib.Path(folder, "trace")
+        program = builds / ("cpu-bf16" if run.precision == "bf16" else "cpu-fp32") / "07_combined_5d"
+        words = ["--steps", 2, "--dry-run", "--trace", trace, "--trace-steps", 1, "--pp-schedule", schedule]
+        words += ["--vpp", 2] if schedule == "interleaved" else []
+        for axis, degree in run.summary["layout"].items():
+            words += ["--" + axis, degree]
+        for name, value in run.options.items():
+            if name in KEPT and value not in ("", False):
+                words += ["--" + name] + ([value] if value is not True else [])
+        try:
+            logs.output_of("mpirun", "-n", run.ranks, program, *words)
+        except logs.Refused:
+            return []
+        return traces.pipeline(trace, schedule == "zb-h1")
+
+
+def trace_of(run):
+    """The path of its trace, None if it has none any more."""
+    path = pathlib.Path(run.options.get("trace") or "/nowhere")
+    return path if path.is_file() else None
+
+
+def timelines(runs):
+    return [{"run": run.label, **bar} for run in runs if trace_of(run) for bar in traces.timeline(trace_of(run))]
+
+
+def pipelines(runs, builds):
+    bars = []
+    for run in runs:
+        if run.summary["layout"].get("pp", 1) == 1 or not trace_of(run):
+            continue
+        ran = run.options["pp-schedule"]
+        bars += [
+            {"run": run.label, "schedule": f"{ran}, as it ran", **bar}
+            for bar in traces.pipeline(trace_of(run), ran == "zb-h1")
+        ]
+        for schedule in ("afab", "1f1b", "interleaved", "zb-h1"):
+            if schedule != ran:
+                bars += [{"run": run.label, "schedule": schedule, **bar} for bar in issued(builds, run, schedule)]
+    return bars
+
+
+def swept(path):
+    """The runs of sweep.csv that ended well."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [
+            {
+                "model": row["model"],
+                "gpus": int(row["gpus"]),
+                "layout": row["layout"],
+                "predicted": 1e3 * float(row["predicted_seconds"]),
+                "measured": 1e3 * float(row["seconds"]),
+            }
+            for row in csv.DictReader(file)
+            if row["status"] == "ok"
+        ]
+
+
+def table(runs):
+    def row(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    first, *rest = logs.table(runs)
+    return "<table>" + row(first, "th") + "".join(row(cells, "td") for cells in rest) + "</table>"
+
+
+def charts(runs, builds, sweep):
+    computed = [run for run in runs if not run.is_dry]
+    every = {"losses": computed and figures.losses(computed), "memory": figures.memory(runs), "speed": figures.speed(runs)}
+    bars = timelines(runs)
+    every["timeline"] = bars and figures.timeline(bars)
+    bars = pipelines(runs, builds)
+    every["pipeline"] = bars and figures.pipeline(bars)
+    every["calculator"] = figures.calculator(
+        [logs.planned(builds / f"cpu-{precision}" / "plan", "--calculator") for precision in ("bf16", "fp32")]
+    )
+    words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512]
+    every["heatmap"] = figures.heatmap(logs.planned(builds / "cpu-bf16" / "plan", "--json", *words)["cells"])
+    every["sweep"] = sweep and figures.sweep(sweep)
+    return {name: chart for name, chart in every.items() if chart}
+
+
+def write_page(path, runs, shown):
+    sections = "".join(
+        f'<section id="{name}"><h2>{SECTIONS[name][0]}</h2><p>{SECTIONS[name][1]}</p><div class="figure"></div></section>\n'
+        for name in shown
+    )
+    links = "".join(f'<a href="#{name}">{SECTIONS[name][0]}</a>' for name in shown)
+    version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    template = string.Template(pathlib.Path(__file__).with_name("page.html").read_text())
+    text = template.substitute(
+        links=links,
+        table=table(runs),
+        sections=sections,
+        library=vl_convert.javascript_bundle(vl_version=version),
+        figures=json.dumps(shown, separators=(",", ":")).replace("</", "<\\/"),
+    )
+    path.write_text(text)
+
+
+def main(page, builds, *paths):
+    runs = logs.runs_of(paths)
+    sweep = swept(pathlib.Path(page).parent / "sweep.csv")
+    write_page(pathlib.Path(page), runs, charts(runs, pathlib.Path(builds), sweep))
+    print(f"{page}: {len(runs)} runs; open it in a browser")
+
+
+if __name__ == "__main__":
+    logs.end_in_one_line(main, *sys.argv[1:])

@@ -1,0 +1,218 @@
+"""The logs of runs (--log-json), and a table that compares them.  python runs.py FILE...
+
+A run is compared with the first one whose model has as many parameters: same settings, so their losses and gradient norms
+should be the same at every step but for rounding."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
+
+
+class Refused(Exception):
+    """One line that says what is wrong, and what is expected."""
+
+
+class Run:
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        self.label = self.path.stem
+        self.options = self.summary = None
+        self.steps = []  # one JSON object each
+        try:
+            for line in self.path.read_text().splitlines():
+                entry = json.loads(line)
+                self.options = entry.get("options", self.options)
+                self.summary = entry.get("summary", self.summary)
+                self.precision = entry.get("precision", getattr(self, "precision", ""))
+                self.steps += [entry] if "step" in entry else []
+        except (OSError, ValueError, AttributeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a log"
+            raise Refused(f"{path}: {reason}; expected a file that --log-json wrote, as make run does") from None
+        if not self.options or not self.summary or not self.steps:
+            raise Refused(f"{path}: expected a log with options, steps and a summary; did the run end?")
+
+    @property
+    def ranks(self):
+        return self.summary["ranks"]
+
+    @property
+    def modelled(self):
+        """Of the run: seconds, hidden, mfu. None where time is measured."""
+        return self.summary["modelled"]
+
+    @property
+    def is_dry(self):
+        """Whether it computed nothing: its losses are no numbers."""
+        return self.options.get("dry-run", False)
+
+    @property
+    def step_seconds(self):
+        seconds = self.modelled["seconds"] if self.modelled else sum(step["seconds"] for step in self.steps)
+        return seconds / len(self.steps)
+
+    @property
+    def tokens_per_second(self):
+        """Of a rank."""
+        return self.steps[0]["tokens"] / self.step_seconds / self.ranks
+
+    @property
+    def sent_bytes(self):
+        """By the rank that sends most, in a step."""
+        return sum(step["comm_bytes"] for step in self.steps) / len(self.steps)
+
+    @property
+    def calls(self):
+        """Collectives and messages that a rank issues in a step, the most of all ranks."""
+
+        def of(counts):
+            return sum(count["calls"] for name, count in counts.items() if name not in ("rank", "scalars"))
+
+        return max(of(counts) for counts in self.summary["communication"]) / len(self.steps)
+
+    def memory(self, which):
+        """Bytes by purpose: "predicted" or "measured", the largest of all ranks."""
+        return {purpose: max(rank[which][purpose] for rank in self.summary["memory"]) for purpose in PURPOSES}
+
+    def reference(self, runs):
+        """The first run that trains the same model for as many steps on the same tokens."""
+
+        def training(run):
+            return run.summary["parameters"], len(run.steps), run.steps[0]["tokens"], run.is_dry
+
+        return next(run for run in runs if training(run) == training(self))
+
+    def differences(self, value, reference):
+        """Of the "loss" or "grad_norm" of each step, relative. A number that is none differs by infinity."""
+
+        def difference(mine, other):
+            if mine is None or other is None:
+                return math.inf
+            return abs(mine - other) / abs(other) if other else abs(mine)
+
+        return [difference(mine[value], other[value]) for mine, other in zip(self.steps, reference.steps)]
+
+
+def human(value, base, units):
+    """value in one of the units, each `base` times the one before."""
+    for unit in units[:-1]:
+        if value < base:
+            break
+        value, unit = value / base, units[units.index(unit) + 1]
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+
+
+def human_bytes(value):
+    return human(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
+
+
+def human_seconds(value):
+    return human(value * 1e9, 1000, ["ns", "us", "ms", "s"])
+
+
+def table(runs):
+    """A list of rows of words."""
+    rows = [
+        [
+            "",
+            "ranks",
+            "micro",
+            "attention",
+            "final loss",
+            "loss diff",
+            "norm diff",
+            *PURPOSES[:-1],
+            "buffers",
+            "sent",
+            "calls",
+            "step time",
+            "hidden",
+        ]
+    ]
+    for run in runs:
+        reference = run.reference(runs)
+
+        def difference(value):
+            return "-" if run is reference or run.is_dry else f"{max(run.differences(value, reference)):.1e}"
+
+        rows.append(
+            [
+                run.label,
+                str(run.ranks),
+                str(run.options["micro-batch-size"]),
+                run.options["attention"],
+                "-" if run.is_dry else f"{run.summary['final_loss']:.4f}",
+                difference("loss"),
+                difference("grad_norm"),
+                *map(human_bytes, run.memory("measured").values()),
+                human_bytes(run.sent_bytes),
+                f"{run.calls:.0f}",
+                human_seconds(run.step_seconds),
+                f"{100 * run.modelled['hidden']:.0f} %" if run.modelled else "-",
+            ]
+        )
+    return rows
+
+
+def runs_of(paths):
+    """The runs of these logs; a folder means those in it, by name."""
+    files = []
+    for path in map(pathlib.Path, paths):
+        files += sorted(path.glob("*.json"), key=lambda file: file.stem) if path.is_dir() else [path]
+    if not files:
+        raise Refused(f"{' '.join(map(str, paths))}: no logs there; expected those of make run, or of RUNS='a.json b.json'")
+    return [Run(file) for file in files]
+
+
+def output_of(*command):
+    """What it prints. Throws Refused with its own one line."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Refused((done.stderr.strip().splitlines() or [f"{command[0]} ended with status {done.returncode}"])[-1])
+    return done.stdout
+
+
+def planned(plan, option, *words):
+    """The JSON that plan writes with this option."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "plan.json")
+        output_of(plan, *words, option, file)
+        return json.loads(file.read_text())
+
+
+def end_in_one_line(main, *words):
+    """Calls main; what it refuses becomes one line, and status 2."""
+    try:
+        main(*words)
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main(*paths):
+    runs = runs_of(paths)
+    print(f"""
+loss diff, norm diff: from the first run of the same model; relative, the largest of {len(runs[0].steps)} steps.
+micro: sequences of a micro-batch. weights to buffers: memory of a rank at the peak. Compare
+activations only where micro and attention are the same.
+sent, calls: by a rank in a step. In the CPU build the step time is modelled. hidden: the share of
+communication during which something is computed.
+""")
+    rows = table(runs)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  ".join(
+                word.ljust(width) if i == 0 else word.rjust(width) for i, (word, width) in enumerate(zip(row, widths))
+            )
+        )
+
+
+if __name__ == "__main__":
+    end_in_one_line(main, *sys.argv[1:])
