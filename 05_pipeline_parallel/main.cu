@@ -22,7 +22,7 @@ void train(const Options& options, int micro_batches, World& world) {
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
   const Schedule schedule = make_schedule(options, world.ranks(), micro_batches);
-  const std::vector<LayerRange> chunks = layers_of_rank(options, world.rank(), world.ranks(), options.vpp);
+  const std::vector<LayerRange> chunks = layers_of_rank(options, schedule, world.rank());
 
   Parameters parameters({.units = units_of(chunks)});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);

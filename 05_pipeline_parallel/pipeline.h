@@ -2,7 +2,7 @@
 // instructions on the GPU. It runs every schedule.
 //
 // Messages between stages have four streams: {activations, gradients} x {in, out}. Each has a communicator of
-// the two ranks of an edge. The host issues the whole list without waiting. Only events order the compute
+// two ranks. The host issues the whole list without waiting. Only events order the compute
 // stream and these four, and say when a buffer may be used again.
 #pragma once
 
@@ -17,61 +17,76 @@
 
 namespace pentatron {
 
-// The layers of this rank's chunks, which are the stages rank, p + rank, 2p + rank, ... A stage costs what
-// its products cost, in units of a layer. So the head counts; the embedding is a lookup and does not.
-inline std::vector<LayerRange> layers_of_rank(const Options& options, int rank, int p, int v) {
+// The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
+// counts; the embedding is a lookup and does not.
+inline std::vector<LayerRange> layers_of_rank(const Options& options, const Schedule& schedule, int rank) {
   const ModelConfig& m = options.model;
   const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
   const double in_layer = static_cast<double>(active_parameter_count(options) - 2 * in_head) / m.layers;
   const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
-  const std::vector<int> first = split_layers(m.layers, p * v, 0, in_head / (in_layer + in_attention));
+  const int stages = schedule.stages();
+  const std::vector<int> first = split_layers(m.layers, stages, 0, in_head / (in_layer + in_attention));
   std::vector<LayerRange> chunks;
-  for (int stage = rank; stage < p * v; stage += p)
-    chunks.push_back({first[stage], first[stage + 1], stage == 0, stage == p * v - 1});
+  for (int chunk = 0; chunk < schedule.v; ++chunk) {
+    const int stage = schedule.stage(rank, chunk);
+    chunks.push_back({first[stage], first[stage + 1], stage == 0, stage == stages - 1});
+  }
   return chunks;
 }
 
-// The communicators of this rank's two edges: from the rank before it and to the rank after it. With several
-// chunks the edges form a ring (`ring`). Otherwise the first rank has no edge before it, and the last none
-// after it.
-struct Edges {
-  std::unique_ptr<Communicator> activations_in, activations_out, gradients_in, gradients_out;
+// The way of one kind of message, from one rank of the pipeline to another.
+struct Way {
+  bool gradients;  // or activations
+  int from, to;
+  bool operator==(const Way&) const = default;
+};
+// All ways of the schedule, in an order that is the same on all ranks. It follows from the placement: usually
+// from each rank to the next one and back; with chunks in turns a ring; in a V two of each.
+inline std::vector<Way> ways_of(const Schedule& s) {
+  std::vector<Way> ways;
+  for (int stage = 0; stage + 1 < s.stages(); ++stage) {
+    const int before = s.places[stage].rank, after = s.places[stage + 1].rank;
+    for (const Way& way : {Way{false, before, after}, Way{true, after, before}}) {
+      if (before != after && std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(way);
+    }
+  }
+  return ways;
+}
 
-  // `line`: the pipeline's ranks, as numbers in the world, in stage order. All of them call this.
-  Edges(World& world, const std::vector<int>& line, bool ring, real* scratch /*[2], on the device*/)
-      : out_is_first_edge_(world.rank() == line.front()) {
-    const int p = static_cast<int>(line.size());
-    for (int edge = 0; edge < (ring ? p : p - 1); ++edge) {  // in the same order on all ranks
-      const std::vector<int> ends = {line[edge], line[(edge + 1) % p]};
-      const auto connected = [&](const char* name, int peer) {
-        auto communicator = std::make_unique<Communicator>(world, ends, name, edge_blocks);
-        communicator->connect(peer, peer, scratch);
-        return communicator;
-      };
-      if (world.rank() == ends[before]) {
-        activations_out = connected("activations out", after);
-        gradients_in = connected("gradients in", after);
-      }
-      if (world.rank() == ends[after]) {
-        activations_in = connected("activations in", before);
-        gradients_out = connected("gradients out", before);
-      }
+// The communicators of this rank's ways, each of two ranks.
+class Edges {
+ public:
+  // `line`: the pipeline's ranks, as numbers in the world. All of them call this.
+  Edges(World& world, const std::vector<int>& line, const Schedule& schedule,
+        real* scratch /*[2], on the device*/) {
+    for (const Way& way : ways_of(schedule)) {
+      const std::vector<int> ends = {line[way.from], line[way.to]};
+      const bool out = world.rank() == ends[sender];
+      if (!out && world.rank() != ends[receiver]) continue;
+      const std::string name =
+          std::string(way.gradients ? "gradients" : "activations") + (out ? " out" : " in");
+      const auto same = std::count_if(mine_.begin(), mine_.end(), [&](const auto& other) {
+        return other.first.gradients == way.gradients && (line[other.first.from] == world.rank()) == out;
+      });
+      mine_.emplace_back(
+          way, std::make_unique<Communicator>(world, ends, name + (same > 0 ? " 2" : ""), edge_blocks));
+      mine_.back().second->connect(out ? receiver : sender, out ? receiver : sender, scratch);
     }
   }
 
-  // Edge by edge, in the same order on all ranks, because ncclCommDestroy waits for the other end. In a ring,
-  // rank 0 is at the ends of the first edge and of the last.
+  // In the same order on all ranks, because ncclCommDestroy waits for the other end.
   ~Edges() {
-    for (const bool out : {out_is_first_edge_, !out_is_first_edge_}) {
-      (out ? activations_out : activations_in).reset();
-      (out ? gradients_in : gradients_out).reset();
-    }
+    for (auto& [way, communicator] : mine_) communicator.reset();
   }
 
-  static constexpr int before = 0, after = 1;  // the ends of an edge
+  Communicator& of(const Way& way) {
+    return *std::find_if(mine_.begin(), mine_.end(), [&](const auto& m) { return m.first == way; })->second;
+  }
+
+  static constexpr int sender = 0, receiver = 1;  // the ends of a way
 
  private:
-  bool out_is_first_edge_;
+  std::vector<std::pair<Way, std::unique_ptr<Communicator>>> mine_;
 };
 
 class Pipeline {
@@ -81,11 +96,12 @@ class Pipeline {
   Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
       : rank_(std::find(line.begin(), line.end(), world.rank()) - line.begin()),
-        list_(checked(schedule).ranks[rank_]),
+        schedule_(checked(schedule)),
+        list_(schedule_.ranks[rank_]),
         model_(model),
         compute_(compute),
-        chunks_(make_chunks(schedule, ranges)),
-        edges_(world, line, schedule.v > 1, chunks_[0].flights[0].activations->gradient.data) {}
+        chunks_(make_chunks(ranges)),
+        edges_(world, line, schedule_, chunks_[0].flights[0].activations->gradient.data) {}
 
   // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`.
   // `totals` is null if another rank counts the same losses.
@@ -102,11 +118,11 @@ class Pipeline {
   Tensor forward(const Batch& batch) {
     Tensor logits;
     for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
-      const Activations& a = *flight({Action::forward, 0, c}).activations;
-      if (!a.range.embedding) receive_activation({Action::receive_activation, 0, c});
-      compute_forward({Action::forward, 0, c}, batch);
-      if (!a.range.head) send_activation({Action::send_activation, 0, c});
-      if (a.range.head) logits = a.logits;
+      const Instruction i = {Action::forward, 0, c};
+      if (receive_before(schedule_, rank_, i)) receive_activation({Action::receive_activation, 0, c});
+      compute_forward(i, batch);
+      if (send_after(schedule_, rank_, i)) send_activation({Action::send_activation, 0, c});
+      if (flight(i).activations->range.head) logits = flight(i).activations->logits;
     }
     return logits;
   }
@@ -118,30 +134,30 @@ class Pipeline {
     Event output_sent, gradient_came, gradient_sent;
     Event weight_gradients_made;  // the last work of a micro-batch
   };
-  // An activation received from the stage before.
+  // An activation from the stage before.
   struct Input {
     Tensor x;          // [1, rows * d]
     Event came, used;  // used: the input gradient has read x
   };
   struct Chunk {
     std::vector<Flight> flights;
-    std::vector<Input> inputs;             // [input_buffers(list_, chunk)]; none for the first stage
+    std::vector<Input> inputs;             // [input_buffers]; none for the first stage
     std::vector<int> flight_of, input_of;  // [micro-batches]
     int last;                              // micro-batch
   };
 
-  std::vector<Chunk> make_chunks(const Schedule& schedule, const std::vector<LayerRange>& ranges) {
+  std::vector<Chunk> make_chunks(const std::vector<LayerRange>& ranges) {
     const auto when =
-        schedule.splits_backward ? WeightGradients::on_request : WeightGradients::during_backward;
+        schedule_.splits_backward ? WeightGradients::on_request : WeightGradients::during_backward;
     std::vector<Chunk> chunks(ranges.size());
     for (int c = 0; c < static_cast<int>(ranges.size()); ++c) {
       chunks[c].flights = std::vector<Flight>(peak_in_flight(list_, c).until_weight_gradient);
       for (Flight& flight : chunks[c].flights) flight.activations = model_.make_activations(ranges[c], when);
-      chunks[c].flight_of = assign_flights(schedule, rank_, c).number;
-      chunks[c].input_of = assign_inputs(schedule, rank_, c).number;
+      chunks[c].flight_of = assign_flights(schedule_, rank_, c).number;
+      chunks[c].input_of = assign_inputs(schedule_, rank_, c).number;
       chunks[c].last = last_micro_batch(list_, c);
       if (ranges[c].embedding) continue;
-      chunks[c].inputs = std::vector<Input>(input_buffers(list_, c));
+      chunks[c].inputs = std::vector<Input>(input_buffers(schedule_, rank_, c));
       for (Input& input : chunks[c].inputs) input.x = memory_.matrix<real>(1, model_.boundary_size());
     }
     return chunks;
@@ -185,6 +201,7 @@ class Pipeline {
     Flight& f = flight(i);
     Activations& a = *f.activations;
     if (!a.range.embedding) {
+      hand_over(i, &Activations::output, input(i).x);
       wait_event(compute_, input(i).came);
       a.input() = {input(i).x.data, a.output.rows, a.output.columns};
     }
@@ -196,46 +213,62 @@ class Pipeline {
     Flight& f = flight(i);
     wait_event(compute_, f.gradient_came);
     wait_event(compute_, f.gradient_sent);  // that of the micro-batch that was here before
+    hand_over(i, &Activations::gradient, f.activations->gradient);
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
     if (i.action == Action::backward) f.weight_gradients_made.record(compute_);
   }
 
+  // Where the stage that `i` needs a tensor from is on this rank, too, copies it from there.
+  void hand_over(const Instruction& i, Tensor Activations::*tensor, const Tensor& to) {
+    const auto source = source_of(schedule_, rank_, i);
+    if (!source || source->rank != rank_) return;
+    const Tensor from = flight({i.action, i.micro_batch, source->chunk}).activations.get()->*tensor;
+    CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
+  }
+
+  Communicator& way(const Instruction& i) {
+    const bool gradients = i.action == Action::send_gradient || i.action == Action::receive_gradient;
+    const int peer = peer_of(schedule_, rank_, i).rank;
+    return edges_.of(is_send(i.action) ? Way{gradients, rank_, peer} : Way{gradients, peer, rank_});
+  }
+
   void receive_activation(const Instruction& i) {
-    Communicator& in = *edges_.activations_in;
+    Communicator& in = way(i);
     wait_event(in.stream(), input(i).used);
-    in.receive(input(i).x.data, input(i).x.size(), Edges::before);
+    in.receive(input(i).x.data, input(i).x.size(), Edges::sender);
     input(i).came.record(in.stream());
   }
 
   void send_activation(const Instruction& i) {
-    Communicator& out = *edges_.activations_out;
+    Communicator& out = way(i);
     const Tensor output = flight(i).activations->output;
     wait_stream(out.stream(), compute_);
-    out.send(output.data, output.size(), Edges::after);
+    out.send(output.data, output.size(), Edges::receiver);
     flight(i).output_sent.record(out.stream());
   }
 
   void receive_gradient(const Instruction& i) {
-    Communicator& in = *edges_.gradients_in;
+    Communicator& in = way(i);
     Flight& f = flight(i);
     const Tensor gradient = f.activations->gradient;
     wait_event(in.stream(), f.weight_gradients_made);  // the micro-batch that was here before
     wait_event(in.stream(), f.gradient_sent);
-    in.receive(gradient.data, gradient.size(), Edges::after);
+    in.receive(gradient.data, gradient.size(), Edges::sender);
     f.gradient_came.record(in.stream());
   }
 
   void send_gradient(const Instruction& i) {
-    Communicator& out = *edges_.gradients_out;
+    Communicator& out = way(i);
     const Tensor gradient = flight(i).activations->gradient;
     wait_stream(out.stream(), compute_);
-    out.send(gradient.data, gradient.size(), Edges::before);
+    out.send(gradient.data, gradient.size(), Edges::receiver);
     flight(i).gradient_sent.record(out.stream());
   }
 
   const int rank_;  // of the pipeline
-  const Instructions list_;
+  const Schedule schedule_;
+  const Instructions& list_;
   Transformer& model_;
   cudaStream_t compute_;
   DeviceArena memory_{Purpose::activations};
@@ -249,7 +282,7 @@ inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::v
   const Instructions& list = schedule.ranks[rank];
   for (int c = 0; c < std::ssize(chunks); ++c) {
     share.parts.push_back({chunks[c], peak_in_flight(list, c).until_weight_gradient,
-                           chunks[c].embedding ? 0 : input_buffers(list, c)});
+                           chunks[c].embedding ? 0 : input_buffers(schedule, rank, c)});
   }
   share.gradients_on_request = schedule.splits_backward;
   return share;

@@ -6,10 +6,12 @@
 //   1f1b          one forward, one backward: PipeDream-Flush (Narayanan et al., 2021)
 //   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
 //   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
+//   zb-v          the same with two chunks in a V (Qi et al., 2023, section 6)
+//   dualpipe-v    forward beside backward, in a V (DeepSeek-AI, 2024; cut in half by Qi et al., 2025)
 //   a file        any other order (schedule_file.h)
 //
-// There are p ranks, m micro-batches, and v model chunks on each rank. Rank k holds the stages k, p + k,
-// 2p + k, ... of all p * v.
+// There are p ranks, m micro-batches, and v model chunks on each rank. Which of the p * v stages a chunk is,
+// is data, too: the placement.
 #pragma once
 
 #include <algorithm>
@@ -41,14 +43,41 @@ struct Instruction {
 };
 using Instructions = std::vector<Instruction>;
 
+struct Place {
+  int rank, chunk;
+  bool operator==(const Place&) const = default;
+};
+using Placement = std::vector<Place>;  // [stages]
+
+// Rank k holds the stages k, p + k, 2p + k, ...
+inline Placement looped(int p, int v) {
+  Placement places;
+  for (int stage = 0; stage < p * v; ++stage) places.push_back({stage % p, stage / p});
+  return places;
+}
+// Rank k holds the stages k and 2p - 1 - k. So rank 0 has both ends of the model, and the last rank hands
+// the middle over to itself.
+inline Placement v_shaped(int p) {
+  Placement places = looped(p, 1);
+  for (int rank = p - 1; rank >= 0; --rank) places.push_back({rank, 1});
+  return places;
+}
+
+inline bool is_v_shaped(PpSchedule kind) {
+  return kind == PpSchedule::zb_v || kind == PpSchedule::dualpipe_v;
+}
+
 struct Schedule {
   std::string name;      // of an order above, or the path of a file
   bool splits_backward;  // input gradient and weight gradient are two instructions
   int p, m, v;           // ranks, micro-batches, model chunks a rank
+  Placement places;
   std::vector<Instructions> ranks;
 
   int stages() const { return p * v; }
-  int stage(int rank, int chunk) const { return chunk * p + rank; }
+  int stage(int rank, int chunk) const {
+    return static_cast<int>(std::find(places.begin(), places.end(), Place{rank, chunk}) - places.begin());
+  }
 };
 
 constexpr int action_count = 8;
@@ -74,39 +103,51 @@ inline std::vector<Action> compute_actions(const Schedule& s) {
   return {Action::forward, Action::backward};
 }
 
-// A rank has four streams for messages: {activations, gradients} x {in, out}. Each stream has a communicator
-// of the two ranks of an edge. So no message waits for one of another kind.
+// A rank has four streams for the messages of an edge: {activations, gradients} x {in, out}. Each stream has
+// a communicator of the two ranks. So no message waits for one of another kind.
 constexpr int message_streams = 4;
 inline int stream_of(Action message) {
   return static_cast<int>(message) - static_cast<int>(Action::receive_activation);
 }
 
-// Whether the message uses the edge to the next rank, not the edge from the rank before.
+// Whether the message is for the next stage or from there, not for the stage before or from there.
 inline bool towards_next(Action message) {
   return message == Action::send_activation || message == Action::receive_gradient;
 }
-// The rank at the other end of the message. Stage p is on rank 0, so the edges form a ring. With two ranks,
-// 0 -> 1 and 1 -> 0 are two edges.
-inline int peer_of(const Schedule& s, int rank, Action message) {
-  return (rank + (towards_next(message) ? 1 : s.p - 1)) % s.p;
+
+// The place of the stage after this chunk's (or before it); none at the ends of the pipeline.
+inline std::optional<Place> neighbour(const Schedule& s, int rank, int chunk, bool next) {
+  const int stage = s.stage(rank, chunk) + (next ? 1 : -1);
+  if (stage < 0 || stage >= s.stages()) return {};
+  return s.places[stage];
+}
+// The other end of a message.
+inline Place peer_of(const Schedule& s, int rank, const Instruction& message) {
+  return *neighbour(s, rank, message.chunk, towards_next(message.action));
+}
+
+// The place from which `compute` needs a tensor, and the place that needs its result. None: at the ends of
+// the pipeline, and for weight gradients.
+inline std::optional<Place> source_of(const Schedule& s, int rank, const Instruction& compute) {
+  if (compute.action == Action::weight_gradient) return {};
+  return neighbour(s, rank, compute.chunk, compute.action != Action::forward);
+}
+inline std::optional<Place> target_of(const Schedule& s, int rank, const Instruction& compute) {
+  if (compute.action == Action::weight_gradient) return {};
+  return neighbour(s, rank, compute.chunk, compute.action == Action::forward);
 }
 
 // The message that `compute` needs first (receive_before), and the message that sends its result
-// (send_after). None: at the ends of the pipeline, for weight gradients, and with one rank, which has
-// the tensor already.
+// (send_after). None, too, where the neighbour is on the same rank, which hands the tensor over to itself.
 inline std::optional<Action> receive_before(const Schedule& s, int rank, const Instruction& compute) {
-  const int stage = s.stage(rank, compute.chunk);
-  if (s.p == 1 || compute.action == Action::weight_gradient) return {};
-  if (compute.action == Action::forward && stage > 0) return Action::receive_activation;
-  if (compute.action != Action::forward && stage < s.stages() - 1) return Action::receive_gradient;
-  return {};
+  const auto source = source_of(s, rank, compute);
+  if (!source || source->rank == rank) return {};
+  return compute.action == Action::forward ? Action::receive_activation : Action::receive_gradient;
 }
 inline std::optional<Action> send_after(const Schedule& s, int rank, const Instruction& compute) {
-  const int stage = s.stage(rank, compute.chunk);
-  if (s.p == 1 || compute.action == Action::weight_gradient) return {};
-  if (compute.action == Action::forward && stage < s.stages() - 1) return Action::send_activation;
-  if (compute.action != Action::forward && stage > 0) return Action::send_gradient;
-  return {};
+  const auto target = target_of(s, rank, compute);
+  if (!target || target->rank == rank) return {};
+  return compute.action == Action::forward ? Action::send_activation : Action::send_gradient;
 }
 
 // ---- The schedules: what rank k computes, in which order -----------------------------------------------
@@ -161,10 +202,113 @@ inline Instructions zb_h1(int p, int m, int k) {
   return list;
 }
 
+// A list that grows, of a rank with two chunks. Each instruction takes the next micro-batch of its action and
+// chunk; where none is left, nothing is added.
+class GrowingList {
+ public:
+  explicit GrowingList(int m) : m_(m) {}
+  int left(Action action, int chunk) const { return m_ - next_[static_cast<int>(action)][chunk]; }
+  void add(Action action, int chunk) {
+    if (left(action, chunk) == 0) return;
+    list_.push_back({action, next_[static_cast<int>(action)][chunk]++, chunk});
+  }
+  void forward(int chunk) { add(Action::forward, chunk); }
+  void backward(int chunk) {
+    add(Action::input_gradient, chunk);
+    add(Action::weight_gradient, chunk);
+  }
+  void input_gradient(int chunk) { add(Action::input_gradient, chunk); }  // the weight gradient comes later
+  // Of the chunk that has more of them to make.
+  void late_weight_gradient() {
+    const auto late = [&](int chunk) {
+      return left(Action::weight_gradient, chunk) - left(Action::input_gradient, chunk);
+    };
+    add(Action::weight_gradient, late(1) >= late(0) ? 1 : 0);
+  }
+  const Instructions& list() const { return list_; }
+
+ private:
+  int m_;
+  Instructions list_;
+  std::array<std::array<int, 2>, 4> next_ = {};  // [actions][chunks]: micro-batch
+};
+
+// Two chunks in a V: the last rank begins chunk 1 without a message, and rank 0 has the loss. If T_F = T_B =
+// T_W, the bubble is p - 1 chunks, half of zb-h1's. No rank keeps more than p micro-batches (2p chunks), as
+// in 1f1b. With fewer than 2p - 1 micro-batches the bubble is larger.
+inline Instructions zb_v(int p, int m, int k) {
+  GrowingList o(m);
+  for (int i = 0; i < 2 * (p - k) - 1; ++i) o.forward(0);  // until the first micro-batch is back here
+  for (int i = 0; i < k; ++i) {
+    o.forward(1);
+    o.forward(0);
+  }
+  for (int i = 0; i < p - k; ++i) {  // until the first gradient is back
+    o.forward(1);
+    o.backward(1);
+  }
+  while (o.left(Action::forward, 1) > 0) {
+    o.forward(0);
+    o.backward(0);
+    o.forward(1);
+    o.backward(1);
+  }
+  for (int i = 0; i < k; ++i) {  // the ranks before wait for these
+    o.input_gradient(1);
+    o.input_gradient(0);
+  }
+  while (o.left(Action::input_gradient, 0) > 0) {
+    o.input_gradient(0);
+    o.add(Action::weight_gradient, 0);
+  }
+  while (o.left(Action::weight_gradient, 0) + o.left(Action::weight_gradient, 1) > 0)
+    o.late_weight_gradient();
+  return o.list();
+}
+
+// The steady state is pairs of a forward in one chunk and a backward in the other. DeepSeek-V3 runs a pair at
+// once, so that the messages of experts in one hide behind the products of the other. Here they run one after
+// the other. A rank keeps half a micro-batch more than zb-v. The eight loops are the published steps; full
+// from m >= 2p on.
+inline Instructions dualpipe_v(int p, int m, int k) {
+  GrowingList o(m);
+  const int behind = p - k - 1;
+  for (int i = 0; i < 2 * behind; ++i) o.forward(0);
+  for (int i = 0; i <= k; ++i) {
+    o.forward(0);
+    o.forward(1);
+  }
+  for (int i = 0; i < behind; ++i) {
+    o.backward(1);
+    o.forward(1);
+  }
+  for (int i = 0; i <= m - 2 * p + k; ++i) {
+    o.forward(0);
+    o.backward(1);
+    o.forward(1);
+    o.backward(0);
+  }
+  for (int i = 0; i < behind; ++i) {
+    o.backward(1);
+    o.forward(1);
+    o.backward(0);
+  }
+  for (int i = 0; i <= k; ++i) o.backward(1 - i % 2);
+  for (int i = k + 1; i <= 2 * k + 1; ++i) o.input_gradient(1 - i % 2);
+  for (int i = 0; i < behind; ++i) {
+    o.late_weight_gradient();
+    o.input_gradient(0);
+  }
+  for (int i = 0; i <= k; ++i) o.late_weight_gradient();
+  return o.list();
+}
+
 inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
   if (kind == PpSchedule::afab) return afab(p, m);
   if (kind == PpSchedule::one_f_one_b) return one_f_one_b(p, m, k);
   if (kind == PpSchedule::interleaved) return interleaved(p, m, v, k);
+  if (kind == PpSchedule::zb_v) return zb_v(p, m, k);
+  if (kind == PpSchedule::dualpipe_v) return dualpipe_v(p, m, k);
   return zb_h1(p, m, k);
 }
 
@@ -193,9 +337,16 @@ inline Instructions with_messages(const Schedule& s, int rank, const Instruction
   return list;
 }
 
-// The lists of all ranks, of a schedule that has a name. m >= 1; v is 1 unless interleaved.
+// The lists of all ranks, of a schedule that has a name. m >= 1; v is 2 in a V, else 1 unless interleaved.
 inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
-  Schedule s = {std::string(to_string(kind)), kind == PpSchedule::zb_h1, p, m, v, {}};
+  const bool is_v = is_v_shaped(kind);
+  Schedule s = {std::string(to_string(kind)),
+                is_v || kind == PpSchedule::zb_h1,
+                p,
+                m,
+                v,
+                is_v ? v_shaped(p) : looped(p, v),
+                {}};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));
   return s;
 }
@@ -219,10 +370,16 @@ inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chun
   return peak;
 }
 
-// The number of buffers in which a chunk receives activations. The input gradient reads a buffer last. So
-// there is one buffer for each micro-batch in flight until then, and one more to receive ahead.
-inline int input_buffers(const Instructions& list, int chunk) {
-  return peak_in_flight(list, chunk).until_input_gradient + 1;
+// The instruction that fills a chunk's input buffer: the receive, or where the stage before is on this rank,
+// the forward, which copies.
+inline Action fills_input(const Schedule& s, int rank, int chunk) {
+  return receive_before(s, rank, {Action::forward, 0, chunk}).value_or(Action::forward);
+}
+// The number of buffers for a chunk's inputs. The input gradient reads a buffer last. So there is one buffer
+// for each micro-batch in flight until then, and one more to receive ahead.
+inline int input_buffers(const Schedule& s, int rank, int chunk) {
+  const int ahead = fills_input(s, rank, chunk) == Action::forward ? 0 : 1;
+  return peak_in_flight(s.ranks[rank], chunk).until_input_gradient + ahead;
 }
 
 // Which of a chunk's buffers each micro-batch has. [micro-batches] each.
@@ -249,9 +406,9 @@ inline Buffers assign_buffers(const Schedule& s, int rank, int chunk, int count,
   return buffers;
 }
 
-// The buffers for received activations, and those for what a micro-batch in flight keeps.
+// The buffers for a chunk's inputs, and those for what a micro-batch in flight keeps.
 inline Buffers assign_inputs(const Schedule& s, int rank, int chunk) {
-  return assign_buffers(s, rank, chunk, input_buffers(s.ranks[rank], chunk), Action::receive_activation,
+  return assign_buffers(s, rank, chunk, input_buffers(s, rank, chunk), fills_input(s, rank, chunk),
                         compute_actions(s)[1]);
 }
 inline Buffers assign_flights(const Schedule& s, int rank, int chunk) {

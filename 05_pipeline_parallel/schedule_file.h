@@ -35,7 +35,7 @@ inline Schedule parse_schedule(const std::string& name, const std::string& text,
                      "a line with instructions for each of " + std::to_string(p) + " ranks; it has " +
                          std::to_string(lines.size()));
   }
-  Schedule s = {name, splits_backward, p, m, 1, {}};
+  Schedule s = {name, splits_backward, p, m, 1, looped(p, 1), {}};
   const std::vector<Action> actions = compute_actions(s);
   const std::string_view letters = splits_backward ? "FBW" : "FB";  // of the actions
   for (int rank = 0; rank < p; ++rank) {
@@ -79,7 +79,7 @@ inline Schedule make_schedule(const Options& options, int p, int m) {
 // micro-batches or the layers fit no schedule. (options.cc has checked that only interleaved has --vpp > 1.)
 inline void complete_pipeline_options(Options& options, int ranks, int m) {
   if (options.pp == 0) options.pp = ranks;
-  if (options.pp == 1) options.vpp = 1;  // nothing to interleave
+  if (options.pp == 1 && !is_v_shaped(options.pp_schedule)) options.vpp = 1;  // nothing to interleave
   if (options.pp != ranks && !options.show_schedule) {
     throw UsageError("--pp", std::to_string(options.pp),
                      "the number of ranks, " + std::to_string(ranks) + ", unless with --show-schedule");

@@ -7,8 +7,8 @@
 //              until its buffer is free. Both complete `transfer` after both have started (rendezvous).
 #pragma once
 
-#include <array>
 #include <limits>
+#include <map>
 
 #include "schedule.h"
 
@@ -82,7 +82,7 @@ class Simulator {
     std::vector<Buffers> inputs;                // [chunks]
     size_t next_compute = 0, next_message = 0;  // index in the list
     double computed = 0, started = 0;           // end of the last compute, begin of the last message
-    std::array<const Interval*, message_streams> last = {};  // message on each stream
+    std::map<std::pair<int, int>, const Interval*> last;  // message on each stream; by peer and stream
   };
 
   // When an instruction can begin, and the reason if that is never.
@@ -178,25 +178,25 @@ class Simulator {
 
   // The same message at its other end.
   Instruction partner(int rank, const Instruction& message) const {
-    const int stage = s_.stage(rank, message.chunk) + (towards_next(message.action) ? 1 : -1);
     const int action = static_cast<int>(message.action) + (is_send(message.action) ? -1 : 1);
-    return {static_cast<Action>(action), message.micro_batch, stage / s_.p};
+    return {static_cast<Action>(action), message.micro_batch, peer_of(s_, rank, message).chunk};
   }
 
   // NCCL has no tags: the n-th receive gets what was sent n-th. (check_actions has checked that there are as
   // many sends as receives.)
   void check_order_of_messages(int rank) const {
     for (const Action receive : {Action::receive_activation, Action::receive_gradient}) {
-      const int peer = peer_of(s_, rank, receive);
-      auto sent = s_.ranks[peer].begin();
+      std::vector<size_t> sent(s_.p, 0);  // [ranks]: how much of its list
       for (size_t index = 0; index < s_.ranks[rank].size(); ++index) {
         const Instruction& i = s_.ranks[rank][index];
         if (i.action != receive) continue;
+        const int peer = peer_of(s_, rank, i).rank;
         const Instruction expected = partner(rank, i);
-        while (sent->action != expected.action) ++sent;
-        if (*sent != expected)
-          fail(rank, index, "what comes is rank " + std::to_string(peer) + "'s " + to_string(*sent));
-        ++sent;
+        const auto next = [&] { return s_.ranks[peer][sent[peer]++]; };
+        Instruction came = next();
+        while (came.action != expected.action || peer_of(s_, peer, came).rank != rank) came = next();
+        if (came != expected)
+          fail(rank, index, "what comes is rank " + std::to_string(peer) + "'s " + to_string(came));
       }
     }
   }
@@ -242,15 +242,17 @@ class Simulator {
     const Instruction& i = s_.ranks[rank][r.next_message];
     const double begin = std::max(r.started, message_wait(rank, i).until);
     if (begin == never) return false;
-    Interval &mine = r.times[r.next_message++], &other = time(peer_of(s_, rank, i.action), partner(rank, i));
+    Interval &mine = r.times[r.next_message++], &other = time(peer_of(s_, rank, i).rank, partner(rank, i));
     mine.begin = r.started = begin;
     mine.end = other.end = std::max(mine.begin, other.begin) + cost(rank, i);  // never, until both have begun
-    last_on_stream(rank, i.action) = &mine;
+    last_on_stream(rank, i) = &mine;
     return true;
   }
 
-  const Interval*& last_on_stream(int rank, Action message) {
-    return ranks_[rank].last[stream_of(message) * streams_ / message_streams];
+  // With fewer streams than four for an edge, all edges share them.
+  const Interval*& last_on_stream(int rank, const Instruction& message) {
+    const int peer = streams_ == message_streams ? peer_of(s_, rank, message).rank : 0;
+    return ranks_[rank].last[{peer, stream_of(message.action) * streams_ / message_streams}];
   }
 
   // Moves `next` to the next message (or compute instruction, if not `message`). False if none is left.
@@ -263,14 +265,13 @@ class Simulator {
   Wait compute_wait(int rank, const Instruction& i) {
     if (const auto receive = receive_before(s_, rank, i))
       return {time(rank, {*receive, i.micro_batch, i.chunk}).end, "what it needs is never received"};
-    if (s_.p > 1 || i.action == Action::weight_gradient) return {};
-    const int source = i.action == Action::forward ? i.chunk - 1 : i.chunk + 1;  // hands its tensor over
-    if (source < 0 || source == s_.v) return {};
-    return {time(rank, {i.action, i.micro_batch, source}).end, "what it needs is computed later"};
+    const auto source = source_of(s_, rank, i);  // on this rank
+    if (!source) return {};
+    return {time(rank, {i.action, i.micro_batch, source->chunk}).end, "what it needs is computed later"};
   }
 
   Wait message_wait(int rank, const Instruction& i) {
-    const Interval* const last = last_on_stream(rank, i.action);
+    const Interval* const last = last_on_stream(rank, i);
     const std::vector<Action> compute = compute_actions(s_);
     Wait wait;
     const auto add = [&](double until, const char* reason) {

@@ -43,8 +43,9 @@ class Calculator {
                              [](const Choice& c) { return stages_of(c, 0, 3); });
     result["activations"] = table({"model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
                                   [](const Choice& c) { return stages_of(c, 3, purposes); });
-    result["libraries"] = table({"tp", "cp", "pp", "replicas"},
-                                [](const Choice& c) { return Json(libraries_of(c.layout.shape, 1)); });
+    result["libraries"] = table({"tp", "cp", "pp", "replicas"}, [](const Choice& c) {
+      return Json(libraries_of(c.layout.shape, PpSchedule::one_f_one_b, 1));
+    });
     return result;
   }
 

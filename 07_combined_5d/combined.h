@@ -60,7 +60,7 @@ inline bool show_pictures(const Options& options, const MeshShape& shape, int ra
 
 // What a pipeline rank holds of the model, and for how many micro-batches.
 inline RankShare stage_share(const Options& options, const Schedule& schedule, int stage) {
-  return pipeline_share(schedule, stage, layers_of_rank(options, stage, schedule.p, schedule.v));
+  return pipeline_share(schedule, stage, layers_of_rank(options, schedule, stage));
 }
 
 // Device memory that a rank of a stage needs, whose stage_share is `share`. RankShare says which share of the

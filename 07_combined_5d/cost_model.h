@@ -72,7 +72,7 @@ class CostModel : public LayerCost {
     std::vector<Rank> all(shape_.pp);
     for (int k = 0; k < shape_.pp; ++k) {
       Rank& rank = all[k];
-      for (const LayerRange& range : layers_of_rank(o_, k, shape_.pp, schedule_.v)) {
+      for (const LayerRange& range : layers_of_rank(o_, schedule_, k)) {
         const int stage = schedule_.stage(k, static_cast<int>(rank.chunks.size()));
         const Units& chunk = rank.chunks.emplace_back(units(range));
         Costs& c = rank.costs.emplace_back(costs_of(chunk));

@@ -26,7 +26,7 @@ inline std::string to_string(const Layout& l) {
   }
   text << "zero" << l.zero_stage << " mbs" << l.micro_batch_size;
   if (l.shape.pp > 1) text << " " << to_string(l.schedule);
-  if (l.vpp > 1) text << l.vpp;
+  if (l.schedule == PpSchedule::interleaved) text << l.vpp;
   if (l.sequence_parallel) text << " sp";
   if (l.recompute != Recompute::none) text << " " << to_string(l.recompute);
   return text.str();
@@ -43,7 +43,12 @@ inline Layout parse_layout(const std::string& option, const std::string& words, 
   std::istringstream stream(words);
   for (std::string word; stream >> word;) {
     const size_t digits = std::min(word.find_last_not_of("0123456789") + 1, word.size());
-    const bool is_schedule = word == "afab" || word == "1f1b" || word == "zb-h1";
+    const std::map<std::string, PpSchedule> schedules = {{"afab", PpSchedule::afab},
+                                                         {"1f1b", PpSchedule::one_f_one_b},
+                                                         {"zb-h1", PpSchedule::zb_h1},
+                                                         {"zb-v", PpSchedule::zb_v},
+                                                         {"dualpipe-v", PpSchedule::dualpipe_v}};
+    const bool is_schedule = schedules.contains(word);
     const std::string name = is_schedule ? word : word.substr(0, digits),
                       number = is_schedule ? "" : word.substr(digits);
     const int n = number.empty() || number.size() > 6 ? -1 : std::stoi(number);
@@ -55,9 +60,8 @@ inline Layout parse_layout(const std::string& option, const std::string& words, 
       *found->second = n;
       if (name == "interleaved") l.schedule = PpSchedule::interleaved;
     } else if (is_schedule) {
-      l.schedule = word == "afab"   ? PpSchedule::afab
-                   : word == "1f1b" ? PpSchedule::one_f_one_b
-                                    : PpSchedule::zb_h1;
+      l.schedule = schedules.at(word);
+      l.vpp = is_v_shaped(l.schedule) ? 2 : 1;
     } else if (word == "sp") {
       l.sequence_parallel = true;
     } else if (word == "full" || word == "selective") {
@@ -80,15 +84,16 @@ inline Options options_of(Options options, const Layout& l) {
 }
 
 // What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
-inline size_t libraries_of(const MeshShape& shape, int vpp) {
+inline size_t libraries_of(const MeshShape& shape, PpSchedule schedule, int vpp) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
   const int replicas = shape.dp * shape.cp, experts = shape.ep;
-  // Four streams for an edge; a rank at the end of the pipeline has one edge, in a ring two.
-  const int edges = shape.pp == 1 ? 0 : shape.pp == 2 && vpp == 1 ? 1 : 2;
+  // Two ways for an edge, of a V four; a rank at the end of the pipeline has one edge, in a ring two.
+  const bool is_v = is_v_shaped(schedule), is_ring = vpp > 1 && !is_v;
+  const int edges = shape.pp == 1 ? 0 : shape.pp == 2 && !is_ring ? 1 : 2;
   return library_bytes(channels(shape.tp, tensor_blocks) + channels(shape.cp, data_blocks) +
                        channels(replicas, data_blocks) + channels(experts, data_blocks) +
                        channels(replicas / experts, data_blocks) + channels(shape.ranks(), data_blocks) +
-                       2 * edge_blocks * edges);
+                       (is_v ? 4 : 2) * edge_blocks * edges);
 }
 
 // Device memory of the fullest rank, in bytes. `libraries`: libraries_of.
@@ -107,7 +112,7 @@ inline MemoryOfLayout memory_of(const Options& options, const MeshShape& shape,
     const size_t tensors = std::accumulate(total.begin(), total.end(), size_t{0});
     if (tensors > memory.tensors) memory.fullest = p, memory.tensors = tensors;
   }
-  memory.libraries = libraries_of(shape, options.vpp);
+  memory.libraries = libraries_of(shape, options.pp_schedule, options.vpp);
   return memory;
 }
 
@@ -269,8 +274,15 @@ class Planner {
         if (l.shape.pp == 1) continue;
         l.schedule = PpSchedule::afab;
         use(l);
-        l.schedule = PpSchedule::zb_h1;  // it needs what full recomputation throws away
-        if (recompute == Recompute::none) use(l);
+        if (recompute == Recompute::none) {  // these need what full recomputation throws away
+          l.schedule = PpSchedule::zb_h1;
+          use(l);
+          l.vpp = 2;
+          for (const PpSchedule schedule : {PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
+            l.schedule = schedule;
+            if (2 * l.shape.pp <= base_.model.layers) use(l);
+          }
+        }
         l.schedule = PpSchedule::interleaved;
         for (l.vpp = 2; l.vpp * l.shape.pp <= base_.model.layers; l.vpp *= 2) use(l);
       }

@@ -17,7 +17,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   Mesh mesh(shape, world);                                                                   // 07
-  const auto chunks = layers_of_rank(options, mesh.place.pp, shape.pp, options.vpp);         // 05
+  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);   // 05
   const auto positions = context_positions(options, mesh.place.cp, shape.cp);                // 06
   TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);         // 04
   RingAttention attention(options, mesh.context, shape.tp);                                  // 06

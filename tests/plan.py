@@ -38,7 +38,7 @@ def random_layout(ranks):
     words = [f"{axis}{n}" for axis, n in degrees.items()] + [f"dp{left}", f"zero{draw.randrange(4)}"]
     words.append(f"mbs{draw.choice((1, 1, 2, 4))}")
     if degrees["pp"] > 1:
-        words.append(draw.choice(("1f1b", "afab", "zb-h1", "interleaved2")))
+        words.append(draw.choice(("1f1b", "afab", "zb-h1", "interleaved2", "zb-v", "dualpipe-v")))
     if degrees["tp"] > 1:
         words += draw.choice(([], ["sp"]))
     return " ".join(words + draw.choice(([], [], ["full"])))

@@ -305,7 +305,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(!pipeline({}).show_schedule);
   CHECK(pipeline({"--pp-schedule", "interleaved"}).vpp == 2);
   CHECK(pipeline({"--pp-schedule", "interleaved", "--vpp", "1"}).vpp == 1);
-  for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1"}) {
+  for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"}) {
     CHECK(to_string(pipeline({"--pp-schedule", name}).pp_schedule) == name);
   }
   const Options options =
@@ -314,13 +314,14 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(options.pp == 4);
   CHECK(options.show_schedule);
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", "gpipe"}),
-                    "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1, or a "
+                    "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1, "
+                    "zb-v, dualpipe-v, or a "
                     "file that can be read");
   CHECK_THROWS_WITH(pipeline({"--vpp", "0"}),
                     "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
-  CHECK_THROWS_WITH(
-      pipeline({"--vpp", "2"}),
-      "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved has more chunks");
+  CHECK_THROWS_WITH(pipeline({"--vpp", "2"}),
+                    "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved can have "
+                    "another number of chunks");
 
   const TemporaryFolder folder;
   const std::string path = folder.write("schedule.txt", "F0 B0\n");
@@ -330,13 +331,13 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(from_file.pp_schedule_text == "F0 B0\n");
   CHECK(from_file.vpp == 1);
   CHECK(from_file.as_json.find("\"pp-schedule\":\"" + path + "\"") != std::string::npos);
-  CHECK_THROWS_WITH(
-      pipeline({"--pp-schedule", folder.path().c_str()}),
-      "--pp-schedule: " + folder.path() +
-          " is not valid; expected one of afab, 1f1b, interleaved, zb-h1, or a file that can be read");
-  CHECK_THROWS_WITH(
-      pipeline({"--pp-schedule", path.c_str(), "--vpp", "2"}),
-      "--vpp: 2 is not valid; expected 1 with --pp-schedule " + path + "; only interleaved has more chunks");
+  CHECK_THROWS_WITH(pipeline({"--pp-schedule", folder.path().c_str()}),
+                    "--pp-schedule: " + folder.path() +
+                        " is not valid; expected one of afab, 1f1b, interleaved, zb-h1, zb-v, dualpipe-v, or "
+                        "a file that can be read");
+  CHECK_THROWS_WITH(pipeline({"--pp-schedule", path.c_str(), "--vpp", "2"}),
+                    "--vpp: 2 is not valid; expected 1 with --pp-schedule " + path +
+                        "; only interleaved can have another number of chunks");
   CHECK_THROWS_WITH(
       pipeline({"--pp-schedule", path.c_str(), "--log-json", path.c_str()}),
       "--log-json: " + path + " is not valid; expected another file than that of --pp-schedule");

@@ -286,7 +286,7 @@ TEST_CASE("04: chunks hide two fifths of forward's communication on a node", "[0
 #endif
 
 TEST_CASE("05: the program's steps are those of 01", "[05][program]") {
-  for (const char* schedule : {"afab", "1f1b", "zb-h1", "interleaved"}) {
+  for (const char* schedule : {"afab", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v"}) {
     check_like_01(std::string("05_pipeline_parallel --pp-schedule ") + schedule, " --layers 13");
   }
 }

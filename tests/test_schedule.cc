@@ -188,6 +188,28 @@ TEST_CASE("05: bubbles are what the formulas say", "[05][schedule]") {
   CHECK(bubble(PpSchedule::zb_h1, 8) == 7);
 }
 
+// A rank's work is 6 m chunks; the published peaks are p and p + 1/2 micro-batches of all its layers.
+TEST_CASE("05: in a V the bubble is a chunk for each rank but one", "[05][schedule]") {
+  for (int p = 1; p <= 12; ++p) {
+    for (int m = 1; m <= 4 * p; ++m) {
+      INFO("p " << p << ", m " << m);
+      for (const PpSchedule kind : {PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
+        const Schedule s = make_schedule(kind, p, m, 2);
+        for (int k = 0; k < p; ++k) {
+          CHECK(s.stage(k, 0) == k);
+          CHECK(s.stage(k, 1) == 2 * p - 1 - k);
+        }
+        const Simulation played = simulate(s);
+        REQUIRE(played.work == 6 * m);
+        if (m < 2 * p) continue;  // too few to fill it
+        REQUIRE(played.bubble() == p - 1);
+        for (const InFlight& peak : played.in_flight)
+          REQUIRE(peak.until_weight_gradient == 2 * p + (kind == PpSchedule::zb_v ? 0 : 1));
+      }
+    }
+  }
+}
+
 TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
   for (int p = 1; p <= 8; ++p) {
     for (int m = 1; m <= 12; ++m) {
@@ -209,10 +231,10 @@ TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
   CHECK(peak_in_flight(chunks.ranks[0], 0).until_weight_gradient == 4);
   CHECK(peak_in_flight(chunks.ranks[0], 1).until_weight_gradient == 2);
   CHECK(peak_in_flight(chunks.ranks[0]).until_weight_gradient == 5);
-  CHECK(input_buffers(chunks.ranks[0], 1) == 3);
+  CHECK(input_buffers(chunks, 0, 1) == 3);
   // The input gradient is the last to read an input, whenever the weight gradient is made.
   const Schedule zero_bubble = make_schedule(PpSchedule::zb_h1, 4, 8, 1);
-  for (int k = 0; k < 4; ++k) CHECK(input_buffers(zero_bubble.ranks[k], 0) == 4 - k + 1);
+  for (int k = 0; k < 4; ++k) CHECK(input_buffers(zero_bubble, k, 0) == 4 - k + 1);
 }
 
 // A program prints the line of a UsageError and ends with status 2.
@@ -257,7 +279,7 @@ TEST_CASE("05: generated schedules keep the rules, and play by them", "[05][sche
           if (action == Action::send_gradient)
             started = std::max(started,
                                time(rank, {split ? Action::input_gradient : Action::backward, i, chunk}).end);
-          const int last = i - input_buffers(s.ranks[rank], chunk);
+          const int last = i - input_buffers(s, rank, chunk);
           if (action == Action::receive_activation && last >= 0)
             started = std::max(
                 started, time(rank, {split ? Action::input_gradient : Action::backward, last, chunk}).end);
@@ -533,7 +555,7 @@ TEST_CASE("05: a buffer holds one micro-batch at a time, in any order", "[05][sc
         check(assign_flights(s, rank, chunk), peak_in_flight(list, chunk).until_weight_gradient,
               Action::forward, end);
         if (s.p > 1 && s.stage(rank, chunk) > 0)
-          check(assign_inputs(s, rank, chunk), input_buffers(list, chunk), Action::receive_activation,
+          check(assign_inputs(s, rank, chunk), input_buffers(s, rank, chunk), Action::receive_activation,
                 input_gradient);
       }
     }

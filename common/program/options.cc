@@ -62,7 +62,9 @@ const std::vector<std::pair<std::string, PpSchedule>> pp_schedule_names = {
     {"afab", PpSchedule::afab},
     {"1f1b", PpSchedule::one_f_one_b},
     {"interleaved", PpSchedule::interleaved},
-    {"zb-h1", PpSchedule::zb_h1}};  // from_file has no name: all else is a path
+    {"zb-h1", PpSchedule::zb_h1},
+    {"zb-v", PpSchedule::zb_v},
+    {"dualpipe-v", PpSchedule::dualpipe_v}};  // from_file has no name: all else is a path
 
 const std::vector<std::pair<std::string, TpOverlap>> tp_overlap_names = {{"none", TpOverlap::none},
                                                                          {"chunks", TpOverlap::chunks}};
@@ -411,6 +413,14 @@ void use_schedule(Options& options, const std::string& given) {
   options.pp_schedule_file = given;
 }
 
+// Model chunks on a pipeline rank, unless --vpp says another number.
+int chunks_of(PpSchedule schedule) {
+  return schedule == PpSchedule::interleaved || schedule == PpSchedule::zb_v ||
+                 schedule == PpSchedule::dualpipe_v
+             ? 2
+             : 1;
+}
+
 std::string schedule_name(const Options& options) {
   const bool is_file = options.pp_schedule == PpSchedule::from_file;
   return is_file ? options.pp_schedule_file : std::string(to_string(options.pp_schedule));
@@ -554,9 +564,11 @@ void check_sizes(const Options& options) {
   if (options.min_lr > options.lr) {
     throw UsageError("--min-lr", text(options.min_lr), "at most --lr (" + text(options.lr) + ")");
   }
-  if (options.vpp > 1 && options.pp_schedule != PpSchedule::interleaved) {
+  const int chunks = chunks_of(options.pp_schedule);
+  if (options.vpp > 0 && options.vpp != chunks && options.pp_schedule != PpSchedule::interleaved) {
     throw UsageError("--vpp", std::to_string(options.vpp),
-                     "1 with --pp-schedule " + schedule_name(options) + "; only interleaved has more chunks");
+                     std::to_string(chunks) + " with --pp-schedule " + schedule_name(options) +
+                         "; only interleaved can have another number of chunks");
   }
 }
 
@@ -666,7 +678,7 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   if (options.bucket_mb < 0) options.bucket_mb = std::min(25.0, 4e-6 * parameter_count(options) / 8);
-  if (options.vpp == 0) options.vpp = options.pp_schedule == PpSchedule::interleaved ? 2 : 1;
+  if (options.vpp == 0) options.vpp = chunks_of(options.pp_schedule);
   if (!options.show_schedule_svg.empty()) options.show_schedule = true;
   check_sizes(options);
   check_files(options);

@@ -29,8 +29,10 @@ enum class DpSync { naive, overlap, bucket };
 //   one_f_one_b  one forward, one backward
 //   interleaved  one forward, one backward, with several model chunks on a rank
 //   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
+//   zb_v         the same with two chunks on a rank, the second ones in reverse order
+//   dualpipe_v   two chunks likewise; a forward of one beside a backward of the other
 //   from_file    any order, which a file says
-enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, from_file };
+enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v, from_file };
 
 // Whether tensor parallelism cuts forward's products into chunks, so that their communication hides.
 enum class TpOverlap { none, chunks };

@@ -61,6 +61,8 @@ SECTIONS = {
         "The layouts that make sweep has run: the time that the planner predicts, and the time that a step took.",
     ),
 }
+SPLIT = ("zb-h1", "zb-v", "dualpipe-v")  # schedules that put weight gradients off
+SCHEDULES = ("afab", "1f1b", "interleaved", *SPLIT)
 # What another schedule leaves as it was.
 KEPT = (
     "layers d-model heads kv-heads d-ff vocab-size data seq-len micro-batch-size global-batch-size recompute attention "
@@ -84,7 +86,7 @@ def issued(builds, run, schedule):
             logs.output_of("mpirun", "-n", run.ranks, program, *words)
         except logs.Refused:
             return []
-        return traces.pipeline(trace, schedule == "zb-h1")
+        return traces.pipeline(trace, schedule in SPLIT)
 
 
 def trace_of(run):
@@ -105,9 +107,9 @@ def pipelines(runs, builds):
         ran = run.options["pp-schedule"]
         bars += [
             {"run": run.label, "schedule": f"{ran}, as it ran", **bar}
-            for bar in traces.pipeline(trace_of(run), ran == "zb-h1")
+            for bar in traces.pipeline(trace_of(run), ran in SPLIT)
         ]
-        for schedule in ("afab", "1f1b", "interleaved", "zb-h1"):
+        for schedule in SCHEDULES:
             if schedule != ran:
                 bars += [{"run": run.label, "schedule": schedule, **bar} for bar in issued(builds, run, schedule)]
     return bars

@@ -51,7 +51,7 @@ struct CombinedModel {
   CombinedModel(const CombinedCase& c, World& world)
       : of(c),
         mesh(of.shape, world),
-        chunks(layers_of_rank(options, mesh.place.pp, of.shape.pp, options.vpp)),
+        chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.place.pp)),
         positions(context_positions(options, mesh.place.cp, of.shape.cp)),
         tensor_parallel(options, mesh.rows(options), mesh.tensor, compute),
         attention(options, mesh.context, of.shape.tp),

@@ -197,7 +197,7 @@ struct ParallelModel {
   }
   std::vector<LayerRange> parts_of_model() const {
     if (technique.kind != Technique::pipeline) return {whole_model(options.model)};
-    return layers_of_rank(options, ranks.rank(), ranks.ranks(), technique.chunks);
+    return layers_of_rank(options, schedule(), ranks.rank());
   }
 };
 

@@ -295,9 +295,11 @@ class Draw {
     CombinedCase c;
     MeshShape& shape = c.shape = any_mesh();
     const auto [tp, cp, dp, pp, ep] = shape;
-    const PpSchedule schedule =
-        one_of({PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::interleaved, PpSchedule::zb_h1});
-    const int chunks = schedule == PpSchedule::interleaved && pp > 1 ? up_to(3) : 1;
+    const PpSchedule schedule = one_of({PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::interleaved,
+                                        PpSchedule::zb_h1, PpSchedule::zb_v, PpSchedule::dualpipe_v});
+    const int chunks = is_v_shaped(schedule)                           ? 2
+                       : schedule == PpSchedule::interleaved && pp > 1 ? up_to(3)
+                                                                       : 1;
     const int kv_heads = tp * up_to(2);
     const int heads = kv_heads * up_to(3);
     const int micro_batch = up_to(3);

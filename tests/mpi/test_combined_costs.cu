@@ -27,6 +27,8 @@ const std::vector<Request> requests = {
     {{2, 2, 1, 2}, 1, false, PpSchedule::zb_h1, Recompute::none, CpExchange::all_gather},
     {{1, 2, 2, 2}, 3, false, PpSchedule::interleaved, Recompute::full},
     {{2, 1, 2, 2}, 2, true, PpSchedule::zb_h1},
+    {{2, 1, 2, 2}, 1, true, PpSchedule::zb_v},
+    {{1, 1, 2, 4}, 3, false, PpSchedule::dualpipe_v},
     {{4, 1, 1, 2}, 0, false, PpSchedule::interleaved, Recompute::selective},
 };
 
@@ -40,7 +42,7 @@ CombinedCase case_of(const Request& r) {
   o.dp_sync = DpSync::overlap;
   o.sequence_parallel = r.sequence_parallel;
   o.pp_schedule = r.schedule;
-  o.vpp = r.schedule == PpSchedule::interleaved ? 2 : 1;
+  o.vpp = r.schedule == PpSchedule::interleaved || is_v_shaped(r.schedule) ? 2 : 1;
   o.recompute = r.recompute;
   o.cp_exchange = r.exchange;
   o.attention = Attention::tiled;
@@ -163,7 +165,8 @@ ExpectedTraffic of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
 ExpectedTraffic of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t stages = std::ssize(combined.chunks);
-  const int64_t messages = kMicroBatches * (2 * stages - part.embedding - part.head);
+  const bool turns = is_v_shaped(c.options.pp_schedule) && combined.mesh.place.pp == c.shape.pp - 1;
+  const int64_t messages = kMicroBatches * (2 * stages - part.embedding - part.head - (turns ? 2 : 0));
   ExpectedTraffic e;
   e["send"].add(messages, part.rows_outside * c.options.model.d_model);
   e["receive"] = e["send"];

@@ -250,6 +250,15 @@ TEST_CASE("05: parity, zb-h1", "[05][parity]") {
 TEST_CASE("05: parity, zb-h1, selective recomputation", "[05][parity]") {
   check_pipeline_parity(PpSchedule::zb_h1, 1, {5}, Recompute::selective);
 }
+TEST_CASE("05: parity, zb-v", "[05][parity]") {
+  check_pipeline_parity(PpSchedule::zb_v, 2, {1, 2, 3, 5, 9, 12}, Recompute::none);
+}
+TEST_CASE("05: parity, zb-v, selective recomputation", "[05][parity]") {
+  check_pipeline_parity(PpSchedule::zb_v, 2, {5}, Recompute::selective);
+}
+TEST_CASE("05: parity, dualpipe-v", "[05][parity]") {
+  check_pipeline_parity(PpSchedule::dualpipe_v, 2, {1, 2, 3, 5, 9, 12}, Recompute::none);
+}
 
 // Every step ends with another micro-batch than the last, and buffers pass on in another order than 0, 1, ...
 TEST_CASE("05: parity, micro-batches in any order", "[05][parity]") {

@@ -33,11 +33,11 @@ Layout random_layout(std::mt19937& draw, int gpus) {
   l.zero_stage = l.shape.dp * l.shape.cp > 1 ? static_cast<int>(draw() % 4) : 1;
   l.micro_batch_size = 1 << draw() % 3;
   if (l.shape.pp > 1) {
-    l.schedule = static_cast<PpSchedule>(draw() % 4);
-    if (l.schedule == PpSchedule::interleaved) l.vpp = 2;
+    l.schedule = static_cast<PpSchedule>(draw() % 6);
+    if (l.schedule == PpSchedule::interleaved || is_v_shaped(l.schedule)) l.vpp = 2;
   }
   l.sequence_parallel = l.shape.tp > 1 && draw() % 2 == 0;
-  const bool splits = l.schedule == PpSchedule::zb_h1;
+  const bool splits = l.schedule == PpSchedule::zb_h1 || is_v_shaped(l.schedule);
   if (!splits && draw() % 3 == 0) l.recompute = Recompute::full;
   return l;
 }
