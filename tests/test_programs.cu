@@ -216,10 +216,11 @@ TEST_CASE("01: a trace has all steps, or the last ones", "[01][program]") {
     }
     return steps;
   };
-  REQUIRE(kSteps == 3);
-  CHECK(traced("") == std::set{1, 2, 3});
-  CHECK(traced(" --trace-steps 2") == std::set{2, 3});
-  CHECK(traced(" --trace-steps 4") == std::set{1, 2, 3});
+  std::set<int> all;
+  for (int step = 1; step <= kSteps; ++step) all.insert(step);
+  CHECK(traced("") == all);
+  CHECK(traced(" --trace-steps 2") == std::set{kSteps - 1, kSteps});
+  CHECK(traced(" --trace-steps 9") == all);
 }
 
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
