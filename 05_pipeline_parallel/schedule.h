@@ -267,7 +267,7 @@ inline Instructions zb_v(int p, int m, int k) {
 }
 
 // The steady state is pairs of a forward in one chunk and a backward in the other. DeepSeek-V3 runs a pair at
-// once, so that the messages of experts in one hide behind the products of the other. Here they run one after
+// once, so that the messages of one hide behind the products of the other. Here they run one after
 // the other. A rank keeps half a micro-batch more than zb-v. The eight loops are the published steps; full
 // from m >= 2p on.
 inline Instructions dualpipe_v(int p, int m, int k) {

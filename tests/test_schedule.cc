@@ -323,6 +323,7 @@ TEST_CASE("05: a receive waits until its buffer is free", "[05][schedule]") {
                       2,
                       3,
                       1,
+                      looped(2, 1),
                       {instructions("F0 SA0 F1 SA1 F2 SA2 RG0 B0 RG1 B1 RG2 B2"),
                        instructions("RA0 F0 RA1 B0 RA2 SG0 F1 B1 SG1 F2 B2 SG2")}};
   const Simulation played = simulate(s);
@@ -360,7 +361,7 @@ TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedul
 
 TEST_CASE("05: what is wrong with a schedule", "[05][schedule]") {
   const auto with = [](int m, const std::string& rank0, const std::string& rank1) {
-    return Schedule{"", false, 2, m, 1, {instructions(rank0), instructions(rank1)}};
+    return Schedule{"", false, 2, m, 1, looped(2, 1), {instructions(rank0), instructions(rank1)}};
   };
   const std::string first = "F0 SA0 F1 SA1 RG0 B0 RG1 B1", last = "RA0 F0 RA1 B0 SG0 F1 B1 SG1";
   CHECK(complaint(with(2, first, last)) == "");
@@ -389,7 +390,7 @@ TEST_CASE("05: what is wrong with a schedule", "[05][schedule]") {
 
 TEST_CASE("05: deadlocks", "[05][schedule]") {
   const auto with = [](int m, const std::string& rank0, const std::string& rank1) {
-    return Schedule{"", false, 2, m, 1, {instructions(rank0), instructions(rank1)}};
+    return Schedule{"", false, 2, m, 1, looped(2, 1), {instructions(rank0), instructions(rank1)}};
   };
   // One rank wants a gradient that the other makes only after an activation of the first.
   CHECK(complaint(with(2, "F0 SA0 RG0 B0 F1 SA1 RG1 B1", "RA0 F0 RA1 F1 B0 SG0 B1 SG1")) ==
@@ -411,6 +412,7 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
       1,
       1,
       2,
+      looped(1, 2),
       {{{Action::forward, 0, 1}, {Action::forward, 0, 0}, {Action::backward, 0, 1}, {Action::backward, 0, 0}}}};
   CHECK(
       complaint(chunks) ==
