@@ -93,9 +93,13 @@ class Explanation : public CostModel {
       for (const Unit& u : units) elements += u.size[0] + u.size[1];
     const int n = shape_.dp * shape_.cp;
     if (n > 1) {
-      double sums = 0, gathers = 0;
-      for (const Units& units : rank.chunks)
-        for (const Unit& u : units) sums += scatter(u), gathers += gather(u);
+      double sums = 0, gathers = 0;  // the groups' streams run beside each other
+      for (int g = 0; g < 2; ++g) {
+        double sums_of_group = 0, gathers_of_group = 0;
+        for (const Units& units : rank.chunks)
+          for (const Unit& u : units) sums_of_group += scatter(u, g), gathers_of_group += gather(u, g);
+        sums = std::max(sums, sums_of_group), gathers = std::max(gathers, gathers_of_group);
+      }
       print("  data       %d ranks, %.3f G parameters each: summing the gradients takes %.1f ms%s", n,
             elements / 1e9, sums * ms, o_.zero_stage >= 2 ? " a micro-batch" : "");
       if (o_.zero_stage > 0) print(", gathering the weights %.1f ms", gathers * ms);

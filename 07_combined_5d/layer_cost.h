@@ -12,16 +12,19 @@ namespace pentatron {
 // Seconds in which a rank's compute stream is busy, or waits for the ranks of an axis.
 struct Work {
   double kernels = 0, tensor = 0, context = 0, experts = 0;
-  int launches = 0;  // operations that the host issues
+  int launches = 0;    // operations that the host issues
+  double alone = 0;    // until the first operation with such ranks has to start; of a pass of a unit
+  bool meets = false;  // whether there is one
 
   double seconds() const { return kernels + tensor + context + experts; }
   Work& operator+=(const Work& w) {
+    alone += meets ? 0 : w.alone, meets |= w.meets;
     kernels += w.kernels, tensor += w.tensor, context += w.context, experts += w.experts;
     launches += w.launches;
     return *this;
   }
   Work operator*(double n) const {
-    return {kernels * n, tensor * n, context * n, experts * n, static_cast<int>(launches * n)};
+    return {kernels * n, tensor * n, context * n, experts * n, static_cast<int>(launches * n), alone, meets};
   }
 };
 
@@ -76,6 +79,7 @@ class LayerCost {
   void run(Work& w, const char* name, const Cost& cost) const {
     const double seconds = gpu_.seconds(cost);
     w.kernels += seconds;
+    if (!w.meets) w.alone += seconds;
     ++w.launches;
     if (terms != nullptr) terms->push_back({name, cost, 0, seconds});
   }
@@ -85,9 +89,13 @@ class LayerCost {
   void wgrad(Work& w, const char* name, int64_t out, int64_t in, int64_t rows) const {
     run(w, name, products(out, in, rows, 1, sizeof(real), sizeof(accum), adds_));
   }
-  // The compute stream waits for a collective or for messages. `sent`: bytes of this rank.
-  void wait(double& of_axis, const char* name, double sent, double seconds) const {
-    of_axis += seconds;
+  // The compute stream waits for a collective or for messages that take `lasts`, of which what runs
+  // `meanwhile` (and is counted after this call) hides as much. `sent`: bytes of this rank.
+  void wait(Work& w, double Work::*axis, const char* name, double sent, double lasts,
+            double meanwhile = 0) const {
+    const double seconds = std::max(0.0, lasts - meanwhile);
+    w.*axis += seconds;
+    if (sent > 0 && !w.meets) w.alone += std::max(0.0, meanwhile - lasts), w.meets = true;
     if (terms != nullptr && seconds > 0) terms->push_back({name, {}, sent, seconds});
   }
 
@@ -102,11 +110,11 @@ class LayerCost {
   // many).
   double sent() const { return (shape_.tp - 1) * (sp_ ? 1 : 2.0 / shape_.tp) * r * outside_ * c_.d; }
   void enter(Work& w) const {
-    wait(w.tensor, "all-gather of rows", sent(), gather());
+    wait(w, &Work::tensor, "all-gather of rows", sp_ ? sent() : 0, gather());
     w.launches += sp_;
   }
   void leave(Work& w) const {
-    wait(w.tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
+    wait(w, &Work::tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
     w.launches += shape_.tp > 1;
   }
   // Backward of a region's beginning: dgrad runs while its input is gathered, and weight gradients while the
@@ -125,10 +133,10 @@ class LayerCost {
     const double d = dgrad.seconds(), came = gather();
     const double wgrads = std::max(d + other.seconds(), came) + input.seconds();
     const double sum = std::max(d, came) + reduce();
+    wait(now, &Work::tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
+         (sp_ ? std::max(wgrads, sum) : sum) - d, other.seconds() + input.seconds());
     now += other, now += input;
     now.launches += sp_ + (shape_.tp > 1);
-    wait(now.tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
-         std::max(0.0, std::max(wgrads, sum) - (d + other.seconds() + input.seconds())));
   }
 
   // ---- Attention (attention.h), in a ring if context ranks share the sequence (ring_attention.h)
@@ -190,14 +198,14 @@ class LayerCost {
         run(block, "merge", moves(3 * a * visible->block.batch * visible->block.queries * c_.q));
       double communication = step + 1 < n ? hop(r) : 0;
       if (backward && step > 0) communication += hop(a);
-      wait(w.context, "hop, as far as not hidden", communication > 0 ? 2 * r * rows_ * c_.kv : 0,
-           std::max(0.0, communication - block.seconds()));
+      wait(w, &Work::context, "hop, as far as not hidden", communication > 0 ? 2 * r * rows_ * c_.kv : 0,
+           communication, block.seconds());
       for (int i = 0; backward && step > 0 && visible && i < 2; ++i)
         run(block, "sum of d_k or d_v", moves(3 * a * rows_ * c_.kv));
       w += block;
       w.launches += communication > 0;
     }
-    if (backward) wait(w.context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
+    if (backward) wait(w, &Work::context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
     run(w, "round", moves((a + r) * rows_ * c_.q));
     for (int i = 0; backward && i < 2; ++i) run(w, "round", moves((a + r) * rows_ * c_.kv));
     return w;
@@ -299,13 +307,15 @@ class LayerCost {
       run(w, "places of copies", moves(bytes));
     run(meanwhile, "permute", moves(2 * r * copies() * c_.d));
     run(meanwhile, "fractions", little);
-    if (shape_.cp > 1) wait(meanwhile.context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
+    if (shape_.cp > 1)
+      wait(meanwhile, &Work::context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
     if (!again) run(meanwhile, "balance loss", moves(a * rows_ * e));
     const double come = exchange(counts / shape_.ep) + 2 * gpu_.copy_seconds(counts) + gpu_.launch_seconds;
-    wait(w.experts, "counts reach the host", counts, std::max(0.0, come - meanwhile.seconds()));
+    wait(w, &Work::experts, "counts reach the host", counts * (shape_.ep - 1) / shape_.ep, come,
+         meanwhile.seconds());
     w += meanwhile;
     for (const char* const name : {"dispatch", "combine"})
-      wait(w.experts, name, sent_rows(), exchange_rows());
+      wait(w, &Work::experts, name, sent_rows(), exchange_rows());
     for (int i = 0; i < own_experts(); ++i) {
       product(w, "expert's gate, up", rows_of_expert(), 2 * c_.f, c_.d);
       product(w, "expert's down", rows_of_expert(), c_.d, c_.f);
@@ -321,9 +331,9 @@ class LayerCost {
     Work& now = p[0];
     run(now, "weigh", moves(r * (2 * copies() + rows_) * c_.d));
     run(route, "route", moves(2 * a * rows_ * e));
+    wait(now, &Work::experts, "dispatch, as far as not hidden", sent_rows(), exchange_rows(),
+         route.seconds());
     now += route;
-    wait(now.experts, "dispatch, as far as not hidden", sent_rows(),
-         std::max(0.0, exchange_rows() - route.seconds()));
     for (int i = 0; i < own_experts(); ++i) {
       product(now, "expert's down, input", rows_of_expert(), c_.f, c_.d);
       product(now, "expert's gate, up, input", rows_of_expert(), c_.d, 2 * c_.f);
@@ -332,9 +342,9 @@ class LayerCost {
     }
     run(now, "swiglu", moves(5 * r * copies() * c_.f));
     run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
-    wait(now.experts, "combine, as far as not hidden", sent_rows(),
-         std::max(0.0, exchange_rows() - (schedule_.splits_backward ? 0 : wgrads.seconds())));
-    p[1] += wgrads;
+    wait(now, &Work::experts, "combine, as far as not hidden", sent_rows(), exchange_rows(),
+         schedule_.splits_backward ? 0 : wgrads.seconds());
+    (schedule_.splits_backward ? p[1] : now) += wgrads;
     run(now, "add", moves(r * (copies() + rows_) * c_.d));
     leave(now);
   }
@@ -348,7 +358,10 @@ class LayerCost {
       u.size = {attention + double(o_.experts) * c_.d, own_experts() * mlp};
       u.parameters = 7;
     }
-    if (o_.recompute == Recompute::full) u.backward[0] += layer_forward(layer, true);
+    if (o_.recompute == Recompute::full) {
+      const Work rest = std::exchange(u.backward[0], layer_forward(layer, true));
+      u.backward[0] += rest;
+    }
     return u;
   }
 
@@ -376,7 +389,8 @@ class LayerCost {
       product(u.forward, "head", rows_, c_.vocabulary, c_.d);
       run(u.forward, "softmax", moves(r * logits));
       if (shape_.tp > 1) {
-        wait(u.forward.tensor, "all-reduces of the softmax", 6 * a * rows_ * (shape_.tp - 1) / shape_.tp,
+        wait(u.forward, &Work::tensor, "all-reduces of the softmax",
+             6 * a * rows_ * (shape_.tp - 1) / shape_.tp,
              tensor_.all_reduce(a * rows_) + tensor_.all_reduce(2 * a * rows_));
         run(u.forward, "softmax", moves(5 * a * rows_));
       }
