@@ -93,14 +93,14 @@ class CostModel : public DataCost {
   // ---- The pipeline
 
   // Of the next micro-batch.
-  Costs costs_of(Streams& now, const Units& units) const {
+  Costs costs_of(Streams& now, const Units& units, bool forward) const {
     const auto seconds = [&](const auto& pass) {
       const double begin = now.compute;
       pass();
       return now.compute - begin;
     };
     Costs c;
-    c.forward = seconds([&] { forward_pass(now, units); });
+    c.forward = forward ? seconds([&] { forward_pass(now, units); }) : 0;
     const bool splits = schedule_.splits_backward;
     c.input_gradient = seconds([&] {
       backward_pass(now, units, splits ? Action::input_gradient : Action::backward, !splits && sums_each());
@@ -112,9 +112,11 @@ class CostModel : public DataCost {
   // The mean of the first micro-batch and of those after it. `late`: by how much the last gradients are.
   Costs costs_of(const Units& units, double& late) const {
     Streams now;
-    Costs c = costs_of(now, units);
+    Costs c = costs_of(now, units, true);
     if (schedule_.m > 1 && sums_each()) {
-      const Costs again = costs_of(now, units);
+      const bool alternates = o_.pp_schedule != PpSchedule::afab;  // otherwise all forwards come first
+      Costs again = costs_of(now, units, alternates);
+      if (!alternates) again.forward = c.forward;
       for (double Costs::*part : {&Costs::forward, &Costs::input_gradient, &Costs::weight_gradient})
         c.*part += (again.*part - c.*part) * (schedule_.m - 1) / schedule_.m;
     }

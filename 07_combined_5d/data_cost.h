@@ -54,9 +54,10 @@ class DataCost : public LayerCost {
       started = data[group] - seconds / pieces;
       return data[group];
     }
-    void run(const Work& work) {
-      if (work.meets) compute = std::max(compute, started - work.alone);
-      compute += work.seconds();
+    // `free`: when there is memory for the weight gradients.
+    void run(const Work& work, double free = 0) {
+      if (work.meets) compute = std::max(compute, started - work.until_meeting);
+      compute = std::max(compute, free - work.until_gradients) + work.seconds();
     }
   };
 
@@ -86,7 +87,7 @@ class DataCost : public LayerCost {
     const int n = static_cast<int>(units.size());
     for (int i = 0; i < n; ++i) {
       const int unit = forward ? i : n - 1 - i, buffer = unit % 2;
-      double ready = now.compute;
+      double ready = now.compute, free = 0;
       for (int g = 0; g < 2; ++g) {
         if (units[unit].size[g] == 0) continue;
         if (gathers_each() && (forward || unit > 0)) {
@@ -94,10 +95,10 @@ class DataCost : public LayerCost {
           ready = std::max(ready, gathered(now, units, g, unit, next));
           if (next != none) gathered(now, units, g, next, unit);
         }
-        if (sums && sums_each()) ready = std::max(ready, now.left[g][buffer]);
+        if (sums_each()) free = std::max(free, now.left[g][buffer]);
       }
       now.compute = ready;
-      now.run(work(units[unit]));
+      now.run(work(units[unit]), sums ? free : 0);
       for (int g = 0; g < 2; ++g) {
         if (!sums || units[unit].size[g] == 0) continue;
         now.left[g][buffer] = now.move(g, now.compute, scatter(units[unit], g), buckets(units[unit], g));

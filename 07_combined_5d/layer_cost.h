@@ -12,19 +12,21 @@ namespace pentatron {
 // Seconds in which a rank's compute stream is busy, or waits for the ranks of an axis.
 struct Work {
   double kernels = 0, tensor = 0, context = 0, experts = 0;
-  int launches = 0;    // operations that the host issues
-  double alone = 0;    // until the first operation with such ranks has to start; of a pass of a unit
-  bool meets = false;  // whether there is one
+  int launches = 0;  // operations that the host issues
+  // Of a unit's pass: whether it meets such ranks; how long until it has to, and until weight gradients.
+  bool meets = false;
+  double until_meeting = 0, until_gradients = 0;
 
   double seconds() const { return kernels + tensor + context + experts; }
   Work& operator+=(const Work& w) {
-    alone += meets ? 0 : w.alone, meets |= w.meets;
+    if (!meets) until_meeting += w.until_meeting, meets = w.meets;
+    if (until_gradients == 0 && w.until_gradients > 0) until_gradients = seconds() + w.until_gradients;
     kernels += w.kernels, tensor += w.tensor, context += w.context, experts += w.experts;
     launches += w.launches;
     return *this;
   }
   Work operator*(double n) const {
-    return {kernels * n, tensor * n, context * n, experts * n, static_cast<int>(launches * n), alone, meets};
+    return {kernels * n, tensor * n, context * n, experts * n, static_cast<int>(launches * n)};
   }
 };
 
@@ -67,6 +69,7 @@ class LayerCost {
         outside_(sp_ ? rows_ / shape.tp : rows_),
         tensor_(ring(MeshGroup::tensor)),
         tokens_(ring(MeshGroup::context)),
+        slowest_hop_(slowest_hop()),
         replicas_{ring(MeshGroup::gradients), ring(MeshGroup::expert_gradients)} {}
 
  protected:
@@ -79,12 +82,16 @@ class LayerCost {
   void run(Work& w, const char* name, const Cost& cost) const {
     const double seconds = gpu_.seconds(cost);
     w.kernels += seconds;
-    if (!w.meets) w.alone += seconds;
+    if (!w.meets) w.until_meeting += seconds;
     ++w.launches;
     if (terms != nullptr) terms->push_back({name, cost, 0, seconds});
   }
   void product(Work& w, const char* name, int64_t m, int64_t n, int64_t k) const {
     if (m > 0) run(w, name, products(m, n, k, 1, sizeof(real), sizeof(real), false));
+  }
+  // Weight gradients follow now.
+  static void begin_gradients(Work& w) {
+    if (w.until_gradients == 0) w.until_gradients = w.seconds();
   }
   void wgrad(Work& w, const char* name, int64_t out, int64_t in, int64_t rows) const {
     run(w, name, products(out, in, rows, 1, sizeof(real), sizeof(accum), adds_));
@@ -95,7 +102,7 @@ class LayerCost {
             double meanwhile = 0) const {
     const double seconds = std::max(0.0, lasts - meanwhile);
     w.*axis += seconds;
-    if (sent > 0 && !w.meets) w.alone += std::max(0.0, meanwhile - lasts), w.meets = true;
+    if (sent > 0 && !w.meets) w.until_meeting += std::max(0.0, meanwhile - lasts), w.meets = true;
     if (terms != nullptr && seconds > 0) terms->push_back({name, {}, sent, seconds});
   }
 
@@ -117,10 +124,10 @@ class LayerCost {
     wait(w, &Work::tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
     w.launches += shape_.tp > 1;
   }
-  // Backward of a region's beginning: dgrad runs while its input is gathered, and weight gradients while the
-  // gradient is summed. `input`: those that read the gathered input; `other`: those before them in the queue.
-  // If weight gradients are put off, nothing hides the sum and the second gather.
-  void enter_backward(Pair& p, const Work& dgrad, const Work& other, const Work& input) const {
+  // Backward of a region's beginning. Its input is gathered again from `before` dgrad on, and the gradient is
+  // summed while weight gradients run. `input`: those that read the gathered input; `other`: those before
+  // them in the queue. If weight gradients are put off, nothing hides the sum and the second gather.
+  void enter_backward(Pair& p, double before, const Work& dgrad, const Work& other, const Work& input) const {
     Work& now = p[0];
     now += dgrad;
     if (schedule_.splits_backward) {
@@ -130,9 +137,10 @@ class LayerCost {
       p[1] += input;
       return;
     }
-    const double d = dgrad.seconds(), came = gather();
+    const double d = dgrad.seconds(), came = std::max(0.0, gather() - before);
     const double wgrads = std::max(d + other.seconds(), came) + input.seconds();
     const double sum = std::max(d, came) + reduce();
+    begin_gradients(now);
     wait(now, &Work::tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
          (sp_ ? std::max(wgrads, sum) : sum) - d, other.seconds() + input.seconds());
     now += other, now += input;
@@ -171,6 +179,22 @@ class LayerCost {
     if (tiled) run(w, "attention, queries", attention_cost(block, 3, unit, true));
   }
 
+  // The keys and values of a rank, of elements of so many bytes, travel to the next one; all ranks wait for
+  // the slowest.
+  double hop(double element) const {
+    return slowest_hop_.latency + 2 * element * rows_ * c_.kv / slowest_hop_.bandwidth;
+  }
+  nccl_mpi::Link slowest_hop() const {
+    const std::vector<int> ranks = members_of(shape_, MeshGroup::context, 0);
+    nccl_mpi::Link slowest;
+    for (int i = 0; i < shape_.cp; ++i) {
+      const nccl_mpi::Link& link = network_.between(ranks[i], ranks[(i + 1) % shape_.cp]);
+      slowest.latency = std::max(slowest.latency, link.latency);
+      slowest.bandwidth = std::min(slowest.bandwidth, link.bandwidth);
+    }
+    return slowest;
+  }
+
   Work attention(bool backward) const {
     const HeadShape heads = {static_cast<int>(c_.heads), m_.kv_heads / shape_.tp, m_.head_size()};
     const AttentionShape shape = {o_.micro_batch_size, o_.sequence_length / shape_.cp, heads};
@@ -182,13 +206,6 @@ class LayerCost {
     }
     if (backward) run(w, "zero d_q", moves(a * rows_ * c_.q));
     const int n = shape_.cp, rank = n - 1;  // the last one merges the longest blocks
-    const std::vector<int> ranks = members_of(shape_, MeshGroup::context, 0);
-    double slowest = 0, latency = 0;  // s a byte, s
-    for (int i = 0; i < n; ++i) {
-      const nccl_mpi::Link& link = network_.between(ranks[i], ranks[(i + 1) % n]);
-      slowest = std::max(slowest, 1 / link.bandwidth), latency = std::max(latency, link.latency);
-    }
-    const auto hop = [&](double element) { return latency + 2 * element * rows_ * c_.kv * slowest; };
     for (int step = 0; step < n; ++step) {
       Work block;
       for (int i = 0; backward && i < 2; ++i) run(block, "zero d_k or d_v", moves(a * rows_ * c_.kv));
@@ -258,23 +275,26 @@ class LayerCost {
       experts_backward(p);
     } else {
       Work dgrad, down, gate_up;
+      const double began = p[0].seconds();
       product(p[0], "down, input", rows_, c_.f, c_.d);
       run(p[0], "swiglu", moves(5 * r * rows_ * c_.f));
       product(dgrad, "gate, up, input", rows_, c_.d, 2 * c_.f);
       wgrad(down, "down, weight", c_.d, c_.f, rows_);
       wgrad(gate_up, "gate, up, weight", 2 * c_.f, c_.d, rows_);
-      enter_backward(p, dgrad, down, gate_up);
+      enter_backward(p, p[0].seconds() - began, dgrad, down, gate_up);
     }
     norm_backward(p);
     leave_backward(p);
     Work dgrad, out, qkv;
+    const double began = p[0].seconds();
     product(p[0], "out, input", rows_, c_.q, c_.d);
     p[0] += attention(true);
     run(p[0], "rotary", moves(2 * r * rows_ * (c_.q + 2 * c_.kv)));
     product(dgrad, "q, k, v, input", rows_, c_.d, c_.q + 2 * c_.kv);
     wgrad(out, "out, weight", c_.d, c_.q, rows_);
     wgrad(qkv, "q, k, v, weight", c_.q + 2 * c_.kv, c_.d, rows_);
-    enter_backward(p, dgrad, out, qkv);
+    // (NCCL starts the gather after the ring's last hop, because the host issues it then.)
+    enter_backward(p, shape_.cp > 1 ? hop(a) : p[0].seconds() - began, dgrad, out, qkv);
     norm_backward(p);
     return p;
   }
@@ -344,6 +364,7 @@ class LayerCost {
     run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
     wait(now, &Work::experts, "combine, as far as not hidden", sent_rows(), exchange_rows(),
          schedule_.splits_backward ? 0 : wgrads.seconds());
+    begin_gradients(now);
     (schedule_.splits_backward ? p[1] : now) += wgrads;
     run(now, "add", moves(r * (copies() + rows_) * c_.d));
     leave(now);
@@ -399,7 +420,7 @@ class LayerCost {
       Work dgrad, wgrads;
       product(dgrad, "head, input", rows_, c_.d, c_.vocabulary);
       wgrad(wgrads, "head, weight", c_.vocabulary, c_.d, rows_);
-      enter_backward(u.backward, dgrad, {}, wgrads);
+      enter_backward(u.backward, 0, dgrad, {}, wgrads);
       norm_backward(u.backward);
     } else {
       run(all.back().forward, "residual", moves(3 * r * outside_ * c_.d));
@@ -418,6 +439,7 @@ class LayerCost {
   const Columns c_;
   const int64_t rows_, outside_;  // tokens of a micro-batch on this rank, inside and outside of the regions
   const nccl_mpi::Ring tensor_, tokens_;
+  const nccl_mpi::Link slowest_hop_;
   const nccl_mpi::Ring replicas_[2];      // [parameter groups]
   mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
 };
