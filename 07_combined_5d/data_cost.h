@@ -14,7 +14,7 @@ class DataCost : public LayerCost {
   using Units = std::vector<Unit>;
 
   int replicas(int group) const { return shape_.dp * shape_.cp / (group == expert_group ? shape_.ep : 1); }
-  bool is_sharded(int stage) const { return o_.zero_stage >= stage && shape_.dp * shape_.cp > 1; }
+  bool is_sharded(int stage) const { return o_.zero_stage >= stage; }
   bool overlaps() const { return style_.overlaps_sharded_sums || o_.zero_stage == 0; }
   // Every micro-batch sums its gradients. (Otherwise the last one sums those of all.)
   bool sums_each() const { return is_sharded(2); }

@@ -106,7 +106,7 @@ class Explanation : public CostModel {
       print("; of all, %.1f ms are not hidden\n", cost.data * ms);
     }
     print("  optimizer  %.3f G parameters%s: %.1f ms\n", elements / 1e9 / (is_sharded(1) ? n : 1),
-          is_sharded(1) ? " after sharding" : "", cost.optimizer * ms);
+          is_sharded(1) && n > 1 ? " after sharding" : "", cost.optimizer * ms);
     if (cost.host > 0)
       print("  host       issues operations more slowly than the GPU runs them: %.1f ms more\n",
             cost.host * ms);
