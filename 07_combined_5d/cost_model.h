@@ -44,16 +44,15 @@ class CostModel : public DataCost {
     const Simulation played = simulate(schedule_, costs);
     result.bubble = std::max(0.0, played.total - most);
     result.data = std::max(0.0, most - result.work.seconds());  // so far what ZeRO stretches
-    double end = played.total, late = 0, slowest = 0;
+    double late = 0, slowest = 0;
     int launches = 0;
     for (int k = 0; k < p; ++k) {
-      end = std::max(end, sums_end(ranks[k], schedule_.ranks[k], played.times[k]));
       late = std::max(late, weights_late(ranks[k].chunks, played.times[k], schedule_.ranks[k]));
       const Work update = optimizer(ranks[k]);
       slowest = std::max(slowest, update.seconds());
       launches = std::max(launches, ranks[k].work.launches + update.launches);
     }
-    result.data += end - played.total + late;
+    result.data += std::max(0.0, sums_end(ranks, played) - played.total) + late;
     result.optimizer = slowest + scalars();
     result.host = std::max(0.0, launches * gpu_.launch_seconds - result.total());
     return result;
@@ -131,24 +130,34 @@ class CostModel : public DataCost {
     return network_.between(line[from], line[to]).seconds(r * outside_ * c_.d) + style_.message_seconds;
   }
 
-  // When a rank's last gradients are summed. They leave during the backward of its last micro-batch.
-  double sums_end(const Rank& rank, const Instructions& list, const std::vector<Interval>& times) const {
+  // When the last gradients are summed. They leave during the backward of a rank's last micro-batch. Its
+  // message to the stage before starts after them (data_cost.h).
+  double sums_end(const std::vector<Rank>& ranks, const Simulation& played) const {
     if (shape_.dp * shape_.cp == 1) return 0;
-    Streams now;
-    if (!overlaps()) {
-      for (const Units& units : rank.chunks)
-        for (const Unit& u : units)
-          for (int g = 0; g < 2; ++g) now.move(g, times.back().end, scatter(u, g));
-    }
     const Action action = compute_actions(schedule_).back();
-    for (size_t i = 0; overlaps() && i < list.size(); ++i) {
-      const int chunk = list[i].chunk;
-      if (list[i].action != action || list[i].micro_batch != last_micro_batch(list, chunk)) continue;
-      const double since = sums_each() ? times[i].end + rank.late[chunk] : times[i].begin;
-      now.compute = std::max(now.compute, since);
-      if (!sums_each()) backward_pass(now, rank.chunks[chunk], action, true);
+    std::vector<Streams> streams(shape_.pp);
+    double end = 0, message_came = 0;
+    for (int stage = schedule_.stages() - 1; stage >= 0; --stage) {
+      const int k = stage % shape_.pp, chunk = stage / shape_.pp;
+      const Instructions& list = schedule_.ranks[k];
+      const Instruction last = {action, last_micro_batch(list, chunk), chunk};
+      const Interval& time = played.times[k][std::find(list.begin(), list.end(), last) - list.begin()];
+      const Units& units = ranks[k].chunks[chunk];
+      Streams& now = streams[k];
+      if (!overlaps()) {
+        for (const Unit& u : units)
+          for (int g = 0; g < 2; ++g) now.move(g, played.times[k].back().end, scatter(u, g));
+      } else if (sums_each()) {
+        now.compute = std::max(now.compute, time.end + ranks[k].late[chunk]);
+      } else {
+        now.compute = std::max({now.compute, time.begin, message_came});
+        backward_pass(now, units, action, true);
+        if (stage > 0 && !schedule_.splits_backward)  // (that sends it before weight gradients)
+          message_came = std::max(now.compute, now.started) + message(stage - 1);
+      }
+      end = std::max(end, now.done());
     }
-    return now.done();
+    return end;
   }
 
   // By how much the weights that are gathered after the optimizer's step delay a rank's first forward.
@@ -172,6 +181,7 @@ class CostModel : public DataCost {
       now.run(all[u].forward);
       needed += all[u].forward.seconds();
     }
+    if (shape_.pp > 1) now.compute = std::max(now.compute, now.started);  // messages start after them, too
     const auto first = std::find_if(list.begin(), list.end(),
                                     [](const Instruction& i) { return i.action == Action::forward; });
     return std::max(0.0, now.compute - needed - times[first - list.begin()].begin);
