@@ -1,5 +1,12 @@
 // How long the weights and gradients of 07 travel between data ranks, and what waits for them. A pass plays
-// three streams, unit by unit: compute, and the data of each parameter group (data_parallel.h, zero.h).
+// three streams, unit by unit: compute, and the data of each parameter group (data_parallel.h, zero.h). NCCL
+// starts a rank's operations in the order in which the host issued them, on whatever streams
+// (NCCL_LAUNCH_ORDER_IMPLICIT, comm.cu). ZeRO-3's backward with tensor ranks, for example:
+//
+//   compute   unit 3 ......... | unit 2: wait for the first sum of rows .... | unit 2 .......
+//   data                       [ reduce-scatter of 3's gradients            ][ gather 1's weights ]
+//
+// The host issues the gather before unit 2, so the sum may not start before it.
 #pragma once
 
 #include "layer_cost.h"
@@ -36,13 +43,10 @@ class DataCost : public LayerCost {
     return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / (o_.bucket_mb * 1e6));
   }
 
-  // NCCL starts a rank's operations in the order in which the host issued them, on whatever streams
-  // (NCCL_LAUNCH_ORDER_IMPLICIT, comm.cu). So an operation of the layer waits until the data before it is no
-  // longer waiting, too.
   struct Streams {
     double compute = 0, data[2] = {};  // when each is done; data: [groups]
-    double started = 0;                // when the last data did
-    // ZeRO's buffers of a group, [groups][2]: whose weights are in it and when they came; when its gradients
+    double started = 0;                // when the last operation on a data stream did
+    // ZeRO's two buffers of each group: whose weights one has, and when they came; when the gradients in one
     // have left.
     int unit[2][2] = {{none, none}, {none, none}};
     double came[2][2] = {}, left[2][2] = {};
@@ -54,7 +58,7 @@ class DataCost : public LayerCost {
       started = data[group] - seconds / pieces;
       return data[group];
     }
-    // `free`: when there is memory for the weight gradients.
+    // Computes. `free`: when there is memory for the weight gradients.
     void run(const Work& work, double free = 0) {
       if (work.meets) compute = std::max(compute, started - work.until_meeting);
       compute = std::max(compute, free - work.until_gradients) + work.seconds();

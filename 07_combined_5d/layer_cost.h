@@ -13,7 +13,8 @@ namespace pentatron {
 struct Work {
   double kernels = 0, tensor = 0, context = 0, experts = 0;
   int launches = 0;  // operations that the host issues
-  // Of a unit's pass: whether it meets such ranks; how long until it has to, and until weight gradients.
+  // Of a unit's pass: whether it has operations with such ranks; in how many seconds the first one has to
+  // start, so that nothing is late, and weight gradients begin.
   bool meets = false;
   double until_meeting = 0, until_gradients = 0;
 
@@ -124,9 +125,9 @@ class LayerCost {
     wait(w, &Work::tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
     w.launches += shape_.tp > 1;
   }
-  // Backward of a region's beginning. Its input is gathered again from `before` dgrad on, and the gradient is
-  // summed while weight gradients run. `input`: those that read the gathered input; `other`: those before
-  // them in the queue. If weight gradients are put off, nothing hides the sum and the second gather.
+  // Backward of a region's beginning. Its input is gathered again: that began `before` dgrad, in seconds. The
+  // gradient is summed while weight gradients run. `input`: those that read the gathered input; `other`:
+  // those before them in the queue. If weight gradients are put off, nothing hides the sum and the gather.
   void enter_backward(Pair& p, double before, const Work& dgrad, const Work& other, const Work& input) const {
     Work& now = p[0];
     now += dgrad;
@@ -179,8 +180,8 @@ class LayerCost {
     if (tiled) run(w, "attention, queries", attention_cost(block, 3, unit, true));
   }
 
-  // The keys and values of a rank, of elements of so many bytes, travel to the next one; all ranks wait for
-  // the slowest.
+  // Keys and values, or their gradients, of elements of so many bytes, travel to the next rank. All wait for
+  // the slowest hop.
   double hop(double element) const {
     return slowest_hop_.latency + 2 * element * rows_ * c_.kv / slowest_hop_.bandwidth;
   }
