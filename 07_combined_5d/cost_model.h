@@ -1,10 +1,10 @@
 // How long a step of 07 takes on modelled GPUs, in formulas. The kernels of a layer, and what it waits for
-// (layer_cost.h); the pipeline's bubble, from playing its schedule (simulate.h); the gradients and weights
-// that nothing hides; the optimizer. --dry-run issues every operation on a clock instead: that is exact, but
-// takes minutes. The tests hold the formulas against it.
+// (layer_cost.h); the gradients and weights that nothing hides (data_cost.h); the pipeline's bubble, from
+// playing its schedule (simulate.h); the optimizer. --dry-run issues every operation on a clock instead: that
+// is exact, but takes minutes. The tests hold the formulas against it.
 #pragma once
 
-#include "layer_cost.h"
+#include "data_cost.h"
 
 namespace pentatron {
 
@@ -18,9 +18,9 @@ struct StepCost {
   double total() const { return work.seconds() + bubble + host + data + optimizer; }
 };
 
-class CostModel : public LayerCost {
+class CostModel : public DataCost {
  public:
-  using LayerCost::LayerCost;
+  using DataCost::DataCost;
 
   // No step takes less: that of the rank that has most to do, if it never waits in the pipeline.
   double least() const {
@@ -44,26 +44,25 @@ class CostModel : public LayerCost {
     const Simulation played = simulate(schedule_, costs);
     result.bubble = std::max(0.0, played.total - most);
     result.data = std::max(0.0, most - result.work.seconds());  // so far what ZeRO stretches
-    double end = played.total, late = 0, slowest = 0;
+    double late = 0, slowest = 0;
     int launches = 0;
     for (int k = 0; k < p; ++k) {
-      end = std::max(end, sums_end(ranks[k], schedule_.ranks[k], played.times[k]));
-      late = std::max(late, weights_late(ranks[k].chunks[0], played.times[k], schedule_.ranks[k]));
+      late = std::max(late, weights_late(ranks[k].chunks, played.times[k], schedule_.ranks[k]));
       const Work update = optimizer(ranks[k]);
       slowest = std::max(slowest, update.seconds());
       launches = std::max(launches, ranks[k].work.launches + update.launches);
     }
-    result.data += end - played.total + late;
+    result.data += std::max(0.0, sums_end(ranks, played) - played.total) + late;
     result.optimizer = slowest + scalars();
     result.host = std::max(0.0, launches * gpu_.launch_seconds - result.total());
     return result;
   }
 
  protected:
-  using Units = std::vector<Unit>;
   struct Rank {
     std::vector<Units> chunks;
     std::vector<Costs> costs;  // [chunks]
+    std::vector<double> late;  // [chunks]: by how much its gradients are
     Work work;                 // of a step
     double seconds = 0;        // of it, as ZeRO stretches it
   };
@@ -75,7 +74,7 @@ class CostModel : public LayerCost {
       for (const LayerRange& range : layers_of_rank(o_, schedule_, k)) {
         const int stage = schedule_.stage(k, static_cast<int>(rank.chunks.size()));
         const Units& chunk = rank.chunks.emplace_back(units(range));
-        Costs& c = rank.costs.emplace_back(costs_of(chunk));
+        Costs& c = rank.costs.emplace_back(costs_of(chunk, rank.late.emplace_back()));
         c.transfer = message(stage);
         rank.work += work_of(chunk) * schedule_.m;
         rank.seconds += schedule_.m * (c.of(Action::forward) + c.of(Action::backward));
@@ -90,84 +89,37 @@ class CostModel : public LayerCost {
     return sum;
   }
 
-  // ---- Data ranks: weights are gathered, gradients are summed, unit by unit
-
-  int replicas(int group) const { return shape_.dp * shape_.cp / (group == expert_group ? shape_.ep : 1); }
-  double gather(const Unit& u) const {
-    double seconds = 0;  // the groups' streams run beside each other
-    for (int g = 0; g < 2; ++g)
-      seconds = std::max(seconds, replicas_[g].all_gather(r * u.size[g] / replicas(g)));
-    return seconds;
-  }
-  double scatter(const Unit& u) const {
-    double seconds[2] = {};
-    for (int g = 0; g < 2; ++g) {
-      const double bytes = a * u.size[g], bucket = std::min(bytes, o_.bucket_mb * 1e6);
-      if (bytes == 0) continue;
-      const bool scatters = is_sharded(1) && !style_.all_reduces;
-      seconds[g] = scatters ? replicas_[g].reduce_scatter(bytes / replicas(g))
-                            : bytes / bucket * replicas_[g].all_reduce(bucket);
-      if (is_sharded(2)) seconds[g] += gpu_.seconds(moves(3 * bytes / replicas(g)));
-    }
-    return std::max(seconds[0], seconds[1]);
-  }
-  bool overlaps() const { return style_.overlaps_sharded_sums || o_.zero_stage == 0; }
-  bool is_sharded(int stage) const { return o_.zero_stage >= stage && shape_.dp * shape_.cp > 1; }
-
-  // Every micro-batch gathers the weights. (In a pipeline they stay gathered.)
-  bool gathers_each() const { return is_sharded(3) && shape_.pp == 1; }
-
-  // The compute stream and the data stream, while a pass uses one unit after the other.
-  struct Pass {
-    double compute = 0, data = 0;  // when each is done
-  };
-  // `gathers`: a unit's weights come while the one before is used. `sums`: a unit's gradients leave when they
-  // are complete; with ZeRO-2 and 3, only two units' gradients have memory.
-  template <class Seconds>
-  Pass pass(const Units& units, bool forward, bool gathers, bool sums, const Seconds& seconds) const {
-    Pass now;
-    const int n = static_cast<int>(units.size());
-    const auto at = [&](int i) -> const Unit& { return units[forward ? i : n - 1 - i]; };
-    const bool has_buffers = sums && is_sharded(2);
-    double came = 0, left[2] = {};
-    if (gathers) now.data = came = gather(at(0));
-    for (int i = 0; i < n; ++i) {
-      const double begin = std::max({now.compute, came, has_buffers ? left[i % 2] : 0});
-      if (gathers && i + 1 < n) now.data = came = std::max(now.data, begin) + gather(at(i + 1));
-      now.compute = begin + seconds(at(i));
-      if (sums) now.data = left[i % 2] = std::max(now.data, now.compute) + scatter(at(i));
-    }
-    return now;
-  }
-  Pass forward_pass(const Units& units) const {
-    return pass(units, true, gathers_each(), false, [](const Unit& u) { return u.forward.seconds(); });
-  }
-  Pass backward_pass(const Units& units, Action action, bool sums) const {
-    return pass(units, false, gathers_each(), sums, [&](const Unit& u) {
-      return (action == Action::weight_gradient ? 0 : u.backward[0].seconds()) +
-             (action == Action::input_gradient ? 0 : u.backward[1].seconds());
-    });
-  }
-
   // ---- The pipeline
 
-  Costs costs_of(const Units& units) const {
-    const bool each = is_sharded(2);  // every micro-batch's gradients are summed over the ranks
-    Costs c = {forward_pass(units).compute, 0, 0, 0};
-    if (schedule_.splits_backward) {
-      c.input_gradient = backward_pass(units, Action::input_gradient, false).compute;
-      c.weight_gradient = backward_pass(units, Action::weight_gradient, each).compute;
-    } else {
-      c.input_gradient = backward_pass(units, Action::backward, each).compute;
+  // Of the next micro-batch.
+  Costs costs_of(Streams& now, const Units& units, bool forward) const {
+    const auto seconds = [&](const auto& pass) {
+      const double begin = now.compute;
+      pass();
+      return now.compute - begin;
+    };
+    Costs c;
+    c.forward = forward ? seconds([&] { forward_pass(now, units); }) : 0;
+    const bool splits = schedule_.splits_backward;
+    c.input_gradient = seconds([&] {
+      backward_pass(now, units, splits ? Action::input_gradient : Action::backward, !splits && sums_each());
+    });
+    c.weight_gradient =
+        splits ? seconds([&] { backward_pass(now, units, Action::weight_gradient, sums_each()); }) : 0;
+    return c;
+  }
+  // The mean of the first micro-batch and of those after it. `late`: by how much the last gradients are.
+  Costs costs_of(const Units& units, double& late) const {
+    Streams now;
+    Costs c = costs_of(now, units, true);
+    if (schedule_.m > 1 && sums_each()) {
+      const bool alternates = o_.pp_schedule != PpSchedule::afab;  // otherwise all forwards come first
+      Costs again = costs_of(now, units, alternates);
+      if (!alternates) again.forward = c.forward;
+      for (double Costs::*part : {&Costs::forward, &Costs::input_gradient, &Costs::weight_gradient})
+        c.*part += (again.*part - c.*part) * (schedule_.m - 1) / schedule_.m;
     }
-    // If data travels for longer than all of it computes, it decides.
-    double data = 0;
-    for (const Unit& u : units) {
-      if (each) data += scatter(u);
-      if (gathers_each()) data += 2 * gather(u);
-    }
-    const double rest = std::max(0.0, data - c.forward - c.of(Action::backward));
-    (schedule_.splits_backward ? c.weight_gradient : c.input_gradient) += rest;
+    late = now.done() - now.compute;
     return c;
   }
 
@@ -178,43 +130,61 @@ class CostModel : public LayerCost {
     return network_.between(line[from], line[to]).seconds(r * outside_ * c_.d) + style_.message_seconds;
   }
 
-  // When a rank's last gradients are summed. They leave during the backward of its last micro-batch.
-  double sums_end(const Rank& rank, const Instructions& list, const std::vector<Interval>& times) const {
-    double end = 0;
+  // When the last gradients are summed. They leave during the backward of a rank's last micro-batch. Its
+  // message to the stage before starts after them (data_cost.h).
+  double sums_end(const std::vector<Rank>& ranks, const Simulation& played) const {
     if (shape_.dp * shape_.cp == 1) return 0;
-    if (!overlaps()) {
-      for (const Units& units : rank.chunks)
-        for (const Unit& u : units) end += scatter(u);
-      return end + times.back().end;
-    }
     const Action action = compute_actions(schedule_).back();
-    for (size_t i = 0; i < list.size(); ++i) {
-      const Instruction& now = list[i];
-      if (now.action != action || now.micro_batch != last_micro_batch(list, now.chunk)) continue;
-      const Pass last = backward_pass(rank.chunks[now.chunk], action, true);
-      end = std::max(end, times[i].end - last.compute) + last.data;
+    std::vector<Streams> streams(shape_.pp);
+    double end = 0, message_came = 0;
+    for (int stage = schedule_.stages() - 1; stage >= 0; --stage) {
+      const int k = stage % shape_.pp, chunk = stage / shape_.pp;
+      const Instructions& list = schedule_.ranks[k];
+      const Instruction last = {action, last_micro_batch(list, chunk), chunk};
+      const Interval& time = played.times[k][std::find(list.begin(), list.end(), last) - list.begin()];
+      const Units& units = ranks[k].chunks[chunk];
+      Streams& now = streams[k];
+      if (!overlaps()) {
+        for (const Unit& u : units)
+          for (int g = 0; g < 2; ++g) now.move(g, played.times[k].back().end, scatter(u, g));
+      } else if (sums_each()) {
+        now.compute = std::max(now.compute, time.end + ranks[k].late[chunk]);
+      } else {
+        now.compute = std::max({now.compute, time.begin, message_came});
+        backward_pass(now, units, action, true);
+        if (stage > 0 && !schedule_.splits_backward)  // (that sends it before weight gradients)
+          message_came = std::max(now.compute, now.started) + message(stage - 1);
+      }
+      end = std::max(end, now.done());
     }
     return end;
   }
 
   // By how much the weights that are gathered after the optimizer's step delay a rank's first forward.
-  double weights_late(const Units& units, const std::vector<Interval>& times,
+  double weights_late(const std::vector<Units>& chunks, const std::vector<Interval>& times,
                       const Instructions& list) const {
     if (!is_sharded(1) || gathers_each()) return 0;
-    double came = 0, compute = 0, needed = 0;
-    if (!overlaps()) {
-      for (const Unit& u : units) came += gather(u);
-      return came;
+    Streams now;
+    Units all;
+    for (const Units& units : chunks) all.insert(all.end(), units.begin(), units.end());
+    std::vector<double> came(all.size());
+    for (int g = 0; g < 2; ++g) {
+      for (size_t u = 0; u < all.size(); ++u) {
+        if (all[u].size[g] > 0) came[u] = std::max(came[u], now.move(g, 0, gather(all[u], g)));
+      }
     }
-    const size_t first = std::find_if(list.begin(), list.end(),
-                                      [](const Instruction& i) { return i.action == Action::forward; }) -
-                         list.begin();
-    for (const Unit& u : units) {
-      came += gather(u);
-      compute = std::max(compute, came) + u.forward.seconds();
-      needed += u.forward.seconds();
+    if (!overlaps()) return now.done();
+    if (is_sharded(3)) now.started = 0;  // it gathers a unit when the one before is used
+    double needed = 0;
+    for (size_t u = 0; u < chunks[0].size(); ++u) {
+      now.compute = std::max(now.compute, came[u]);
+      now.run(all[u].forward);
+      needed += all[u].forward.seconds();
     }
-    return std::max(0.0, compute - needed - times[first].begin);
+    if (shape_.pp > 1) now.compute = std::max(now.compute, now.started);  // messages start after them, too
+    const auto first = std::find_if(list.begin(), list.end(),
+                                    [](const Instruction& i) { return i.action == Action::forward; });
+    return std::max(0.0, now.compute - needed - times[first - list.begin()].begin);
   }
 
   // ---- The optimizer

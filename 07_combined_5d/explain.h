@@ -93,16 +93,20 @@ class Explanation : public CostModel {
       for (const Unit& u : units) elements += u.size[0] + u.size[1];
     const int n = shape_.dp * shape_.cp;
     if (n > 1) {
-      double sums = 0, gathers = 0;
-      for (const Units& units : rank.chunks)
-        for (const Unit& u : units) sums += scatter(u), gathers += gather(u);
+      double sums = 0, gathers = 0;  // the groups' streams run beside each other
+      for (int g = 0; g < 2; ++g) {
+        double sums_of_group = 0, gathers_of_group = 0;
+        for (const Units& units : rank.chunks)
+          for (const Unit& u : units) sums_of_group += scatter(u, g), gathers_of_group += gather(u, g);
+        sums = std::max(sums, sums_of_group), gathers = std::max(gathers, gathers_of_group);
+      }
       print("  data       %d ranks, %.3f G parameters each: summing the gradients takes %.1f ms%s", n,
             elements / 1e9, sums * ms, o_.zero_stage >= 2 ? " a micro-batch" : "");
       if (o_.zero_stage > 0) print(", gathering the weights %.1f ms", gathers * ms);
       print("; of all, %.1f ms are not hidden\n", cost.data * ms);
     }
     print("  optimizer  %.3f G parameters%s: %.1f ms\n", elements / 1e9 / (is_sharded(1) ? n : 1),
-          is_sharded(1) ? " after sharding" : "", cost.optimizer * ms);
+          is_sharded(1) && n > 1 ? " after sharding" : "", cost.optimizer * ms);
     if (cost.host > 0)
       print("  host       issues operations more slowly than the GPU runs them: %.1f ms more\n",
             cost.host * ms);

@@ -13,9 +13,15 @@ namespace pentatron {
 struct Work {
   double kernels = 0, tensor = 0, context = 0, experts = 0;
   int launches = 0;  // operations that the host issues
+  // Of a unit's pass: whether it has operations with such ranks; in how many seconds the first one has to
+  // start, so that nothing is late, and weight gradients begin.
+  bool meets = false;
+  double until_meeting = 0, until_gradients = 0;
 
   double seconds() const { return kernels + tensor + context + experts; }
   Work& operator+=(const Work& w) {
+    if (!meets) until_meeting += w.until_meeting, meets = w.meets;
+    if (until_gradients == 0 && w.until_gradients > 0) until_gradients = seconds() + w.until_gradients;
     kernels += w.kernels, tensor += w.tensor, context += w.context, experts += w.experts;
     launches += w.launches;
     return *this;
@@ -64,6 +70,7 @@ class LayerCost {
         outside_(sp_ ? rows_ / shape.tp : rows_),
         tensor_(ring(MeshGroup::tensor)),
         tokens_(ring(MeshGroup::context)),
+        slowest_hop_(slowest_hop()),
         replicas_{ring(MeshGroup::gradients), ring(MeshGroup::expert_gradients)} {}
 
  protected:
@@ -76,18 +83,27 @@ class LayerCost {
   void run(Work& w, const char* name, const Cost& cost) const {
     const double seconds = gpu_.seconds(cost);
     w.kernels += seconds;
+    if (!w.meets) w.until_meeting += seconds;
     ++w.launches;
     if (terms != nullptr) terms->push_back({name, cost, 0, seconds});
   }
   void product(Work& w, const char* name, int64_t m, int64_t n, int64_t k) const {
     if (m > 0) run(w, name, products(m, n, k, 1, sizeof(real), sizeof(real), false));
   }
+  // Weight gradients follow now.
+  static void begin_gradients(Work& w) {
+    if (w.until_gradients == 0) w.until_gradients = w.seconds();
+  }
   void wgrad(Work& w, const char* name, int64_t out, int64_t in, int64_t rows) const {
     run(w, name, products(out, in, rows, 1, sizeof(real), sizeof(accum), adds_));
   }
-  // The compute stream waits for a collective or for messages. `sent`: bytes of this rank.
-  void wait(double& of_axis, const char* name, double sent, double seconds) const {
-    of_axis += seconds;
+  // The compute stream waits for a collective or for messages that take `lasts`, of which what runs
+  // `meanwhile` (and is counted after this call) hides as much. `sent`: bytes of this rank.
+  void wait(Work& w, double Work::*axis, const char* name, double sent, double lasts,
+            double meanwhile = 0) const {
+    const double seconds = std::max(0.0, lasts - meanwhile);
+    w.*axis += seconds;
+    if (sent > 0 && !w.meets) w.until_meeting += std::max(0.0, meanwhile - lasts), w.meets = true;
     if (terms != nullptr && seconds > 0) terms->push_back({name, {}, sent, seconds});
   }
 
@@ -102,17 +118,17 @@ class LayerCost {
   // many).
   double sent() const { return (shape_.tp - 1) * (sp_ ? 1 : 2.0 / shape_.tp) * r * outside_ * c_.d; }
   void enter(Work& w) const {
-    wait(w.tensor, "all-gather of rows", sent(), gather());
+    wait(w, &Work::tensor, "all-gather of rows", sp_ ? sent() : 0, gather());
     w.launches += sp_;
   }
   void leave(Work& w) const {
-    wait(w.tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
+    wait(w, &Work::tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
     w.launches += shape_.tp > 1;
   }
-  // Backward of a region's beginning: dgrad runs while its input is gathered, and weight gradients while the
-  // gradient is summed. `input`: those that read the gathered input; `other`: those before them in the queue.
-  // If weight gradients are put off, nothing hides the sum and the second gather.
-  void enter_backward(Pair& p, const Work& dgrad, const Work& other, const Work& input) const {
+  // Backward of a region's beginning. Its input is gathered again: that began `before` dgrad, in seconds. The
+  // gradient is summed while weight gradients run. `input`: those that read the gathered input; `other`:
+  // those before them in the queue. If weight gradients are put off, nothing hides the sum and the gather.
+  void enter_backward(Pair& p, double before, const Work& dgrad, const Work& other, const Work& input) const {
     Work& now = p[0];
     now += dgrad;
     if (schedule_.splits_backward) {
@@ -122,13 +138,14 @@ class LayerCost {
       p[1] += input;
       return;
     }
-    const double d = dgrad.seconds(), came = gather();
+    const double d = dgrad.seconds(), came = std::max(0.0, gather() - before);
     const double wgrads = std::max(d + other.seconds(), came) + input.seconds();
     const double sum = std::max(d, came) + reduce();
+    begin_gradients(now);
+    wait(now, &Work::tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
+         (sp_ ? std::max(wgrads, sum) : sum) - d, other.seconds() + input.seconds());
     now += other, now += input;
     now.launches += sp_ + (shape_.tp > 1);
-    wait(now.tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
-         std::max(0.0, std::max(wgrads, sum) - (d + other.seconds() + input.seconds())));
   }
 
   // ---- Attention (attention.h), in a ring if context ranks share the sequence (ring_attention.h)
@@ -163,6 +180,22 @@ class LayerCost {
     if (tiled) run(w, "attention, queries", attention_cost(block, 3, unit, true));
   }
 
+  // Keys and values, or their gradients, of elements of so many bytes, travel to the next rank. All wait for
+  // the slowest hop.
+  double hop(double element) const {
+    return slowest_hop_.latency + 2 * element * rows_ * c_.kv / slowest_hop_.bandwidth;
+  }
+  nccl_mpi::Link slowest_hop() const {
+    const std::vector<int> ranks = members_of(shape_, MeshGroup::context, 0);
+    nccl_mpi::Link slowest;
+    for (int i = 0; i < shape_.cp; ++i) {
+      const nccl_mpi::Link& link = network_.between(ranks[i], ranks[(i + 1) % shape_.cp]);
+      slowest.latency = std::max(slowest.latency, link.latency);
+      slowest.bandwidth = std::min(slowest.bandwidth, link.bandwidth);
+    }
+    return slowest;
+  }
+
   Work attention(bool backward) const {
     const HeadShape heads = {static_cast<int>(c_.heads), m_.kv_heads / shape_.tp, m_.head_size()};
     const AttentionShape shape = {o_.micro_batch_size, o_.sequence_length / shape_.cp, heads};
@@ -174,13 +207,6 @@ class LayerCost {
     }
     if (backward) run(w, "zero d_q", moves(a * rows_ * c_.q));
     const int n = shape_.cp, rank = n - 1;  // the last one merges the longest blocks
-    const std::vector<int> ranks = members_of(shape_, MeshGroup::context, 0);
-    double slowest = 0, latency = 0;  // s a byte, s
-    for (int i = 0; i < n; ++i) {
-      const nccl_mpi::Link& link = network_.between(ranks[i], ranks[(i + 1) % n]);
-      slowest = std::max(slowest, 1 / link.bandwidth), latency = std::max(latency, link.latency);
-    }
-    const auto hop = [&](double element) { return latency + 2 * element * rows_ * c_.kv * slowest; };
     for (int step = 0; step < n; ++step) {
       Work block;
       for (int i = 0; backward && i < 2; ++i) run(block, "zero d_k or d_v", moves(a * rows_ * c_.kv));
@@ -190,14 +216,14 @@ class LayerCost {
         run(block, "merge", moves(3 * a * visible->block.batch * visible->block.queries * c_.q));
       double communication = step + 1 < n ? hop(r) : 0;
       if (backward && step > 0) communication += hop(a);
-      wait(w.context, "hop, as far as not hidden", communication > 0 ? 2 * r * rows_ * c_.kv : 0,
-           std::max(0.0, communication - block.seconds()));
+      wait(w, &Work::context, "hop, as far as not hidden", communication > 0 ? 2 * r * rows_ * c_.kv : 0,
+           communication, block.seconds());
       for (int i = 0; backward && step > 0 && visible && i < 2; ++i)
         run(block, "sum of d_k or d_v", moves(3 * a * rows_ * c_.kv));
       w += block;
       w.launches += communication > 0;
     }
-    if (backward) wait(w.context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
+    if (backward) wait(w, &Work::context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
     run(w, "round", moves((a + r) * rows_ * c_.q));
     for (int i = 0; backward && i < 2; ++i) run(w, "round", moves((a + r) * rows_ * c_.kv));
     return w;
@@ -250,23 +276,26 @@ class LayerCost {
       experts_backward(p);
     } else {
       Work dgrad, down, gate_up;
+      const double began = p[0].seconds();
       product(p[0], "down, input", rows_, c_.f, c_.d);
       run(p[0], "swiglu", moves(5 * r * rows_ * c_.f));
       product(dgrad, "gate, up, input", rows_, c_.d, 2 * c_.f);
       wgrad(down, "down, weight", c_.d, c_.f, rows_);
       wgrad(gate_up, "gate, up, weight", 2 * c_.f, c_.d, rows_);
-      enter_backward(p, dgrad, down, gate_up);
+      enter_backward(p, p[0].seconds() - began, dgrad, down, gate_up);
     }
     norm_backward(p);
     leave_backward(p);
     Work dgrad, out, qkv;
+    const double began = p[0].seconds();
     product(p[0], "out, input", rows_, c_.q, c_.d);
     p[0] += attention(true);
     run(p[0], "rotary", moves(2 * r * rows_ * (c_.q + 2 * c_.kv)));
     product(dgrad, "q, k, v, input", rows_, c_.d, c_.q + 2 * c_.kv);
     wgrad(out, "out, weight", c_.d, c_.q, rows_);
     wgrad(qkv, "q, k, v, weight", c_.q + 2 * c_.kv, c_.d, rows_);
-    enter_backward(p, dgrad, out, qkv);
+    // (NCCL starts the gather after the ring's last hop, because the host issues it then.)
+    enter_backward(p, shape_.cp > 1 ? hop(a) : p[0].seconds() - began, dgrad, out, qkv);
     norm_backward(p);
     return p;
   }
@@ -299,13 +328,15 @@ class LayerCost {
       run(w, "places of copies", moves(bytes));
     run(meanwhile, "permute", moves(2 * r * copies() * c_.d));
     run(meanwhile, "fractions", little);
-    if (shape_.cp > 1) wait(meanwhile.context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
+    if (shape_.cp > 1)
+      wait(meanwhile, &Work::context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
     if (!again) run(meanwhile, "balance loss", moves(a * rows_ * e));
     const double come = exchange(counts / shape_.ep) + 2 * gpu_.copy_seconds(counts) + gpu_.launch_seconds;
-    wait(w.experts, "counts reach the host", counts, std::max(0.0, come - meanwhile.seconds()));
+    wait(w, &Work::experts, "counts reach the host", counts * (shape_.ep - 1) / shape_.ep, come,
+         meanwhile.seconds());
     w += meanwhile;
     for (const char* const name : {"dispatch", "combine"})
-      wait(w.experts, name, sent_rows(), exchange_rows());
+      wait(w, &Work::experts, name, sent_rows(), exchange_rows());
     for (int i = 0; i < own_experts(); ++i) {
       product(w, "expert's gate, up", rows_of_expert(), 2 * c_.f, c_.d);
       product(w, "expert's down", rows_of_expert(), c_.d, c_.f);
@@ -321,9 +352,9 @@ class LayerCost {
     Work& now = p[0];
     run(now, "weigh", moves(r * (2 * copies() + rows_) * c_.d));
     run(route, "route", moves(2 * a * rows_ * e));
+    wait(now, &Work::experts, "dispatch, as far as not hidden", sent_rows(), exchange_rows(),
+         route.seconds());
     now += route;
-    wait(now.experts, "dispatch, as far as not hidden", sent_rows(),
-         std::max(0.0, exchange_rows() - route.seconds()));
     for (int i = 0; i < own_experts(); ++i) {
       product(now, "expert's down, input", rows_of_expert(), c_.f, c_.d);
       product(now, "expert's gate, up, input", rows_of_expert(), c_.d, 2 * c_.f);
@@ -332,9 +363,10 @@ class LayerCost {
     }
     run(now, "swiglu", moves(5 * r * copies() * c_.f));
     run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
-    wait(now.experts, "combine, as far as not hidden", sent_rows(),
-         std::max(0.0, exchange_rows() - (schedule_.splits_backward ? 0 : wgrads.seconds())));
-    p[1] += wgrads;
+    wait(now, &Work::experts, "combine, as far as not hidden", sent_rows(), exchange_rows(),
+         schedule_.splits_backward ? 0 : wgrads.seconds());
+    begin_gradients(now);
+    (schedule_.splits_backward ? p[1] : now) += wgrads;
     run(now, "add", moves(r * (copies() + rows_) * c_.d));
     leave(now);
   }
@@ -348,7 +380,10 @@ class LayerCost {
       u.size = {attention + double(o_.experts) * c_.d, own_experts() * mlp};
       u.parameters = 7;
     }
-    if (o_.recompute == Recompute::full) u.backward[0] += layer_forward(layer, true);
+    if (o_.recompute == Recompute::full) {
+      const Work rest = std::exchange(u.backward[0], layer_forward(layer, true));
+      u.backward[0] += rest;
+    }
     return u;
   }
 
@@ -376,7 +411,8 @@ class LayerCost {
       product(u.forward, "head", rows_, c_.vocabulary, c_.d);
       run(u.forward, "softmax", moves(r * logits));
       if (shape_.tp > 1) {
-        wait(u.forward.tensor, "all-reduces of the softmax", 6 * a * rows_ * (shape_.tp - 1) / shape_.tp,
+        wait(u.forward, &Work::tensor, "all-reduces of the softmax",
+             6 * a * rows_ * (shape_.tp - 1) / shape_.tp,
              tensor_.all_reduce(a * rows_) + tensor_.all_reduce(2 * a * rows_));
         run(u.forward, "softmax", moves(5 * a * rows_));
       }
@@ -385,7 +421,7 @@ class LayerCost {
       Work dgrad, wgrads;
       product(dgrad, "head, input", rows_, c_.d, c_.vocabulary);
       wgrad(wgrads, "head, weight", c_.vocabulary, c_.d, rows_);
-      enter_backward(u.backward, dgrad, {}, wgrads);
+      enter_backward(u.backward, 0, dgrad, {}, wgrads);
       norm_backward(u.backward);
     } else {
       run(all.back().forward, "residual", moves(3 * r * outside_ * c_.d));
@@ -404,6 +440,7 @@ class LayerCost {
   const Columns c_;
   const int64_t rows_, outside_;  // tokens of a micro-batch on this rank, inside and outside of the regions
   const nccl_mpi::Ring tensor_, tokens_;
+  const nccl_mpi::Link slowest_hop_;
   const nccl_mpi::Ring replicas_[2];      // [parameter groups]
   mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
 };
