@@ -1,6 +1,7 @@
-// 06: context parallelism. Each rank has a part of every sequence. ring_attention.h lets its queries see the
+// 06: context parallelism. Each rank has a part of every sequence. context_parallel.h lets its queries see the
 // keys of the other parts; data_parallel.h of 02 sums the gradients over the ranks.
 #include "../02_data_parallel/data_parallel.h"
+#include "context_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -9,7 +10,6 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
-#include "ring_attention.h"
 
 using namespace pentatron;
 
@@ -32,9 +32,9 @@ void train(const Options& options, World& world) {
   require_memory(predicted, world);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
-  RingAttention attention(options, context_ranks);
+  const auto attention = context_attention(options, context_ranks);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), gradient_ranks, compute);
-  const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
+  const Seams seams = {{&data_parallel}, &region, attention.get(), &feed_forward};
 
   const std::vector<int32_t> positions = context_positions(options, world.rank(), world.ranks());
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);

@@ -12,7 +12,7 @@
 #include "../04_tensor_parallel/tensor_parallel.h"
 #include "../05_pipeline_parallel/draw_schedule.h"
 #include "../05_pipeline_parallel/pipeline.h"
-#include "../06_context_parallel/ring_attention.h"
+#include "../06_context_parallel/context_parallel.h"
 #include "expert_parallel.h"
 #include "mesh.h"
 #include "model/batch.h"
@@ -34,7 +34,7 @@ inline void check_combined(Options& options, const MeshShape& shape) {
   const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
   check_tensor_parallel(options, shape.tp, rows,
                         std::string("--micro-batch-size x --seq-len") + (shape.cp > 1 ? " / --cp" : ""));
-  check_context_parallel(options, shape.cp);
+  check_context_parallel(options, shape.cp, shape.tp);
   complete_pipeline_options(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 

@@ -20,7 +20,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);   // 05
   const auto positions = context_positions(options, mesh.place.cp, shape.cp);                // 06
   TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);         // 04
-  RingAttention attention(options, mesh.context, shape.tp);                                  // 06
+  const auto attention = context_attention(options, mesh.context, shape.tp);                 // 06
   ExpertParallel feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
 
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
@@ -30,8 +30,9 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   load_or_initialise(options, parameters, compute);
-  const Seams seams = {{dense.get(), experts.get()}, &tensor_parallel, &attention, &feed_forward};  // 02-07
-  for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                                    // 03
+  const Seams seams = {
+      {dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};  // 02-07
+  for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                        // 03
 
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
   Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05

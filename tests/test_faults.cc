@@ -375,7 +375,11 @@ TEST_CASE("06: sequences that the ranks don't divide end with one line and statu
           "--seq-len: 124 is not valid; expected a multiple of twice the context ranks (2 x 4) with "
           "--cp-layout zigzag\n");
   refused("--cp-layout striped", "--cp-layout: striped is not valid; expected one of contiguous, zigzag\n");
-  refused("--cp-exchange none", "--cp-exchange: none is not valid; expected one of ring, all-gather\n");
+  refused("--cp-exchange none",
+          "--cp-exchange: none is not valid; expected one of ring, all-gather, ulysses\n");
+  refused("--kv-heads 2 --cp-exchange ulysses",
+          "--kv-heads: 2 is not valid; expected a multiple of the context ranks (4) with --cp-exchange "
+          "ulysses\n");
   refused("--global-batch-size 6", "--global-batch-size: 6 is not valid; expected ");
 }
 TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and status 2",
@@ -397,5 +401,8 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
   refused("--tp 4 --kv-heads 2", "--kv-heads: 2 is not valid; expected a multiple of the tensor ranks (4)");
   refused("--cp 4 --seq-len 36",
           "--seq-len: 36 is not valid; expected a multiple of twice the context ranks");
+  refused("--tp 2 --cp 2 --kv-heads 2 --cp-exchange ulysses",
+          "--kv-heads: 2 is not valid; expected a multiple of tensor x context ranks (2 x 2) with "
+          "--cp-exchange ulysses\n");
   refused("--pp 4 --layers 3", "--layers: 3 is not valid; expected at least 4, one a stage");
 }

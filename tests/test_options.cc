@@ -290,6 +290,7 @@ TEST_CASE("options: layouts of a context", "[options]") {
   CHECK(context({"--cp-layout", "contiguous"}).cp_layout == CpLayout::contiguous);
   CHECK(context({"--cp-layout", "zigzag"}).cp_layout == CpLayout::zigzag);
   CHECK(context({"--cp-exchange", "all-gather"}).cp_exchange == CpExchange::all_gather);
+  CHECK(context({"--cp-exchange", "ulysses"}).cp_exchange == CpExchange::ulysses);
 }
 
 TEST_CASE("options: schedules of a pipeline", "[options]") {

@@ -333,7 +333,7 @@ TEST_CASE("05: a schedule that waits for ever ends with one line and status 2", 
 
 TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
   for (const char* layout : {"contiguous", "zigzag"}) {
-    for (const char* exchange : {"ring", "all-gather"}) {
+    for (const char* exchange : {"ring", "all-gather", "ulysses"}) {
       check_like_01(std::string("06_context_parallel --cp-layout ") + layout + " --cp-exchange " + exchange,
                     " --seq-len 24");
     }

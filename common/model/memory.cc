@@ -43,9 +43,13 @@ GroupSize padded(const std::vector<int64_t>& sizes, int replicas, ElementSizes e
   return result;
 }
 
+// The ranks that share out a sequence in attention, where some split the heads instead of the tokens.
+int ranks_of_sequence(const RankShare& share) { return share.token_ranks / share.head_ranks; }
+
 // Columns of the scores that attention has for the model: none in tiles, or where a sequence is split.
 int64_t score_columns(const TrainingConfig& config, const RankShare& share) {
-  return config.attention == Attention::naive && share.token_ranks == 1 ? config.sequence_length : 0;
+  const bool whole = ranks_of_sequence(share) == 1;
+  return config.attention == Attention::naive && whole ? config.sequence_length : 0;
 }
 
 // What a layer keeps beside its input: normed twice and the stream between them; q, k, v, out; statistics;
@@ -86,7 +90,8 @@ Elements activations(const TrainingConfig& config, const RankShare& share) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const Rows r = rows_of(config, share);
   const int64_t s = config.sequence_length;
-  const int64_t scores_of_one_sequence = c.heads * s * score_columns(config, share);
+  const int64_t heads = c.heads / share.head_ranks;  // in attention
+  const int64_t scores_of_one_sequence = heads * s * score_columns(config, share);
   Elements sum = share.work + gradients_of_layer(config, share, any_layer);
   for (const ModelPart& part : share.parts) {
     sum += in_flight(config, share, part) * part.in_flight;
@@ -97,8 +102,8 @@ Elements activations(const TrainingConfig& config, const RankShare& share) {
   if (config.recompute == Recompute::full) sum += kept_in_layer(config, share, any_layer);
   sum.accum += r.inside * c.heads + std::min<int64_t>(r.outside, 256) * c.d + s * config.model.head_size();
   if (config.attention == Attention::tensor_core) {  // BackwardMemory
-    sum.int32 += backward_turns(config.micro_batch_size, c.heads, s / share.token_ranks);
-    if (share.token_ranks == 1) sum.accum += r.inside * c.q;
+    sum.int32 += backward_turns(config.micro_batch_size, heads, s / ranks_of_sequence(share));
+    if (ranks_of_sequence(share) == 1) sum.accum += r.inside * c.q;
   }
   return sum;
 }

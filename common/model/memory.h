@@ -52,8 +52,9 @@ struct RankShare {
   bool gathers_once_a_step = false;  // sharded weights are all-gathered once a step, not for every use
   int tensor_ranks = 1;              // ranks that split heads, MLP columns and vocabulary
   int token_ranks = 1, outside_ranks = 1;  // ranks that split the tokens; the rows outside the tensor regions
-  std::vector<ModelPart> parts = {};       // empty: one part, the whole model
-  bool gradients_on_request = false;       // weight gradients are computed on request (seams.h)
+  int head_ranks = 1;  // of the ranks that split the tokens: in attention they split the heads instead
+  std::vector<ModelPart> parts = {};  // empty: one part, the whole model
+  bool gradients_on_request = false;  // weight gradients are computed on request (seams.h)
   // The MLP's memory of a layer, or of any_layer. Empty: a dense MLP.
   std::function<FeedForwardMemory(int layer)> feed_forward = {};
   Elements work = {}, buffers = {};  // what a technique adds to activations, and its communication buffers

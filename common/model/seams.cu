@@ -45,7 +45,7 @@ Matrix<int32_t> AttentionCore::allocate_turns(DeviceArena& arena, AttentionShape
 }
 
 BackwardMemory AttentionCore::backward_memory(DeviceArena& arena, AttentionShape shape) const {
-  const auto [rows, columns] = score_shape(shape);
+  const auto [rows, columns] = AttentionCore::score_shape(shape);  // `shape` is that of its own kernels
   const int64_t sums = kind_ == Attention::tensor_core ? int64_t{shape.batch} * shape.sequence : 0;
   return {arena.matrix<real>(rows, columns),
           arena.matrix<accum>(sums, shape.head.heads * shape.head.head_size), allocate_turns(arena, shape)};

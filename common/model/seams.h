@@ -140,6 +140,7 @@ struct AttentionGradients {
   AccumTensor d_out_dot_out;  // [rows, heads]
 };
 
+// It may overwrite q, k, v and lse in forward, and d_out in backward: only its own backward reads them again.
 class AttentionCore {
  public:
   explicit AttentionCore(Attention kind);  // throws UsageError if this machine cannot run `kind`

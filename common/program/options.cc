@@ -72,7 +72,7 @@ const std::vector<std::pair<std::string, CpLayout>> cp_layout_names = {{"contigu
                                                                        {"zigzag", CpLayout::zigzag}};
 
 const std::vector<std::pair<std::string, CpExchange>> cp_exchange_names = {
-    {"ring", CpExchange::ring}, {"all-gather", CpExchange::all_gather}};
+    {"ring", CpExchange::ring}, {"all-gather", CpExchange::all_gather}, {"ulysses", CpExchange::ulysses}};
 
 template <typename Value>
 std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
@@ -478,7 +478,7 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.choice("--cp-layout", options.cp_layout, cp_layout_names,
                   "which tokens of a sequence a rank holds: a block, or an early and a late one");
       line.choice("--cp-exchange", options.cp_exchange, cp_exchange_names,
-                  "how keys and values reach the other ranks");
+                  "keys and values by hops or gathered, or tokens for heads");
       return;
     case OptionGroup::mesh:
       line.group("Mesh");

@@ -38,9 +38,9 @@ enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v,
 enum class TpOverlap { none, chunks };
 
 // CpLayout: which tokens of a sequence a context rank holds. It is one block (contiguous), or an early
-// and a late one (zigzag). CpExchange: how keys and values reach the other ranks.
+// and a late one (zigzag). CpExchange: what attention exchanges so that queries meet all keys.
 enum class CpLayout { contiguous, zigzag };
-enum class CpExchange { ring, all_gather };
+enum class CpExchange { ring, all_gather, ulysses };
 
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(Attention attention);

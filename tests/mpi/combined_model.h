@@ -36,7 +36,7 @@ struct CombinedModel {
   const std::vector<LayerRange> chunks;
   const std::vector<int32_t> positions;
   TensorParallel tensor_parallel;
-  RingAttention attention;
+  std::unique_ptr<AttentionCore> attention;
   ExpertParallel feed_forward;
   Parameters parameters;
   const TransformerParameters ids;
@@ -54,7 +54,7 @@ struct CombinedModel {
         chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.place.pp)),
         positions(context_positions(options, mesh.place.cp, of.shape.cp)),
         tensor_parallel(options, mesh.rows(options), mesh.tensor, compute),
-        attention(options, mesh.context, of.shape.tp),
+        attention(context_attention(options, mesh.context, of.shape.tp)),
         feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor),
         parameters(mesh.parameter_layout(units_of(chunks))),
         ids(declare_transformer(options.model, feed_forward, parameters)),
@@ -95,7 +95,7 @@ struct CombinedModel {
 
  private:
   Seams initialised() {
-    const Seams all = {{dense.get(), experts.get()}, &tensor_parallel, &attention, &feed_forward};
+    const Seams all = {{dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};
     load_or_initialise(options, parameters, compute);
     for (UnitHooks* hooks : all.hooks) hooks->weights_changed();
     return all;

@@ -10,7 +10,7 @@
 #include "../../04_tensor_parallel/tensor_parallel.h"
 #include "../../05_pipeline_parallel/pipeline.h"
 #include "../../05_pipeline_parallel/schedule_file.h"
-#include "../../06_context_parallel/ring_attention.h"
+#include "../../06_context_parallel/context_parallel.h"
 #include "model.h"
 #include "mpi_tests.h"
 #include "random_schedule.h"
@@ -94,7 +94,7 @@ struct ParallelModel {
   TransformerParameters ids;
   std::vector<int32_t> positions;  // of every sequence, that this rank has
   std::unique_ptr<Communicator> gradient_ranks;
-  std::unique_ptr<RingAttention> context_parallel;  // one of the five, or this with the next
+  std::unique_ptr<AttentionCore> context_parallel;  // one of the five, or this with the next
   std::unique_ptr<DataParallel> data_parallel;
   std::unique_ptr<Zero> zero;
   std::unique_ptr<TensorParallel> tensor_parallel;
@@ -121,7 +121,7 @@ struct ParallelModel {
     if (technique.kind == Technique::context_parallel) {
       positions = context_positions(options, ranks.rank(), ranks.ranks());
       gradient_ranks = std::make_unique<Communicator>(world, world.all(), "gradients");
-      context_parallel = std::make_unique<RingAttention>(options, ranks);
+      context_parallel = context_attention(options, ranks);
       seams.attention = context_parallel.get();
     } else {
       positions = all_positions(options);

@@ -145,6 +145,7 @@ CombinedCase case_of(const MeshShape& shape, int zero_stage) {
                2);
   o.zero_stage = zero_stage;
   o.sequence_parallel = zero_stage % 2 == 1 || shape.cp * shape.dp == 1;
+  o.cp_exchange = std::vector{CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}[zero_stage % 3];
   o.attention = Attention::tiled;
   return {shape, o};
 }
@@ -300,7 +301,8 @@ class Draw {
     const int chunks = is_v_shaped(schedule)                           ? 2
                        : schedule == PpSchedule::interleaved && pp > 1 ? up_to(3)
                                                                        : 1;
-    const int kv_heads = tp * up_to(2);
+    const CpExchange exchange = one_of({CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses});
+    const int kv_heads = tp * (exchange == CpExchange::ulysses ? cp : 1) * up_to(2);
     const int heads = kv_heads * up_to(3);
     const int micro_batch = up_to(3);
     const int micro_batches = schedule == PpSchedule::interleaved ? pp * up_to(2) : up_to(6);
@@ -322,7 +324,7 @@ class Draw {
     o.tp_overlap = one_of({TpOverlap::none, TpOverlap::chunks});
     o.tp_chunks = 1 + up_to(3);
     o.cp_layout = one_of({CpLayout::contiguous, CpLayout::zigzag});
-    o.cp_exchange = one_of({CpExchange::ring, CpExchange::all_gather});
+    o.cp_exchange = exchange;
     o.attention = one_of({Attention::naive, Attention::tiled});
     o.recompute = one_of({Recompute::none, Recompute::selective, Recompute::full});
     if (up_to(5) <= 2) {

@@ -165,12 +165,15 @@ void check_context_parity(CpLayout layout, CpExchange exchange) {
   int i = 0;
   for (const Attention attention : {Attention::naive, Attention::tiled}) {
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-      const int kv_heads = std::vector{1, 2, 4, 2, 4, 1}[i], sequences = std::vector{3, 1, 3, 3, 3, 1}[i];
+      const int groups = exchange == CpExchange::ulysses ? mpi_tests::ranks() : 1;  // each rank has its heads
+      const int kv_heads = groups * std::vector{1, 2, 4, 2, 4, 1}[i],
+                sequences = std::vector{3, 1, 3, 3, 3, 1}[i];
       const int micro_batches = 1 + i++ % 2;
       INFO(kv_heads << " kv heads, " << sequences << " sequences, attention " << to_string(attention)
                     << ", recompute " << to_string(recompute));
       Options options = training(
-          test_options(/*layers=*/2, /*d_model=*/24, /*heads=*/4, kv_heads, /*d_ff=*/10, /*vocab_size=*/23,
+          test_options(/*layers=*/2, /*d_model=*/24 * groups, /*heads=*/4 * groups, kv_heads, /*d_ff=*/10,
+                       /*vocab_size=*/23,
                        /*sequence=*/3 * chunks, sequences, /*global_batch=*/sequences * micro_batches),
           recompute);
       options.attention = attention;
@@ -285,6 +288,12 @@ TEST_CASE("06: parity, contiguous all-gather", "[06][parity]") {
 }
 TEST_CASE("06: parity, zigzag all-gather", "[06][parity]") {
   check_context_parity(CpLayout::zigzag, CpExchange::all_gather);
+}
+TEST_CASE("06: parity, contiguous Ulysses", "[06][parity]") {
+  check_context_parity(CpLayout::contiguous, CpExchange::ulysses);
+}
+TEST_CASE("06: parity, zigzag Ulysses", "[06][parity]") {
+  check_context_parity(CpLayout::zigzag, CpExchange::ulysses);
 }
 
 }  // namespace pentatron

@@ -1,11 +1,11 @@
-// Ring attention without the model around it: which block a rank computes in each step, and that its results
-// are those of the whole sequence by plain loops, as exact on eight ranks as on one.
+// Attention over context ranks without the model around it: which block a rank computes in each step, and
+// that the results are those of the whole sequence by plain loops, as exact on eight ranks as on one.
 #include <cmath>
 #include <ctime>
 #include <map>
 #include <numeric>
 
-#include "../../06_context_parallel/ring_attention.h"
+#include "../../06_context_parallel/context_parallel.h"
 #include "device.h"
 #include "model.h"
 #include "mpi_tests.h"
@@ -49,6 +49,15 @@ std::vector<int> cells_of_ranks(const Options& options, int ranks) {
 
 // ---- On the device
 
+// Columns of this rank, of those that so many ranks share out.
+HostMatrix column_slice(const HostMatrix& all, int rank, int ranks) {
+  HostMatrix mine(all.rows, all.columns / ranks);
+  for (int64_t row = 0; row < all.rows; ++row) {
+    for (int64_t j = 0; j < mine.columns; ++j) mine(row, j) = all(row, rank * mine.columns + j);
+  }
+  return mine;
+}
+
 // Rows of this rank, of a matrix with all rows of all sequences.
 HostMatrix slice(const HostMatrix& all, const Options& options, const std::vector<int32_t>& positions) {
   HostMatrix mine(options.micro_batch_size * std::ssize(positions), all.columns);
@@ -69,32 +78,31 @@ double sum_of_ranks(double value) {
   return std::accumulate(all.begin(), all.end(), 0.0);
 }
 // Of attention that the ranks of each communicator do together; `want` is that of the whole sequences.
-Errors ring_errors(const Options& options, Communicator& context, const BlockData& want) {
+Errors errors_of(const Options& options, Communicator& context, const BlockData& want) {
   Device device;
   const std::vector<int32_t> positions = context_positions(options, context.rank(), context.ranks());
   const AttentionShape shape = shape_of_rank(options, context.ranks());
   const auto mine = [&](const HostMatrix& all) { return slice(all, options, positions); };
   const auto upload = [&](const HostMatrix& all) { return device.upload<real>(mine(all)); };
-  RingAttention ring(options, context);
+  const auto attention = context_attention(options, context);
 
   AttentionTensors t = {upload(want.q), upload(want.k), upload(want.v), {}, {}, {}};
   t.out = device.fresh<real>(t.q.rows, t.q.columns);
   t.lse = device.fresh<accum>(t.q.rows, shape.head.heads);
-  const auto [score_rows, score_columns] = ring.score_shape(shape);
+  const auto [score_rows, score_columns] = attention->score_shape(shape);
   const auto scores = [&] { return device.fresh<real>(score_rows, score_columns); };
   if (score_rows > 0) t.scores = {scores(), false};
-  ring.forward(device.blas, shape, t);
+  attention->forward(device.blas, shape, t);
   DeviceArena memory(Purpose::activations);
   AttentionGradients g = {upload(want.d_out),
                           device.fresh<real>(t.q.rows, t.q.columns),
                           device.fresh<real>(t.k.rows, t.k.columns),
                           device.fresh<real>(t.k.rows, t.k.columns),
-                          ring.backward_memory(memory, shape),
+                          attention->backward_memory(memory, shape),
                           device.fresh<accum>(t.q.rows, shape.head.heads)};
-  ring.backward(device.blas, shape, t, g);
+  attention->backward(device.blas, shape, t, g);
 
-  const auto error = [&](const HostMatrix& got, const HostMatrix& all) {
-    const HostMatrix expected = mine(all);
+  const auto error = [&](const HostMatrix& got, const HostMatrix& expected) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < got.values.size(); ++i) {
       difference += std::pow(got.values[i] - expected.values[i], 2);
@@ -102,9 +110,12 @@ Errors ring_errors(const Options& options, Communicator& context, const BlockDat
     }
     return std::sqrt(sum_of_ranks(difference) / sum_of_ranks(norm));
   };
-  return {error(device.download(t.out), want.out), error(device.download(t.lse), want.lse),
-          error(device.download(g.d_q), want.d_q), error(device.download(g.d_k), want.d_k),
-          error(device.download(g.d_v), want.d_v)};
+  // Ulysses leaves lse by heads: that of all tokens, of this rank's heads.
+  const bool by_heads = options.cp_exchange == CpExchange::ulysses;
+  const HostMatrix lse = by_heads ? column_slice(want.lse, context.rank(), context.ranks()) : mine(want.lse);
+  return {error(device.download(t.out), mine(want.out)), error(device.download(t.lse), lse),
+          error(device.download(g.d_q), mine(want.d_q)), error(device.download(g.d_k), mine(want.d_k)),
+          error(device.download(g.d_v), mine(want.d_v))};
 }
 
 BlockData reference(const Options& options) {
@@ -154,23 +165,23 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
   }
 }
 
+namespace {
+
 // Storing rounds to half an epsilon; scores and probabilities are stored by the naive kind, too.
-TEST_CASE("06: ring attention is attention of the whole sequence", "[06]") {
+void check_attention(Options options, std::initializer_list<CpExchange> exchanges) {
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
   Communicator context(world, world.all(), "context");
-  Options options = attention_options(4, 2, 6, 10 * world.ranks(), 3);
   const BlockData want = reference(options);
   const double tolerance = 8 * epsilon<real>();
   for (const Attention attention : {Attention::naive, Attention::tiled}) {
     for (const CpLayout layout : layouts) {
-      for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather}) {
+      for (const CpExchange exchange : exchanges) {
         options.attention = attention;
         options.cp_layout = layout;
         options.cp_exchange = exchange;
-        INFO(to_string(attention) << (layout == CpLayout::zigzag ? ", zigzag" : ", contiguous")
-                                  << (exchange == CpExchange::ring ? ", ring" : ", all-gather"));
-        const Errors e = ring_errors(options, context, want);
+        INFO(to_string(attention) << ", " << to_string(layout) << ", " << to_string(exchange));
+        const Errors e = errors_of(options, context, want);
         CHECK(e.out < tolerance);
         CHECK(e.lse < tolerance);
         CHECK(e.d_q < tolerance);
@@ -179,6 +190,19 @@ TEST_CASE("06: ring attention is attention of the whole sequence", "[06]") {
       }
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("06: ring attention is attention of the whole sequence", "[06]") {
+  check_attention(attention_options(4, 2, 6, 10 * mpi_tests::ranks(), 3),
+                  {CpExchange::ring, CpExchange::all_gather});
+}
+
+// Each rank has two groups of heads.
+TEST_CASE("06: Ulysses is attention of the whole sequence", "[06]") {
+  const int heads = mpi_tests::ranks();
+  check_attention(attention_options(6 * heads, 2 * heads, 4, 6 * heads, 3), {CpExchange::ulysses});
 }
 
 // Sums of as many roundings to bf16 as there are ranks would be worse than one.
@@ -196,7 +220,7 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
       std::vector<int> members(ranks);  // this rank's of groups of so many
       std::iota(members.begin(), members.end(), world.rank() / ranks * ranks);
       Communicator context(world, members, "context");
-      errors.push_back(ring_errors(options, context, want));
+      errors.push_back(errors_of(options, context, want));
       const Errors &e = errors.back(), &alone = errors.front();
       if (world.rank() == 0 && std::getenv("VERBOSE")) {
         std::printf("%d ranks: out %.2e, lse %.2e, d_q %.2e, d_k %.2e, d_v %.2e\n", ranks, e.out, e.lse,
@@ -222,7 +246,7 @@ TEST_CASE("06: empty blocks are not computed", "[06]") {
   for (const CpLayout layout : layouts) {
     options.cp_layout = layout;
     trace::start();
-    ring_errors(options, context, want);
+    errors_of(options, context, want);
     trace::stop();
     const int blocks = layout == CpLayout::contiguous ? world.rank() + 1 : world.ranks();
     std::map<std::string, int> launches;

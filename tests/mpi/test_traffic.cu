@@ -208,16 +208,19 @@ void check_tensor_traffic(bool sequence_parallel, Recompute recompute, int chunk
 // ---- Context parallelism
 
 // Keys and values of a layer and micro-batch make c - 1 hops in forward (twice with full recomputation) and
-// as many in backward, in which their gradients make c.
+// as many in backward, in which their gradients make c. With Ulysses they and the queries make an all-to-all
+// in forward, and out one back; in backward d_out and its products with out, and then all three gradients.
 void check_context_traffic(CpExchange exchange, Recompute recompute) {
   mpi_tests::set_time_limit(120);
   const int c = mpi_tests::ranks(), sequences = 3;
   for (const int layers : {1, 4}) {
     for (const int m : {1, 3}) {
       INFO(layers << " layers, " << m << " micro-batches");
-      Options options = test_options(layers, /*d_model=*/12, /*heads=*/6, /*kv_heads=*/2, /*d_ff=*/10,
-                                     /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
-                                     /*global_batch=*/sequences * m);
+      const int groups = exchange == CpExchange::ulysses ? c : 2;  // of heads
+      Options options =
+          test_options(layers, /*d_model=*/6 * groups, /*heads=*/3 * groups, /*kv_heads=*/groups,
+                       /*d_ff=*/10, /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
+                       /*global_batch=*/sequences * m);
       options.recompute = recompute;
       options.cp_exchange = exchange;
       const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::overlap};
@@ -225,7 +228,7 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
       const std::vector<int64_t> units = padded_units(options.model, c);
       expected["all_reduce"].add(std::ssize(units), sum(units), sizeof(accum));
 
-      const int64_t keys = sequences * 4 * 2 * (12 / 6);  // elements of a rank's k, and of its v
+      const int64_t keys = sequences * 4 * groups * 2;  // elements of a rank's k, and of its v
       const int64_t exchanges = m * layers * (recompute == Recompute::full ? 3 : 2);
       const int64_t homecomings = m * layers;
       if (exchange == CpExchange::ring && c > 1) {
@@ -238,6 +241,11 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
       if (exchange == CpExchange::all_gather && c > 1) {
         expected["all_gather"].add(2 * exchanges, 2 * exchanges * c * keys, sizeof(real));
         expected["reduce_scatter"].add(2 * homecomings, 2 * homecomings * c * keys, sizeof(accum));
+      }
+      if (exchange == CpExchange::ulysses && c > 1) {
+        const int64_t queries = 3 * keys, dots = queries / 2;
+        expected["all_to_all_v"].add(2 * exchanges, exchanges * (2 * queries + 2 * keys), sizeof(real));
+        expected["all_to_all_v"].add(homecomings, homecomings * dots, sizeof(accum));
       }
       for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
         options.cp_layout = layout;
@@ -287,6 +295,10 @@ TEST_CASE("06: traffic of the ring with full recomputation", "[06][traffic]") {
 TEST_CASE("06: traffic of the all-gather", "[06][traffic]") {
   check_context_traffic(CpExchange::all_gather, Recompute::none);
   check_context_traffic(CpExchange::all_gather, Recompute::full);
+}
+TEST_CASE("06: traffic of Ulysses is two all-to-alls, and three in backward", "[06][traffic]") {
+  check_context_traffic(CpExchange::ulysses, Recompute::none);
+  check_context_traffic(CpExchange::ulysses, Recompute::full);
 }
 
 // ---- Memory -----------------------------------------------------------------------------------------------
@@ -397,8 +409,8 @@ namespace {
 constexpr int kTokensOfRank = 32;
 
 // A sequence of so many tokens for each of `ranks`.
-Options context_options(int layers, int ranks) {
-  Options o = test_options(layers, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/4, /*d_ff=*/192,
+Options context_options(int layers, int ranks, int kv_heads = 4) {
+  Options o = test_options(layers, /*d_model=*/64, /*heads=*/8, kv_heads, /*d_ff=*/192,
                            /*vocab_size=*/256, kTokensOfRank * ranks, /*micro_batch=*/2,
                            /*global_batch=*/4);
   o.attention = Attention::tiled;
@@ -413,10 +425,13 @@ size_t activations_alone(const Options& options) {
 
 void check_context_memory(CpExchange exchange, Attention attention) {
   const int c = mpi_tests::ranks();
+  const bool ulysses = exchange == CpExchange::ulysses;
+  if (ulysses && c == 3) return;  // no divisor of the heads
+  const int kv_heads = ulysses ? 8 : 4;
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
   const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::bucket};
-  Options shallow = context_options(2, c), deep = context_options(8, c);
+  Options shallow = context_options(2, c, kv_heads), deep = context_options(8, c, kv_heads);
   for (Options* o : {&shallow, &deep}) {
     o->cp_exchange = exchange;
     o->attention = attention;
@@ -433,22 +448,28 @@ void check_context_memory(CpExchange exchange, Attention attention) {
   CHECK(of_deep[4] == predicted.total()[4]);
   if (c == 1) return;
 
-  // Six layers more keep a c-th of what they keep on one rank, without any scores.
-  Options without_scores[] = {deep, shallow};
-  for (Options& o : without_scores) o.recompute = Recompute::selective;
-  const double kept =
-      kept_bytes_of_layers(without_scores[0], 1, false) - kept_bytes_of_layers(without_scores[1], 1, false);
+  // Six layers more keep a c-th of what they keep on one rank; of the scores only those that have whole rows.
+  Options on_one[] = {deep, shallow};
+  const bool scores_kept = ulysses && attention == Attention::naive;
+  for (Options& o : on_one) o.recompute = scores_kept ? Recompute::none : Recompute::selective;
+  const double kept = kept_bytes_of_layers(on_one[0], 1, false) - kept_bytes_of_layers(on_one[1], 1, false);
   CHECK(of_deep[3] - of_shallow[3] == Approx(kept / c).epsilon(1e-9));
+  if (scores_kept) return;
   // All activations: the same as those of a sequence of a rank's tokens, but for the table of all positions.
   const size_t table = deep.sequence_length * deep.model.head_size() * sizeof(accum);
-  Options alone = context_options(8, 1);
+  Options alone = context_options(8, 1, kv_heads);
   CHECK(of_deep[3] - table == activations_alone(alone) - table / c);
   // A c-th of those of the whole sequence, but for the table and what is a row of features, or 256.
-  Options whole = context_options(8, c);
+  Options whole = context_options(8, c, kv_heads);
   CHECK((of_deep[3] - table) * c == Approx(activations_alone(whole) - table).epsilon(0.02));
 
-  // On its way, and the results of a block: the ring's memory is the same on any number of ranks.
-  const int64_t rows = 2 * kTokensOfRank, q = 64, kv = 32, heads = 8;
+  // On its way, and the results of a block: the ring's memory is the same on any number of ranks, and
+  // Ulysses'.
+  const int64_t rows = 2 * kTokensOfRank, q = 64, kv = 8 * kv_heads, heads = 8;
+  if (ulysses) {
+    CHECK(of_deep[4] == rows * (q + 2 * kv) * sizeof(real) + rows * heads * sizeof(accum));
+    return;
+  }
   const int64_t buffers = exchange == CpExchange::ring ? 2 : c, sums = exchange == CpExchange::ring ? 3 : c;
   const int64_t block = rows * (q + heads) + (has_master_weights ? rows * q : 0);
   const int64_t scores = attention == Attention::naive ? 2 * heads * kTokensOfRank * kTokensOfRank : 0;
@@ -459,7 +480,7 @@ void check_context_memory(CpExchange exchange, Attention attention) {
 }  // namespace
 
 TEST_CASE("06: memory falls as 1/c, and is that of a rank's tokens", "[06][memory]") {
-  for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather}) {
+  for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}) {
     check_context_memory(exchange, Attention::tiled);
     check_context_memory(exchange, Attention::naive);
   }
@@ -485,18 +506,7 @@ TEST_CASE("03: memory of stage 3", "[03][memory]") { check_memory(zero(3)); }
 TEST_CASE("after the first step nothing is allocated and nothing waits for the device",
           "[02][03][04][06][memory]") {
   World world(nullptr, nullptr);
-  for (const Technique& technique :
-       {data_parallel(DpSync::naive), data_parallel(DpSync::overlap), data_parallel(DpSync::bucket, 0.01),
-        zero(0), zero(1), zero(2), zero(3), Technique{.kind = Technique::tensor_parallel},
-        Technique{.kind = Technique::tensor_parallel, .sequence_parallel = true},
-        Technique{.kind = Technique::context_parallel}}) {
-    INFO("kind " << technique.kind << ", stage " << technique.stage);
-    const bool splits_model = technique.kind == Technique::tensor_parallel;
-    if (splits_model && mpi_tests::ranks() == 3) continue;  // no divisor of the heads
-    const Options options = splits_model ? tiny_options()
-                            : technique.kind == Technique::context_parallel
-                                ? context_options(2, world.ranks())
-                                : uneven_options(4, 3);
+  const auto check = [&](const Technique& technique, const Options& options) {
     Communicator data(world, world.all(), "data");
     ParallelModel model(options, technique, world, data);
     model.train_step(0, random_batches(options, 0));
@@ -506,6 +516,22 @@ TEST_CASE("after the first step nothing is allocated and nothing waits for the d
     CHECK(after.allocations == before.allocations);
     CHECK(after.frees == before.frees);
     CHECK(after.synchronous_copies == before.synchronous_copies);
+  };
+  for (const Technique& technique :
+       {data_parallel(DpSync::naive), data_parallel(DpSync::overlap), data_parallel(DpSync::bucket, 0.01),
+        zero(0), zero(1), zero(2), zero(3), Technique{.kind = Technique::tensor_parallel},
+        Technique{.kind = Technique::tensor_parallel, .sequence_parallel = true}}) {
+    INFO("kind " << technique.kind << ", stage " << technique.stage);
+    const bool splits_heads = technique.kind == Technique::tensor_parallel;
+    if (splits_heads && world.ranks() == 3) continue;  // no divisor of the heads
+    check(technique, splits_heads ? tiny_options() : uneven_options(4, 3));
+  }
+  for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}) {
+    INFO(to_string(exchange));
+    if (exchange == CpExchange::ulysses && world.ranks() == 3) continue;
+    Options options = context_options(2, world.ranks(), 8);
+    options.cp_exchange = exchange;
+    check({.kind = Technique::context_parallel}, options);
   }
 }
 

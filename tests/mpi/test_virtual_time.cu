@@ -457,6 +457,39 @@ struct RingPath {
   int64_t slowest() const { return *std::max_element(time.begin(), time.end()); }
 };
 
+// Forward and backward of one layer's attention of zeros, in nanoseconds.
+std::pair<int64_t, int64_t> times_of_attention(const Options& o, Communicator& context, const World& world) {
+  const Stream compute("compute");
+  const Blas blas(compute);
+  const auto attention = context_attention(o, context);
+  const AttentionShape shape = {o.micro_batch_size,
+                                o.sequence_length / context.ranks(),
+                                {o.model.heads, o.model.kv_heads, o.model.head_size()}};
+  DeviceArena memory(Purpose::activations);
+  const auto zeros = [&](int heads) {
+    const Tensor x = memory.matrix<real>(shape.batch * shape.sequence, heads * o.model.head_size());
+    CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), compute));
+    return x;
+  };
+  const auto queries = [&] { return zeros(o.model.heads); };
+  const auto keys = [&] { return zeros(o.model.kv_heads); };
+  const auto statistics = [&] {
+    return memory.matrix<accum>(shape.batch * shape.sequence, shape.head.heads);
+  };
+  const AttentionTensors t = {queries(), keys(), keys(), queries(), statistics(), {}};
+  const AttentionGradients g = {
+      queries(), queries(), keys(), keys(), attention->backward_memory(memory, shape), statistics()};
+  const int64_t forward = modelled_time(world, [&] {
+    attention->forward(blas, shape, t);
+    compute.synchronize();
+  });
+  const int64_t backward = modelled_time(world, [&] {
+    attention->backward(blas, shape, t, g);
+    compute.synchronize();
+  });
+  return {forward, backward};
+}
+
 }  // namespace
 
 TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
@@ -476,20 +509,7 @@ TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
       Options o = test_options(1, heads * size, heads, heads, 1, 2, rows * n, 1, 1);
       o.attention = Attention::tiled;
       o.cp_layout = layout;
-      const Stream compute("compute");
-      const Blas blas(compute);
-      RingAttention attention(o, context);
-      DeviceArena memory(Purpose::activations);
-      const auto zeros = [&] {
-        const Tensor x = memory.matrix<real>(rows, heads * size);
-        CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), compute));
-        return x;
-      };
-      const auto statistics = [&] { return memory.matrix<accum>(rows, heads); };
-      const AttentionShape shape = {1, rows, {heads, heads, size}};
-      const AttentionTensors t = {zeros(), zeros(), zeros(), zeros(), statistics(), {}};
-      const AttentionGradients g = {
-          zeros(), zeros(), zeros(), zeros(), attention.backward_memory(memory, shape), statistics()};
+      const auto [forward_time, backward_time] = times_of_attention(o, context, world);
 
       // On the diagonal half a block; then a whole one or none, or with the zigzag half of one everywhere.
       const auto work = [&](int step, double of_block) {
@@ -508,15 +528,34 @@ TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
       }
       backward.step(std::vector<int64_t>(n), {hop});
       INFO(to_string(layout) << ", hops of " << hop_seconds << " s");
-      CHECK(modelled_time(world, [&] {
-              attention.forward(blas, shape, t);
-              compute.synchronize();
-            }) == forward.slowest());
-      CHECK(modelled_time(world, [&] {
-              attention.backward(blas, shape, t, g);
-              compute.synchronize();
-            }) == backward.slowest());
+      CHECK(forward_time == forward.slowest());
+      CHECK(backward_time == backward.slowest());
     }
+  }
+}
+
+// An all-to-all, attention as on one rank, and an all-to-all back: nothing hides another.
+TEST_CASE("06: the time of Ulysses", "[06][time]") {
+  const int n = mpi_tests::ranks();
+  if (n == 1) return;
+  constexpr int size = 16, rows = 32;  // of a rank, which computes two of 2 n heads
+  const double matrix = double(rows) * 2 * n * size * sizeof(real);  // bytes of q, and of each other one
+  const double two_products = 2 * 2.0 * (2 * 0.5 * rows * n * rows * n) * size;
+  constexpr double latency = 0.01, of_matrix = 0.1;  // s: of an all-to-all; of what it sends of a matrix
+  const ModelledGpu gpu(latency, matrix * (n - 1) / n / of_matrix, two_products);
+  const double of_dots = of_matrix / size * sizeof(accum) / sizeof(real);
+  World world(nullptr, nullptr);
+  Communicator context(world, world.all(), "context");
+  Options o = test_options(1, 2 * n * size, 2 * n, 2 * n, 1, 2, rows * n, 1, 1);
+  o.attention = Attention::tiled;
+  o.cp_exchange = CpExchange::ulysses;
+  for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
+    o.cp_layout = layout;
+    const auto [forward, backward] = times_of_attention(o, context, world);
+    const double forward_seconds = 3 * of_matrix + 1 + of_matrix + 2 * latency;
+    const double backward_seconds = of_matrix + of_dots + 3.5 + 3 * of_matrix + 3 * latency;
+    CHECK(std::abs(forward - forward_seconds * second) < 10);
+    CHECK(std::abs(backward - backward_seconds * second) < 10);
   }
 }
 

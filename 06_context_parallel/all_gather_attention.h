@@ -1,0 +1,105 @@
+// Attention after an all-gather of all keys and values, as in Llama 3 (Grattafiori et al., 2024): simpler
+// than a ring, but the memory for keys and values does not fall with c.
+//
+//   forward    all-gather of k, v, beside attention to the rank's own keys; then to those of the other ranks
+//   backward   the same again; d_q adds up at home, and a reduce-scatter sums d_k, d_v for their owners
+#pragma once
+
+#include "context_blocks.h"
+#include "ranks/comm.h"
+
+namespace pentatron {
+
+class AllGatherAttention : public AttentionCore {
+ public:
+  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
+  AllGatherAttention(const Options& options, Communicator& context, int tensor_ranks)
+      : AttentionCore(options.attention),
+        layout_(options.cp_layout),
+        context_(context),
+        ranks_(context.ranks()),
+        blocks_(options, ranks_, tensor_ranks) {
+    const ContextPart part = context_part(options, ranks_, tensor_ranks);
+    gathered_ = KeysValues<real>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
+    d_gathered_ = KeysValues<accum>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
+  }
+  // What it allocates.
+  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+    const ContextPart part = context_part(options, ranks, tensor_ranks);
+    const int64_t size = 2 * ranks * part.rows * part.columns.kv;  // keys and values
+    return Elements{size, size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);
+  }
+
+  // As with a ring, no scores are kept: a block's probabilities are shares of that block alone.
+  std::pair<int64_t, int64_t> score_shape(AttentionShape) const override { return {0, 0}; }
+
+  BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
+    return {blocks_.d_scores(), {}, allocate_turns(arena, shape)};
+  }
+
+  void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
+    const cudaStream_t compute = blas.stream();
+    const AccumTensor out = wide(t.out, blocks_.wide_memory());
+    begin_gather(t, compute);
+    for (int step = 0; step < ranks_; ++step) {
+      if (step == 1) wait_stream(compute, context_.stream());  // only its own keys are here before
+      if (const auto visible = visible_block(layout_, shape, context_.rank(), origin(step)))
+        blocks_.forward(blas, *visible, t, keys_values(step, t), out);
+    }
+    round_to(t.out, out, compute);
+  }
+
+  void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
+                const AttentionGradients& g) override {
+    const cudaStream_t compute = blas.stream();
+    attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
+    const AccumTensor d_q = wide(g.d_q, blocks_.wide_memory());
+    zero(d_q, compute);
+    begin_gather(t, compute);
+    for (int step = 0; step < ranks_; ++step) {
+      if (step == 1) wait_stream(compute, context_.stream());
+      const KeysValues<accum> d_part = d_gathered_.part(origin(step), ranks_);
+      zero(d_part.k, compute);  // the sum has all parts, also those whose keys no query saw
+      zero(d_part.v, compute);
+      if (const auto visible = visible_block(layout_, shape, context_.rank(), origin(step)))
+        blocks_.backward(blas, *visible, t, g, keys_values(step, t), d_q, d_part);
+    }
+    wait_stream(context_.stream(), compute);
+    const KeysValues<accum> sums = d_gathered_.part(context_.rank(), ranks_);
+    const KeysValues<accum> own = {wide(g.d_k, sums.k), wide(g.d_v, sums.v)};
+    {
+      const Communicator::Group together(context_);
+      context_.reduce_scatter(d_gathered_.k.data, own.k.data, own.k.size());
+      context_.reduce_scatter(d_gathered_.v.data, own.v.data, own.v.size());
+    }
+    wait_stream(compute, context_.stream());
+    round_to(g.d_q, d_q, compute);
+    round_to(g.d_k, own.k, compute);
+    round_to(g.d_v, own.v, compute);
+  }
+
+ private:
+  // The rank whose keys a step computes with: its own first, while the others' are on their way.
+  int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
+
+  KeysValues<real> keys_values(int step, const AttentionTensors& t) const {
+    return step == 0 ? KeysValues<real>{t.k, t.v} : gathered_.part(origin(step), ranks_);
+  }
+
+  void begin_gather(const AttentionTensors& t, cudaStream_t compute) {
+    wait_stream(context_.stream(), compute);  // k and v are made, and nothing reads gathered_ any more
+    const Communicator::Group together(context_);
+    context_.all_gather(t.k.data, gathered_.k.data, t.k.size());
+    context_.all_gather(t.v.data, gathered_.v.data, t.v.size());
+  }
+
+  const CpLayout layout_;
+  Communicator& context_;
+  const int ranks_;
+  const AttentionBlocks blocks_;
+  DeviceArena memory_{Purpose::communication};
+  KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size]
+  KeysValues<accum> d_gathered_;  // likewise
+};
+
+}  // namespace pentatron

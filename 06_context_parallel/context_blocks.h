@@ -1,0 +1,159 @@
+// Context parallelism: c ranks split the tokens of every sequence. Only attention mixes tokens: a query needs
+// the keys and values of all tokens before it. Three classes behind the seam AttentionCore bring them
+// together: ring_attention.h, all_gather_attention.h and ulysses_attention.h. Here is what they share: which
+// tokens a rank has, which keys its queries see, and attention of the queries to one rank's keys.
+//
+// If each rank has one chunk of a sequence, causality gives the first rank little work and the last one much.
+// In the zigzag layout (Zhu, "zhuzilin/ring-flash-attention", 2024) a rank has an early and a late chunk, and
+// all ranks have equal work.
+#pragma once
+
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "model/memory.h"
+#include "model/seams.h"
+#include "program/options.h"
+
+namespace pentatron {
+
+// Which queries of one rank see which keys of another: in each sequence, all queries from row `first_query`
+// on see the first `block.keys` keys; on the diagonal, only the keys up to their own.
+struct VisibleBlock {
+  int first_query;
+  AttentionBlock block;
+};
+
+// The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape` is that of one
+// rank's tokens.
+inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape shape, int rank,
+                                                 int origin) {
+  const int all = shape.sequence, half = all / 2;
+  const auto block = [&](int first_query, int keys, bool diagonal) {
+    return VisibleBlock{first_query, {shape.batch, all - first_query, keys, all, all, shape.head, diagonal}};
+  };
+  if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
+  if (layout == CpLayout::contiguous)
+    return origin < rank ? std::optional(block(0, all, false)) : std::nullopt;
+  // If i < j, rank i's two chunks come before and after both of rank j's.
+  return origin < rank ? block(0, half, false) : block(half, all, false);
+}
+
+// The positions of a sequence that a context rank holds, ascending. Contiguous: chunk `rank` of `ranks` equal
+// chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks.
+inline std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
+  const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
+  const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
+  std::vector<int32_t> positions;
+  for (int i = 0; i < block; ++i) positions.push_back(rank * block + i);
+  for (int i = 0; zigzag && i < block; ++i) positions.push_back((2 * ranks - 1 - rank) * block + i);
+  return positions;
+}
+
+// What a context rank has: rows of a micro-batch, tokens of each sequence, and one tensor rank's columns.
+struct ContextPart {
+  int64_t rows, sequence;
+  Columns columns;
+};
+inline ContextPart context_part(const Options& options, int ranks, int tensor_ranks) {
+  const int64_t sequence = options.sequence_length / ranks;
+  return {options.micro_batch_size * sequence, sequence, columns_of(options.model, tensor_ranks)};
+}
+
+// Keys and values of some rows, or their gradients.
+template <class T>
+struct KeysValues {
+  Matrix<T> k, v;  // [rows, kv_heads*head_size]
+
+  static KeysValues allocate(DeviceArena& memory, int64_t rows, int64_t columns) {
+    return {memory.matrix<T>(rows, columns), memory.matrix<T>(rows, columns)};
+  }
+  // Of one of `ranks` that have equal parts of these rows.
+  KeysValues part(int rank, int ranks) const {
+    const int64_t rows = k.rows / ranks;
+    return {k.row_range(rank * rows, rows), v.row_range(rank * rows, rows)};
+  }
+};
+
+inline void zero(AccumTensor x, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemsetAsync(x.data, 0, x.bytes(), stream));
+}
+
+// Sums over blocks are in `accum` and rounded once, at the end; otherwise their error would grow with the
+// ranks. wide: the matrix in which to sum up `result`; it is `result` itself if it has the type `accum`,
+// otherwise `memory`.
+template <class T>
+AccumTensor wide(Matrix<T> result, AccumTensor memory) {
+  if constexpr (std::is_same_v<T, accum>)
+    return result;
+  else
+    return memory;
+}
+template <class T>
+void round_to(Matrix<T> result, AccumTensor sums, cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, accum>) round_to_real(sums.data, result.data, sums.size(), stream);
+}
+
+// Attention of a rank's queries, which stay at home, to the keys of one rank after the other.
+class AttentionBlocks {
+ public:
+  AttentionBlocks(const Options& options, int ranks, int tensor_ranks) : kind_(options.attention) {
+    const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
+    out_ = memory_.matrix<accum>(rows, c.q);
+    lse_ = memory_.matrix<accum>(rows, c.heads);
+    if (!std::is_same_v<real, accum>) wide_ = memory_.matrix<accum>(rows, c.q);
+    if (kind_ != Attention::naive) return;
+    scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
+    d_scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
+  }
+  // What it allocates.
+  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+    const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
+    const bool naive = options.attention == Attention::naive;
+    return {naive ? 2 * c.heads * sequence * sequence : 0,
+            rows * (c.q * (std::is_same_v<real, accum> ? 1 : 2) + c.heads)};
+  }
+
+  AccumTensor wide_memory() const { return wide_; }  // for out in forward, and for d_q in backward
+  Tensor d_scores() const { return d_scores_; }
+
+  // Adds the keys that are visible to `out` and t.lse. The first block must be the diagonal: there every
+  // query sees a key, and it begins the sums.
+  void forward(const Blas& blas, const VisibleBlock& visible, const AttentionTensors& t, KeysValues<real> kv,
+               AccumTensor out) const {
+    const auto& [first, block] = visible;
+    const bool merges = !block.diagonal;
+    const AccumTensor block_out = from(merges ? out_ : out, first);
+    const AccumTensor block_lse = from(merges ? lse_ : t.lse, first);
+    attention_forward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, block_out,
+                      block_lse);
+    if (merges)
+      attention_merge(block, block_out, block_lse, from(out, first), from(t.lse, first), blas.stream());
+  }
+
+  // Adds to d_q, and to the gradients of these keys and values. t.lse and g.d_out_dot_out are of all keys.
+  void backward(const Blas& blas, const VisibleBlock& visible, const AttentionTensors& t,
+                const AttentionGradients& g, KeysValues<real> kv, AccumTensor d_q,
+                KeysValues<accum> d_kv) const {
+    const auto& [first, block] = visible;
+    attention_backward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, from(t.lse, first),
+                       from(g.d_out, first), from(g.d_out_dot_out, first), g.memory, true, from(d_q, first),
+                       d_kv.k, d_kv.v);
+  }
+
+ private:
+  template <class T>
+  static Matrix<T> from(Matrix<T> x, int64_t first) {
+    return x.row_range(first, x.rows - first);
+  }
+
+  const Attention kind_;
+  DeviceArena memory_{Purpose::communication};
+  AccumTensor out_, lse_;     // [rows, heads*head_size], [rows, heads]: of one block, to be merged
+  AccumTensor wide_;          // [rows, heads*head_size]
+  Tensor scores_, d_scores_;  // [heads*sequence, sequence]: of one block of one sequence
+};
+
+}  // namespace pentatron

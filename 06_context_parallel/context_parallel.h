@@ -1,0 +1,71 @@
+// Context parallelism as a program has it: the class behind the seam, what it changes in the memory of a
+// rank, and which options it refuses.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "all_gather_attention.h"
+#include "ring_attention.h"
+#include "ulysses_attention.h"
+
+namespace pentatron {
+
+// Attention of the ranks of `context`, which share out the tokens, as --cp-exchange says.
+inline std::unique_ptr<AttentionCore> context_attention(const Options& options, Communicator& context,
+                                                        int tensor_ranks = 1) {
+  if (context.ranks() == 1) return std::make_unique<AttentionCore>(options.attention);
+  switch (options.cp_exchange) {
+    case CpExchange::ring:
+      return std::make_unique<RingAttention>(options, context, tensor_ranks);
+    case CpExchange::all_gather:
+      return std::make_unique<AllGatherAttention>(options, context, tensor_ranks);
+    case CpExchange::ulysses:
+      return std::make_unique<UlyssesAttention>(options, context, tensor_ranks);
+  }
+  return nullptr;
+}
+
+// What predict_memory needs of one of `ranks` context ranks: its part of the tokens, the buffers of its
+// attention, and the rest as in `share`, which is a rank's without context parallelism.
+inline RankShare context_parallel_share(const Options& options, int ranks, RankShare share = {}) {
+  if (ranks == 1) return share;
+  const int t = share.tensor_ranks;
+  share.token_ranks = ranks;
+  switch (options.cp_exchange) {
+    case CpExchange::ring:
+      share.buffers += RingAttention::buffers(options, ranks, t);
+      break;
+    case CpExchange::all_gather:
+      share.buffers += AllGatherAttention::buffers(options, ranks, t);
+      break;
+    case CpExchange::ulysses:
+      share.buffers += UlyssesAttention::buffers(options, ranks, t);
+      share.head_ranks = ranks;
+      break;
+  }
+  return share;
+}
+
+// Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and with
+// Ulysses a tensor rank's heads of keys and values a multiple of `ranks`. Query heads are a multiple of
+// these.
+inline void check_context_parallel(const Options& options, int ranks, int tensor_ranks = 1) {
+  if (ranks == 1) return;
+  const std::string c = std::to_string(ranks);
+  const bool zigzag = options.cp_layout == CpLayout::zigzag;
+  if (options.sequence_length % (zigzag ? 2 * ranks : ranks) != 0) {
+    throw UsageError("--seq-len", std::to_string(options.sequence_length),
+                     zigzag ? "a multiple of twice the context ranks (2 x " + c + ") with --cp-layout zigzag"
+                            : "a multiple of the context ranks (" + c + ")");
+  }
+  if (options.cp_exchange == CpExchange::ulysses && options.model.kv_heads / tensor_ranks % ranks != 0) {
+    const std::string t = std::to_string(tensor_ranks);
+    throw UsageError("--kv-heads", std::to_string(options.model.kv_heads),
+                     (tensor_ranks > 1 ? "a multiple of tensor x context ranks (" + t + " x " + c + ")"
+                                       : "a multiple of the context ranks (" + c + ")") +
+                         " with --cp-exchange ulysses");
+  }
+}
+
+}  // namespace pentatron
