@@ -14,6 +14,11 @@
 // "Switch", 2021). f is the part of the copies that an expert gets, P its mean probability. The ranks that
 // split a micro-batch sum f. The step's loss gets the mean over all micro-batches. So the balance loss does
 // not depend on which ranks hold the tokens.
+//
+// Or there is no such loss, but a bias for each expert, which is added to its probability for the choice
+// alone (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3). A step moves it by a fixed
+// rate, up where the expert got fewer copies than the mean, else down. The bias is a parameter of the dense
+// group: its gradient is the number of copies. So the ranks that sum gradients sum it, too.
 #pragma once
 
 #include <algorithm>
@@ -100,10 +105,14 @@ class ExpertParallel : public FeedForward {
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
 
+  // How many copies this rank has sent to each expert of a layer, [experts], since it was made.
+  const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
+
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
     router_.resize(model.layers);
+    loads_.resize(model.layers, std::vector<int64_t>(options_.experts));
     if (!options_.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
     const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
     const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
@@ -121,6 +130,15 @@ class ExpertParallel : public FeedForward {
       declare("up_proj.weight", f, d, TensorSplit::by_output, into);
       declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
     }
+    if (!options_.has_balance_bias()) return;
+    const double copies = double(options_.global_batch_size) * options_.sequence_length * options_.top_k;
+    parameters.declare({.name = prefix + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
+                        .unit = unit,
+                        .rows = 1,
+                        .columns = options_.experts,
+                        .tensor_split = TensorSplit::held_inside,
+                        .sign_rate = options_.balance_rate,
+                        .target = copies / options_.experts});
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const override {
@@ -158,12 +176,14 @@ class ExpertParallel : public FeedForward {
     const Tensor permuted = one_rank() ? a.dispatched : permuted_;
     const Tensor results = one_rank() ? a.returned : results_;
     router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
-    route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_);
+    const Tensor bias = options_.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
+    route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_, bias.data);
     make_permutation(a.chosen.data, rows_, options_.top_k, bands_, counts_.data, a.place.data, compute_);
     exchange_counts(a);
     permute_tokens(h, a.place.data, options_.top_k, permuted, compute_);
     balance(batch, recomputing, a);
     await_counts(a);
+    for (int i = 0; i < options_.experts && !recomputing; ++i) loads_[layer][i] += a.sent[i];
 
     exchange(Direction::dispatch, a, permuted, a.dispatched);
     wait_stream(compute_, experts_.stream());
@@ -217,6 +237,9 @@ class ExpertParallel : public FeedForward {
         linear_wgrad(blas, e.of(g.gate_up), e.of(a.dispatched), parameters.gradients(e.gate, 2));
       }
       router_wgrad(g.logits, region.entered(normed), parameters.gradients(router_[layer]), compute_);
+      // All tensor ranks route the same rows, and their sum is taken.
+      if (options_.has_balance_bias())
+        count_loads(a.chosen, first_tensor_rank_, parameters.gradients(bias_of(layer)), compute_);
     });
     queue.drain();  // while the gradients travel
     wait_stream(compute_, experts_.stream());
@@ -238,6 +261,7 @@ class ExpertParallel : public FeedForward {
 
   // With one rank nothing travels: the kernels write the permuted rows into the dispatched buffer.
   bool one_rank() const { return experts_.ranks() == 1; }
+  int bias_of(int layer) const { return router_[layer] + 1 + 3 * options_.experts; }
   bool may_have_experts(int layer) const {
     return layer == any_layer ? options_.experts > 0 : options_.has_experts(layer);
   }
@@ -345,6 +369,7 @@ class ExpertParallel : public FeedForward {
   // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
   double balance_scale(const Batch& batch) const {
     if (!first_tensor_rank_) return 0;
+    if (options_.balance != Balance::loss) return 0;
     return options_.aux_loss * options_.experts * batch.inverse_micro_batches /
            static_cast<double>(tokens_of_micro_batch());
   }
@@ -354,6 +379,7 @@ class ExpertParallel : public FeedForward {
   void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
     const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.top_k);
     expert_fractions(counts_.data, options_.experts, 1 / copies_of_micro_batch, a.fractions.data, compute_);
+    if (options_.balance != Balance::loss) return;
     if (tokens_ && tokens_->ranks() > 1) {
       wait_stream(tokens_->stream(), compute_);
       tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.experts);
@@ -374,6 +400,7 @@ class ExpertParallel : public FeedForward {
   Communicator* tokens_;
   cudaStream_t compute_;
   std::vector<int> router_;  // [layers]: its number; the experts' parameters follow
+  std::vector<std::vector<int64_t>> loads_;  // [layers, experts]
 
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
@@ -394,7 +421,8 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
   const int64_t r = rows_of(options, share).inside, e = options.experts, copies = r * options.top_k;
   const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
   const FeedForwardMemory dense = {{mlp}, {r * 3 * c.f}, {r * 3 * c.f}};
-  const FeedForwardMemory experts = {{e * c.d, e / options.ep * mlp},  // a router, and the experts
+  const int64_t bias = options.has_balance_bias() ? e : 0;
+  const FeedForwardMemory experts = {{e * c.d + bias, e / options.ep * mlp},  // a router, and the experts
                                      {buffer * (c.d + 3 * c.f) + copies * c.d, (r + 1) * e, 2 * copies},
                                      {buffer * (c.d + 3 * c.f), r * e}};
   share.replicas.push_back(share.replicas[0] / options.ep);

@@ -377,8 +377,9 @@ class LayerCost {
     const double attention = c_.d * (2.0 * c_.q + 2 * c_.kv + 2), mlp = 3.0 * c_.d * c_.f;
     Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9};
     if (o_.has_experts(layer)) {
-      u.size = {attention + double(o_.experts) * c_.d, own_experts() * mlp};
-      u.parameters = 7;
+      const int bias = o_.has_balance_bias();
+      u.size = {attention + double(o_.experts) * (c_.d + bias), own_experts() * mlp};
+      u.parameters = 7 + bias;
     }
     if (o_.recompute == Recompute::full) {
       const Work rest = std::exchange(u.backward[0], layer_forward(layer, true));

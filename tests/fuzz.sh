@@ -24,7 +24,7 @@ awk '/^[0-9]+: mpirun/ {
     axes = 0
     for (i = 1; i < NF; ++i)
       if ($i ~ /^--(tp|cp|dp|pp|ep)$/ && $(i + 1) > 1) { ++with[$i]; if ($i != "--ep") ++axes }
-      else if ($i ~ /^--(zero-stage|pp-schedule|recompute|cp-layout|cp-exchange|attention)$/) ++with[$i " " $(i + 1)]
+      else if ($i ~ /^--(zero-stage|pp-schedule|recompute|cp-layout|cp-exchange|attention|balance)$/) ++with[$i " " $(i + 1)]
     ++at_once[axes]; ++all
     if (/--sequence-parallel/) ++with["--sequence-parallel"]
     if (/--experts/) ++with["--experts"]

@@ -103,6 +103,49 @@ TEST_CASE("experts: of equal logits the lower number is chosen", "[07][experts][
   check_routing(two_values, 4);
 }
 
+// What is chosen is found with a bias, what weighs is not.
+TEST_CASE("experts: a bias moves the choice, and no probability", "[07][experts][balance][kernels]") {
+  Device device;
+  Random random;
+  for (const Sizes s : all_sizes) {
+    CAPTURE(s.rows, s.experts);
+    const HostMatrix logits = random.normal<accum>(s.rows, s.experts);
+    HostMatrix bias(1, s.experts), sums = route_on_host(logits, s.top_k).probabilities;
+    for (int e = 0; e < s.experts; ++e) bias(0, e) = 0.25 * (e % 3);  // exact in bf16
+    const HostMatrix probabilities = sums;
+    for (int row = 0; row < s.rows; ++row)
+      for (int e = 0; e < s.experts; ++e) sums(row, e) += bias(0, e);
+    const std::vector<int32_t> want = route_on_host(sums, s.top_k).chosen;
+    const AccumTensor got = device.upload<accum>(logits);
+    const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
+    route_tokens(got, s.top_k, chosen.data, device.stream, device.upload<real>(bias).data);
+    CHECK(download(chosen, device.stream) == want);
+    require_close(device.download(got), probabilities, sum_of<accum>(s.experts));
+
+    HostMatrix loads(1, s.experts), twice(1, s.experts);
+    for (const int32_t e : want) ++loads(0, e);
+    const AccumTensor counted = device.fresh<accum>(1, s.experts);
+    count_loads(chosen, 1, {counted, false}, device.stream);
+    CHECK(device.download(counted) == loads);
+    for (int e = 0; e < s.experts; ++e) twice(0, e) = 2 * loads(0, e);
+    count_loads(chosen, 1, {counted, true}, device.stream);
+    CHECK(device.download(counted) == twice);
+    count_loads(chosen, 0, {counted, true}, device.stream);
+    CHECK(device.download(counted) == twice);
+  }
+}
+
+TEST_CASE("experts: a bias moves by the sign of what is missing", "[07][experts][balance][kernels]") {
+  Device device;
+  HostMatrix sums(1, 3), want(1, 3);
+  sums.values = {5, 7, 6}, want.values = {0.75, 0.25, 0.5};
+  const AccumTensor master = device.upload<accum>(HostMatrix(1, 3, 0.5));
+  const Tensor weights = device.upload<real>(HostMatrix(1, 3, 0.5));
+  accum* const of_weights = has_master_weights ? master.data : reinterpret_cast<accum*>(weights.data);
+  sign_step(0.25, 6, weights.data, of_weights, device.upload<accum>(sums).data, 3, device.stream);
+  CHECK(device.download(weights) == want);
+}
+
 TEST_CASE("experts: all tokens to one, none to the others", "[07][experts][kernels]") {
   HostMatrix logits(300, 5);
   for (int row = 0; row < 300; ++row) logits(row, 3) = 1;

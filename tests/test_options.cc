@@ -377,6 +377,12 @@ TEST_CASE("options: experts", "[experts][options]") {
   CHECK(options.ep == 6);
   CHECK(options.aux_loss == 0.5);
   CHECK(options.expert_buffer == 1.5);
+  CHECK(options.balance == pentatron::Balance::loss);
+  CHECK(experts({"--balance", "bias"}).balance == pentatron::Balance::bias);
+  CHECK_THROWS_WITH(experts({"--balance", "x"}),
+                    "--balance: x is not valid; expected one of loss, bias, none");
+  CHECK_THROWS_WITH(experts({"--balance-rate", "0"}),
+                    "--balance-rate: 0 is not valid; expected a number from 1e-09 to 1");
   CHECK_THROWS_WITH(experts({"--ep", "2"}), "--ep: 2 is not valid; expected 1 without --experts");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--top-k", "9"}),
                     "--top-k: 9 is not valid; expected at most --experts (8)");
@@ -402,6 +408,8 @@ TEST_CASE("options: parameters of a model with experts", "[experts][options]") {
   options.moe_every = 3;  // layers 2 and 5 of 0 to 7
   CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (8 * mlp + router));
   CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (2 * mlp + router));
+  options.balance = pentatron::Balance::bias;
+  CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (8 * mlp + router + 8));
 }
 
 TEST_CASE("options: a program's own default of --attention", "[options]") {

@@ -220,6 +220,11 @@ TEST_CASE("checkpoint: a model's config is read as it was written", "[01][checkp
   CHECK(read.model.rope_scaling == options.model.rope_scaling);
   options.model.d_ff = 41;
   CHECK(model_difference(options, read) == "--d-ff is 41, and was 40");
+  options.model.d_ff = 40, options.balance = Balance::bias;
+  CHECK(model_difference(options, read) == "--balance bias is 1, and was 0");
+  folder.write("config.json", model_config_text(options, "float32"));
+  read_model_config("--load", folder.path(), read);
+  CHECK(read.balance == Balance::bias);
 }
 
 TEST_CASE("checkpoint: what would change the result is refused by name", "[01][checkpoint]") {

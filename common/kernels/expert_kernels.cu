@@ -12,34 +12,39 @@ constexpr int columns_per_block = 256;  // of the router's gradient
 // ---- The choice -------------------------------------------------------------------------------------------
 
 // One thread a row.
-__global__ void route_tokens_kernel(accum* __restrict__ logits, size_t rows, int experts, int top_k,
-                                    int32_t* __restrict__ chosen) {
+__global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __restrict__ bias, size_t rows,
+                                    int experts, int top_k, int32_t* __restrict__ chosen) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
-    accum last = INFINITY;  // the logit chosen last, and its expert
+    const auto softmax = [&] {
+      accum largest = x[0], sum = 0;
+      for (int e = 1; e < experts; ++e) largest = std::max(largest, x[e]);
+      for (int e = 0; e < experts; ++e) sum += x[e] = exp(x[e] - largest);
+      for (int e = 0; e < experts; ++e) x[e] /= sum;
+    };
+    if (bias != nullptr) softmax();
+    const auto score = [&](int e) { return bias == nullptr ? x[e] : x[e] + accum(bias[e]); };
+    accum last = INFINITY;  // the score chosen last, and its expert
     int last_expert = -1;
     for (int k = 0; k < top_k; ++k) {
       int best = -1;
       for (int e = 0; e < experts; ++e) {
-        const bool left = x[e] < last || (x[e] == last && e > last_expert);
-        if (left && (best < 0 || x[e] > x[best])) best = e;
+        const bool left = score(e) < last || (score(e) == last && e > last_expert);
+        if (left && (best < 0 || score(e) > score(best))) best = e;
       }
       if (best < 0)
         best = k;  // all left are NaN: choose an expert that exists, so that the run goes on and shows it
       chosen[row * top_k + k] = best;
-      last = x[best];
+      last = score(best);
       last_expert = best;
     }
-    const accum largest = x[chosen[row * top_k]];
-    accum sum = 0;
-    for (int e = 0; e < experts; ++e) sum += x[e] = exp(x[e] - largest);
-    for (int e = 0; e < experts; ++e) x[e] /= sum;
+    if (bias == nullptr) softmax();
   }
 }
 
-void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream) {
+void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream, const real* bias) {
   launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
-         logits.data, logits.rows, logits.columns, top_k, chosen);
+         logits.data, bias, logits.rows, logits.columns, top_k, chosen);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
@@ -303,6 +308,22 @@ void add_balance_loss(AccumTensor probabilities, const accum* fractions, double 
                       cudaStream_t stream) {
   launch(add_balance_loss_kernel, dim3(1), moves(probabilities.bytes()), stream, probabilities.data,
          fractions, probabilities.rows, probabilities.columns, scale, loss);
+}
+
+// One block an expert.
+__global__ void count_loads_kernel(const int32_t* __restrict__ chosen, int copies, accum scale, bool add,
+                                   accum* __restrict__ loads) {
+  const int expert = blockIdx.x;
+  accum sum = 0;
+  for (int copy : block_range(copies)) sum += chosen[copy] == expert;
+  sum = block_sum(sum);
+  for ([[maybe_unused]] int once : block_range(1)) loads[expert] = (add ? loads[expert] : 0) + scale * sum;
+}
+
+void count_loads(Matrix<int32_t> chosen, double scale, Gradient loads, cudaStream_t stream) {
+  launch(count_loads_kernel, dim3(static_cast<unsigned>(loads.sum.columns)),
+         moves(chosen.bytes() + loads.sum.bytes()), stream, chosen.data, chosen.size(), scale, loads.add,
+         loads.sum.data);
 }
 
 }  // namespace pentatron

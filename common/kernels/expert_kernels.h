@@ -17,9 +17,10 @@ namespace pentatron {
 // chosen = the experts with the top_k largest logits of each row, the largest first; of equal ones the expert
 // with the lower number. Then the logits are replaced by their softmax over all experts. These probabilities
 // weigh what the chosen experts return. They are not made to add up to one (as in Switch and OLMoE):
-// otherwise top-1 would always have weight 1, and no gradient.
+// otherwise top-1 would always have weight 1, and no gradient. With a bias, the largest sums of probability
+// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16).
 void route_tokens(AccumTensor logits /*[rows, experts]*/, int top_k, int32_t* chosen /*[rows, top_k]*/,
-                  cudaStream_t stream);
+                  cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr);
 
 // Number of bands that make_permutation counts `rows` rows in; the same on every device.
 int64_t copy_bands(int64_t rows);
@@ -70,5 +71,9 @@ void expert_fractions(const int32_t* counts, int experts, double scale, accum* f
 // loss[0] += scale * sum over rows and experts of fractions[e] * probabilities[r, e].
 void add_balance_loss(AccumTensor probabilities /*[rows, experts]*/, const accum* fractions /*[experts]*/,
                       double scale, accum* loss /*[1]*/, cudaStream_t stream);
+
+// loads[e] (+)= scale * the copies that choose e. A sum of whole numbers, so its order changes no bit.
+void count_loads(Matrix<int32_t> chosen /*[rows, top_k]*/, double scale, Gradient loads /*[1, experts]*/,
+                 cudaStream_t stream);
 
 }  // namespace pentatron

@@ -691,4 +691,19 @@ void sgd_step(double lr, double weight_decay, real* weights, accum* master, cons
          weights, master, gradients, clip, size);
 }
 
+__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master,
+                                 const accum* __restrict__ sums, size_t size) {
+  for (size_t i : grid_range(size)) {
+    const double missing = target - sums[i];
+    master[i] += missing > 0 ? rate : missing < 0 ? -rate : accum(0);
+    weights[i] = real(master[i]);
+  }
+}
+
+void sign_step(double rate, double target, real* weights, accum* master, const accum* sums, size_t size,
+               cudaStream_t stream) {
+  launch(sign_step_kernel, elementwise_grid(size), moves((3 * accum_bytes + real_bytes) * size), stream, rate,
+         target, weights, master, sums, size);
+}
+
 }  // namespace pentatron

@@ -153,4 +153,8 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
 void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
               const accum* clip, size_t size, cudaStream_t stream);
 
+// weights += rate * sign(target - sums), with sign(0) = 0.
+void sign_step(double rate, double target, real* weights, accum* master, const accum* sums, size_t size,
+               cudaStream_t stream);
+
 }  // namespace pentatron

@@ -68,6 +68,7 @@ void Optimizer::add_norm_squared(double* norm_squared) {
         sum_of_squares(shard.gradients + begin, end - begin, parts_.data(), norm_squared, stream_);
     };
     for (const ParameterRange& range : parameters_.counted_ranges(shard)) {
+      if (range.parameter->sign_rate > 0) continue;
       if (range.begin_in_shard != end) {
         add_sum();
         begin = range.begin_in_shard;
@@ -88,6 +89,11 @@ void Optimizer::step(int64_t step, const double* norm_squared) {
     accum* master = has_master_weights ? state.master.data : reinterpret_cast<accum*>(shard.weights);
     for (const ParameterRange& range : parameters_.ranges(shard)) {
       const size_t at = range.begin_in_shard;
+      if (const Parameter& p = *range.parameter; p.sign_rate > 0) {
+        sign_step(p.sign_rate, p.target, shard.weights + at, master + at, shard.gradients + at, range.size,
+                  stream_);
+        continue;
+      }
       const double decay = range.parameter->decays ? config_.weight_decay : 0;
       if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step({lr, config_.beta1, config_.beta2, config_.epsilon, decay, step + 1}, shard.weights + at,

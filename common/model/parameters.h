@@ -36,6 +36,9 @@ struct Declaration {
   bool decays = true;               // weight decay applies
   int group = 0;
   bool held = true;  // false: only other ranks hold it
+  // sign_rate > 0: what is summed as its gradient is no slope, but something that shall become `target`. A
+  // step adds sign_rate * sign(target - sum), whatever the optimizer. No norm counts it; it begins at 0.
+  double sign_rate = 0, target = 0;
 };
 
 struct Parameter : Declaration {

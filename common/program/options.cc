@@ -74,6 +74,9 @@ const std::vector<std::pair<std::string, CpLayout>> cp_layout_names = {{"contigu
 const std::vector<std::pair<std::string, CpExchange>> cp_exchange_names = {
     {"ring", CpExchange::ring}, {"all-gather", CpExchange::all_gather}, {"ulysses", CpExchange::ulysses}};
 
+const std::vector<std::pair<std::string, Balance>> balance_names = {
+    {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
+
 template <typename Value>
 std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
   for (const auto& [name, named] : names) {
@@ -297,9 +300,9 @@ std::string table_of_presets() {
 
 // Options of the training, which --load takes from the checkpoint unless they are given.
 constexpr const char* training_options[] = {
-    "data",      "seq-len",      "micro-batch-size", "global-batch-size", "steps", "seed",
-    "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1", "beta2",
-    "epsilon",   "weight-decay", "grad-clip",        "aux-loss"};
+    "data",      "seq-len",      "micro-batch-size", "global-batch-size", "steps",   "seed",
+    "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1",   "beta2",
+    "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance", "balance-rate"};
 
 // --load and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
@@ -493,7 +496,10 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.whole("--experts", options.experts, 0, 1024, "MLPs of a layer that has several, 0: none has");
       line.whole("--top-k", options.top_k, 1, 1024, "experts that a token is sent to");
       line.whole("--moe-every", options.moe_every, 1, 1000, "the last of so many layers has experts");
-      line.number("--aux-loss", options.aux_loss, 0, 1000, "of the loss that balances the experts");
+      line.choice("--balance", options.balance, balance_names,
+                  "experts by a loss, by a bias of the choice, or not");
+      line.number("--aux-loss", options.aux_loss, 0, 1000, "weight of this loss");
+      line.number("--balance-rate", options.balance_rate, 1e-9, 1, "step of this bias");
       line.number("--expert-buffer", options.expert_buffer, 0, 1e6,
                   "room for so many times an even share of rows, 0: for all cases");
       return;
@@ -618,7 +624,8 @@ int64_t parameter_count(const Options& options) {
   const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
   const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
   const int64_t routed = options.experts > 0 ? m.layers / options.moe_every : 0;  // layers with experts
-  const int64_t mlps = (m.layers - routed) * mlp + routed * (options.experts * (d + mlp));
+  const int64_t bias = options.has_balance_bias() ? 1 : 0;
+  const int64_t mlps = (m.layers - routed) * mlp + routed * (options.experts * (d + mlp + bias));
   return m.layers * (norms + attention) + mlps + d + 2 * d * m.vocab_size;
 }
 
@@ -637,6 +644,7 @@ std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_nam
 std::string_view to_string(TpOverlap overlap) { return name_of(tp_overlap_names, overlap); }
 std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
 std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
+std::string_view to_string(Balance balance) { return name_of(balance_names, balance); }
 
 std::string changed_options(const Options& options, const TrainerState& state) {
   std::string words;

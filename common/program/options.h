@@ -42,6 +42,9 @@ enum class TpOverlap { none, chunks };
 enum class CpLayout { contiguous, zigzag };
 enum class CpExchange { ring, all_gather, ulysses };
 
+// What keeps the experts equally busy: a loss, a bias of the router's choice, or nothing.
+enum class Balance { loss, bias, none };
+
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(Attention attention);
 std::string_view to_string(OptimizerKind optimizer);
@@ -50,6 +53,7 @@ std::string_view to_string(TpOverlap overlap);
 std::string_view to_string(PpSchedule schedule);
 std::string_view to_string(CpLayout layout);
 std::string_view to_string(CpExchange exchange);
+std::string_view to_string(Balance balance);
 
 // Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
 // parse_options.
@@ -75,13 +79,16 @@ struct Options : TrainingConfig, CommunicationConfig {
   int dp = 0;              // data ranks; 0: what the other axes leave
   bool show_mesh = false;  // print each rank's place, and train nothing
 
-  int experts = 0;           // experts of a layer that has any; 0: no layer has
-  int top_k = 2;             // experts that each token is sent to
-  int moe_every = 1;         // every moe_every-th layer has experts
-  int ep = 1;                // ranks that share out the experts
-  double aux_loss = 0.01;    // weight of the loss that balances the experts
-  double expert_buffer = 0;  // rows of an expert rank's buffer, over its even share; 0: for all cases
+  int experts = 0;    // experts of a layer that has any; 0: no layer has
+  int top_k = 2;      // experts that each token is sent to
+  int moe_every = 1;  // every moe_every-th layer has experts
+  int ep = 1;         // ranks that share out the experts
+  Balance balance = Balance::loss;
+  double aux_loss = 0.01;      // weight of the loss that balances the experts
+  double balance_rate = 1e-3;  // by which the bias of an expert moves in a step
+  double expert_buffer = 0;    // rows of an expert rank's buffer, over its even share; 0: for all cases
   bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
+  bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
 
   int64_t max_bytes = 16 << 20;  // the largest message of the primer of the collectives
 

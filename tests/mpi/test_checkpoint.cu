@@ -25,6 +25,8 @@ CombinedCase case_of(const MeshShape& shape, int zero_stage, int experts = 0) {
   o.zero_stage = zero_stage;
   o.attention = Attention::tiled;
   o.experts = experts;
+  o.balance = experts > 0 ? Balance::bias : Balance::loss;
+  o.balance_rate = 0.05;
   o.ep = shape.ep;
   CombinedCase c = {shape, o};
   check_combined(c.options, c.shape);
@@ -62,7 +64,7 @@ TEST_CASE("07: a run continues bit for bit in the same layout", "[07][checkpoint
   }
 }
 
-TEST_CASE("07: experts continue bit for bit", "[07][checkpoint]") {
+TEST_CASE("07: experts continue bit for bit", "[07][experts][checkpoint]") {
   const int r = mpi_tests::ranks();
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
@@ -94,7 +96,7 @@ TEST_CASE("07: a run continues in any other layout", "[07][checkpoint]") {
   }
 }
 
-TEST_CASE("07: experts continue in any other layout", "[07][checkpoint]") {
+TEST_CASE("07: experts continue in any other layout", "[07][experts][checkpoint]") {
   const int r = mpi_tests::ranks();
   if (r == 8) return;
   World world(nullptr, nullptr);

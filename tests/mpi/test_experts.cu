@@ -79,7 +79,7 @@ Trained train(World& world, const CombinedCase& c, Routing routing) {
     return tensors;
   };
   Trained result{all(Content::weights), {}, {}};
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < c.options.steps; ++step) {
     set_routers(model, routing);
     model.accumulate(batches_of_step(c.options, step));
     Tensors gradients = all(Content::gradients);
@@ -95,7 +95,7 @@ void check_same(const Trained& got, const Trained& want, double grad_clip) {
   CHECK(!want.initial.empty());
   CHECK(got.initial == want.initial);  // bit for bit
   const auto close = [](double a, double b) { return std::abs(a - b) <= kScalarTolerance * std::abs(b); };
-  for (int step = 0; step < kSteps; ++step) {
+  for (size_t step = 0; step < want.steps.size(); ++step) {
     INFO("step " << step);
     const Step &a = got.steps[step], &b = want.steps[step];
     CHECK(close(a.loss, b.loss));
@@ -214,6 +214,64 @@ TEST_CASE("07: parity of experts, all tokens to one", "[07][experts][parity]") {
 
 TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]") {
   check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
+}
+
+// Four steps, with a rate that gives many tokens other experts.
+TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity]") {
+  Options options = expert_options(8, 2, 1);
+  if (options.experts % mpi_tests::ranks() != 0) return;
+  options.balance = Balance::bias;
+  options.balance_rate = 0.03;
+  options.steps = 4;
+  check_parity(case_of(options), Ep::each);
+  options.recompute = Recompute::full;
+  options.zero_stage = 3;
+  check_parity(case_of(options));
+  options.recompute = Recompute::none;
+  if (mpi_tests::ranks() % 2 != 0) return;
+  check_parity(case_of(options, 1, 2));
+  options.sequence_parallel = true;
+  check_parity(case_of(options, 2));
+  options.pp_schedule = PpSchedule::zb_h1;
+  options.zero_stage = 1;
+  check_parity(case_of(options, 1, 1, 2));
+  if (mpi_tests::ranks() == 8) check_parity(case_of(options, 2, 2, 2));
+}
+
+// Every layout finds the same whole numbers, and so the same bits.
+TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", "[07][experts][balance]") {
+  Options options = expert_options(8, 2, 2);
+  options.balance = Balance::bias;
+  const int ranks = mpi_tests::ranks(), tp = ranks % 2 == 0 ? 2 : 1;
+  options.ep = options.experts % (ranks / tp) == 0 ? ranks / tp : 1;
+  const CombinedCase c = case_of(options, tp);
+  World world(nullptr, nullptr);
+  CombinedModel model(c, world);
+  std::vector<double> expected(8);
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<double> loads(8);  // those of this step, of tensor rank 0
+    for (int e = 0; e < 8; ++e) loads[e] -= double(model.feed_forward.loads(1)[e]);
+    model.accumulate(batches_of_step(c.options, step));
+    for (int e = 0; e < 8; ++e) loads[e] += double(model.feed_forward.loads(1)[e]);
+    for (double& load : loads) load *= model.mesh.place.tp == 0;
+    loads = world.sum(loads);
+    const Tensors gradients = gather_parameters(world, model.parameters, Content::gradients, model.compute);
+    model.update(step);
+    const Tensors weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
+    const double mean = c.options.global_batch_size * c.options.sequence_length * 2 / 8.0;
+    double norm = 0;
+    for (size_t id = 0; id < weights.size(); ++id) {
+      if (model.parameters[id].sign_rate == 0) {
+        for (const double g : gradients[id]) norm += g * g;
+        continue;
+      }
+      for (int e = 0; e < 8; ++e) expected[e] += 1e-3 * ((loads[e] < mean) - (loads[e] > mean));
+      CHECK(gradients[id] == loads);
+      CHECK(weights[id] == expected);
+      CHECK(*std::max_element(loads.begin(), loads.end()) > mean);
+    }
+    CHECK(model.totals.host_norm() == Approx(std::sqrt(norm)).epsilon(1e-12));
+  }
 }
 
 // The serial reference itself, which the tests above compare with.
@@ -361,6 +419,32 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
                {{"all_reduce", {1, elements, 2 * (holders - 1) / holders * elements * sizeof(accum)}}});
 }
 
+// A bias travels with the gradients of its layer: an element for each expert, and the padding.
+TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][traffic]") {
+  const int ranks = mpi_tests::ranks(), multiple = ranks * 16 / static_cast<int>(sizeof(real));
+  for (const Balance balance : {Balance::none, Balance::bias}) {
+    Options options = expert_options(experts_for_ranks(), 2, 2);  // layer 1 of 0 to 2
+    options.balance = balance;
+    const int d = options.model.d_model, e = options.experts, attention = 4 * d * d + 2 * d;
+    const int mlp = 3 * d * options.model.d_ff, bias = balance == Balance::bias ? e : 0;
+    int64_t elements = 0;
+    for (const int unit : {22 * d, attention + mlp, attention + e * d + bias, attention + mlp, 22 * d + d})
+      elements += (unit + multiple - 1) / multiple * multiple;
+    World world(nullptr, nullptr);
+    CombinedModel model(case_of(options), world);
+    model.accumulate(batches_of_step(model.of.options, 0));
+    const double sent = 2.0 * (ranks - 1) / ranks * elements * sizeof(accum);
+    check_counts(model.mesh.gradients.traffic(), {{"all_reduce", {1, elements, sent}}});
+  }
+  if (ranks % 2 != 0) return;
+  Options options = expert_options(experts_for_ranks(), 2, 1);
+  options.balance = Balance::bias;
+  World world(nullptr, nullptr);
+  CombinedModel model(case_of(options, 1, 2), world);
+  model.accumulate(batches_of_step(model.of.options, 0));
+  CHECK(!model.mesh.context.traffic().contains("all_reduce"));  // of fractions, which only a loss needs
+}
+
 // Layers 1, 3 and 5 have experts, and two of them are there at a time. Forward gathers all three, or, in
 // later micro-batches, the one that is missing; backward begins with the last two.
 TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
@@ -422,6 +506,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.zero_stage = 3;
       check_memory(case_of(options));
       options.expert_buffer = 3;
+      options.balance = Balance::bias;
       options.zero_stage = 1;
       options.sequence_parallel = true;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
@@ -461,6 +546,58 @@ TEST_CASE("07: table of experts", "[.experts-table]") {
       for (size_t i = 0; i < purposes; ++i) std::printf(" %zu", (memory_in_use()[i] - before[i]) / 1024);
       std::printf(" | %.0f to %.0f\n", least, most);
     }
+  }
+}
+
+// Prints another table of experts.md: the three ways to balance, on the project's text. One rank.
+TEST_CASE("07: table of balance", "[.balance-table]") {
+  mpi_tests::set_time_limit(3000);
+  Options options = test_options(/*layers=*/4, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/64,
+                                 /*vocab_size=*/256, /*sequence=*/64, /*micro_batch=*/16,
+                                 /*global_batch=*/16);
+  options.lr = 3e-3;
+  options.steps = 400;
+  options.experts = 8;
+  options.zero_stage = 0;
+  options.attention = Attention::tiled;
+  const TokenData data(PENTATRON_CORPUS, options.model.vocab_size, options.sequence_length);
+  World world(nullptr, nullptr);
+  for (const Balance balance : {Balance::loss, Balance::bias, Balance::none}) {
+    options.balance = balance;
+    CombinedModel model({{}, options}, world);
+    BatchLoader loader(data, options, 0, 1, model.positions);
+    std::vector<std::vector<int64_t>> before(options.model.layers, std::vector<int64_t>(options.experts));
+    std::vector<int64_t> late(options.experts);  // loads of the last 50 steps in the last layer
+    const double mean = double(options.micro_batch_size) * options.sequence_length * options.top_k / 8;
+    double busiest = 0, loss = 0;
+    std::printf("%s\n  busiest expert over the mean, in a step and layer; means of 50 steps:",
+                std::string(to_string(balance)).c_str());
+    for (int step = 0; step < options.steps; ++step) {
+      model.totals.reset();
+      model.pipeline.run(loader.load(step, model.compute), &model.totals);
+      const double of_balance = to_host(model.feed_forward.balance_loss(), model.compute)[0];
+      model.feed_forward.add_balance_loss(model.totals);
+      for (UnitHooks* hooks : model.seams.hooks) hooks->finish_gradient_sync();
+      model.optimizer.add_norm_squared(model.totals.norm_squared());
+      model.update(step);
+      for (int layer = 0; layer < options.model.layers; ++layer) {
+        int64_t most = 0;
+        const std::vector<int64_t>& loads = model.feed_forward.loads(layer);
+        for (int e = 0; e < options.experts; ++e) {
+          const int64_t load = loads[e] - before[layer][e];
+          most = std::max(most, load);
+          if (step >= 350 && layer == options.model.layers - 1) late[e] += load;
+        }
+        busiest += double(most) / mean / options.model.layers / 50;
+        before[layer] = loads;
+      }
+      if (step >= 350) loss += (model.totals.host_loss() - of_balance) / 50;
+      if (step % 50 == 49) std::printf(" %.2f", std::exchange(busiest, 0));
+    }
+    std::printf("\n  last 50 steps: loss of the text %.3f; loads in the last layer, %%:", loss);
+    std::sort(late.rbegin(), late.rend());
+    for (const int64_t load : late) std::printf(" %.1f", 100 * double(load) / (50 * 8 * mean));
+    std::printf("\n");
   }
 }
 
