@@ -332,11 +332,10 @@ TEST_CASE("05: a schedule that waits for ever ends with one line and status 2", 
 }
 
 TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
-  for (const char* layout : {"contiguous", "zigzag"}) {
-    for (const char* exchange : {"ring", "all-gather", "ulysses"}) {
-      check_like_01(std::string("06_context_parallel --cp-layout ") + layout + " --cp-exchange " + exchange,
-                    " --seq-len 24");
-    }
+  for (const std::string layout : {"contiguous", "zigzag"}) {
+    const std::string program = "06_context_parallel --cp-layout " + layout + " --cp-exchange ";
+    for (const char* exchange : {"ring", "all-gather"}) check_like_01(program + exchange, " --seq-len 24");
+    check_like_01(program + "ulysses", " --seq-len 24 --d-model 24 --heads 6 --kv-heads 6");
   }
 }
 
