@@ -211,7 +211,8 @@ TEST_CASE("01: a trace has all steps, or the last ones", "[01][program]") {
   const auto traced = [&](const std::string& options) {
     outcome_of("", "01_single_gpu --trace " + trace + options);
     std::set<int> steps;
-    for (const auto& e : nlohmann::json::parse(read_file(trace))["traceEvents"]) {
+    const auto json = nlohmann::json::parse(read_file(trace));
+    for (const auto& e : json["traceEvents"]) {
       if (e["ph"] == "X" && e["args"].contains("step")) steps.insert(e["args"]["step"].get<int>());
     }
     return steps;
