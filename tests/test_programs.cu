@@ -205,7 +205,7 @@ TEST_CASE("01: each step is logged with its own loss, the last one, too", "[01][
   }
 }
 
-TEST_CASE("01: a trace has all steps, or the last ones", "[01][program]") {
+TEST_CASE("01: a trace has all steps or the last ones", "[01][program]") {
   const TemporaryFolder folder;
   const std::string trace = folder.path() + "/trace.json";
   const auto traced = [&](const std::string& options) {
