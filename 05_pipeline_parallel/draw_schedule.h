@@ -9,6 +9,7 @@
 #include <cctype>
 #include <cmath>
 #include <fstream>
+#include <iomanip>
 #include <iostream>
 #include <sstream>
 
@@ -27,12 +28,16 @@ inline Paint paint_of(Action compute) {
   return {'B', {120, 71}, "#8fce7e"};
 }
 
+inline double rounded(double time) { return std::round(100 * time) / 100; }
+inline double percent(double ratio) { return std::round(1000 * ratio) / 10; }
+
 inline std::string title_of(const Schedule& s, const Simulation& played) {
   std::ostringstream title;
   title << s.name << ": " << s.p << " ranks, ";
   if (s.v > 1) title << s.v << " chunks a rank, ";
-  title << s.m << " micro-batches. Time " << played.total << " = work " << played.work << " + bubble "
-        << played.bubble() << " (" << std::lround(1000 * played.bubble_ratio()) / 10.0 << " % of the work)";
+  title << s.m << " micro-batches. Time " << rounded(played.total) << " = work " << rounded(played.work)
+        << " + bubble " << rounded(played.bubble()) << " (" << percent(played.bubble_ratio())
+        << " % of the work)";
   return title.str();
 }
 
@@ -140,13 +145,49 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
   return svg.str();
 }
 
-// Prints the schedule of m micro-batches (--show-schedule) and writes it to a file (--show-schedule-svg). The
-// unit of time is the forward of a chunk. Throws UsageError if the file cannot be written.
+// A line for each schedule that has a name, and for that of the options, with the same costs. In flight: the
+// most on a rank, of all its layers (so two chunks of half of them are one).
+inline std::string compare_schedules(const Options& options, int m) {
+  std::ostringstream text;
+  text << std::setw(13) << std::left << "" << std::right << "    time  bubble  of the work  in flight\n";
+  const auto add = [&](const Options& o) {
+    const Schedule s = make_schedule(o, o.pp, m);
+    text << std::setw(13) << std::left << s.name << std::right;
+    try {
+      const Simulation played = simulate(s, costs_of_chunk(o, s.p, s.stages()));
+      int most = 0;
+      for (const InFlight& peak : played.in_flight) most = std::max(most, peak.until_weight_gradient);
+      text << std::setw(8) << rounded(played.total) << std::setw(8) << rounded(played.bubble())
+           << std::setw(11) << percent(played.bubble_ratio()) << " %" << std::setw(11)
+           << rounded(double(most) * s.p / s.stages()) << (s.copies > 1 ? ", two copies of the model" : "");
+    } catch (const ScheduleError&) {
+      text << "  a deadlock with --pp-messages " << to_string(o.pp_messages);
+    }
+    text << '\n';
+  };
+  for (int kind = 0; kind < static_cast<int>(PpSchedule::from_file); ++kind) {
+    Options o = options;
+    o.pp_schedule = static_cast<PpSchedule>(kind);
+    const bool interleaved = o.pp_schedule == PpSchedule::interleaved;
+    if (interleaved && m % o.pp != 0) continue;
+    if (o.pp_schedule == PpSchedule::dualpipe && (o.pp % 2 != 0 || m % 2 != 0)) continue;
+    const bool one = kind <= static_cast<int>(PpSchedule::one_f_one_b) || o.pp_schedule == PpSchedule::zb_h1;
+    o.vpp = one ? 1 : interleaved && options.pp_schedule == o.pp_schedule ? options.vpp : 2;
+    add(o);
+  }
+  if (options.pp_schedule == PpSchedule::from_file) add(options);
+  return text.str();
+}
+
+// Prints the schedule of m micro-batches (--show-schedule), and beside which others it stands; writes it to a
+// file (--show-schedule-svg). The unit of time is that of --pp-costs, or the forward of a rank's layers.
+// Throws UsageError if the file cannot be written.
 inline void show_schedule(const Options& options, int m) {
-  const Costs costs;
   const Schedule schedule = make_schedule(options, options.pp, m);
+  const Costs costs = costs_of_chunk(options, schedule.p, schedule.stages());
   const Simulation played = simulate(schedule, costs);
-  std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1);
+  std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1) << '\n'
+            << compare_schedules(options, m);
   const std::string& path = options.show_schedule_svg;
   if (!path.empty() && !(std::ofstream(path) << draw_svg(schedule, costs, played) << std::flush))
     throw UsageError("--show-schedule-svg", path, "a file that can be written");

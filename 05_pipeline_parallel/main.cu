@@ -24,7 +24,8 @@ void train(const Options& options, int micro_batches, World& world) {
   const Schedule schedule = make_schedule(options, world.ranks(), micro_batches);
   const std::vector<LayerRange> chunks = layers_of_rank(options, schedule, world.rank());
 
-  Parameters parameters({.units = units_of(chunks)});
+  Communicator copies(world, replicas_of(schedule, world.rank()), "copies");
+  Parameters parameters({.groups = {{copies.rank(), copies.ranks()}}, .units = units_of(chunks)});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches, pipeline_share(schedule, world.rank(), chunks));
@@ -46,6 +47,7 @@ void train(const Options& options, int micro_batches, World& world) {
     run.begin_step(step);
     totals.reset();
     pipeline.run(loader.load(step, compute), &totals);
+    sum_gradients(parameters, copies, compute);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
     checkpoints.before_update();

@@ -2,11 +2,12 @@
 // instructions on the GPU. It runs every schedule.
 //
 // Messages between stages have four streams: {activations, gradients} x {in, out}. Each has a communicator of
-// two ranks. The host issues the whole list without waiting. Only events order the compute
-// stream and these four, and say when a buffer may be used again.
+// two ranks. (Grouped messages have one of each for all ranks.) The host issues the whole list without
+// waiting. Only events order the compute stream and these four, and say when a buffer may be used again.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/memory.h"
@@ -44,8 +45,9 @@ struct Way {
 // from each rank to the next one and back; with chunks in turns a ring; in a V two of each.
 inline std::vector<Way> ways_of(const Schedule& s) {
   std::vector<Way> ways;
-  for (int stage = 0; stage + 1 < s.stages(); ++stage) {
-    const int before = s.places[stage].rank, after = s.places[stage + 1].rank;
+  for (int n = 0; n + 1 < std::ssize(s.places); ++n) {
+    if ((n + 1) % s.stages() == 0) continue;  // a copy of the model ends here
+    const int before = s.places[n].rank, after = s.places[n + 1].rank;
     for (const Way& way : {Way{false, before, after}, Way{true, after, before}}) {
       if (before != after && std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(way);
     }
@@ -53,24 +55,29 @@ inline std::vector<Way> ways_of(const Schedule& s) {
   return ways;
 }
 
-// The communicators of this rank's ways, each of two ranks.
+// The communicators of this rank's ways: each of two ranks, or for grouped messages one of all ranks.
 class Edges {
  public:
   // `line`: the pipeline's ranks, as numbers in the world. All of them call this.
   Edges(World& world, const std::vector<int>& line, const Schedule& schedule,
-        real* scratch /*[2], on the device*/) {
+        real* scratch /*[2], on the device*/)
+      : rank_(static_cast<int>(std::find(line.begin(), line.end(), world.rank()) - line.begin())) {
+    if (schedule.grouped_messages)
+      for_all_ = std::make_unique<Communicator>(world, line, "messages", edge_blocks);
     for (const Way& way : ways_of(schedule)) {
-      const std::vector<int> ends = {line[way.from], line[way.to]};
-      const bool out = world.rank() == ends[sender];
-      if (!out && world.rank() != ends[receiver]) continue;
+      const bool out = rank_ == way.from;
+      if (!out && rank_ != way.to) continue;
       const std::string name =
           std::string(way.gradients ? "gradients" : "activations") + (out ? " out" : " in");
       const auto same = std::count_if(mine_.begin(), mine_.end(), [&](const auto& other) {
-        return other.first.gradients == way.gradients && (line[other.first.from] == world.rank()) == out;
+        return other.first.gradients == way.gradients && (other.first.from == rank_) == out;
       });
-      mine_.emplace_back(
-          way, std::make_unique<Communicator>(world, ends, name + (same > 0 ? " 2" : ""), edge_blocks));
-      mine_.back().second->connect(out ? receiver : sender, out ? receiver : sender, scratch);
+      mine_.emplace_back(way, nullptr);
+      if (!for_all_) {
+        mine_.back().second = std::make_unique<Communicator>(world, std::vector{line[way.from], line[way.to]},
+                                                             name + (same > 0 ? " 2" : ""), edge_blocks);
+      }
+      of(way).connect(peer(way), peer(way), scratch);
     }
   }
 
@@ -80,14 +87,37 @@ class Edges {
   }
 
   Communicator& of(const Way& way) {
+    if (for_all_) return *for_all_;
     return *std::find_if(mine_.begin(), mine_.end(), [&](const auto& m) { return m.first == way; })->second;
   }
-
-  static constexpr int sender = 0, receiver = 1;  // the ends of a way
+  // The other end of a way, as a rank of its communicator.
+  int peer(const Way& way) const {
+    const bool out = rank_ == way.from;
+    if (for_all_) return out ? way.to : way.from;
+    return out ? 1 : 0;
+  }
 
  private:
+  const int rank_;  // of the pipeline
+  std::unique_ptr<Communicator> for_all_;
   std::vector<std::pair<Way, std::unique_ptr<Communicator>>> mine_;
 };
+
+// The ranks with the same stages, ascending: this one, or with two copies of the model k and p - 1 - k. They
+// sum their gradients.
+inline std::vector<int> replicas_of(const Schedule& s, int rank) {
+  if (s.copies == 1) return {rank};
+  return {std::min(rank, s.p - 1 - rank), std::max(rank, s.p - 1 - rank)};
+}
+
+// Sums the gradients of all micro-batches over the copies of the model. `compute` waits for the sum.
+inline void sum_gradients(Parameters& parameters, Communicator& copies, cudaStream_t compute) {
+  if (copies.ranks() == 1) return;
+  const AccumTensor gradients = parameters.group().flat_gradients();
+  wait_stream(copies.stream(), compute);
+  copies.all_reduce(gradients.data, gradients.data, gradients.size());
+  wait_stream(compute, copies.stream());
+}
 
 class Pipeline {
  public:
@@ -106,10 +136,17 @@ class Pipeline {
   // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`.
   // `totals` is null if another rank counts the same losses.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
-    for (const Instruction& i : list_) {
+    for (size_t n = 0; n < list_.size(); ++n) {
+      const Instruction& i = list_[n];
+      if (is_message(i.action)) {
+        const size_t first = n;
+        while (schedule_.grouped_messages && n + 1 < list_.size() && is_message(list_[n + 1].action)) ++n;
+        exchange({list_.begin() + first, list_.begin() + n + 1});
+        continue;
+      }
       Batch batch = batches[i.micro_batch];
       batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
-      execute(i, batch, totals);
+      compute(i, batch, totals);
     }
   }
 
@@ -119,9 +156,10 @@ class Pipeline {
     Tensor logits;
     for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
       const Instruction i = {Action::forward, 0, c};
-      if (receive_before(schedule_, rank_, i)) receive_activation({Action::receive_activation, 0, c});
+      if (schedule_.copy(rank_, c) != schedule_.copy_of(0)) continue;
+      if (receive_before(schedule_, rank_, i)) exchange({{Action::receive_activation, 0, c}});
       compute_forward(i, batch);
-      if (send_after(schedule_, rank_, i)) send_activation({Action::send_activation, 0, c});
+      if (send_after(schedule_, rank_, i)) exchange({{Action::send_activation, 0, c}});
       if (flight(i).activations->range.head) logits = flight(i).activations->logits;
     }
     return logits;
@@ -172,7 +210,7 @@ class Pipeline {
     return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
   }
 
-  void execute(const Instruction& i, const Batch& batch, StepTotals* totals) {
+  void compute(const Instruction& i, const Batch& batch, StepTotals* totals) {
     switch (i.action) {
       case Action::forward:
         compute_forward(i, batch);
@@ -180,21 +218,32 @@ class Pipeline {
         return;
       case Action::backward:
       case Action::input_gradient:
-        compute_backward(i, batch);
-        return;
-      case Action::weight_gradient:
+        return compute_backward(i, batch);
+      default:
         model_.backward_weights(*flight(i).activations);
         flight(i).weight_gradients_made.record(compute_);
-        return;
-      case Action::receive_activation:
-        return receive_activation(i);
-      case Action::send_activation:
-        return send_activation(i);
-      case Action::receive_gradient:
-        return receive_gradient(i);
-      case Action::send_gradient:
-        return send_gradient(i);
     }
+  }
+
+  // Starts one message or a group, and records what it completes.
+  void exchange(const Instructions& messages) {
+    {
+      std::optional<Communicator::Group> group;
+      if (messages.size() > 1) group.emplace(communicator(messages[0]));
+      for (const Instruction& i : messages) start(i);
+    }
+    for (const Instruction& i : messages) completion(i).record(communicator(i).stream());
+  }
+  void start(const Instruction& i) {
+    if (i.action == Action::receive_activation) receive_activation(i);
+    if (i.action == Action::send_activation) send_activation(i);
+    if (i.action == Action::receive_gradient) receive_gradient(i);
+    if (i.action == Action::send_gradient) send_gradient(i);
+  }
+  Event& completion(const Instruction& i) {
+    if (i.action == Action::receive_activation) return input(i).came;
+    if (i.action == Action::send_activation) return flight(i).output_sent;
+    return i.action == Action::receive_gradient ? flight(i).gradient_came : flight(i).gradient_sent;
   }
 
   void compute_forward(const Instruction& i, const Batch& batch) {
@@ -227,43 +276,41 @@ class Pipeline {
     CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
   }
 
-  Communicator& way(const Instruction& i) {
+  Way way(const Instruction& i) const {
     const bool gradients = i.action == Action::send_gradient || i.action == Action::receive_gradient;
     const int peer = peer_of(schedule_, rank_, i).rank;
-    return edges_.of(is_send(i.action) ? Way{gradients, rank_, peer} : Way{gradients, peer, rank_});
+    return is_send(i.action) ? Way{gradients, rank_, peer} : Way{gradients, peer, rank_};
   }
+  Communicator& communicator(const Instruction& i) { return edges_.of(way(i)); }
+  int peer(const Instruction& i) const { return edges_.peer(way(i)); }
 
   void receive_activation(const Instruction& i) {
-    Communicator& in = way(i);
+    Communicator& in = communicator(i);
     wait_event(in.stream(), input(i).used);
-    in.receive(input(i).x.data, input(i).x.size(), Edges::sender);
-    input(i).came.record(in.stream());
+    in.receive(input(i).x.data, input(i).x.size(), peer(i));
   }
 
   void send_activation(const Instruction& i) {
-    Communicator& out = way(i);
+    Communicator& out = communicator(i);
     const Tensor output = flight(i).activations->output;
     wait_stream(out.stream(), compute_);
-    out.send(output.data, output.size(), Edges::receiver);
-    flight(i).output_sent.record(out.stream());
+    out.send(output.data, output.size(), peer(i));
   }
 
   void receive_gradient(const Instruction& i) {
-    Communicator& in = way(i);
+    Communicator& in = communicator(i);
     Flight& f = flight(i);
     const Tensor gradient = f.activations->gradient;
     wait_event(in.stream(), f.weight_gradients_made);  // the micro-batch that was here before
     wait_event(in.stream(), f.gradient_sent);
-    in.receive(gradient.data, gradient.size(), Edges::sender);
-    f.gradient_came.record(in.stream());
+    in.receive(gradient.data, gradient.size(), peer(i));
   }
 
   void send_gradient(const Instruction& i) {
-    Communicator& out = way(i);
+    Communicator& out = communicator(i);
     const Tensor gradient = flight(i).activations->gradient;
     wait_stream(out.stream(), compute_);
-    out.send(gradient.data, gradient.size(), Edges::receiver);
-    flight(i).gradient_sent.record(out.stream());
+    out.send(gradient.data, gradient.size(), peer(i));
   }
 
   const int rank_;  // of the pipeline
@@ -285,6 +332,7 @@ inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::v
                            chunks[c].embedding ? 0 : input_buffers(schedule, rank, c)});
   }
   share.gradients_on_request = schedule.splits_backward;
+  share.replicas = {schedule.copies};
   return share;
 }
 

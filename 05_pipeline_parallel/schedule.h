@@ -7,15 +7,17 @@
 //   interleaved   1f1b with v chunks of layers on a rank: Megatron-LM (Narayanan et al., 2021)
 //   zb-h1         1f1b with backward split in two: zero bubble (Qi et al., 2023)
 //   zb-v          the same with two chunks in a V (Qi et al., 2023, section 6)
-//   dualpipe-v    forward beside backward, in a V (DeepSeek-AI, 2024; cut in half by Qi et al., 2025)
+//   dualpipe      micro-batches enter at both ends, and there are two copies of the model (DeepSeek-AI, 2024)
+//   dualpipe-v    forward beside backward, in a V: dualpipe cut in half (Qi et al., 2025)
 //   a file        any other order (schedule_file.h)
 //
-// There are p ranks, m micro-batches, and v model chunks on each rank. Which of the p * v stages a chunk is,
-// is data, too: the placement.
+// There are p ranks, m micro-batches, and v model chunks on each rank. Which stage a chunk is, is data, too:
+// the placement.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,7 +49,7 @@ struct Place {
   int rank, chunk;
   bool operator==(const Place&) const = default;
 };
-using Placement = std::vector<Place>;  // [stages]
+using Placement = std::vector<Place>;  // [copies of the model, stages]
 
 // Rank k holds the stages k, p + k, 2p + k, ...
 inline Placement looped(int p, int v) {
@@ -62,6 +64,9 @@ inline Placement v_shaped(int p) {
   for (int rank = p - 1; rank >= 0; --rank) places.push_back({rank, 1});
   return places;
 }
+// With two copies of the model the same places are those of stage k of the first and stage p - 1 - k of the
+// second.
+inline Placement both_ways(int p) { return v_shaped(p); }
 
 inline bool is_v_shaped(PpSchedule kind) {
   return kind == PpSchedule::zb_v || kind == PpSchedule::dualpipe_v;
@@ -73,11 +78,16 @@ struct Schedule {
   int p, m, v;           // ranks, micro-batches, model chunks a rank
   Placement places;
   std::vector<Instructions> ranks;
+  int copies = 1;  // of the model; each has its part of the micro-batches, the first one the first part
+  bool grouped_messages = false;  // those between two compute instructions are one group (with_messages)
 
-  int stages() const { return p * v; }
-  int stage(int rank, int chunk) const {
+  int stages() const { return p * v / copies; }
+  int place(int rank, int chunk) const {  // index in `places`
     return static_cast<int>(std::find(places.begin(), places.end(), Place{rank, chunk}) - places.begin());
   }
+  int stage(int rank, int chunk) const { return place(rank, chunk) % stages(); }
+  int copy(int rank, int chunk) const { return place(rank, chunk) / stages(); }
+  int copy_of(int micro_batch) const { return micro_batch * copies / m; }
 };
 
 constexpr int action_count = 8;
@@ -103,6 +113,19 @@ inline std::vector<Action> compute_actions(const Schedule& s) {
   return {Action::forward, Action::backward};
 }
 
+// The times of one chunk for one micro-batch, in any unit. `transfer`: of its messages to the next stage and
+// from there.
+struct Costs {
+  double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
+
+  double of(Action action) const {
+    if (is_message(action)) return transfer;
+    if (action == Action::forward) return forward;
+    return (action == Action::weight_gradient ? 0 : input_gradient) +
+           (action == Action::input_gradient ? 0 : weight_gradient);
+  }
+};
+
 // A rank has four streams for the messages of an edge: {activations, gradients} x {in, out}. Each stream has
 // a communicator of the two ranks. So no message waits for one of another kind.
 constexpr int message_streams = 4;
@@ -117,9 +140,9 @@ inline bool towards_next(Action message) {
 
 // The place of the stage after this chunk's (or before it); none at the ends of the pipeline.
 inline std::optional<Place> neighbour(const Schedule& s, int rank, int chunk, bool next) {
-  const int stage = s.stage(rank, chunk) + (next ? 1 : -1);
+  const int step = next ? 1 : -1, stage = s.stage(rank, chunk) + step;
   if (stage < 0 || stage >= s.stages()) return {};
-  return s.places[stage];
+  return s.places[s.place(rank, chunk) + step];
 }
 // The other end of a message.
 inline Place peer_of(const Schedule& s, int rank, const Instruction& message) {
@@ -202,8 +225,59 @@ inline Instructions zb_h1(int p, int m, int k) {
   return list;
 }
 
-// A list that grows, of a rank with two chunks. Each instruction takes the next micro-batch of its action and
-// chunk; where none is left, nothing is added.
+// An order for these costs instead of one by numbers: those of all ranks. It always adds the instruction that
+// can begin first: rather an input gradient than a forward, rather a forward than a weight gradient. No rank
+// keeps more than `most` micro-batches. (List scheduling; Qi et al., section 3, search from such an order
+// on.)
+inline std::vector<Instructions> zb_by_costs(int p, int m, const Costs& costs, int most) {
+  constexpr double never = std::numeric_limits<double>::infinity();  // or not known yet
+  struct Rank {
+    Instructions list;
+    int forwards = 0, input_gradients = 0, weight_gradients = 0;  // in the list
+    double time = 0;
+    std::vector<double> activation, gradient;  // [micro-batches]: when they come
+  };
+  std::vector<Rank> ranks(p);
+  for (Rank& r : ranks) r.activation = r.gradient = std::vector(m, never);
+  ranks[0].activation.assign(m, 0);
+  for (int left = 3 * m * p; left > 0; --left) {
+    double begin = never;
+    Instruction next = {};
+    int rank = 0;
+    const auto propose = [&](int k, bool possible, Action action, int i, const std::vector<double>* needs) {
+      if (!possible) return;
+      const double time = needs == nullptr ? ranks[k].time : std::max(ranks[k].time, (*needs)[i]);
+      if (time < begin) begin = time, rank = k, next = {action, i, 0};
+    };
+    for (int k = 0; k < p; ++k) {
+      const Rank& r = ranks[k];
+      const bool has_room = r.forwards - r.weight_gradients < most;
+      propose(k, r.input_gradients < m, Action::input_gradient, r.input_gradients, &r.gradient);
+      propose(k, r.forwards < m && has_room, Action::forward, r.forwards, &r.activation);
+      propose(k, r.weight_gradients < r.input_gradients, Action::weight_gradient, r.weight_gradients,
+              nullptr);
+    }
+    Rank& r = ranks[rank];
+    r.list.push_back(next);
+    r.time = begin + costs.of(next.action);
+    if (next.action == Action::weight_gradient) ++r.weight_gradients;
+    if (next.action == Action::forward) {
+      ++r.forwards;
+      if (rank == p - 1) r.gradient[next.micro_batch] = r.time;
+      if (rank < p - 1) ranks[rank + 1].activation[next.micro_batch] = r.time + costs.transfer;
+    }
+    if (next.action == Action::input_gradient) {
+      ++r.input_gradients;
+      if (rank > 0) ranks[rank - 1].gradient[next.micro_batch] = r.time + costs.transfer;
+    }
+  }
+  std::vector<Instructions> lists;
+  for (const Rank& r : ranks) lists.push_back(r.list);
+  return lists;
+}
+
+// A list that grows, of a rank with two chunks, each for m micro-batches. Each instruction takes the next
+// micro-batch of its action and chunk; where none is left, nothing is added.
 class GrowingList {
  public:
   explicit GrowingList(int m) : m_(m) {}
@@ -303,11 +377,24 @@ inline Instructions dualpipe_v(int p, int m, int k) {
   return o.list();
 }
 
+// Two dualpipe-v of half as many ranks, put end to end: one fills from rank 0 on and one from rank p - 1, and
+// what the first half of the ranks does in one direction, the second half does in the other. Each stage is
+// on two ranks, which sum its gradients. Needs p and m to be even; full from m >= 2p on.
+inline Instructions dualpipe(int p, int m, int k) {
+  Instructions list = dualpipe_v(p / 2, m / 2, std::min(k, p - 1 - k));
+  for (Instruction& i : list) {
+    if (k >= p / 2) i.chunk = 1 - i.chunk;
+    if (i.chunk == 1) i.micro_batch += m / 2;  // those of the second copy
+  }
+  return list;
+}
+
 inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
   if (kind == PpSchedule::afab) return afab(p, m);
   if (kind == PpSchedule::one_f_one_b) return one_f_one_b(p, m, k);
   if (kind == PpSchedule::interleaved) return interleaved(p, m, v, k);
   if (kind == PpSchedule::zb_v) return zb_v(p, m, k);
+  if (kind == PpSchedule::dualpipe) return dualpipe(p, m, k);
   if (kind == PpSchedule::dualpipe_v) return dualpipe_v(p, m, k);
   return zb_h1(p, m, k);
 }
@@ -317,6 +404,9 @@ inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
 // during computation. Messages start in order, but this receive never delays a later send: the receive before
 // it on its stream belongs to an instruction that comes before the send's. (A gradient is received into the
 // memory of its micro-batch, so its receive is not posted ahead of that micro-batch's forward.)
+//
+// Grouped messages are one operation of one stream: the send of the last tensor, and the receive of the next
+// one. So their receive cannot be posted ahead; the rank waits for both.
 inline Instructions with_messages(const Schedule& s, int rank, const Instructions& compute) {
   Instructions list;
   const auto add = [&](std::optional<Action> message, size_t n) {
@@ -329,25 +419,40 @@ inline Instructions with_messages(const Schedule& s, int rank, const Instruction
   for (size_t n = 0; n < compute.size(); ++n) {
     const bool same = n + 1 < compute.size() && compute[n + 1].micro_batch == compute[n].micro_batch &&
                       compute[n + 1].chunk == compute[n].chunk;
-    if (!same) add_receive(n + 1);
+    const bool ahead = !same && !s.grouped_messages;
+    if (ahead) add_receive(n + 1);
     list.push_back(compute[n]);
     add(send_after(s, rank, compute[n]), n);
-    if (same) add_receive(n + 1);
+    if (!ahead) add_receive(n + 1);
   }
   return list;
 }
 
-// The lists of all ranks, of a schedule that has a name. m >= 1; v is 2 in a V, else 1 unless interleaved.
+// The lists of all ranks, of a schedule that has a name. m >= 1; v is 2 in a V and for dualpipe, else 1
+// unless interleaved.
 inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
-  const bool is_v = is_v_shaped(kind);
-  Schedule s = {std::string(to_string(kind)),
-                is_v || kind == PpSchedule::zb_h1,
-                p,
-                m,
-                v,
-                is_v ? v_shaped(p) : looped(p, v),
-                {}};
+  const bool is_dual = kind == PpSchedule::dualpipe, is_v = is_v_shaped(kind);
+  Schedule s = {.name = std::string(to_string(kind)),
+                .splits_backward = is_v || is_dual || kind == PpSchedule::zb_h1,
+                .p = p,
+                .m = m,
+                .v = v,
+                .places = is_dual ? both_ways(p)
+                          : is_v  ? v_shaped(p)
+                                  : looped(p, v),
+                .ranks = {},
+                .copies = is_dual ? 2 : 1};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));
+  return s;
+}
+
+// The same order with grouped messages.
+inline Schedule with_grouped_messages(Schedule s) {
+  s.grouped_messages = true;
+  for (int k = 0; k < s.p; ++k) {
+    std::erase_if(s.ranks[k], [](const Instruction& i) { return is_message(i.action); });
+    s.ranks[k] = with_messages(s, k, s.ranks[k]);
+  }
   return s;
 }
 
@@ -376,9 +481,9 @@ inline Action fills_input(const Schedule& s, int rank, int chunk) {
   return receive_before(s, rank, {Action::forward, 0, chunk}).value_or(Action::forward);
 }
 // The number of buffers for a chunk's inputs. The input gradient reads a buffer last. So there is one buffer
-// for each micro-batch in flight until then, and one more to receive ahead.
+// for each micro-batch in flight until then, and one more to receive ahead (never with grouped messages).
 inline int input_buffers(const Schedule& s, int rank, int chunk) {
-  const int ahead = fills_input(s, rank, chunk) == Action::forward ? 0 : 1;
+  const int ahead = s.grouped_messages || fills_input(s, rank, chunk) == Action::forward ? 0 : 1;
   return peak_in_flight(s.ranks[rank], chunk).until_input_gradient + ahead;
 }
 

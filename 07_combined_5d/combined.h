@@ -29,13 +29,36 @@ inline Options parse_combined_options(int argc, const char* const* argv) {
                        Attention::tiled);
 }
 
+// Whether each rank completes the gradients of its last stage first, and those of its first stage last. A
+// schedule from a file may put off weight gradients in another order.
+inline bool completes_from_the_end(const Schedule& s) {
+  for (int rank = 0; rank < s.p; ++rank) {
+    std::vector<size_t> completed(s.stages(), 0);  // [stages]: by which instruction; 0: not on this rank
+    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
+      const Instruction& i = s.ranks[rank][n];
+      if (i.action == compute_actions(s).back()) completed[s.stage(rank, i.chunk)] = n;
+    }
+    std::erase(completed, 0);
+    if (!std::is_sorted(completed.rbegin(), completed.rend())) return false;
+  }
+  return true;
+}
+
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
 inline void check_combined(Options& options, const MeshShape& shape) {
   const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
   check_tensor_parallel(options, shape.tp, rows,
                         std::string("--micro-batch-size x --seq-len") + (shape.cp > 1 ? " / --cp" : ""));
   check_context_parallel(options, shape.cp, shape.tp);
-  complete_pipeline_options(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
+  const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
+  complete_pipeline_options(options, shape.pp, micro_batches);
+  if (options.zero_stage == 0 && options.dp_sync == DpSync::bucket &&
+      !completes_from_the_end(make_schedule(options, shape.pp, micro_batches))) {
+    throw UsageError(
+        "--dp-sync", "bucket",
+        "overlap or naive: with this schedule a rank completes the gradients of an earlier stage "
+        "before those of a later one");
+  }
 }
 
 // The degrees for `ranks` ranks, from options that are checked and completed. Throws UsageError.
@@ -68,7 +91,7 @@ inline RankShare stage_share(const Options& options, const Schedule& schedule, i
 // left.
 inline MemoryPrediction predict_memory(const Options& options, ElementSizes element, const MeshShape& shape,
                                        RankShare share) {
-  share.replicas = {shape.dp * shape.cp};
+  share.replicas = {shape.dp * shape.cp * shape.copies};
   share.sharded_states = options.zero_stage;
   share.gathers_once_a_step = shape.pp > 1;
   share.tensor_ranks = shape.tp;

@@ -5,7 +5,8 @@
 //
 // Data and context ranks hold the same weights and see different tokens. So gradients are summed over both,
 // and ZeRO shards over both. The expert axis divides these DP x CP ranks: EP consecutive ranks share out the
-// experts. The ranks that hold the same experts sum the gradients of these experts.
+// experts. The ranks that hold the same experts sum the gradients of these experts. With two copies of the
+// model in a pipeline (dualpipe), the pipeline ranks k and PP - 1 - k hold the same weights, too.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +28,7 @@ namespace pentatron {
 // The degree of each axis: its number of ranks.
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
+  int copies = 1;  // of the model in a pipeline
   int ranks() const { return tp * cp * dp * pp; }
   bool operator==(const MeshShape&) const = default;
   std::vector<std::pair<std::string, int>> degrees() const {
@@ -53,13 +55,14 @@ inline constexpr std::array<const char*, 6> mesh_group_names = {
 // A group's key: ranks with equal keys form the group.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
   const MeshPlace at = place_of(shape, rank);
-  const int replica = at.cp + shape.cp * at.dp;  // this rank's number among those with the same weights
+  const int replica = at.cp + shape.cp * at.dp;  // this rank's number among those of its stage
+  const int stages = shape.copies == 1 ? at.pp : std::min(at.pp, shape.pp - 1 - at.pp);
   if (group == MeshGroup::tensor) return {at.cp, at.dp, at.pp};
   if (group == MeshGroup::context) return {at.tp, at.dp, at.pp};
   if (group == MeshGroup::pipeline) return {at.tp, at.cp, at.dp};
-  if (group == MeshGroup::gradients) return {at.tp, at.pp, 0};
+  if (group == MeshGroup::gradients) return {at.tp, stages, 0};
   if (group == MeshGroup::experts) return {at.tp, at.pp, replica / shape.ep};
-  if (group == MeshGroup::expert_gradients) return {at.tp, at.pp, replica % shape.ep};
+  if (group == MeshGroup::expert_gradients) return {at.tp, stages, replica % shape.ep};
   return {};
 }
 
@@ -76,7 +79,9 @@ inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int 
 // UsageError if the product is not `ranks`, or if --ep does not divide dp x cp. A mesh that is only drawn may
 // have any number of ranks up to 4096.
 inline MeshShape mesh_shape(const Options& options, int ranks) {
-  MeshShape shape = {options.tp, options.cp, options.dp, std::max(options.pp, 1), options.ep};
+  MeshShape shape = {options.tp, options.cp,
+                     options.dp, std::max(options.pp, 1),
+                     options.ep, options.pp_schedule == PpSchedule::dualpipe ? 2 : 1};
   // In double, because a product of degrees may be too large for an int.
   const auto product = [](std::initializer_list<int> degrees) {
     return std::accumulate(degrees.begin(), degrees.end(), 1.0, std::multiplies<double>());

@@ -68,6 +68,8 @@ Request parse(int argc, char** argv) {
   std::vector<const char*> arguments = {argv[0], "--micro-batch-size", "1"};  // layouts say another one
   for (const std::string& word : request.model) arguments.push_back(word.c_str());
   request.base = parse_combined_options(static_cast<int>(arguments.size()), arguments.data());
+  if (request.base.pp_messages == PpMessages::grouped)
+    throw UsageError("--pp-messages", "grouped", "streams, the only messages that a plan knows");
   const int size = request.base.model.head_size();
   const bool chosen =
       std::find(request.model.begin(), request.model.end(), "--attention") != request.model.end();

@@ -306,7 +306,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(!pipeline({}).show_schedule);
   CHECK(pipeline({"--pp-schedule", "interleaved"}).vpp == 2);
   CHECK(pipeline({"--pp-schedule", "interleaved", "--vpp", "1"}).vpp == 1);
-  for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"}) {
+  for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"}) {
     CHECK(to_string(pipeline({"--pp-schedule", name}).pp_schedule) == name);
   }
   const Options options =
@@ -316,13 +316,26 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(options.show_schedule);
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", "gpipe"}),
                     "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1, "
-                    "zb-v, dualpipe-v, or a "
+                    "zb-v, dualpipe, dualpipe-v, or a "
                     "file that can be read");
   CHECK_THROWS_WITH(pipeline({"--vpp", "0"}),
                     "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
   CHECK_THROWS_WITH(pipeline({"--vpp", "2"}),
                     "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved can have "
                     "another number of chunks");
+
+  CHECK(pipeline({"--pp-costs", "2,2.5,1,0"}).pp_costs == std::vector{2.0, 2.5, 1.0, 0.0});
+  CHECK(pipeline({"--pp-messages", "grouped"}).pp_messages == pentatron::PpMessages::grouped);
+  CHECK(pipeline({"--pp-max-in-flight", "5"}).pp_max_in_flight == 5);
+  for (const char* wrong :
+       {"1,1,1", "1,1,1,0,", "1,1,1,0,0", "0,1,1,0", "1,-1,1,0", "1,1,1,x", "1,1,1,101", "", ","}) {
+    INFO(wrong);
+    CHECK_THROWS_AS(pipeline({"--pp-costs", wrong}), pentatron::UsageError);
+  }
+  CHECK_THROWS_WITH(
+      pipeline({"--pp-costs", "1,1,1"}),
+      "--pp-costs: 1,1,1 is not valid; expected four numbers such as 1,1.2,0.8,0.1: forward, input "
+      "gradient, weight gradient (above 0), transfer; none over 100 times the first");
 
   const TemporaryFolder folder;
   const std::string path = folder.write("schedule.txt", "F0 B0\n");
@@ -332,10 +345,11 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(from_file.pp_schedule_text == "F0 B0\n");
   CHECK(from_file.vpp == 1);
   CHECK(from_file.as_json.find("\"pp-schedule\":\"" + path + "\"") != std::string::npos);
-  CHECK_THROWS_WITH(pipeline({"--pp-schedule", folder.path().c_str()}),
-                    "--pp-schedule: " + folder.path() +
-                        " is not valid; expected one of afab, 1f1b, interleaved, zb-h1, zb-v, dualpipe-v, or "
-                        "a file that can be read");
+  CHECK_THROWS_WITH(
+      pipeline({"--pp-schedule", folder.path().c_str()}),
+      "--pp-schedule: " + folder.path() +
+          " is not valid; expected one of afab, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipe-v, or "
+          "a file that can be read");
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", path.c_str(), "--vpp", "2"}),
                     "--vpp: 2 is not valid; expected 1 with --pp-schedule " + path +
                         "; only interleaved can have another number of chunks");

@@ -56,10 +56,14 @@ std::string complaint(const Schedule& s, int streams = message_streams) {
   return "";
 }
 
-// As a file for --pp-schedule: without messages.
+// As a file for --pp-schedule: without messages, with the stages where a rank has several.
 std::string as_file(const Schedule& s) {
   std::string text;
-  for (int rank = 0; rank < s.p; ++rank) text += words(s, rank) + "\n";
+  for (int rank = 0; rank < s.p; ++rank) {
+    for (int chunk = 0; chunk < s.v && s.v > 1; ++chunk)
+      text += std::to_string(s.stage(rank, chunk)) + (chunk + 1 < s.v ? "," : ": ");
+    text += words(s, rank) + "\n";
+  }
   return text;
 }
 
@@ -208,6 +212,107 @@ TEST_CASE("05: in a V the bubble is a chunk for each rank but one", "[05][schedu
       }
     }
   }
+}
+
+// The paper's bubble is (p/2 - 1) (F&B + B - 3W), where F&B is the time of a pair that runs at once, and B
+// that of both halves of backward. Here the halves of a pair run one after the other, and the next rank need
+// not wait for the second one: the same as F&B = T_F + T_W.
+TEST_CASE("05: dualpipe has the bubble of half as many ranks, and every stage twice", "[05][schedule]") {
+  for (int p = 2; p <= 16; p += 2) {
+    for (int m = 2; m <= 4 * p; m += 2) {
+      INFO("p " << p << ", m " << m);
+      const Schedule s = make_schedule(PpSchedule::dualpipe, p, m, 2);
+      for (int k = 0; k < p; ++k) {
+        CHECK((s.stage(k, 0) == k && s.copy(k, 0) == 0));
+        CHECK((s.stage(k, 1) == p - 1 - k && s.copy(k, 1) == 1));
+        for (const Instruction& i : s.ranks[k]) CHECK((i.micro_batch >= m / 2) == (i.chunk == 1));
+      }
+      for (const Costs& c : {Costs{1, 1, 1}, Costs{4, 3, 2}, Costs{2, 1, 1}}) {
+        const Simulation played = simulate(s, c);
+        const double f = c.forward, b = c.input_gradient, w = c.weight_gradient;
+        REQUIRE(played.work == m * (f + b + w));
+        if (m < 2 * p) continue;  // too few to fill it
+        REQUIRE(played.bubble() == (p / 2 - 1) * (f + b - w));
+        for (const InFlight& peak : played.in_flight) REQUIRE(peak.until_weight_gradient == p + 1);
+      }
+    }
+  }
+}
+
+// The last rank waits p - 1 forwards and transfers for its first work. With enough micro-batches in flight that
+// is all.
+TEST_CASE("05: an order made for its costs", "[05][schedule]") {
+  Options options;
+  options.pp_schedule = PpSchedule::zb_h1;
+  for (const std::vector<double>& costs :
+       {std::vector<double>{1, 1, 1, 0}, {1, 1.25, 0.75, 0.125}, {1, 1.5, 0.5, 0}}) {
+    options.pp_costs = costs;
+    for (const int p : {2, 4, 8}) {
+      const int m = 4 * p;
+      const auto bubble = [&](int most) {
+        options.pp_max_in_flight = most;
+        const Schedule s = make_schedule(options, p, m);
+        const Simulation played = simulate(s, costs_of_chunk(options, p, p));
+        for (const InFlight& peak : played.in_flight) CHECK(peak.until_weight_gradient <= most);
+        return played.bubble();
+      };
+      INFO("p " << p << ", T_B " << costs[1]);
+      CHECK(bubble(3 * p) == Approx((p - 1) * (1 + costs[3])));
+      const double fixed =
+          simulate(make_schedule(PpSchedule::zb_h1, p, m, 1), costs_of_chunk(options, p, p)).bubble();
+      CHECK(bubble(p) <= fixed);
+      CHECK(bubble(2 * p) <= bubble(p));
+      if (p > 2) CHECK(bubble(2 * p) < (costs[1] > 1 ? fixed : fixed + 1));
+    }
+  }
+  options.pp_costs = {};
+  CHECK(make_schedule(options, 4, 8).ranks == make_schedule(PpSchedule::zb_h1, 4, 8, 1).ranks);
+}
+
+TEST_CASE("05: too many micro-batches in flight", "[05][schedule]") {
+  const Schedule s = make_schedule(PpSchedule::one_f_one_b, 4, 8, 1);
+  CHECK_NOTHROW(check_in_flight(s, 4));
+  CHECK_THROWS_WITH(
+      check_in_flight(s, 3),
+      "rank 0, instruction 7 (forward of micro-batch 3, chunk 0): the rank keeps 3 micro-batches "
+      "already, the most of --pp-max-in-flight");
+  CHECK_THROWS_WITH(check_in_flight(make_schedule(PpSchedule::zb_v, 2, 4, 2), 3),
+                    Catch::Matchers::StartsWith("rank 0, instruction "));
+  Options options;
+  options.model.layers = 8;
+  options.vpp = 1;
+  options.pp_max_in_flight = 3;
+  CHECK_THROWS_WITH(complete_pipeline_options(options, 4, 8),
+                    Catch::Matchers::StartsWith("--pp-schedule: 1f1b: rank 0, instruction 7 (forward of"));
+}
+
+// A send and the next receive are one operation: neither can wait for the other. But what a rank computes
+// next waits for both, so each forward and each backward of a 1f1b in its steady state waits for a transfer.
+TEST_CASE("05: grouped messages", "[05][schedule]") {
+  const Schedule s = with_grouped_messages(make_schedule(PpSchedule::one_f_one_b, 2, 3, 1));
+  CHECK(words(s, 0, true) == "F0 SA0 F1 SA1 RG0 B0 F2 SA2 RG1 B1 RG2 B2");
+  CHECK(words(s, 1, true) == "RA0 F0 B0 SG0 RA1 F1 B1 SG1 RA2 F2 B2 SG2");
+  CHECK(input_buffers(s, 1, 0) == 1);
+  const Simulation played = simulate(s, {1, 1, 1, 0.5});
+  // Rank 0 sends activation 1 and receives gradient 0: begins with the forward's end, and is over with the
+  // gradient. Until then rank 0 does not go on, nor can rank 1 receive sooner.
+  CHECK(played.times[0][3].begin == 2);
+  CHECK(played.times[0][3].end == 5);
+  CHECK(played.times[0][4].end == 5);
+  CHECK(played.times[1][3].begin == 4.5);
+  CHECK(played.total == 14);
+  for (int p = 2; p <= 8; ++p) {
+    for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+      for (const int m : {1, 2, p, 3 * p}) {
+        const Schedule four = make_schedule(kind, p, m, 1), one = with_grouped_messages(four);
+        CHECK(simulate(one).total == simulate(four).total);  // a transfer that takes no time costs none
+        CHECK(simulate(one, {1, 1, 1, 0.25}).total >= simulate(four, {1, 1, 1, 0.25}).total);
+      }
+    }
+  }
+  // Where a rank has two chunks, a group holds up what another edge waits for.
+  CHECK(complaint(with_grouped_messages(make_schedule(PpSchedule::interleaved, 4, 8, 2)))
+            .starts_with("deadlock:"));
 }
 
 TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
@@ -406,14 +511,16 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
         "stream is never complete; "
         "rank 1, instruction 5 (forward of micro-batch 2, chunk 0): what it needs is never received");
   // A chunk before the one whose output it needs.
-  const Schedule chunks = {
-      "",
-      false,
-      1,
-      1,
-      2,
-      looped(1, 2),
-      {{{Action::forward, 0, 1}, {Action::forward, 0, 0}, {Action::backward, 0, 1}, {Action::backward, 0, 0}}}};
+  const Schedule chunks = {"",
+                           false,
+                           1,
+                           1,
+                           2,
+                           looped(1, 2),
+                           {{{Action::forward, 0, 1},
+                             {Action::forward, 0, 0},
+                             {Action::backward, 0, 1},
+                             {Action::backward, 0, 0}}}};
   CHECK(
       complaint(chunks) ==
       "deadlock: rank 0, instruction 0 (forward of micro-batch 0, chunk 1): what it needs is computed later");
@@ -447,15 +554,25 @@ TEST_CASE("05: a schedule from a file", "[05][schedule]") {
   CHECK(split.splits_backward);
   CHECK(split.ranks[0] == instructions("F0 B0 W0", Action::input_gradient));
 
-  for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+  const auto check_named = [](PpSchedule kind, int v) {
     for (int p = 1; p <= 5; ++p) {
       for (int m = 1; m <= 12; ++m) {
-        const Schedule named = make_schedule(kind, p, m, 1), read = parse_schedule("", as_file(named), p, m);
+        if (kind == PpSchedule::interleaved && m % p != 0) continue;
+        const Schedule named = make_schedule(kind, p, m, v), read = parse_schedule("", as_file(named), p, m);
         CHECK(read.ranks == named.ranks);
+        CHECK(read.places == named.places);
         CHECK(read.splits_backward == named.splits_backward);
       }
     }
-  }
+  };
+  for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1})
+    check_named(kind, 1);
+  for (const PpSchedule kind : {PpSchedule::interleaved, PpSchedule::zb_v, PpSchedule::dualpipe_v})
+    check_named(kind, 2);
+  check_named(PpSchedule::interleaved, 3);
+  // F0 is F0.0.
+  CHECK(parse_schedule("", "1,0: F0.1 F0 B0 B0.1", 1, 1).ranks ==
+        parse_schedule("", "1,0: F0.1 F0.0 B0.0 B0.1", 1, 1).ranks);
 }
 
 TEST_CASE("05: what is wrong with the file of a schedule", "[05][schedule]") {
@@ -482,6 +599,27 @@ TEST_CASE("05: what is wrong with the file of a schedule", "[05][schedule]") {
   refused("F0 F1 B0 B1 W0 W1\nF0 W0", "a.txt:2: W0", "B0 before it");
   refused("F0 F1 B0 B1 W0 W1\nF0 B0 W0 F1 B1", "a.txt:2", "W1, which is missing");
   refused("F0 F1 B0 B1\nF0 B0 W0 F1 B1 W1", "a.txt:1", "W0, which is missing");
+}
+
+TEST_CASE("05: what is wrong with the stages in a file", "[05][schedule]") {
+  const auto refused = [](const std::string& text, const std::string& value, const std::string& expected) {
+    CHECK_THROWS_WITH(parse_schedule("a.txt", text, 2, 1),
+                      "--pp-schedule: " + value + " is not valid; expected " + expected);
+  };
+  const std::string first = "0,3: F0 F0.1 B0.1 B0\n",
+                    stages = "stages such as 0,3: with each of 0 to 3 on one rank",
+                    either = "F, B or W, and a micro-batch from 0 to 0, and a chunk from .0 to .1";
+  CHECK_NOTHROW(parse_schedule("a.txt", first + "1,2: F0 F0.1 B0.1 B0", 2, 1));
+  for (const std::string wrong :
+       {"1,3:", "1,4:", "1,-1:", "1:", "1,1:", ":", "1,:", "a,b:", "1;2:", "1,2x:"})
+    refused(first + wrong + " F0 F0.1 B0.1 B0", "a.txt:2: " + wrong, stages);
+  refused(first + "F0 F0.1 B0.1 B0", "a.txt:2: ", stages);
+  refused("F0 B0\n1,2: F0 B0", "a.txt:1: ", stages);
+  for (const std::string word : {"F0.2", "F0.-1", "F0.", "F0.1x", "F0.1.1", "F.1", "F1.0"})
+    refused(first + "1,2: " + word, "a.txt:2: " + word, either);
+  refused(first + "1,2: F0 F0.1 B0 B0.1 B0", "a.txt:2: B0", "it once in a line");
+  refused(first + "1,2: F0 B0.1", "a.txt:2: B0.1", "F0.1 before it");
+  refused(first + "1,2: F0 F0.1 B0", "a.txt:2", "B0.1, which is missing");
 }
 
 // What complete_pipeline_options says of a file before anything runs.
@@ -616,9 +754,8 @@ TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
       complete(4, 6),
       "--pp-schedule: interleaved is not valid; expected 1f1b, or micro-batches in multiples of "
       "the 4 ranks; there are 6");
-  CHECK_THROWS_WITH(
-      complete(8, 8),
-      "--layers: 8 is not valid; expected at least 16, one a stage: 8 ranks x 2 chunks (--vpp)");
+  CHECK_THROWS_WITH(complete(8, 8),
+                    "--layers: 8 is not valid; expected at least 16, one a stage: 8 ranks x 2 chunks");
   options.pp = 4;
   CHECK_THROWS_WITH(complete(2, 8),
                     "--pp: 4 is not valid; expected the number of ranks, 2, unless with --show-schedule");
@@ -630,7 +767,18 @@ TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
   options.vpp = 1;
   CHECK_NOTHROW(complete(8, 3));
   CHECK_THROWS_WITH(complete(9, 9),
-                    "--layers: 8 is not valid; expected at least 9, one a stage: 9 ranks x 1 chunks (--vpp)");
+                    "--layers: 8 is not valid; expected at least 9, one a stage: 9 ranks x 1 chunks");
+  options.pp_schedule = PpSchedule::dualpipe;
+  options.vpp = 2;
+  CHECK_NOTHROW(complete(8, 4));  // a copy has a stage a rank
+  for (const auto& [ranks, m] : {std::pair(3, 4), {4, 3}}) {
+    CHECK_THROWS_WITH(complete(ranks, m),
+                      "--pp-schedule: dualpipe is not valid; expected dualpipe-v, or even "
+                      "numbers of ranks and micro-batches; there are " +
+                          std::to_string(ranks) + " and " + std::to_string(m));
+  }
+  options.pp_schedule = PpSchedule::zb_h1;
+  options.vpp = 1;
   options.recompute = Recompute::full;
   CHECK_THROWS_WITH(complete(2, 2),
                     "--recompute: full is not valid; expected none or selective with zb-h1, whose weight "
@@ -700,7 +848,17 @@ TEST_CASE("05: a picture of a schedule from a file has its name", "[05][schedule
         "a<b>&c.txt: 2 ranks, 2 micro-batches. Time 9 = work 6 + bubble 3 (50 % of the work)\n"
         "\n"
         "rank 0  F0F1......B1--B0--  2 in flight\n"
-        "rank 1  ..F0F1B1--B0--....  2 in flight\n");
+        "rank 1  ..F0F1B1--B0--....  2 in flight\n"
+        "\n"
+        "                 time  bubble  of the work  in flight\n"
+        "afab                9       3         50 %          2\n"
+        "1f1b                9       3         50 %          2\n"
+        "interleaved       7.5     1.5         25 %          2\n"
+        "zb-h1               7       1       16.7 %          2\n"
+        "zb-v                7       1       16.7 %          2\n"
+        "dualpipe            6       0          0 %          2, two copies of the model\n"
+        "dualpipe-v        6.5     0.5        8.3 %          2\n"
+        "a<b>&c.txt          9       3         50 %          2\n");
   const std::string svg = pentatron::tests::read_file(options.show_schedule_svg);
   CHECK(svg.find("<title>a&lt;b>&amp;c.txt: 2 ranks") != std::string::npos);
   CHECK(svg.find("a<b") == std::string::npos);

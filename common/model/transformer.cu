@@ -14,6 +14,7 @@ std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
     for (int layer = range.first; layer < range.last; ++layer) units.push_back(unit_of_layer(layer));
     if (range.head) units.push_back(head_unit(range.last));
   }
+  std::sort(units.begin(), units.end());
   return units;
 }
 

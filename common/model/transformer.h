@@ -27,7 +27,7 @@ struct LayerActivations {
   FeedForwardTensors feed_forward;
 };
 
-// The units of some ranges (config.h). Ascending ranges give ascending units.
+// The units of some ranges (config.h), ascending.
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.

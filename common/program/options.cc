@@ -64,7 +64,11 @@ const std::vector<std::pair<std::string, PpSchedule>> pp_schedule_names = {
     {"interleaved", PpSchedule::interleaved},
     {"zb-h1", PpSchedule::zb_h1},
     {"zb-v", PpSchedule::zb_v},
+    {"dualpipe", PpSchedule::dualpipe},
     {"dualpipe-v", PpSchedule::dualpipe_v}};  // from_file has no name: all else is a path
+
+const std::vector<std::pair<std::string, PpMessages>> pp_messages_names = {{"streams", PpMessages::streams},
+                                                                           {"grouped", PpMessages::grouped}};
 
 const std::vector<std::pair<std::string, TpOverlap>> tp_overlap_names = {{"none", TpOverlap::none},
                                                                          {"chunks", TpOverlap::chunks}};
@@ -161,6 +165,22 @@ class CommandLine {
       link = given;
     };
     add(option, "LINK", "", help, assign, [&link] { return link; });
+  }
+
+  void pipeline_costs(const std::string& option, std::vector<double>& costs, const std::string& help) {
+    const auto assign = [=, &costs](const std::string& given) {
+      const std::string expected =
+          "four numbers such as 1,1.2,0.8,0.1: forward, input gradient, weight gradient (above 0), transfer; "
+          "none over 100 times the first";
+      costs.clear();
+      std::istringstream in(given);
+      for (std::string part; std::getline(in, part, ',');)
+        costs.push_back(convert<double>(option, part, costs.size() < 3 ? 1e-9 : 0, 1e9, expected));
+      const bool complete = costs.size() == 4 && given.back() != ',';
+      if (!complete || *std::max_element(costs.begin(), costs.end()) > 100 * costs[0])
+        throw UsageError(option, given, expected);
+    };
+    add(option, "F,B,W,T", "", help, assign, [&costs] { return costs; });
   }
 
   template <typename Value>
@@ -419,7 +439,7 @@ void use_schedule(Options& options, const std::string& given) {
 // Model chunks on a pipeline rank, unless --vpp says another number.
 int chunks_of(PpSchedule schedule) {
   return schedule == PpSchedule::interleaved || schedule == PpSchedule::zb_v ||
-                 schedule == PpSchedule::dualpipe_v
+                 schedule == PpSchedule::dualpipe || schedule == PpSchedule::dualpipe_v
              ? 2
              : 1;
 }
@@ -471,7 +491,13 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
           "in which order ranks take their micro-batches; FILE: a line a rank, such as F0 F1 B0 B1",
           [&](const std::string& given) { use_schedule(options, given); },
           [&] { return schedule_name(options); });
-      line.whole("--vpp", options.vpp, 1, 1000, "model chunks on a rank", "2 if interleaved, else 1");
+      line.whole("--vpp", options.vpp, 1, 1000, "model chunks on a rank", "1 with afab, 1f1b, zb-h1, else 2");
+      line.pipeline_costs("--pp-costs", options.pp_costs,
+                          "times of a rank's layers, for zb-h1 and for pictures, such as 1,1.2,0.8,0.1");
+      line.whole("--pp-max-in-flight", options.pp_max_in_flight, 0, 1 << 20,
+                 "refuse a schedule if a rank keeps more micro-batches, over its chunks; 0: any number");
+      line.choice("--pp-messages", options.pp_messages, pp_messages_names,
+                  "a stream for each kind and direction, or one for groups of a send and a receive");
       line.whole("--pp", options.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
       line.flag("--show-schedule", options.show_schedule, "draw the schedule, train nothing");
       line.file("--show-schedule-svg", options.show_schedule_svg, "and write it as an SVG picture");
@@ -640,6 +666,7 @@ std::string_view to_string(Recompute recompute) { return name_of(recompute_names
 std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
 std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 std::string_view to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
+std::string_view to_string(PpMessages messages) { return name_of(pp_messages_names, messages); }
 std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
 std::string_view to_string(TpOverlap overlap) { return name_of(tp_overlap_names, overlap); }
 std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "device/errors.h"
 #include "model/config.h"
@@ -30,9 +31,14 @@ enum class DpSync { naive, overlap, bucket };
 //   interleaved  one forward, one backward, with several model chunks on a rank
 //   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
 //   zb_v         the same with two chunks on a rank, the second ones in reverse order
-//   dualpipe_v   two chunks likewise; a forward of one beside a backward of the other
+//   dualpipe     two copies of the model, one in reverse order; micro-batches enter at both ends
+//   dualpipe_v   two chunks as in zb_v; a forward of one beside a backward of the other
 //   from_file    any order, which a file says
-enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v, from_file };
+enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe, dualpipe_v, from_file };
+
+// How pipeline ranks exchange activations and gradients: on a stream for each kind and direction, or in
+// groups on one.
+enum class PpMessages { streams, grouped };
 
 // Whether tensor parallelism cuts forward's products into chunks, so that their communication hides.
 enum class TpOverlap { none, chunks };
@@ -51,6 +57,7 @@ std::string_view to_string(OptimizerKind optimizer);
 std::string_view to_string(DpSync sync);
 std::string_view to_string(TpOverlap overlap);
 std::string_view to_string(PpSchedule schedule);
+std::string_view to_string(PpMessages messages);
 std::string_view to_string(CpLayout layout);
 std::string_view to_string(CpExchange exchange);
 std::string_view to_string(Balance balance);
@@ -67,8 +74,11 @@ struct Options : TrainingConfig, CommunicationConfig {
   TpOverlap tp_overlap = TpOverlap::none;
   int tp_chunks = 2;  // of --tp-overlap chunks
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
-  std::string pp_schedule_file;   // path, with from_file
-  std::string pp_schedule_text;   // all that is in this file
+  std::string pp_schedule_file;  // path, with from_file
+  std::string pp_schedule_text;  // all that is in this file
+  std::vector<double> pp_costs;  // forward, input gradient, weight gradient, transfer; empty: not given
+  int pp_max_in_flight = 0;      // micro-batches that a rank may keep, over its chunks; 0: any number
+  PpMessages pp_messages = PpMessages::streams;
   int vpp = 0;                    // model chunks on a pipeline rank
   int pp = 0;                     // pipeline ranks; 0: all (in 07: one)
   bool show_schedule = false;     // draw the schedule, and train nothing

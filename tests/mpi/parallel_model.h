@@ -27,18 +27,21 @@ struct Technique {
   PpSchedule schedule = PpSchedule::one_f_one_b;
   int chunks = 1;         // of layers on a pipeline rank
   std::string file = "";  // the text of a schedule, with from_file
+  bool grouped = false;   // messages of a pipeline
 
   Schedule schedule_of(int p, int m) const {
-    if (schedule == PpSchedule::from_file) return parse_schedule("file", file, p, m);
-    return make_schedule(schedule, p, m, chunks);
+    const Schedule s = schedule == PpSchedule::from_file ? parse_schedule("file", file, p, m)
+                                                         : make_schedule(schedule, p, m, chunks);
+    return grouped ? with_grouped_messages(s) : s;
   }
   // Whether each rank has its own part of the batch.
   bool splits_batch() const { return kind == data_parallel || kind == zero; }
   // Whether each rank has its own part of the loss.
   bool splits_tokens() const { return splits_batch() || kind == context_parallel; }
-  ParameterLayout layout(const Communicator& ranks, const std::vector<int>& units) const {
+  ParameterLayout layout(const Communicator& ranks, const Communicator& copies,
+                         const std::vector<int>& units) const {
     if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
-    if (kind == pipeline) return {.units = units};
+    if (kind == pipeline) return {.groups = {{copies.rank(), copies.ranks()}}, .units = units};
     return {.groups = {{ranks.rank(), ranks.ranks()}}};
   }
 };
@@ -52,6 +55,10 @@ inline Technique pipeline(const std::string& file) {
 }
 inline Technique pipeline(PpSchedule schedule, int chunks = 1) {
   return {.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks};
+}
+
+inline Technique grouped(PpSchedule schedule) {
+  return {.kind = Technique::pipeline, .schedule = schedule, .grouped = true};
 }
 
 // The same random order of m micro-batches on all ranks, which does not end with the last.
@@ -86,6 +93,7 @@ struct ParallelModel {
   Options options;
   Technique technique;
   Communicator& ranks;
+  Communicator copies;  // of the model, in a pipeline
   Stream stream{"compute"};
   TensorRegion usual_region;
   AttentionCore usual_attention{options.attention};
@@ -110,7 +118,11 @@ struct ParallelModel {
       : options(o),
         technique(t),
         ranks(communicator),
-        parameters(technique.layout(ranks, units_of(parts_of_model()))) {
+        copies(world,
+               technique.kind == Technique::pipeline ? replicas_of(schedule(), ranks.rank())
+                                                     : std::vector{ranks.rank()},
+               "copies"),
+        parameters(technique.layout(ranks, copies, units_of(parts_of_model()))) {
     options.sequence_parallel = technique.sequence_parallel;
     options.tp_chunks = technique.tp_chunks;
     if (options.tp_chunks > 1) options.tp_overlap = TpOverlap::chunks;
@@ -174,6 +186,7 @@ struct ParallelModel {
       transformer->backward(batches[i], *activations);
       if (technique.splits_tokens() || ranks.rank() == 0) totals.add_loss(activations->loss);
     }
+    if (pipeline) sum_gradients(parameters, copies, stream);
     if (zero) zero->finish_gradient_sync();
     if (data_parallel) data_parallel->finish_gradient_sync();
     if (tensor_parallel) tensor_parallel->sum_partial_gradients(parameters);

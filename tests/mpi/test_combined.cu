@@ -42,6 +42,7 @@ std::string command_line(const CombinedCase& c) {
   if (o.tp_overlap == TpOverlap::chunks) text << " --tp-overlap chunks --tp-chunks " << o.tp_chunks;
   text << " --pp-schedule " << to_string(o.pp_schedule);
   if (o.vpp > 1) text << " --vpp " << o.vpp;
+  text << " --pp-messages " << to_string(o.pp_messages);
   text << " --cp-layout " << to_string(o.cp_layout) << " --cp-exchange " << to_string(o.cp_exchange)
        << " --attention " << to_string(o.attention) << " --recompute " << to_string(o.recompute)
        << " --layers " << m.layers << " --d-model " << m.d_model << " --heads " << m.heads << " --kv-heads "
@@ -224,6 +225,27 @@ TEST_CASE("07: a mesh as a table", "[07][mesh]") {
                                     6, 7, 7, 3, 7, 5, 7, 5, 7, 7});  // groups
 }
 
+// Buckets are sent from the end of the model on. W0.1 of rank 1, which is stage 1, comes last; in the second
+// file the weight gradients of stage 2 do.
+TEST_CASE("07: buckets need a schedule that completes the last stage first", "[07]") {
+  const auto check = [](const std::string& last, DpSync sync) {
+    Options o = training(test_options(4, 8, 2, 2, 8, 23, 6, 1, 2), 1);
+    o.pp = 2;
+    o.dp_sync = sync;
+    o.zero_stage = 0;
+    o.pp_schedule = PpSchedule::from_file;
+    o.pp_schedule_text = "0,3: F0 F0.1 B0.1 W0.1 B0 W0\n2,1: F0.1 F0 B0 B0.1 " + last + "\n";
+    check_combined(o, {.dp = 2, .pp = 2});
+  };
+  CHECK_NOTHROW(check("W0 W0.1", DpSync::bucket));
+  CHECK_NOTHROW(check("W0.1 W0", DpSync::overlap));
+  CHECK_THROWS_AS(check("W0.1 W0", DpSync::bucket), UsageError);
+  for (const PpSchedule kind :
+       {PpSchedule::interleaved, PpSchedule::zb_v, PpSchedule::dualpipe, PpSchedule::dualpipe_v}) {
+    for (int p = 2; p <= 8; p += 2) CHECK(completes_from_the_end(make_schedule(kind, p, 2 * p, 2)));
+  }
+}
+
 // ---- Random cases -----------------------------------------------------------------------------------------
 
 namespace {
@@ -253,6 +275,7 @@ class Draw {
       other.options.sequence_parallel = drawn.options.sequence_parallel;
       other.options.pp_schedule = drawn.options.pp_schedule;
       other.options.vpp = drawn.options.vpp;
+      other.options.pp_messages = drawn.options.pp_messages;
       other.options.recompute = drawn.options.recompute;
       if (is_valid(other)) return other;
     }
@@ -267,7 +290,7 @@ class Draw {
       o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
       if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
       if (o.experts % o.ep != 0) return false;
-      mesh_shape(o, ranks_);
+      c.shape.copies = mesh_shape(o, ranks_).copies;
       check_combined(o, c.shape);
       c.options = o;
       return true;
@@ -298,17 +321,21 @@ class Draw {
   CombinedCase any_case() {
     CombinedCase c;
     MeshShape& shape = c.shape = any_mesh();
-    const auto [tp, cp, dp, pp, ep] = shape;
-    const PpSchedule schedule = one_of({PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::interleaved,
-                                        PpSchedule::zb_h1, PpSchedule::zb_v, PpSchedule::dualpipe_v});
-    const int chunks = is_v_shaped(schedule)                           ? 2
+    const int tp = shape.tp, cp = shape.cp, dp = shape.dp, pp = shape.pp;
+    const PpSchedule schedule =
+        one_of({PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::interleaved, PpSchedule::zb_h1,
+                PpSchedule::zb_v, pp % 2 == 0 ? PpSchedule::dualpipe : PpSchedule::dualpipe_v});
+    const bool is_dual = schedule == PpSchedule::dualpipe;
+    const int chunks = is_v_shaped(schedule) || is_dual                ? 2
                        : schedule == PpSchedule::interleaved && pp > 1 ? up_to(3)
                                                                        : 1;
     const CpExchange exchange = one_of({CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses});
     const int kv_heads = tp * (exchange == CpExchange::ulysses ? cp : 1) * up_to(2);
     const int heads = kv_heads * up_to(3);
     const int micro_batch = up_to(3);
-    const int micro_batches = schedule == PpSchedule::interleaved ? pp * up_to(2) : up_to(6);
+    const int micro_batches = schedule == PpSchedule::interleaved ? pp * up_to(2)
+                              : is_dual                           ? 2 * up_to(3)
+                                                                  : up_to(6);
     const int layers = pp * chunks + up_to(3) - 1;
     const int d_model = heads * 2 * up_to(3);
     const int d_ff = tp * up_to(7);
@@ -320,6 +347,7 @@ class Draw {
     o.seed = up_to(1000);
     o.pp_schedule = schedule;
     o.vpp = chunks;
+    o.pp_messages = up_to(4) == 1 ? PpMessages::grouped : PpMessages::streams;
     o.zero_stage = up_to(4) - 1;
     o.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});
     o.bucket_mb = one_of({0.001, 0.01, 25.0});

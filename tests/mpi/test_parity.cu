@@ -263,6 +263,24 @@ TEST_CASE("05: parity, dualpipe-v", "[05][parity]") {
   check_pipeline_parity(PpSchedule::dualpipe_v, 2, {1, 2, 3, 5, 9, 12}, Recompute::none);
 }
 
+TEST_CASE("05: parity, dualpipe", "[05][parity]") {
+  if (mpi_tests::ranks() % 2 == 0)
+    check_pipeline_parity(PpSchedule::dualpipe, 2, {2, 4, 6, 10, 16}, Recompute::none);
+}
+TEST_CASE("05: parity, grouped messages", "[05][parity]") {
+  for (const PpSchedule schedule : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+    check_pipeline_parity(grouped(schedule), {1, 3, 8}, Recompute::none);
+  }
+}
+
+// Chunks in an order of their own: the middle of the model is on rank 0, and both ends are on rank 1.
+TEST_CASE("05: parity, stages that a file places", "[05][parity]") {
+  if (mpi_tests::ranks() != 2) return;
+  check_pipeline_parity(pipeline("2,1: F0.1 F0 F1.1 F1 B0 W0 B0.1 B1 B1.1 W0.1 W1 W1.1\n"
+                                 "0,3: F0 F1 F0.1 B0.1 F1.1 B1.1 W0.1 B0 W0 B1 W1.1 W1\n"),
+                        {2}, Recompute::none);
+}
+
 // Every step ends with another micro-batch than the last, and buffers pass on in another order than 0, 1, ...
 TEST_CASE("05: parity, micro-batches in any order", "[05][parity]") {
   if (mpi_tests::ranks() == 2) {

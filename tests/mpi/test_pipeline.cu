@@ -21,7 +21,7 @@ Options pipeline_options(int layers, int micro_batches) {
 // Every stage but the last sends an activation a micro-batch, and every one but the first a gradient, unless
 // the neighbour is on the same rank.
 void check_messages(const Technique& technique, int micro_batches) {
-  const int p = mpi_tests::ranks(), stages = p * technique.chunks;
+  const int p = mpi_tests::ranks(), stages = technique.schedule_of(p, micro_batches).stages();
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
   const Options options = pipeline_options(stages + 1, micro_batches);
@@ -29,10 +29,14 @@ void check_messages(const Technique& technique, int micro_batches) {
   model.train_step(0, random_batches(options, 0));
 
   int64_t sent = 0;
-  const Placement places = model.schedule().places;
-  for (int stage = 0; stage + 1 < stages; ++stage) {
-    const int before = places[stage].rank, after = places[stage + 1].rank;
-    if (before != after && (before == world.rank() || after == world.rank())) sent += micro_batches;
+  const Schedule schedule = model.schedule();
+  for (int copy = 0; copy < schedule.copies; ++copy) {
+    for (int stage = 0; stage + 1 < stages; ++stage) {
+      const int n = copy * stages + stage;
+      const int before = schedule.places[n].rank, after = schedule.places[n + 1].rank;
+      if (before != after && (before == world.rank() || after == world.rank()))
+        sent += micro_batches / schedule.copies;
+    }
   }
   const int64_t elements = options.micro_batch_size * options.sequence_length * options.model.d_model;
   const TrafficByOperation traffic = world.traffic();
@@ -42,7 +46,10 @@ void check_messages(const Technique& technique, int micro_batches) {
     CHECK(t.elements == (p > 1 ? sent * elements : 0));
   }
   const double of_scalars = 2.0 * (p - 1) / p * 2 * sizeof(double);
-  CHECK(sent_bytes(world.traffic()) == Approx((p > 1 ? sent * elements * sizeof(real) : 0) + of_scalars));
+  // Two ranks sum the gradients of two copies: each sends 2 (2 - 1) / 2 of them.
+  const size_t of_copies = schedule.copies > 1 ? model.parameters.group().flat_gradients().bytes() : 0;
+  CHECK(sent_bytes(world.traffic()) ==
+        Approx((p > 1 ? sent * elements * sizeof(real) : 0) + of_copies + of_scalars));
 }
 
 }  // namespace
@@ -57,6 +64,8 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
     check_messages(odd_order(m, true), m);
     check_messages(pipeline(PpSchedule::zb_v, 2), m);
     check_messages(pipeline(PpSchedule::dualpipe_v, 2), m);
+    check_messages(grouped(PpSchedule::zb_h1), m);
+    if (p % 2 == 0 && m % 2 == 0) check_messages(pipeline(PpSchedule::dualpipe, 2), m);
     if (p > 1 && m % p == 0) check_messages(pipeline(PpSchedule::interleaved, 2), m);
   }
 }
@@ -144,6 +153,8 @@ TEST_CASE("05: memory is as predicted", "[05][memory]") {
   activation_bytes(pipeline(PpSchedule::one_f_one_b), 3, Recompute::selective);
   activation_bytes(pipeline(PpSchedule::one_f_one_b), 3, Recompute::full);
   activation_bytes(pipeline(PpSchedule::zb_h1), 3, Recompute::selective);
+  if (p % 2 == 0) activation_bytes(pipeline(PpSchedule::dualpipe, 2), 2 * p);
+  activation_bytes(grouped(PpSchedule::one_f_one_b), 5);
   for (const int m : {3, 8}) {
     activation_bytes(odd_order(m, false), m);
     activation_bytes(odd_order(m, true), m);
