@@ -316,7 +316,9 @@ TEST_CASE("05: steps and sample with a schedule from a file are those of 01", "[
     const std::string out = outcome_of(launcher, program + sizes + " --sample 40").out;
     return out.substr(out.find("The model writes:"));
   };
-  CHECK(written("mpirun -n 2", from_file) == written("", "01_single_gpu"));
+  const std::string alone = written("", "01_single_gpu");
+  CHECK(written("mpirun -n 2", from_file) == alone);
+  CHECK(written("mpirun -n 2", "05_pipeline_parallel --pp-schedule dualpipe") == alone);
 }
 
 TEST_CASE("05: a schedule that waits for ever ends with one line and status 2", "[05][program]") {

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 
 #include "device/cuda.h"
 #include "device/trace.h"
@@ -188,7 +189,13 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   };
   std::map<std::string, Total> by_name;
   double all = 0, products = 0;
+  std::map<char, double> by_pass;
+  std::set<std::pair<int64_t, int>> micro_batches;
   for (const Interval& i : intervals) {
+    if (i.stream == compute_stream && i.micro_batch >= 0) {
+      by_pass[i.pass] += i.end - i.begin;
+      micro_batches.insert({i.step, i.micro_batch});
+    }
     Total& total = by_name[i.name];
     total.name = i.name;
     total.calls += 1;
@@ -209,6 +216,13 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   out << std::fixed << "\nTime by kernel                           calls      all, ms    each, us   share\n";
   for (const Total& total : totals) row(total.name, total.calls, total.seconds);
   out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
+  if (micro_batches.empty()) return;
+  const auto of_each = [&](char pass) {
+    return 1e3 * by_pass[pass] / static_cast<double>(micro_batches.size());
+  };
+  out << "A micro-batch computes " << of_each('f') << " ms forward, " << of_each('b') << " ms backward";
+  if (by_pass.contains('w')) out << ", " << of_each('w') << " ms weight gradients on their own";
+  out << '\n';
 }
 
 std::string chrome_events(const std::vector<Interval>& intervals, int rank) {

@@ -167,6 +167,20 @@ TEST_CASE("07: parity on every mesh", "[07][parity]") {
   }
 }
 
+TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
+  mpi_tests::set_time_limit(300);
+  for (MeshShape shape : all_meshes(mpi_tests::ranks())) {
+    if (shape.pp % 2 != 0) continue;
+    shape.copies = 2;
+    for (const int stage : {0, 1, 2, 3}) {
+      CombinedCase c = case_of(shape, stage);
+      c.options.pp_schedule = PpSchedule::dualpipe;
+      c.options.vpp = 2;
+      check_parity(c);
+    }
+  }
+}
+
 // On 16 ranks alone (mpirun -n 16 mpi_tests '[16]').
 TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   if (mpi_tests::ranks() != 16) return;
