@@ -17,6 +17,7 @@
 #include <string_view>
 #include <utility>
 
+#include "orders.h"
 #include "simulate.h"
 
 namespace pentatron {

@@ -61,7 +61,7 @@ SECTIONS = {
         "The layouts that make sweep has run: the time that the planner predicts, and the time that a step took.",
     ),
 }
-SPLIT = ("zb-h1", "zb-v", "dualpipe-v")  # schedules that put weight gradients off
+SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpipe-v")  # schedules that put weight gradients off
 SCHEDULES = ("afab", "1f1b", "interleaved", *SPLIT)
 # What another schedule leaves as it was.
 KEPT = (
