@@ -45,6 +45,7 @@ struct ExpertActivations {
   AccumTensor probabilities;        // [rows, experts]
   Matrix<int32_t> chosen, place;    // [rows, top_k]
   AccumTensor fractions;            // [1, experts]: f, of a micro-batch's copies
+  AccumTensor lse;                  // [rows, 1] for the z-loss, else nothing
   Tensor dispatched;                // [buffer, d]
   Tensor gate_up, product;          // [buffer, gate | up], [buffer, f]
   Tensor returned;                  // [copies, d]
@@ -146,12 +147,12 @@ class ExpertParallel : public FeedForward {
     if (may_be_dense(layer)) t = FeedForward::allocate_kept(arena, layer, rows);
     if (!may_have_experts(layer)) return t;
     const int e = options_.experts, d = options_.model.d_model;
-    t.other = std::make_shared<ExpertActivations>(
-        ExpertActivations{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.top_k),
-                          arena.matrix<int32_t>(rows, options_.top_k), arena.matrix<accum>(1, e),
-                          arena.matrix<real>(buffer_rows_, d), arena.matrix<real>(buffer_rows_, 2 * f_),
-                          arena.matrix<real>(buffer_rows_, f_), arena.matrix<real>(copies_, d),
-                          PinnedArray<int32_t>(e), PinnedArray<int32_t>(e)});
+    t.other = std::make_shared<ExpertActivations>(ExpertActivations{
+        arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.top_k),
+        arena.matrix<int32_t>(rows, options_.top_k), arena.matrix<accum>(1, e),
+        arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1), arena.matrix<real>(buffer_rows_, d),
+        arena.matrix<real>(buffer_rows_, 2 * f_), arena.matrix<real>(buffer_rows_, f_),
+        arena.matrix<real>(copies_, d), PinnedArray<int32_t>(e), PinnedArray<int32_t>(e)});
     return t;
   }
 
@@ -177,7 +178,7 @@ class ExpertParallel : public FeedForward {
     const Tensor results = one_rank() ? a.returned : results_;
     router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
     const Tensor bias = options_.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
-    route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_, bias.data);
+    route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
     make_permutation(a.chosen.data, rows_, options_.top_k, bands_, counts_.data, a.place.data, compute_);
     exchange_counts(a);
     permute_tokens(h, a.place.data, options_.top_k, permuted, compute_);
@@ -219,7 +220,7 @@ class ExpertParallel : public FeedForward {
                             options_.top_k, d_returned, d_chosen_.data, compute_);
     exchange(Direction::dispatch, a, d_returned, g.returned);
     route_tokens_backward(a.probabilities, a.chosen.data, options_.top_k, d_chosen_.data, a.fractions.data,
-                          balance_scale(batch), g.logits, compute_);
+                          balance_scale(batch), g.logits, compute_, z_scale(batch), a.lse.data);
     wait_stream(compute_, experts_.stream());
 
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
@@ -374,9 +375,18 @@ class ExpertParallel : public FeedForward {
            static_cast<double>(tokens_of_micro_batch());
   }
 
+  // The same of the squares of lse, in the mean over all tokens (Zoph et al., "ST-MoE", 2022): it keeps the
+  // logits small.
+  double z_scale(const Batch& batch) const {
+    return first_tensor_rank_
+               ? options_.z_loss * batch.inverse_micro_batches / static_cast<double>(tokens_of_micro_batch())
+               : 0;
+  }
+
   // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
   // f fixed, the loss is a sum over rows.
   void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
+    if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
     const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.top_k);
     expert_fractions(counts_.data, options_.experts, 1 / copies_of_micro_batch, a.fractions.data, compute_);
     if (options_.balance != Balance::loss) return;
@@ -399,7 +409,7 @@ class ExpertParallel : public FeedForward {
   Communicator& experts_;
   Communicator* tokens_;
   cudaStream_t compute_;
-  std::vector<int> router_;  // [layers]: its number; the experts' parameters follow
+  std::vector<int> router_;                  // [layers]: its number; the experts' parameters follow
   std::vector<std::vector<int64_t>> loads_;  // [layers, experts]
 
   // Work space that all layers and micro-batches share.
@@ -422,9 +432,10 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
   const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
   const FeedForwardMemory dense = {{mlp}, {r * 3 * c.f}, {r * 3 * c.f}};
   const int64_t bias = options.has_balance_bias() ? e : 0;
-  const FeedForwardMemory experts = {{e * c.d + bias, e / options.ep * mlp},  // a router, and the experts
-                                     {buffer * (c.d + 3 * c.f) + copies * c.d, (r + 1) * e, 2 * copies},
-                                     {buffer * (c.d + 3 * c.f), r * e}};
+  const FeedForwardMemory experts = {
+      {e * c.d + bias, e / options.ep * mlp},  // a router, and the experts
+      {buffer * (c.d + 3 * c.f) + copies * c.d, (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
+      {buffer * (c.d + 3 * c.f), r * e}};
   share.replicas.push_back(share.replicas[0] / options.ep);
   share.feed_forward = [=](int layer) {
     if (layer != any_layer) return options.has_experts(layer) ? experts : dense;

@@ -264,6 +264,27 @@ TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
   }
 }
 
+TEST_CASE("experts: the z-loss is that of the logits", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  for (const Sizes s : all_sizes) {
+    CAPTURE(s.rows, s.experts);
+    const HostMatrix logits = random.normal<accum>(s.rows, s.experts);
+    double want = 0.5;
+    for (int row = 0; row < s.rows; ++row) {
+      double sum = 0;
+      for (int e = 0; e < s.experts; ++e) sum += std::exp(logits(row, e));
+      want += 0.25 * std::log(sum) * std::log(sum);
+    }
+    const AccumTensor lse = device.fresh<accum>(s.rows, 1),
+                      loss = device.upload<accum>(HostMatrix(1, 1, 0.5));
+    route_tokens(device.upload<accum>(logits), s.top_k, device.fresh<int32_t>(s.rows, s.top_k).data,
+                 device.stream, nullptr, lse.data);
+    add_z_loss(lse, 0.25, loss.data, device.stream);
+    require_close(device.download(loss), HostMatrix(1, 1, want), sum_of<accum>(s.rows * s.experts));
+  }
+}
+
 #if PRECISION == 64
 
 // The choice stays what it was: differences are smaller than those of any two logits.
@@ -282,21 +303,23 @@ TEST_CASE("gradient: experts' weights, router and balance", "[07][experts][kerne
   const AccumTensor probabilities = device.fresh<accum>(s.rows, s.experts),
                     device_fractions = device.upload<accum>(fractions), loss = device.fresh<accum>(1, 1),
                     d_chosen = device.fresh<accum>(s.rows, s.top_k),
-                    d_logits = device.fresh<accum>(s.rows, s.experts);
+                    d_logits = device.fresh<accum>(s.rows, s.experts), lse = device.fresh<accum>(s.rows, 1);
+  const double z_scale = 0.7;
   const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
   const auto forward = [&](const HostMatrix& logits) {
     device.write(probabilities, logits);
-    route_tokens(probabilities, s.top_k, chosen.data, device.stream);
+    route_tokens(probabilities, s.top_k, chosen.data, device.stream, nullptr, lse.data);
     combine_tokens(device_returned, probabilities, chosen.data, routing.place, s.top_k, out, device.stream);
     device.write(loss, HostMatrix(1, 1));
     add_balance_loss(probabilities, device_fractions.data, scale, loss.data, device.stream);
+    add_z_loss(lse, z_scale, loss.data, device.stream);
     return dot(w, device.download(out)) + device.download(loss)(0, 0);
   };
   forward(routing.logits);
   combine_tokens_backward(device.upload<real>(w), device_returned, probabilities, chosen.data, routing.place,
                           s.top_k, d_returned, d_chosen.data, device.stream);
   route_tokens_backward(probabilities, chosen.data, s.top_k, d_chosen.data, device_fractions.data, scale,
-                        d_logits, device.stream);
+                        d_logits, device.stream, z_scale, lse.data);
   check_gradient(device.download(d_logits), routing.logits, forward);
   device.write(probabilities, routing.host.probabilities);
   check_gradient(device.download(d_returned), returned, [&](const HostMatrix& changed) {

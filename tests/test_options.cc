@@ -395,6 +395,9 @@ TEST_CASE("options: experts", "[experts][options]") {
   CHECK(experts({"--balance", "bias"}).balance == pentatron::Balance::bias);
   CHECK_THROWS_WITH(experts({"--balance", "x"}),
                     "--balance: x is not valid; expected one of loss, bias, none");
+  CHECK(experts({"--z-loss", "1e-3"}).z_loss == 1e-3);
+  CHECK_THROWS_WITH(experts({"--z-loss", "-1"}),
+                    "--z-loss: -1 is not valid; expected a number from 0 to 1000");
   CHECK_THROWS_WITH(experts({"--balance-rate", "0"}),
                     "--balance-rate: 0 is not valid; expected a number from 1e-09 to 1");
   CHECK_THROWS_WITH(experts({"--ep", "2"}), "--ep: 2 is not valid; expected 1 without --experts");

@@ -13,7 +13,8 @@ constexpr int columns_per_block = 256;  // of the router's gradient
 
 // One thread a row.
 __global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __restrict__ bias, size_t rows,
-                                    int experts, int top_k, int32_t* __restrict__ chosen) {
+                                    int experts, int top_k, int32_t* __restrict__ chosen,
+                                    accum* __restrict__ lse) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
     const auto softmax = [&] {
@@ -21,6 +22,7 @@ __global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __re
       for (int e = 1; e < experts; ++e) largest = std::max(largest, x[e]);
       for (int e = 0; e < experts; ++e) sum += x[e] = exp(x[e] - largest);
       for (int e = 0; e < experts; ++e) x[e] /= sum;
+      if (lse != nullptr) lse[row] = largest + log(sum);
     };
     if (bias != nullptr) softmax();
     const auto score = [&](int e) { return bias == nullptr ? x[e] : x[e] + accum(bias[e]); };
@@ -42,9 +44,10 @@ __global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __re
   }
 }
 
-void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream, const real* bias) {
+void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream, const real* bias,
+                  accum* lse) {
   launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
-         logits.data, bias, logits.rows, logits.columns, top_k, chosen);
+         logits.data, bias, logits.rows, logits.columns, top_k, chosen, lse);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
@@ -52,8 +55,8 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
                                              const int32_t* __restrict__ chosen,
                                              const accum* __restrict__ d_chosen,
                                              const accum* __restrict__ fractions, accum balance_scale,
-                                             size_t rows, int experts, int top_k,
-                                             accum* __restrict__ d_logits) {
+                                             accum z_scale, const accum* __restrict__ lse, size_t rows,
+                                             int experts, int top_k, accum* __restrict__ d_logits) {
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
     accum* const d = d_logits + row * experts;
@@ -61,16 +64,17 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
     for (int k = 0; k < top_k; ++k) d[chosen[row * top_k + k]] += d_chosen[row * top_k + k];
     accum mean = 0;
     for (int e = 0; e < experts; ++e) mean += p[e] * d[e];
+    if (lse != nullptr) mean -= 2 * z_scale * lse[row];
     for (int e = 0; e < experts; ++e) d[e] = p[e] * (d[e] - mean);
   }
 }
 
 void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int top_k, const accum* d_chosen,
                            const accum* fractions, double balance_scale, AccumTensor d_logits,
-                           cudaStream_t stream) {
+                           cudaStream_t stream, double z_scale, const accum* lse) {
   launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
          moves(2 * probabilities.bytes()), stream, probabilities.data, chosen, d_chosen, fractions,
-         balance_scale, probabilities.rows, probabilities.columns, top_k, d_logits.data);
+         balance_scale, z_scale, lse, probabilities.rows, probabilities.columns, top_k, d_logits.data);
 }
 
 // One block an expert and 256 columns.
@@ -308,6 +312,19 @@ void add_balance_loss(AccumTensor probabilities, const accum* fractions, double 
                       cudaStream_t stream) {
   launch(add_balance_loss_kernel, dim3(1), moves(probabilities.bytes()), stream, probabilities.data,
          fractions, probabilities.rows, probabilities.columns, scale, loss);
+}
+
+// One block in all.
+__global__ void add_z_loss_kernel(const accum* __restrict__ lse, int rows, accum scale,
+                                  accum* __restrict__ loss) {
+  accum sum = 0;
+  for (int row : block_range(rows)) sum += lse[row] * lse[row];
+  sum = block_sum(sum);
+  for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
+}
+
+void add_z_loss(AccumTensor lse, double scale, accum* loss, cudaStream_t stream) {
+  launch(add_z_loss_kernel, dim3(1), moves(lse.bytes()), stream, lse.data, lse.rows, scale, loss);
 }
 
 // One block an expert.

@@ -18,9 +18,11 @@ namespace pentatron {
 // with the lower number. Then the logits are replaced by their softmax over all experts. These probabilities
 // weigh what the chosen experts return. They are not made to add up to one (as in Switch and OLMoE):
 // otherwise top-1 would always have weight 1, and no gradient. With a bias, the largest sums of probability
-// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16).
+// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16). lse: the logarithm of
+// the sum of each row's exponentials, for the z-loss.
 void route_tokens(AccumTensor logits /*[rows, experts]*/, int top_k, int32_t* chosen /*[rows, top_k]*/,
-                  cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr);
+                  cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr,
+                  accum* lse /*[rows], or null*/ = nullptr);
 
 // Number of bands that make_permutation counts `rows` rows in; the same on every device.
 int64_t copy_bands(int64_t rows);
@@ -47,11 +49,13 @@ void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows
                              accum* d_chosen /*[rows, top_k]*/, cudaStream_t stream);
 
 // d_logits = the softmax's backward of the sum of two gradients: d_chosen for the chosen probabilities, and
-// the balance loss below, which gives every probability balance_scale * fractions[expert].
+// the balance loss below, which gives every probability balance_scale * fractions[expert]. With lse also that
+// of the z-loss, whose derivative by a logit is 2 z_scale lse times its probability.
 void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, const int32_t* chosen, int top_k,
                            const accum* d_chosen /*[rows, top_k]*/, const accum* fractions /*[experts]*/,
                            double balance_scale, AccumTensor d_logits /*[rows, experts]*/,
-                           cudaStream_t stream);
+                           cudaStream_t stream, double z_scale = 0,
+                           const accum* lse /*[rows], or null*/ = nullptr);
 
 // d_x[r] = sum of d_copies over the copies of row r, plus the router's d_logits[r] * router.
 void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, const int32_t* place, int top_k,
@@ -71,6 +75,9 @@ void expert_fractions(const int32_t* counts, int experts, double scale, accum* f
 // loss[0] += scale * sum over rows and experts of fractions[e] * probabilities[r, e].
 void add_balance_loss(AccumTensor probabilities /*[rows, experts]*/, const accum* fractions /*[experts]*/,
                       double scale, accum* loss /*[1]*/, cudaStream_t stream);
+
+// loss[0] += scale * sum over rows of lse^2 (Zoph et al., "ST-MoE", 2022, eq. 5).
+void add_z_loss(AccumTensor lse /*[rows, 1]*/, double scale, accum* loss /*[1]*/, cudaStream_t stream);
 
 // loads[e] (+)= scale * the copies that choose e. A sum of whole numbers, so its order changes no bit.
 void count_loads(Matrix<int32_t> chosen /*[rows, top_k]*/, double scale, Gradient loads /*[1, experts]*/,

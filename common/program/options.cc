@@ -322,7 +322,8 @@ std::string table_of_presets() {
 constexpr const char* training_options[] = {
     "data",      "seq-len",      "micro-batch-size", "global-batch-size", "steps",   "seed",
     "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1",   "beta2",
-    "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance", "balance-rate"};
+    "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance", "balance-rate",
+    "z-loss"};
 
 // --load and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
@@ -526,6 +527,7 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
                   "experts by a loss, by a bias of the choice, or not");
       line.number("--aux-loss", options.aux_loss, 0, 1000, "weight of this loss");
       line.number("--balance-rate", options.balance_rate, 1e-9, 1, "step of this bias");
+      line.number("--z-loss", options.z_loss, 0, 1000, "weight of the squares of the router's log-sum-exps");
       line.number("--expert-buffer", options.expert_buffer, 0, 1e6,
                   "room for so many times an even share of rows, 0: for all cases");
       return;

@@ -216,6 +216,20 @@ TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]"
   check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
 }
 
+TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
+  for (const Balance balance : {Balance::loss, Balance::none}) {
+    Options options = expert_options(experts_for_ranks(), 2, 2);
+    options.balance = balance;
+    options.z_loss = 0.1;
+    check_parity(case_of(options));
+    if (mpi_tests::ranks() % 2 != 0) continue;
+    options.recompute = Recompute::full;
+    check_parity(case_of(options, 2));
+    check_parity(case_of(options, 1, 2));
+    check_parity(case_of(options, 1, 1, 2));
+  }
+}
+
 // Four steps, with a rate that gives many tokens other experts.
 TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity]") {
   Options options = expert_options(8, 2, 1);
@@ -277,7 +291,8 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
 // The serial reference itself, which the tests above compare with.
 TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[07][experts]") {
   if (mpi_tests::ranks() > 1) return;
-  const CombinedCase c = case_of(expert_options(4, 2, 2));
+  CombinedCase c = case_of(expert_options(4, 2, 2));
+  c.options.z_loss = 0.1;
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   const std::vector<HostBatch> batches = batches_of_step(c.options, 0);
@@ -324,6 +339,19 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
   model.accumulate(batches_of_step(c.options, 0));
   const double loss = world.sum({model.balance_loss})[0];
   CHECK(loss == Approx(c.options.aux_loss * c.options.model.layers).epsilon(1e-12));
+}
+
+// All logits are 0, so every lse is log E.
+TEST_CASE("07: the z-loss of a router of zeros", "[07][experts]") {
+  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
+  c.options.balance = Balance::none;
+  c.options.z_loss = 0.3;
+  World world(nullptr, nullptr);
+  CombinedModel model(c, world);
+  set_routers(model, Routing::to_the_first);
+  model.accumulate(batches_of_step(c.options, 0));
+  const double lse = std::log(double(c.options.experts)), loss = world.sum({model.balance_loss})[0];
+  CHECK(loss == Approx(c.options.z_loss * lse * lse * c.options.model.layers).epsilon(1e-12));
 }
 
 // ---- Traffic ----------------------------------------------------------------------------------------------
@@ -507,6 +535,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       check_memory(case_of(options));
       options.expert_buffer = 3;
       options.balance = Balance::bias;
+      options.z_loss = 0.1;
       options.zero_stage = 1;
       options.sequence_parallel = true;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
