@@ -19,6 +19,9 @@
 // alone (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3). A step moves it by a fixed
 // rate, up where the expert got fewer copies than the mean, else down. The bias is a parameter of the dense
 // group: its gradient is the number of copies. So the ranks that sum gradients sum it, too.
+//
+// Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
+// rank, which is computed while the rows of the others travel.
 #pragma once
 
 #include <algorithm>
@@ -50,12 +53,14 @@ struct ExpertActivations {
   Tensor gate_up, product;          // [buffer, gate | up], [buffer, f]
   Tensor returned;                  // [copies, d]
   PinnedArray<int32_t> sent, came;  // counts: [experts], [ranks, own experts]
+  FeedForwardTensors shared;
 };
 
 struct ExpertGradients {
   Tensor returned;          // [buffer, d]: gradients of the rows that experts return
   Tensor gate_up, product;  // [buffer, gate | up], [buffer, f]
   AccumTensor logits;       // [rows, experts]
+  FeedForwardGradients shared;
 };
 
 // Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
@@ -81,6 +86,7 @@ class ExpertParallel : public FeedForward {
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
         own_(options.experts / experts.ranks()),
         first_tensor_rank_(!tensor || tensor->rank() == 0),
+        shared_("mlp.shared_experts.", options.shared_experts),
         experts_(experts),
         tokens_(tokens),
         compute_(compute) {
@@ -131,6 +137,7 @@ class ExpertParallel : public FeedForward {
       declare("up_proj.weight", f, d, TensorSplit::by_output, into);
       declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
     }
+    if (has_shared()) shared_.declare(parameters, model, layer);
     if (!options_.has_balance_bias()) return;
     const double copies = double(options_.global_batch_size) * options_.sequence_length * options_.top_k;
     parameters.declare({.name = prefix + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
@@ -152,7 +159,8 @@ class ExpertParallel : public FeedForward {
         arena.matrix<int32_t>(rows, options_.top_k), arena.matrix<accum>(1, e),
         arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1), arena.matrix<real>(buffer_rows_, d),
         arena.matrix<real>(buffer_rows_, 2 * f_), arena.matrix<real>(buffer_rows_, f_),
-        arena.matrix<real>(copies_, d), PinnedArray<int32_t>(e), PinnedArray<int32_t>(e)});
+        arena.matrix<real>(copies_, d), PinnedArray<int32_t>(e), PinnedArray<int32_t>(e),
+        has_shared() ? shared_.allocate_kept(arena, layer, rows) : FeedForwardTensors()});
     return t;
   }
 
@@ -162,7 +170,8 @@ class ExpertParallel : public FeedForward {
     if (!may_have_experts(layer)) return g;
     g.other = std::make_shared<ExpertGradients>(ExpertGradients{
         arena.matrix<real>(buffer_rows_, options_.model.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
-        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.experts)});
+        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.experts),
+        has_shared() ? shared_.allocate_gradients(arena, layer, rows) : FeedForwardGradients()});
     return g;
   }
 
@@ -187,6 +196,8 @@ class ExpertParallel : public FeedForward {
     for (int i = 0; i < options_.experts && !recomputing; ++i) loads_[layer][i] += a.sent[i];
 
     exchange(Direction::dispatch, a, permuted, a.dispatched);
+    if (has_shared())
+      shared_.forward(blas, parameters, layer, batch, h, a.shared, recomputing, inside_, partial);
     wait_stream(compute_, experts_.stream());
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
     for (const RowsOfExpert& e : groups)
@@ -199,7 +210,7 @@ class ExpertParallel : public FeedForward {
     wait_stream(compute_, experts_.stream());
     if (recomputing) return {};
     combine_tokens(a.returned, a.probabilities, a.chosen.data, a.place.data, options_.top_k, partial,
-                   compute_);
+                   compute_, has_shared());
     return region.leave(partial);
   }
 
@@ -215,12 +226,16 @@ class ExpertParallel : public FeedForward {
     const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
     const Tensor d_returned = one_rank() ? g.returned : permuted_;
     const Tensor d_dispatched = one_rank() ? d_permuted_ : results_;
-    queue.prefetch(region, normed);
+    if (!has_shared()) queue.prefetch(region, normed);
     combine_tokens_backward(d_partial, a.returned, a.probabilities, a.chosen.data, a.place.data,
                             options_.top_k, d_returned, d_chosen_.data, compute_);
     exchange(Direction::dispatch, a, d_returned, g.returned);
     route_tokens_backward(a.probabilities, a.chosen.data, options_.top_k, d_chosen_.data, a.fractions.data,
                           balance_scale(batch), g.logits, compute_, z_scale(batch), a.lse.data);
+    if (has_shared()) {
+      shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
+                       d_h);
+    }
     wait_stream(compute_, experts_.stream());
 
     const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
@@ -245,7 +260,7 @@ class ExpertParallel : public FeedForward {
     queue.drain();  // while the gradients travel
     wait_stream(compute_, experts_.stream());
     permute_tokens_backward(d_permuted_, a.place.data, options_.top_k, g.logits,
-                            parameters.weights(router_[layer]), d_h, compute_);
+                            parameters.weights(router_[layer]), d_h, compute_, has_shared());
   }
 
  private:
@@ -262,7 +277,8 @@ class ExpertParallel : public FeedForward {
 
   // With one rank nothing travels: the kernels write the permuted rows into the dispatched buffer.
   bool one_rank() const { return experts_.ranks() == 1; }
-  int bias_of(int layer) const { return router_[layer] + 1 + 3 * options_.experts; }
+  bool has_shared() const { return options_.shared_experts > 0; }
+  int bias_of(int layer) const { return router_[layer] + 1 + 3 * options_.experts + (has_shared() ? 3 : 0); }
   bool may_have_experts(int layer) const {
     return layer == any_layer ? options_.experts > 0 : options_.has_experts(layer);
   }
@@ -406,6 +422,8 @@ class ExpertParallel : public FeedForward {
   const int64_t f_;            // columns of this rank's part of an expert
   const int own_;              // experts of this rank
   const bool first_tensor_rank_;
+  FeedForward shared_;
+  TensorRegion inside_;  // what the shared experts see: their input is entered already
   Communicator& experts_;
   Communicator* tokens_;
   cudaStream_t compute_;
@@ -431,11 +449,12 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
   const int64_t r = rows_of(options, share).inside, e = options.experts, copies = r * options.top_k;
   const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
   const FeedForwardMemory dense = {{mlp}, {r * 3 * c.f}, {r * 3 * c.f}};
-  const int64_t bias = options.has_balance_bias() ? e : 0;
+  const int64_t bias = options.has_balance_bias() ? e : 0, shared = options.shared_experts;
   const FeedForwardMemory experts = {
-      {e * c.d + bias, e / options.ep * mlp},  // a router, and the experts
-      {buffer * (c.d + 3 * c.f) + copies * c.d, (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
-      {buffer * (c.d + 3 * c.f), r * e}};
+      {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
+      {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f,
+       (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
+      {buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f, r * e}};
   share.replicas.push_back(share.replicas[0] / options.ep);
   share.feed_forward = [=](int layer) {
     if (layer != any_layer) return options.has_experts(layer) ? experts : dense;

@@ -304,6 +304,8 @@ class LayerCost {
 
   double copies() const { return static_cast<double>(rows_) * o_.top_k; }
   int own_experts() const { return o_.experts / shape_.ep; }
+  int64_t shared_columns() const { return o_.shared_experts * c_.f; }
+  double sums() const { return o_.shared_experts > 0 ? 2 : 1; }  // how often what is summed is moved
   int64_t rows_of_expert() const { return static_cast<int64_t>(copies() / own_experts()); }
   double exchange(double bytes_for_a_rank) const {
     const std::vector<int> ranks = members_of(shape_, MeshGroup::experts, 0);
@@ -335,14 +337,21 @@ class LayerCost {
     wait(w, &Work::experts, "counts reach the host", counts * (shape_.ep - 1) / shape_.ep, come,
          meanwhile.seconds());
     w += meanwhile;
-    for (const char* const name : {"dispatch", "combine"})
-      wait(w, &Work::experts, name, sent_rows(), exchange_rows());
+    Work shared;
+    if (o_.shared_experts > 0) {
+      product(shared, "shared experts' gate, up", rows_, 2 * shared_columns(), c_.d);
+      run(shared, "swiglu", moves(3 * r * rows_ * shared_columns()));
+      if (!again) product(shared, "shared experts' down", rows_, c_.d, shared_columns());
+    }
+    wait(w, &Work::experts, "dispatch", sent_rows(), exchange_rows(), shared.seconds());
+    w += shared;
+    wait(w, &Work::experts, "combine", sent_rows(), exchange_rows());
     for (int i = 0; i < own_experts(); ++i) {
       product(w, "expert's gate, up", rows_of_expert(), 2 * c_.f, c_.d);
       product(w, "expert's down", rows_of_expert(), c_.d, c_.f);
     }
     run(w, "swiglu", moves(3 * r * copies() * c_.f));
-    if (!again) run(w, "weigh and add", moves(r * (copies() + rows_) * c_.d));
+    if (!again) run(w, "weigh and add", moves(r * (copies() + sums() * rows_) * c_.d));
     return w;
   }
 
@@ -352,6 +361,13 @@ class LayerCost {
     Work& now = p[0];
     run(now, "weigh", moves(r * (2 * copies() + rows_) * c_.d));
     run(route, "route", moves(2 * a * rows_ * e));
+    if (o_.shared_experts > 0) {
+      product(route, "shared experts' down, input", rows_, shared_columns(), c_.d);
+      run(route, "swiglu", moves(5 * r * rows_ * shared_columns()));
+      product(route, "shared experts' gate, up, input", rows_, c_.d, 2 * shared_columns());
+      wgrad(wgrads, "shared experts' down, weight", c_.d, shared_columns(), rows_);
+      wgrad(wgrads, "shared experts' gate, up, weight", 2 * shared_columns(), c_.d, rows_);
+    }
     wait(now, &Work::experts, "dispatch, as far as not hidden", sent_rows(), exchange_rows(),
          route.seconds());
     now += route;
@@ -367,7 +383,7 @@ class LayerCost {
          schedule_.splits_backward ? 0 : wgrads.seconds());
     begin_gradients(now);
     (schedule_.splits_backward ? p[1] : now) += wgrads;
-    run(now, "add", moves(r * (copies() + rows_) * c_.d));
+    run(now, "add", moves(r * (copies() + sums() * rows_) * c_.d));
     leave(now);
   }
 
@@ -378,8 +394,9 @@ class LayerCost {
     Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9};
     if (o_.has_experts(layer)) {
       const int bias = o_.has_balance_bias();
-      u.size = {attention + double(o_.experts) * (c_.d + bias), own_experts() * mlp};
-      u.parameters = 7 + bias;
+      u.size = {attention + double(o_.experts) * (c_.d + bias) + o_.shared_experts * mlp,
+                own_experts() * mlp};
+      u.parameters = 7 + bias + (o_.shared_experts > 0 ? 3 : 0);
     }
     if (o_.recompute == Recompute::full) {
       const Work rest = std::exchange(u.backward[0], layer_forward(layer, true));

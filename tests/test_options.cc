@@ -396,6 +396,9 @@ TEST_CASE("options: experts", "[experts][options]") {
   CHECK_THROWS_WITH(experts({"--balance", "x"}),
                     "--balance: x is not valid; expected one of loss, bias, none");
   CHECK(experts({"--z-loss", "1e-3"}).z_loss == 1e-3);
+  CHECK(experts({"--experts", "4", "--shared-experts", "2"}).shared_experts == 2);
+  CHECK_THROWS_WITH(experts({"--shared-experts", "2"}),
+                    "--shared-experts: 2 is not valid; expected 0 without --experts");
   CHECK_THROWS_WITH(experts({"--z-loss", "-1"}),
                     "--z-loss: -1 is not valid; expected a number from 0 to 1000");
   CHECK_THROWS_WITH(experts({"--balance-rate", "0"}),
@@ -427,6 +430,9 @@ TEST_CASE("options: parameters of a model with experts", "[experts][options]") {
   CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (2 * mlp + router));
   options.balance = pentatron::Balance::bias;
   CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (8 * mlp + router + 8));
+  options.shared_experts = 3;
+  CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (11 * mlp + router + 8));
+  CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (5 * mlp + router + 8));
 }
 
 TEST_CASE("options: a program's own default of --attention", "[options]") {

@@ -202,11 +202,12 @@ template <int width>
 __global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies,
                                                const int32_t* __restrict__ place, int top_k,
                                                const accum* __restrict__ d_logits,
-                                               const real* __restrict__ router, int experts, int d,
+                                               const real* __restrict__ router, int experts, int d, bool add,
                                                real* __restrict__ d_x) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
+    if (add) add_scaled(1, d_x + row * d + j, sum);
     for (int k = 0; k < top_k; ++k)
       add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
     for (int e = 0; e < experts; ++e)
@@ -216,11 +217,12 @@ __global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies
 }
 
 void permute_tokens_backward(Tensor d_copies, const int32_t* place, int top_k, AccumTensor d_logits,
-                             Tensor router, Tensor d_x, cudaStream_t stream) {
+                             Tensor router, Tensor d_x, cudaStream_t stream, bool add) {
   const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
   launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
-         block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + d_x.bytes()), stream,
-         d_copies.data, place, top_k, d_logits.data, router.data, d_logits.columns, d_x.columns, d_x.data);
+         block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + (add ? 2 : 1) * d_x.bytes()),
+         stream, d_copies.data, place, top_k, d_logits.data, router.data, d_logits.columns, d_x.columns, add,
+         d_x.data);
 }
 
 // One block a row.
@@ -228,10 +230,11 @@ template <int width>
 __global__ void combine_tokens_kernel(const real* __restrict__ returned,
                                       const accum* __restrict__ probabilities,
                                       const int32_t* __restrict__ chosen, const int32_t* __restrict__ place,
-                                      int experts, int top_k, int d, real* __restrict__ out) {
+                                      int experts, int top_k, int d, bool add, real* __restrict__ out) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
+    if (add) add_scaled(1, out + row * d + j, sum);
     for (int k = 0; k < top_k; ++k) {
       const size_t copy = row * top_k + k;
       const accum weight = probabilities[row * experts + chosen[copy]];
@@ -242,12 +245,12 @@ __global__ void combine_tokens_kernel(const real* __restrict__ returned,
 }
 
 void combine_tokens(Tensor returned, AccumTensor probabilities, const int32_t* chosen, const int32_t* place,
-                    int top_k, Tensor out, cudaStream_t stream) {
+                    int top_k, Tensor out, cudaStream_t stream, bool add) {
   const int width = width_for(out.columns, returned.data, out.data);
   launch(width == 1 ? combine_tokens_kernel<1> : combine_tokens_kernel<pack_width>,
-         block_a_row(out.rows, out.columns / width), moves(returned.bytes() + out.bytes()), stream,
-         returned.data, probabilities.data, chosen, place, probabilities.columns, top_k, out.columns,
-         out.data);
+         block_a_row(out.rows, out.columns / width), moves(returned.bytes() + (add ? 2 : 1) * out.bytes()),
+         stream, returned.data, probabilities.data, chosen, place, probabilities.columns, top_k, out.columns,
+         add, out.data);
 }
 
 // One block a copy.

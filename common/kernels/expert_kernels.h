@@ -37,10 +37,10 @@ void make_permutation(const int32_t* chosen /*[rows, top_k]*/, int64_t rows, int
 void permute_tokens(Tensor x /*[rows, d]*/, const int32_t* place /*[rows, top_k]*/, int top_k,
                     Tensor copies /*[rows * top_k, d]*/, cudaStream_t stream);
 
-// out[r] = sum over the copies of row r: probability of the copy's expert times its returned row.
+// out[r] (+)= sum over the copies of row r: probability of the copy's expert times its returned row.
 void combine_tokens(Tensor returned /*[rows * top_k, d]*/, AccumTensor probabilities /*[rows, experts]*/,
                     const int32_t* chosen /*[rows, top_k]*/, const int32_t* place, int top_k,
-                    Tensor out /*[rows, d]*/, cudaStream_t stream);
+                    Tensor out /*[rows, d]*/, cudaStream_t stream, bool add = false);
 
 // Backward of combine_tokens: d_returned of the returned rows, d_chosen of the chosen experts' probabilities.
 void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows * top_k, d]*/,
@@ -57,10 +57,10 @@ void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, const 
                            cudaStream_t stream, double z_scale = 0,
                            const accum* lse /*[rows], or null*/ = nullptr);
 
-// d_x[r] = sum of d_copies over the copies of row r, plus the router's d_logits[r] * router.
+// d_x[r] (+)= sum of d_copies over the copies of row r, plus the router's d_logits[r] * router.
 void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, const int32_t* place, int top_k,
                              AccumTensor d_logits /*[rows, experts]*/, Tensor router /*[experts, d]*/,
-                             Tensor d_x /*[rows, d]*/, cudaStream_t stream);
+                             Tensor d_x /*[rows, d]*/, cudaStream_t stream, bool add = false);
 
 // d_router (+)= d_logits^T x, without rounding d_logits to `real`.
 void router_wgrad(AccumTensor d_logits /*[rows, experts]*/, Tensor x /*[rows, d]*/,

@@ -65,8 +65,8 @@ void AttentionCore::backward(const Blas& blas, AttentionShape shape, const Atten
 double initial_deviation(int64_t fan_in) { return std::sqrt(1.0 / (3.0 * fan_in)); }
 
 void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int layer) {
-  const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
-  const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
+  const std::string prefix = "model.layers." + std::to_string(layer) + "." + name_;
+  const int unit = unit_of_layer(layer), d = model.d_model, f = width_ * model.d_ff;
   const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
   gate_.resize(std::max<size_t>(gate_.size(), layer + 1));
   gate_[layer] = parameters.declare({prefix + "gate_proj.weight", unit, f, d, TensorSplit::by_output, into});

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -169,6 +170,8 @@ struct FeedForwardGradients {
 
 class FeedForward {
  public:
+  // `name`: of its parameters, between layer and matrix. `width`: hidden columns, over d_ff.
+  explicit FeedForward(std::string name = "mlp.", int width = 1) : name_(std::move(name)), width_(width) {}
   virtual ~FeedForward() = default;
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
   virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const;
@@ -186,6 +189,8 @@ class FeedForward {
                         Tensor d_h);
 
  private:
+  const std::string name_;
+  const int width_;
   std::vector<int> gate_;  // [layers]: number of the first of gate, up, down
   int64_t f_ = 0;          // columns of this rank
 };

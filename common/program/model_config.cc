@@ -97,6 +97,7 @@ void read_model_config(const std::string& option, const std::string& folder, Opt
   if (options.experts > 0) {
     options.top_k = experts.whole("top_k", 1, 1024);
     options.moe_every = experts.whole("moe_every", 1, 1000);
+    if (experts.has("shared_experts")) options.shared_experts = experts.whole("shared_experts", 0, 1024);
     if (experts.has("balance_bias")) options.balance = Balance::bias;
   }
   config.only("model_type", options.experts > 0 ? "pentatron_experts" : "llama");
@@ -142,6 +143,7 @@ std::string model_config_text(const Options& options, const std::string& type) {
     config["model_type"] = "pentatron_experts";
     config["pentatron_experts"] = {
         {"experts", options.experts}, {"top_k", options.top_k}, {"moe_every", options.moe_every}};
+    if (options.shared_experts > 0) config["pentatron_experts"]["shared_experts"] = options.shared_experts;
     if (options.has_balance_bias()) config["pentatron_experts"]["balance_bias"] = true;
   }
   return config.dump(2) + "\n";
@@ -161,6 +163,7 @@ std::string model_difference(const Options& options, const Options& saved) {
       {"--experts", options.experts, saved.experts},
       {"--top-k", options.experts > 0 ? options.top_k : 0, saved.experts > 0 ? saved.top_k : 0},
       {"--moe-every", options.experts > 0 ? options.moe_every : 0, saved.experts > 0 ? saved.moe_every : 0},
+      {"--shared-experts", options.shared_experts, saved.shared_experts},
       {"--balance bias", options.has_balance_bias(), saved.has_balance_bias()}};
   for (const auto& [name, here, there] : sizes) {
     if (here != there) return std::string(name) + " is " + text(here) + ", and was " + text(there);

@@ -522,6 +522,8 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Experts");
       line.whole("--experts", options.experts, 0, 1024, "MLPs of a layer that has several, 0: none has");
       line.whole("--top-k", options.top_k, 1, 1024, "experts that a token is sent to");
+      line.whole("--shared-experts", options.shared_experts, 0, 1024,
+                 "experts that get all tokens, beside those");
       line.whole("--moe-every", options.moe_every, 1, 1000, "the last of so many layers has experts");
       line.choice("--balance", options.balance, balance_names,
                   "experts by a loss, by a bias of the choice, or not");
@@ -539,7 +541,10 @@ void check_experts(const Options& options) {
   const auto check = [](bool valid, const char* option, int value, const std::string& expected) {
     if (!valid) throw UsageError(option, std::to_string(value), expected);
   };
-  if (options.experts == 0) return check(options.ep == 1, "--ep", options.ep, "1 without --experts");
+  if (options.experts == 0) {
+    check(options.shared_experts == 0, "--shared-experts", options.shared_experts, "0 without --experts");
+    return check(options.ep == 1, "--ep", options.ep, "1 without --experts");
+  }
   const std::string experts = "--experts (" + std::to_string(options.experts) + ")";
   check(options.top_k <= options.experts, "--top-k", options.top_k, "at most " + experts);
   check(options.moe_every <= model.layers, "--moe-every", options.moe_every,
@@ -653,7 +658,8 @@ int64_t parameter_count(const Options& options) {
   const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
   const int64_t routed = options.experts > 0 ? m.layers / options.moe_every : 0;  // layers with experts
   const int64_t bias = options.has_balance_bias() ? 1 : 0;
-  const int64_t mlps = (m.layers - routed) * mlp + routed * (options.experts * (d + mlp + bias));
+  const int64_t mlps = (m.layers - routed) * mlp +
+                       routed * (options.experts * (d + mlp + bias) + options.shared_experts * mlp);
   return m.layers * (norms + attention) + mlps + d + 2 * d * m.vocab_size;
 }
 

@@ -97,6 +97,7 @@ struct Options : TrainingConfig, CommunicationConfig {
   double aux_loss = 0.01;      // weight of the loss that balances the experts
   double balance_rate = 1e-3;  // by which the bias of an expert moves in a step
   double expert_buffer = 0;    // rows of an expert rank's buffer, over its even share; 0: for all cases
+  int shared_experts = 0;      // further experts of such a layer, which every token is sent to
   double z_loss = 0;           // weight of the loss that keeps the router's logits small
   bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }

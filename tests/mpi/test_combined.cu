@@ -52,7 +52,8 @@ std::string command_line(const CombinedCase& c) {
   if (o.experts > 0)
     text << " --experts " << o.experts << " --top-k " << o.top_k << " --moe-every " << o.moe_every << " --ep "
          << c.shape.ep << " --balance " << to_string(o.balance) << " --aux-loss " << o.aux_loss
-         << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss;
+         << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss << " --shared-experts "
+         << o.shared_experts;
   return text.str();
 }
 
@@ -382,6 +383,7 @@ class Draw {
       o.aux_loss = one_of({0.0, 0.1});
       o.balance_rate = one_of({0.001, 0.05});
       o.z_loss = one_of({0.0, 0.1});
+      o.shared_experts = up_to(3) - 1;
       o.ep = shape.ep;
     }
     return c;

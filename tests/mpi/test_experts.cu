@@ -230,6 +230,25 @@ TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
   }
 }
 
+TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
+  Options options = expert_options(experts_for_ranks(), 2, 2);
+  options.shared_experts = 2;
+  check_parity(case_of(options));
+  options.shared_experts = 1;
+  options.recompute = Recompute::full;
+  options.balance = Balance::bias;
+  check_parity(case_of(options));
+  if (mpi_tests::ranks() % 2 != 0) return;
+  check_parity(case_of(options, 2));
+  options.sequence_parallel = true;
+  check_parity(case_of(options, 2));
+  check_parity(case_of(options, 1, 2));
+  CombinedCase c = case_of(options, 1, 1, 2);
+  c.options.recompute = Recompute::none;
+  c.options.pp_schedule = PpSchedule::zb_h1;
+  check_parity(c);
+}
+
 // Four steps, with a rate that gives many tokens other experts.
 TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity]") {
   Options options = expert_options(8, 2, 1);
@@ -293,6 +312,7 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
   if (mpi_tests::ranks() > 1) return;
   CombinedCase c = case_of(expert_options(4, 2, 2));
   c.options.z_loss = 0.1;
+  c.options.shared_experts = 1;
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   const std::vector<HostBatch> batches = batches_of_step(c.options, 0);
@@ -536,6 +556,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.expert_buffer = 3;
       options.balance = Balance::bias;
       options.z_loss = 0.1;
+      options.shared_experts = 2;
       options.zero_stage = 1;
       options.sequence_parallel = true;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
