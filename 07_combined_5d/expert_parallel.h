@@ -1,6 +1,7 @@
 // Expert parallelism. Some layers have E MLPs, the experts, in place of one. A router chooses top_k experts
 // for each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). No token is dropped (Gale et al.,
-// "MegaBlocks", 2022). Each of n ranks holds E / n experts. Tokens travel to their experts and back:
+// "MegaBlocks", 2022), unless experts have a capacity (Fedus et al., "Switch", 2021). Each of n ranks holds E
+// / n experts. Tokens travel to their experts and back:
 //
 //   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
 //   backward   weigh the gradient   dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
@@ -27,12 +28,14 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "kernels/expert_kernels.h"
 #include "model/memory.h"
 #include "model/seams.h"
+#include "program/log.h"
 #include "program/options.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
@@ -63,12 +66,20 @@ struct ExpertGradients {
   FeedForwardGradients shared;
 };
 
+// Copies that an expert takes of a micro-batch of `rows` tokens: options.drop_tokens even shares.
+inline int64_t expert_capacity(const Options& options, int64_t rows) {
+  if (options.drop_tokens == 0) return rows;
+  const double even = static_cast<double>(rows * options.top_k) / options.experts;
+  return std::min(rows, static_cast<int64_t>(std::ceil(options.drop_tokens * even)));
+}
+
 // Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
 // case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
 // even shares, and an even share is rows * top_k.
 inline int64_t expert_buffer_rows(const Options& options, int64_t rows) {
   const int64_t own = options.experts / options.ep;
-  const int64_t all = rows * options.ep * std::min<int64_t>(options.top_k, own);
+  const int64_t chosen = rows * std::min<int64_t>(options.top_k, own);  // by the tokens of one rank
+  const int64_t all = options.ep * std::min(chosen, own * expert_capacity(options, rows));
   if (options.expert_buffer == 0) return all;
   return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.top_k))));
 }
@@ -93,7 +104,7 @@ class ExpertParallel : public FeedForward {
     if (options_.experts == 0) return;
     loss_ = memory_.matrix<accum>(1, 1);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
-    counts_ = memory_.matrix<int32_t>(2, options_.experts);
+    counts_ = memory_.matrix<int32_t>(4, options_.experts);
     bands_ = memory_.matrix<int32_t>(copy_bands(rows_), options_.experts);
     d_chosen_ = memory_.matrix<accum>(rows_, options_.top_k);
     d_permuted_ = memory_.matrix<real>(copies_, options_.model.d_model);
@@ -111,6 +122,9 @@ class ExpertParallel : public FeedForward {
     totals.add_loss(loss_);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
+
+  // The copies that this rank has dropped since the last call.
+  Dropped take_dropped() { return std::exchange(dropped_, {}); }
 
   // How many copies this rank has sent to each expert of a layer, [experts], since it was made.
   const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
@@ -188,12 +202,19 @@ class ExpertParallel : public FeedForward {
     router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
     const Tensor bias = options_.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
     route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
-    make_permutation(a.chosen.data, rows_, options_.top_k, bands_, counts_.data, a.place.data, compute_);
+    make_permutation(a.chosen.data, rows_, options_.top_k,
+                     static_cast<int32_t>(expert_capacity(options_, rows_)), bands_, counts_, a.place.data,
+                     compute_);
     exchange_counts(a);
     permute_tokens(h, a.place.data, options_.top_k, permuted, compute_);
     balance(batch, recomputing, a);
     await_counts(a);
     for (int i = 0; i < options_.experts && !recomputing; ++i) loads_[layer][i] += a.sent[i];
+    if (!recomputing) {
+      dropped_.of += copies_;
+      dropped_.copies +=
+          copies_ - std::accumulate(a.sent.data(), a.sent.data() + options_.experts, int64_t{0});
+    }
 
     exchange(Direction::dispatch, a, permuted, a.dispatched);
     if (has_shared())
@@ -296,26 +317,28 @@ class ExpertParallel : public FeedForward {
                     {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
   }
 
+  // What experts take of this rank's copies, [1, experts].
+  Matrix<int32_t> taken() const { return counts_.row_range(1, 1); }
+
   // Connects all pairs of ranks before the first step, as Communicator::connect does for two.
   void connect() {
-    experts_.all_to_all(counts_.data, counts_.row_range(1, 1).data, own_);
+    experts_.all_to_all(taken().data, counts_.row_range(3, 1).data, own_);
     CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
   }
 
   // The ranks tell each other how many rows they send to each expert. The counts start on their way to the
   // host; await_counts waits for them.
   void exchange_counts(const ExpertActivations& a) {
-    const Matrix<int32_t> came = one_rank() ? counts_ : counts_.row_range(1, 1);
+    const Matrix<int32_t> sent = taken(), came = one_rank() ? sent : counts_.row_range(3, 1);
     wait_stream(experts_.stream(), compute_);
-    if (!one_rank()) experts_.all_to_all(counts_.data, came.data, own_);
+    if (!one_rank()) experts_.all_to_all(sent.data, came.data, own_);
     const size_t bytes = options_.experts * sizeof(int32_t);
-    CUDA_CHECK(
-        cudaMemcpyAsync(a.sent.data(), counts_.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
+    CUDA_CHECK(cudaMemcpyAsync(a.sent.data(), sent.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
     CUDA_CHECK(cudaMemcpyAsync(a.came.data(), came.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
   }
 
-  // The host waits for the counts, once in each forward of a layer: since no token is dropped, the sizes of
-  // messages and products depend on the data. Meanwhile the compute stream copies rows. Ends the run where
+  // The host waits for the counts, once in each forward of a layer: the sizes of messages and products depend
+  // on the data. Meanwhile the compute stream copies rows. Ends the run where
   // more rows come than the buffer holds.
   void await_counts(const ExpertActivations& a) {
     CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
@@ -332,8 +355,8 @@ class ExpertParallel : public FeedForward {
   void share_evenly(const ExpertActivations& a) const {
     const int64_t copies = rows_ * options_.top_k;
     const auto rows_for = [&](int64_t expert) {
-      return static_cast<int32_t>((expert + 1) * copies / options_.experts -
-                                  expert * copies / options_.experts);
+      const int64_t even = (expert + 1) * copies / options_.experts - expert * copies / options_.experts;
+      return static_cast<int32_t>(std::min(even, expert_capacity(options_, rows_)));
     };
     for (int i = 0; i < options_.experts; ++i) {
       a.sent[i] = rows_for(i);
@@ -432,8 +455,9 @@ class ExpertParallel : public FeedForward {
 
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
-  AccumTensor loss_;        // [1, 1]
-  Matrix<int32_t> counts_;  // [2, experts]: copies sent to each expert; rows that come
+  AccumTensor loss_;  // [1, 1]
+  Dropped dropped_;
+  Matrix<int32_t> counts_;  // [4, experts]: those of make_permutation, and rows that come
   Matrix<int32_t> bands_;   // [copy_bands, experts]
   AccumTensor d_chosen_;    // [rows, top_k]
   Tensor d_permuted_;       // [copies, d]: gradients of the copies
@@ -462,7 +486,7 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
     return FeedForwardMemory{{}, experts.kept + dense.kept, experts.gradients + dense.gradients};
   };
   // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands.
-  share.work += {copies * c.d, copies + 1, (2 + std::min<int64_t>(r, 256)) * e};
+  share.work += {copies * c.d, copies + 1, (4 + std::min<int64_t>(r, 256)) * e};
   if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
   return share;
 }

@@ -55,7 +55,7 @@ void train(const Options& options, World& world) {
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
-    run.end_step();
+    run.end_step(feed_forward.take_dropped());
   }
   run.summarize(predicted, {{"dp", world.ranks()}, {"ep", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };

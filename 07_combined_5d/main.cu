@@ -55,7 +55,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
-    run.end_step();
+    run.end_step(feed_forward.take_dropped());                      // 07
   }
   checkpoints.finish();
   run.summarize(predicted, shape.degrees());                                                          // 02

@@ -21,13 +21,17 @@ constexpr Sizes all_sizes[] = {{1, 1, 1, 3}, {7, 4, 2, 5}, {13, 5, 5, 301}, {601
 
 // What the host finds for given logits.
 struct Routing {
-  std::vector<int32_t> chosen, place, counts;  // [rows, top_k] twice, [experts]
-  HostMatrix probabilities;                    // [rows, experts]
+  std::vector<int32_t> chosen, place, counts, taken;  // [rows, top_k] twice, [experts] twice
+  HostMatrix probabilities;                           // [rows, experts]
 };
 
-Routing route_on_host(const HostMatrix& logits, int top_k) {
+Routing route_on_host(const HostMatrix& logits, int top_k, int capacity = 1 << 30) {
   const auto rows = static_cast<int>(logits.rows), experts = static_cast<int>(logits.columns);
-  Routing r{{}, std::vector<int32_t>(rows * top_k), std::vector<int32_t>(experts), HostMatrix(rows, experts)};
+  Routing r{{},
+            std::vector<int32_t>(rows * top_k),
+            std::vector<int32_t>(experts),
+            std::vector<int32_t>(experts),
+            HostMatrix(rows, experts)};
   for (int row = 0; row < rows; ++row) {
     std::vector<int32_t> order(experts);
     std::iota(order.begin(), order.end(), 0);
@@ -41,7 +45,12 @@ Routing route_on_host(const HostMatrix& logits, int top_k) {
   std::vector<int32_t> copies(r.chosen.size());
   std::iota(copies.begin(), copies.end(), 0);
   std::stable_sort(copies.begin(), copies.end(), [&](int a, int b) { return r.chosen[a] < r.chosen[b]; });
-  for (size_t i = 0; i < copies.size(); ++i) r.place[copies[i]] = static_cast<int32_t>(i);
+  int32_t next = 0;
+  for (const int32_t copy : copies) {
+    const bool is_taken = r.taken[r.chosen[copy]] < capacity;
+    r.place[copy] = is_taken ? next++ : -1;
+    r.taken[r.chosen[copy]] += is_taken;
+  }
   for (const int32_t e : r.chosen) ++r.counts[e];
   return r;
 }
@@ -51,19 +60,20 @@ std::vector<int32_t> download(Matrix<int32_t> from, cudaStream_t stream) {
   return {values.begin(), values.end()};
 }
 
-void check_routing(const HostMatrix& logits, int top_k) {
+void check_routing(const HostMatrix& logits, int top_k, int capacity = 1 << 30) {
   Device device;
-  const Routing want = route_on_host(logits, top_k);
+  const Routing want = route_on_host(logits, top_k, capacity);
   const AccumTensor probabilities = device.upload<accum>(logits);
   const auto chosen = device.fresh<int32_t>(logits.rows, top_k),
              place = device.fresh<int32_t>(logits.rows, top_k);
-  const auto counts = device.fresh<int32_t>(1, logits.columns);
+  const auto counts = device.fresh<int32_t>(3, logits.columns);
   route_tokens(probabilities, top_k, chosen.data, device.stream);
-  make_permutation(chosen.data, logits.rows, top_k,
-                   device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts.data, place.data,
+  make_permutation(chosen.data, logits.rows, top_k, capacity,
+                   device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts, place.data,
                    device.stream);
   CHECK(download(chosen, device.stream) == want.chosen);
-  CHECK(download(counts, device.stream) == want.counts);
+  CHECK(download(counts.row_range(0, 1), device.stream) == want.counts);
+  CHECK(download(counts.row_range(1, 1), device.stream) == want.taken);
   CHECK(download(place, device.stream) == want.place);
   require_close(device.download(probabilities), want.probabilities,
                 sum_of<accum>(static_cast<double>(logits.columns)));
@@ -77,7 +87,8 @@ struct OnDevice {
   const int32_t *chosen, *place;
 
   OnDevice(Device& device, Random& random, Sizes s)
-      : logits(random.normal<accum>(s.rows, s.experts)), host(route_on_host(logits, s.top_k)) {
+      : logits(random.normal<accum>(s.rows, s.experts)),
+        host(route_on_host(logits, s.top_k, 1 + s.rows * s.top_k / s.experts)) {  // some copies are dropped
     for (double& p : host.probabilities.values) p = rounded<accum>(p);
     probabilities = device.upload<accum>(host.probabilities);
     chosen = device.upload(host.chosen);
@@ -93,6 +104,8 @@ TEST_CASE("experts: choice and places of copies", "[07][experts][kernels]") {
   for (const auto [rows, experts, top_k, d] : all_sizes) {
     CAPTURE(rows, experts, top_k);
     check_routing(random.normal<accum>(rows, experts), top_k);
+    for (const int capacity : {0, 1, rows * top_k / experts, rows})
+      check_routing(random.normal<accum>(rows, experts), top_k, capacity);
   }
 }
 
@@ -168,9 +181,11 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
     const OnDevice routing(device, random, s);
     const HostMatrix x = random.normal<real>(s.rows, s.d);
     HostMatrix want(s.rows * s.top_k, s.d);
-    for (int copy = 0; copy < s.rows * s.top_k; ++copy)
-      for (int j = 0; j < s.d; ++j) want(routing.host.place[copy], j) = x(copy / s.top_k, j);
-    const Tensor copies = device.fresh<real>(want.rows, s.d);
+    for (int copy = 0; copy < s.rows * s.top_k; ++copy) {
+      const int place = routing.host.place[copy];
+      for (int j = 0; place >= 0 && j < s.d; ++j) want(place, j) = x(copy / s.top_k, j);
+    }
+    const Tensor copies = device.upload<real>(HostMatrix(want.rows, s.d));
     permute_tokens(device.upload<real>(x), routing.place, s.top_k, copies, device.stream);
     REQUIRE(device.download(copies) == want);
 
@@ -180,8 +195,10 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
     HostMatrix want_d_x(s.rows, s.d);
     for (int row = 0; row < s.rows; ++row) {
       for (int j = 0; j < s.d; ++j) {
-        for (int k = 0; k < s.top_k; ++k)
-          want_d_x(row, j) += d_copies(routing.host.place[row * s.top_k + k], j);
+        for (int k = 0; k < s.top_k; ++k) {
+          const int place = routing.host.place[row * s.top_k + k];
+          if (place >= 0) want_d_x(row, j) += d_copies(place, j);
+        }
         for (int e = 0; e < s.experts; ++e) want_d_x(row, j) += d_logits(row, e) * router(e, j);
       }
     }
@@ -189,6 +206,13 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
     permute_tokens_backward(device.upload<real>(d_copies), routing.place, s.top_k,
                             device.upload<accum>(d_logits), device.upload<real>(router), d_x, device.stream);
     require_close(device.download(d_x), want_d_x, sum_of<real>(s.top_k + s.experts));
+    const HostMatrix before = random.normal<real>(s.rows, s.d);
+    for (size_t i = 0; i < before.values.size(); ++i) want_d_x.values[i] += before.values[i];
+    device.write(d_x, before);
+    permute_tokens_backward(device.upload<real>(d_copies), routing.place, s.top_k,
+                            device.upload<accum>(d_logits), device.upload<real>(router), d_x, device.stream,
+                            true);
+    require_close(device.download(d_x), want_d_x, sum_of<real>(1 + s.top_k + s.experts));
   }
 }
 
@@ -203,6 +227,7 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
     HostMatrix want(s.rows, s.d), want_d_returned(s.rows * s.top_k, s.d), want_d_chosen(s.rows, s.top_k);
     for (int copy = 0; copy < s.rows * s.top_k; ++copy) {
       const int row = copy / s.top_k, place = routing.host.place[copy];
+      if (place < 0) continue;
       for (int j = 0; j < s.d; ++j) {
         want(row, j) += routing.weight(row, copy) * returned(place, j);
         want_d_returned(place, j) = routing.weight(row, copy) * d_out(row, j);
@@ -210,7 +235,7 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
       }
     }
     const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
-                 d_returned = device.fresh<real>(s.rows * s.top_k, s.d);
+                 d_returned = device.upload<real>(HostMatrix(s.rows * s.top_k, s.d));
     const AccumTensor d_chosen = device.fresh<accum>(s.rows, s.top_k);
     combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
                    device.stream);
@@ -219,6 +244,12 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
     require_close(device.download(out), want, sum_of<real>(s.top_k));
     require_close(device.download(d_returned), want_d_returned, sum_of<real>(1));
     require_close(device.download(d_chosen), want_d_chosen, sum_of<accum>(s.d));
+    const HostMatrix before = random.normal<real>(s.rows, s.d);
+    for (size_t i = 0; i < before.values.size(); ++i) want.values[i] += before.values[i];
+    device.write(out, before);
+    combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
+                   device.stream, true);
+    require_close(device.download(out), want, sum_of<real>(1 + s.top_k));
   }
 }
 
@@ -299,7 +330,7 @@ TEST_CASE("gradient: experts' weights, router and balance", "[07][experts][kerne
   HostMatrix fractions(1, s.experts);
   for (int e = 0; e < s.experts; ++e) fractions(0, e) = routing.host.counts[e] / double(s.rows * s.top_k);
   const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
-               d_returned = device.fresh<real>(s.rows * s.top_k, s.d);
+               d_returned = device.upload<real>(HostMatrix(s.rows * s.top_k, s.d));
   const AccumTensor probabilities = device.fresh<accum>(s.rows, s.experts),
                     device_fractions = device.upload<accum>(fractions), loss = device.fresh<accum>(1, 1),
                     d_chosen = device.fresh<accum>(s.rows, s.top_k),

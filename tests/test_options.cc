@@ -396,6 +396,7 @@ TEST_CASE("options: experts", "[experts][options]") {
   CHECK_THROWS_WITH(experts({"--balance", "x"}),
                     "--balance: x is not valid; expected one of loss, bias, none");
   CHECK(experts({"--z-loss", "1e-3"}).z_loss == 1e-3);
+  CHECK(experts({"--drop-tokens", "1.25"}).drop_tokens == 1.25);
   CHECK(experts({"--experts", "4", "--shared-experts", "2"}).shared_experts == 2);
   CHECK_THROWS_WITH(experts({"--shared-experts", "2"}),
                     "--shared-experts: 2 is not valid; expected 0 without --experts");

@@ -132,10 +132,13 @@ __global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int expert
 // One thread an expert. Its copies begin after those of all lower experts. In an expert, a band's copies
 // begin after those of lower bands.
 __global__ void first_places_kernel(const int32_t* __restrict__ counts, int experts, int bands,
-                                    int32_t* __restrict__ of_band) {
+                                    int32_t capacity, int32_t* __restrict__ of_band,
+                                    int32_t* __restrict__ taken, int32_t* __restrict__ ends) {
   for (size_t e : grid_range(experts)) {
     int32_t place = 0;
-    for (size_t before = 0; before < e; ++before) place += counts[before];
+    for (size_t before = 0; before < e; ++before) place += std::min(counts[before], capacity);
+    taken[e] = std::min(counts[e], capacity);
+    ends[e] = place + taken[e];
     for (int band = 0; band < bands; ++band) {
       int32_t& first = of_band[static_cast<size_t>(band) * experts + e];
       const int32_t count = first;
@@ -147,28 +150,32 @@ __global__ void first_places_kernel(const int32_t* __restrict__ counts, int expe
 
 // One thread a band of copies.
 __global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts,
-                                     int bands, int32_t* __restrict__ next_of_band,
-                                     int32_t* __restrict__ place) {
+                                     int bands, const int32_t* __restrict__ ends,
+                                     int32_t* __restrict__ next_of_band, int32_t* __restrict__ place) {
   const size_t copies_a_band = (copies + bands - 1) / bands;
   for (size_t band : grid_range(bands)) {
     int32_t* const next = next_of_band + band * experts;
     const size_t end = std::min(copies, (band + 1) * copies_a_band);
-    for (size_t copy = band * copies_a_band; copy < end; ++copy) place[copy] = next[chosen[copy]]++;
+    for (size_t copy = band * copies_a_band; copy < end; ++copy) {
+      const int32_t e = chosen[copy], at = next[e]++;
+      place[copy] = at < ends[e] ? at : -1;
+    }
   }
 }
 
-void make_permutation(const int32_t* chosen, int64_t rows, int top_k, Matrix<int32_t> bands, int32_t* counts,
-                      int32_t* place, cudaStream_t stream) {
+void make_permutation(const int32_t* chosen, int64_t rows, int top_k, int32_t capacity, Matrix<int32_t> bands,
+                      Matrix<int32_t> counts, int32_t* place, cudaStream_t stream) {
   const int64_t copies = rows * top_k, experts = bands.columns;
+  int32_t *const all = counts.data, *const taken = all + experts, *const ends = taken + experts;
   launch(count_copies_kernel, elementwise_grid(8 * bands.rows),
          moves(copies * sizeof(int32_t) + bands.bytes()), stream, chosen, copies, experts, bands.rows,
          bands.data);
   launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
-         bands.rows, counts);
-  launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, counts,
-         experts, bands.rows, bands.data);
+         bands.rows, all);
+  launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, all, experts,
+         bands.rows, capacity, bands.data, taken, ends);
   launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * copies * sizeof(int32_t)), stream,
-         chosen, copies, experts, bands.rows, bands.data, place);
+         chosen, copies, experts, bands.rows, ends, bands.data, place);
 }
 
 // ---- Rows to their places and back ------------------------------------------------------------------------
@@ -185,9 +192,10 @@ template <int width>
 __global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
                                       int top_k, int d, real* __restrict__ copies) {
   const size_t copy = blockIdx.x;
+  const bool is_taken = place[copy] >= 0;
   const real* const from = x + copy / top_k * d;
-  real* const to = copies + static_cast<size_t>(place[copy]) * d;
-  for (int j : block_range(d, width)) store(to + j, load<width>(from + j));
+  real* const to = copies + static_cast<size_t>(is_taken ? place[copy] : 0) * d;
+  for (int j : block_range(is_taken ? d : 0, width)) store(to + j, load<width>(from + j));
 }
 
 void permute_tokens(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
@@ -208,8 +216,10 @@ __global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
     if (add) add_scaled(1, d_x + row * d + j, sum);
-    for (int k = 0; k < top_k; ++k)
-      add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
+    for (int k = 0; k < top_k; ++k) {
+      if (place[row * top_k + k] >= 0)
+        add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
+    }
     for (int e = 0; e < experts; ++e)
       add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
     store(d_x + row * d + j, sum);
@@ -237,6 +247,7 @@ __global__ void combine_tokens_kernel(const real* __restrict__ returned,
     if (add) add_scaled(1, out + row * d + j, sum);
     for (int k = 0; k < top_k; ++k) {
       const size_t copy = row * top_k + k;
+      if (place[copy] < 0) continue;
       const accum weight = probabilities[row * experts + chosen[copy]];
       add_scaled(weight, returned + static_cast<size_t>(place[copy]) * d + j, sum);
     }
@@ -262,10 +273,12 @@ __global__ void combine_tokens_backward_kernel(const real* __restrict__ d_out,
                                                const int32_t* __restrict__ place, int experts, int top_k,
                                                int d, real* __restrict__ d_returned,
                                                accum* __restrict__ d_chosen) {
-  const size_t copy = blockIdx.x, row = copy / top_k, at = static_cast<size_t>(place[copy]) * d;
+  const size_t copy = blockIdx.x, row = copy / top_k;
+  const bool is_taken = place[copy] >= 0;
+  const size_t at = static_cast<size_t>(is_taken ? place[copy] : 0) * d;
   const accum weight = probabilities[row * experts + chosen[copy]];
   accum dot = 0;
-  for (int j : block_range(d, width)) {
+  for (int j : block_range(is_taken ? d : 0, width)) {
     Pack<width> incoming = load<width>(d_out + row * d + j), came = load<width>(returned + at + j);
     for (int e = 0; e < width; ++e) {
       dot += incoming[e] * came[e];

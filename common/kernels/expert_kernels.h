@@ -1,6 +1,6 @@
 // Kernels of a mixture of experts (Shazeer et al., 2017). A router sends each token to a few of many MLPs,
-// the experts, and adds up what these return, weighted. No token is dropped (Gale et al., "MegaBlocks",
-// 2022): an expert gets as many rows as choose it.
+// the experts, and adds up what these return, weighted. An expert gets as many rows as choose it (Gale et
+// al., "MegaBlocks", 2022), or at most its capacity; then the copies that come last are dropped (Switch).
 //
 // A token is copied top_k times; copy k of row r has the number r * top_k + k. Copies are laid out by expert
 // and, for one expert, by number. No kernel uses atomics, so the layout and the order of all sums are fixed.
@@ -27,10 +27,12 @@ void route_tokens(AccumTensor logits /*[rows, experts]*/, int top_k, int32_t* ch
 // Number of bands that make_permutation counts `rows` rows in; the same on every device.
 int64_t copy_bands(int64_t rows);
 
-// counts[e] = copies for expert e; place[c] = the row of copy c in the layout by expert. `bands` is work
+// counts [3, experts]: the copies that choose an expert, those of them that it takes, `capacity` at most, and
+// the row where these end in the layout by expert. place[c] = the row of copy c there; -1: it is dropped.
+// Below, a dropped copy has no row: it moves nothing, adds nothing, and has no gradient. `bands` is work
 // space.
-void make_permutation(const int32_t* chosen /*[rows, top_k]*/, int64_t rows, int top_k,
-                      Matrix<int32_t> bands /*[copy_bands(rows), experts]*/, int32_t* counts /*[experts]*/,
+void make_permutation(const int32_t* chosen /*[rows, top_k]*/, int64_t rows, int top_k, int32_t capacity,
+                      Matrix<int32_t> bands /*[copy_bands(rows), experts]*/, Matrix<int32_t> counts,
                       int32_t* place /*[rows, top_k]*/, cudaStream_t stream);
 
 // copies[place[c]] = x[c / top_k].

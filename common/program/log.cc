@@ -166,6 +166,7 @@ std::string RunLog::json_step(const StepRecord& r) const {
        << ", \"grad_norm\": " << number(r.grad_norm) << ", \"lr\": " << number(r.lr)
        << ", \"tokens\": " << r.tokens << ", \"seconds\": " << number(r.seconds)
        << ", \"comm_bytes\": " << r.comm_bytes;
+  if (r.dropped) json << ", \"dropped\": " << number(*r.dropped);
   if (r.modelled)
     json << ", \"modelled\": "
          << json_of(*r.modelled, mfu(static_cast<double>(r.tokens), r.modelled->seconds)).dump();
@@ -202,6 +203,8 @@ void RunLog::step(const StepRecord& record) {
                 human_bytes(static_cast<double>(record.memory_peak)),
                 human_bytes(static_cast<double>(record.comm_bytes))},
                step_widths);
+  if (record.dropped)
+    out_ << "         no expert took " << formatted("%.1f %%", 100 * *record.dropped) << " of the copies\n";
   out_.flush();
   unshown_tokens_ = unshown_seconds_ = 0;
   unshown_steps_ = 0;

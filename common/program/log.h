@@ -17,6 +17,11 @@
 
 namespace pentatron {
 
+// Copies of tokens that no expert took, of those that a rank had for all experts.
+struct Dropped {
+  double copies = 0, of = 0;
+};
+
 struct StepRecord {
   int64_t step;      // from 1
   double loss;       // nats per token of the global batch
@@ -28,6 +33,7 @@ struct StepRecord {
   size_t comm_bytes;                            // sent by a rank in this step, the largest of all ranks
   bool computed = true;                         // false in a dry run, which has no loss and no norm
   std::optional<trace::Overlap> modelled = {};  // time on the modelled GPU, the mean of all ranks
+  std::optional<double> dropped = {};           // share of the copies that no expert took, of all ranks
 };
 
 struct RankMemory {

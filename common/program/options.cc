@@ -323,7 +323,7 @@ constexpr const char* training_options[] = {
     "data",      "seq-len",      "micro-batch-size", "global-batch-size", "steps",   "seed",
     "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1",   "beta2",
     "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance", "balance-rate",
-    "z-loss"};
+    "z-loss",    "drop-tokens"};
 
 // --load and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
@@ -530,6 +530,8 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.number("--aux-loss", options.aux_loss, 0, 1000, "weight of this loss");
       line.number("--balance-rate", options.balance_rate, 1e-9, 1, "step of this bias");
       line.number("--z-loss", options.z_loss, 0, 1000, "weight of the squares of the router's log-sum-exps");
+      line.number("--drop-tokens", options.drop_tokens, 0, 1e6,
+                  "an expert takes so many times an even share of a micro-batch, 0: all");
       line.number("--expert-buffer", options.expert_buffer, 0, 1e6,
                   "room for so many times an even share of rows, 0: for all cases");
       return;
@@ -550,6 +552,11 @@ void check_experts(const Options& options) {
   check(options.moe_every <= model.layers, "--moe-every", options.moe_every,
         "at most --layers (" + std::to_string(model.layers) + ")");
   check(options.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
+  if (options.drop_tokens > 0 && options.cp > 1) {
+    throw UsageError(
+        "--drop-tokens", text(options.drop_tokens),
+        "0 with --cp: an expert takes the first tokens of a micro-batch, which context ranks split");
+  }
   if (options.expert_buffer > 0 && options.expert_buffer < 1)
     throw UsageError("--expert-buffer", text(options.expert_buffer), "0, or 1 or more");
   // A sample does not need all rows of a micro-batch. The others are alike, and would all choose the

@@ -98,6 +98,7 @@ struct Options : TrainingConfig, CommunicationConfig {
   double balance_rate = 1e-3;  // by which the bias of an expert moves in a step
   double expert_buffer = 0;    // rows of an expert rank's buffer, over its even share; 0: for all cases
   int shared_experts = 0;      // further experts of such a layer, which every token is sent to
+  double drop_tokens = 0;      // rows that an expert takes, over an even share; 0: all
   double z_loss = 0;           // weight of the loss that keeps the router's logits small
   bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }

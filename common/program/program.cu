@@ -165,10 +165,10 @@ void Run::begin_step(int64_t step) {
   if (!traces_ && is_traced(step)) start_trace();
 }
 
-void Run::end_step() {
+void Run::end_step(Dropped dropped) {
   totals_.send();
   const double memory = static_cast<double>(sum_of(memory_peak()));
-  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
+  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), dropped});
   if (issued_.size() == 2) log_step();
 }
 
@@ -193,6 +193,10 @@ void Run::log_step() {
                     static_cast<size_t>(largest[1]),
                     static_cast<size_t>(largest[2] + 0.5)};
   record.computed = !is_dry_run();
+  if (options_.drop_tokens > 0) {
+    const std::vector<double> copies = peers_.sum({issued.dropped.copies, issued.dropped.of});
+    record.dropped = copies[1] > 0 ? copies[0] / copies[1] : 0;
+  }
   if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);
   begin_ += largest[0];

@@ -56,7 +56,7 @@ class Run {
       Peers& peers = single_process);
 
   void begin_step(int64_t step);
-  void end_step();  // all work of the step has been issued
+  void end_step(Dropped dropped = {});  // all work of the step has been issued
   // Prints and logs the summary. `layout`: the degree of each dimension.
   void summarize(const MemoryPrediction& predicted,
                  const std::vector<std::pair<std::string, int>>& layout = {});
@@ -80,6 +80,7 @@ class Run {
   struct Issued {
     int64_t step;
     double memory, sent;
+    Dropped dropped;
   };
   std::deque<Issued> issued_;  // not logged: two at most
 

@@ -53,7 +53,7 @@ std::string command_line(const CombinedCase& c) {
     text << " --experts " << o.experts << " --top-k " << o.top_k << " --moe-every " << o.moe_every << " --ep "
          << c.shape.ep << " --balance " << to_string(o.balance) << " --aux-loss " << o.aux_loss
          << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss << " --shared-experts "
-         << o.shared_experts;
+         << o.shared_experts << " --drop-tokens " << o.drop_tokens;
   return text.str();
 }
 
@@ -384,6 +384,7 @@ class Draw {
       o.balance_rate = one_of({0.001, 0.05});
       o.z_loss = one_of({0.0, 0.1});
       o.shared_experts = up_to(3) - 1;
+      o.drop_tokens = cp == 1 ? one_of({0.0, 0.0, 0.7, 1.3}) : 0;
       o.ep = shape.ep;
     }
     return c;

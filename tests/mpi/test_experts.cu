@@ -249,6 +249,41 @@ TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
   check_parity(c);
 }
 
+// Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
+TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
+  for (const double capacity : {0.5, 1.0}) {
+    Options options = expert_options(experts_for_ranks(), 2, 2);
+    options.drop_tokens = capacity;
+    check_parity(case_of(options));
+    options.recompute = Recompute::full;
+    options.shared_experts = 1;
+    check_parity(case_of(options));
+    if (mpi_tests::ranks() % 2 != 0) continue;
+    options.sequence_parallel = true;
+    check_parity(case_of(options, 2));
+    check_parity(case_of(options, 1, 1, 2));
+  }
+}
+
+// With half an even share, each expert drops at least half of what an even share is.
+TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
+  const auto share = [](double capacity, Routing routing) {
+    Options options = expert_options(experts_for_ranks(), 1, 1);
+    options.drop_tokens = capacity;
+    World world(nullptr, nullptr);
+    CombinedModel model(case_of(options), world);
+    set_routers(model, routing);
+    model.accumulate(batches_of_step(model.of.options, 0));
+    const Dropped dropped = model.feed_forward.take_dropped();
+    CHECK(model.feed_forward.take_dropped().of == 0);
+    return dropped.copies / dropped.of;
+  };
+  CHECK(share(0, Routing::to_the_first) == 0);
+  const double e = experts_for_ranks();
+  CHECK(share(1, Routing::to_the_first) == Approx(1 - 1 / e).margin(1 / e));
+  CHECK(share(e, Routing::to_the_first) == 0);
+}
+
 // Four steps, with a rate that gives many tokens other experts.
 TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity]") {
   Options options = expert_options(8, 2, 1);
@@ -313,6 +348,7 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
   CombinedCase c = case_of(expert_options(4, 2, 2));
   c.options.z_loss = 0.1;
   c.options.shared_experts = 1;
+  c.options.drop_tokens = 0.9;
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   const std::vector<HostBatch> batches = batches_of_step(c.options, 0);
@@ -557,6 +593,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.balance = Balance::bias;
       options.z_loss = 0.1;
       options.shared_experts = 2;
+      options.drop_tokens = 1.5;
       options.zero_stage = 1;
       options.sequence_parallel = true;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
