@@ -42,8 +42,16 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
 }
 
 // The positions of a sequence that a context rank holds, ascending. Contiguous: chunk `rank` of `ranks` equal
-// chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks.
+// chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks. With rings inside: a part of
+// what a rank of the ring has.
 inline std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
+  if (options.cp_exchange == CpExchange::ulysses_ring && ranks > 1) {
+    Options ring = options;
+    ring.cp_exchange = CpExchange::ring;
+    const std::vector<int32_t> all = context_positions(ring, rank / options.ulysses, ranks / options.ulysses);
+    const int64_t size = std::ssize(all) / options.ulysses, first = rank % options.ulysses * size;
+    return {all.begin() + first, all.begin() + first + size};
+  }
   const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
   const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
   std::vector<int32_t> positions;

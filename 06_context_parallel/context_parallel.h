@@ -7,7 +7,7 @@
 
 #include "all_gather_attention.h"
 #include "ring_attention.h"
-#include "ulysses_attention.h"
+#include "ulysses_ring_attention.h"
 
 namespace pentatron {
 
@@ -22,6 +22,8 @@ inline std::unique_ptr<AttentionCore> context_attention(const Options& options, 
       return std::make_unique<AllGatherAttention>(options, context, tensor_ranks);
     case CpExchange::ulysses:
       return std::make_unique<UlyssesAttention>(options, context, tensor_ranks);
+    case CpExchange::ulysses_ring:
+      return std::make_unique<UlyssesRingAttention>(options, context, tensor_ranks);
   }
   return nullptr;
 }
@@ -43,12 +45,16 @@ inline RankShare context_parallel_share(const Options& options, int ranks, RankS
       share.buffers += UlyssesAttention::buffers(options, ranks, t);
       share.head_ranks = ranks;
       break;
+    case CpExchange::ulysses_ring:
+      share.buffers += UlyssesRingAttention::buffers(options, ranks, t);
+      share.head_ranks = options.ulysses;
+      break;
   }
   return share;
 }
 
-// Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and with
-// Ulysses a tensor rank's heads of keys and values a multiple of `ranks`. Query heads are a multiple of
+// Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and a
+// tensor rank's heads of keys and values one of the ranks that split heads. Query heads are a multiple of
 // these.
 inline void check_context_parallel(const Options& options, int ranks, int tensor_ranks = 1) {
   if (ranks == 1) return;
@@ -59,12 +65,19 @@ inline void check_context_parallel(const Options& options, int ranks, int tensor
                      zigzag ? "a multiple of twice the context ranks (2 x " + c + ") with --cp-layout zigzag"
                             : "a multiple of the context ranks (" + c + ")");
   }
-  if (options.cp_exchange == CpExchange::ulysses && options.model.kv_heads / tensor_ranks % ranks != 0) {
-    const std::string t = std::to_string(tensor_ranks);
+  const bool rings = options.cp_exchange == CpExchange::ulysses_ring;
+  if (rings && (ranks % options.ulysses != 0 || options.ulysses == ranks)) {
+    throw UsageError("--ulysses", std::to_string(options.ulysses),
+                     "a divisor of the context ranks (" + c + ") that leaves a ring of two or more");
+  }
+  const int u = rings ? options.ulysses : options.cp_exchange == CpExchange::ulysses ? ranks : 1;
+  if (options.model.kv_heads / tensor_ranks % u != 0) {
+    const std::string t = std::to_string(tensor_ranks), exchange(to_string(options.cp_exchange));
+    const std::string n = std::to_string(u), which = rings ? "--ulysses" : "context ranks";
     throw UsageError("--kv-heads", std::to_string(options.model.kv_heads),
-                     (tensor_ranks > 1 ? "a multiple of tensor x context ranks (" + t + " x " + c + ")"
-                                       : "a multiple of the context ranks (" + c + ")") +
-                         " with --cp-exchange ulysses");
+                     (tensor_ranks > 1 ? "a multiple of tensor ranks x " + which + " (" + t + " x " + n + ")"
+                                       : "a multiple of the " + which + " (" + n + ")") +
+                         " with --cp-exchange " + exchange);
   }
 }
 

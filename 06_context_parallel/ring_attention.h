@@ -36,6 +36,8 @@ class RingAttention : public AttentionCore {
     return Elements{2 * size, 3 * size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);
   }
 
+  int ranks() const { return ranks_; }
+
   // The model keeps no scores, whatever --recompute says: before the last merge, a block's probabilities are
   // shares of that block alone. Backward computes them again from the lse of all keys.
   std::pair<int64_t, int64_t> score_shape(AttentionShape) const override { return {0, 0}; }
@@ -61,8 +63,14 @@ class RingAttention : public AttentionCore {
 
   void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                 const AttentionGradients& g) override {
+    attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
+    backward_after_dots(blas, shape, t, g);
+  }
+
+  // The rest of backward: g.d_out_dot_out is known, and t.out is not read.
+  void backward_after_dots(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
+                           const AttentionGradients& g) {
     const cudaStream_t compute = blas.stream();
-    attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
     const AccumTensor d_q = wide(g.d_q, blocks_.wide_memory());
     zero(d_q, compute);
     KeysValues<real> present = {t.k, t.v};

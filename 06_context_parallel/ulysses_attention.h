@@ -9,23 +9,31 @@
 //
 // Both forms have as many elements, so the second takes the place of the first. What backward needs again, q,
 // k, v and lse, stays by heads; out goes home, because the next product reads it.
+//
+// The tokens by heads may be those of one rank of a ring. Then the ring computes attention of these heads
+// (ulysses_ring_attention.h).
 #pragma once
 
 #include <vector>
 
-#include "context_blocks.h"
-#include "ranks/comm.h"
+#include "ring_attention.h"
 
 namespace pentatron {
 
 class UlyssesAttention : public AttentionCore {
  public:
   // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
-  UlyssesAttention(const Options& options, Communicator& context, int tensor_ranks)
-      : AttentionCore(options.attention), context_(context), ranks_(context.ranks()) {
-    for (int rank = 0; rank < ranks_; ++rank)
-      runs_.push_back(runs_of(context_positions(options, rank, ranks_)));
-    const auto& [rows, sequence, c] = context_part(options, ranks_, tensor_ranks);
+  // `context`: the ranks that exchange tokens for heads; they are all context ranks, or with a ring the parts
+  // of one of its ranks, one after the other.
+  UlyssesAttention(const Options& options, Communicator& context, int tensor_ranks,
+                   RingAttention* ring = nullptr)
+      : AttentionCore(options.attention), context_(context), ranks_(context.ranks()), ring_(ring) {
+    const int all = ranks_ * (ring ? ring->ranks() : 1);
+    const auto& [rows, sequence, c] = context_part(options, all, tensor_ranks);
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (ring) runs_.push_back({{0, rank * sequence, static_cast<size_t>(sequence)}});
+      if (!ring) runs_.push_back(runs_of(context_positions(options, rank, ranks_)));
+    }
     q_ = memory_.matrix<real>(rows, c.q);
     k_ = memory_.matrix<real>(rows, c.kv);
     v_ = memory_.matrix<real>(rows, c.kv);
@@ -40,18 +48,18 @@ class UlyssesAttention : public AttentionCore {
   }
 
   std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const override {
-    return AttentionCore::score_shape(by_heads(shape));
+    return ring_ ? ring_->score_shape(by_heads(shape)) : AttentionCore::score_shape(by_heads(shape));
   }
   BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
-    return AttentionCore::backward_memory(arena, by_heads(shape));
+    return ring_ ? ring_->backward_memory(arena, by_heads(shape))
+                 : AttentionCore::backward_memory(arena, by_heads(shape));
   }
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();
     to_heads<real>(shape, {{t.q, q_}, {t.k, k_}, {t.v, v_}}, compute);
-    AttentionCore::forward(
-        blas, by_heads(shape),
-        {by_heads(t.q), by_heads(t.k), by_heads(t.v), by_heads(t.out), by_heads(t.lse), t.scores});
+    ring_ ? ring_->forward(blas, by_heads(shape), by_heads(t))
+          : AttentionCore::forward(blas, by_heads(shape), by_heads(t));
     to_tokens(shape, {{t.out, q_}}, compute);
   }
 
@@ -61,9 +69,15 @@ class UlyssesAttention : public AttentionCore {
     attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);  // both are by tokens
     to_heads<real>(shape, {{g.d_out, q_}}, compute);
     to_heads<accum>(shape, {{g.d_out_dot_out, dots_}}, compute);
-    attention_backward(kind_, blas, whole_sequences(by_heads(shape)), by_heads(t.q), by_heads(t.k),
-                       by_heads(t.v), t.scores, by_heads(t.lse), by_heads(g.d_out), by_heads(g.d_out_dot_out),
-                       g.memory, false, by_heads(g.d_q), by_heads(g.d_k), by_heads(g.d_v));
+    const AttentionTensors all = by_heads(t);
+    const AttentionGradients d = {by_heads(g.d_out), by_heads(g.d_q), by_heads(g.d_k),
+                                  by_heads(g.d_v),   g.memory,        by_heads(g.d_out_dot_out)};
+    if (ring_) {
+      ring_->backward_after_dots(blas, by_heads(shape), all, d);
+    } else {
+      attention_backward(kind_, blas, whole_sequences(by_heads(shape)), all.q, all.k, all.v, all.scores,
+                         all.lse, d.d_out, d.d_out_dot_out, d.memory, false, d.d_q, d.d_k, d.d_v);
+    }
     to_tokens(shape, {{g.d_q, q_}, {g.d_k, k_}, {g.d_v, v_}}, compute);
   }
 
@@ -76,6 +90,10 @@ class UlyssesAttention : public AttentionCore {
   template <class T>
   Matrix<T> by_heads(Matrix<T> x) const {
     return {x.data, x.rows * ranks_, x.columns / ranks_};
+  }
+
+  AttentionTensors by_heads(const AttentionTensors& t) const {
+    return {by_heads(t.q), by_heads(t.k), by_heads(t.v), by_heads(t.out), by_heads(t.lse), t.scores};
   }
 
   // A matrix to exchange, and memory of its size for the columns of each rank, one rank's after the other.
@@ -132,6 +150,7 @@ class UlyssesAttention : public AttentionCore {
 
   Communicator& context_;
   const int ranks_;
+  RingAttention* const ring_;           // null: this rank has all tokens by heads
   std::vector<std::vector<Run>> runs_;  // [ranks]
   DeviceArena memory_{Purpose::communication};
   Tensor q_, k_, v_;  // [ranks, rows, columns / ranks]: columns of q, k, v, or their gradients

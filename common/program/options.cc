@@ -76,7 +76,10 @@ const std::vector<std::pair<std::string, CpLayout>> cp_layout_names = {{"contigu
                                                                        {"zigzag", CpLayout::zigzag}};
 
 const std::vector<std::pair<std::string, CpExchange>> cp_exchange_names = {
-    {"ring", CpExchange::ring}, {"all-gather", CpExchange::all_gather}, {"ulysses", CpExchange::ulysses}};
+    {"ring", CpExchange::ring},
+    {"all-gather", CpExchange::all_gather},
+    {"ulysses", CpExchange::ulysses},
+    {"ulysses-ring", CpExchange::ulysses_ring}};
 
 const std::vector<std::pair<std::string, Balance>> balance_names = {
     {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
@@ -508,7 +511,9 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.choice("--cp-layout", options.cp_layout, cp_layout_names,
                   "which tokens of a sequence a rank holds: a block, or an early and a late one");
       line.choice("--cp-exchange", options.cp_exchange, cp_exchange_names,
-                  "keys and values by hops or gathered, or tokens for heads");
+                  "keys and values by hops or gathered, tokens for heads, or both in groups");
+      line.whole("--ulysses", options.ulysses, 2, 1 << 20,
+                 "ranks that exchange tokens for heads, with ulysses-ring");
       return;
     case OptionGroup::mesh:
       line.group("Mesh");

@@ -46,7 +46,7 @@ enum class TpOverlap { none, chunks };
 // CpLayout: which tokens of a sequence a context rank holds. It is one block (contiguous), or an early
 // and a late one (zigzag). CpExchange: what attention exchanges so that queries meet all keys.
 enum class CpLayout { contiguous, zigzag };
-enum class CpExchange { ring, all_gather, ulysses };
+enum class CpExchange { ring, all_gather, ulysses, ulysses_ring };
 
 // What keeps the experts equally busy: a loss, a bias of the router's choice, or nothing.
 enum class Balance { loss, bias, none };
@@ -85,6 +85,7 @@ struct Options : TrainingConfig, CommunicationConfig {
   std::string show_schedule_svg;  // path; empty: no picture of it
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
+  int ulysses = 2;         // ranks that exchange tokens for heads, with ulysses_ring
   int tp = 1, cp = 1;      // tensor and context ranks
   int dp = 0;              // data ranks; 0: what the other axes leave
   bool show_mesh = false;  // print each rank's place, and train nothing

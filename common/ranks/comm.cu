@@ -238,6 +238,7 @@ void World::begin_counting() {
 Communicator::Communicator(World& world, const std::vector<int>& members, const std::string& name,
                            int most_blocks)
     : world_(world),
+      members_(members),
       name_(world.keep(name)),
       stream_(name_, /*urgent=*/true),
       ranks_(static_cast<int>(members.size())),

@@ -101,6 +101,8 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  World& world() const { return world_; }
+  const std::vector<int>& members() const { return members_; }  // ranks of the world
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   cudaStream_t stream() const { return stream_; }  // runs all its operations
@@ -169,6 +171,7 @@ class Communicator {
   void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);
 
   World& world_;
+  const std::vector<int> members_;
   const char* name_;
   Stream stream_;
   Watchdog::Watched* watched_ = nullptr;

@@ -344,8 +344,10 @@ class Draw {
     const int chunks = is_v_shaped(schedule) || is_dual                ? 2
                        : schedule == PpSchedule::interleaved && pp > 1 ? up_to(3)
                                                                        : 1;
-    const CpExchange exchange = one_of({CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses});
-    const int kv_heads = tp * (exchange == CpExchange::ulysses ? cp : 1) * up_to(2);
+    const CpExchange exchange = one_of({CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses,
+                                        cp % 2 == 0 && cp > 2 ? CpExchange::ulysses_ring : CpExchange::ring});
+    const bool rings = exchange == CpExchange::ulysses_ring;
+    const int kv_heads = tp * (exchange == CpExchange::ulysses ? cp : rings ? 2 : 1) * up_to(2);
     const int heads = kv_heads * up_to(3);
     const int micro_batch = up_to(3);
     const int micro_batches = schedule == PpSchedule::interleaved ? pp * up_to(2)

@@ -165,7 +165,10 @@ void check_context_parity(CpLayout layout, CpExchange exchange) {
   int i = 0;
   for (const Attention attention : {Attention::naive, Attention::tiled}) {
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-      const int groups = exchange == CpExchange::ulysses ? mpi_tests::ranks() : 1;  // each rank has its heads
+      // Each rank that splits heads has its own.
+      const int groups = exchange == CpExchange::ulysses        ? mpi_tests::ranks()
+                         : exchange == CpExchange::ulysses_ring ? Options().ulysses
+                                                                : 1;
       const int kv_heads = groups * std::vector{1, 2, 4, 2, 4, 1}[i],
                 sequences = std::vector{3, 1, 3, 3, 3, 1}[i];
       const int micro_batches = 1 + i++ % 2;
@@ -312,6 +315,11 @@ TEST_CASE("06: parity, contiguous Ulysses", "[06][parity]") {
 }
 TEST_CASE("06: parity, zigzag Ulysses", "[06][parity]") {
   check_context_parity(CpLayout::zigzag, CpExchange::ulysses);
+}
+TEST_CASE("06: parity, Ulysses in a ring", "[06][parity]") {
+  if (mpi_tests::ranks() % 2 != 0 || mpi_tests::ranks() == 2) return;
+  check_context_parity(CpLayout::contiguous, CpExchange::ulysses_ring);
+  check_context_parity(CpLayout::zigzag, CpExchange::ulysses_ring);
 }
 
 }  // namespace pentatron

@@ -112,7 +112,15 @@ Errors errors_of(const Options& options, Communicator& context, const BlockData&
   };
   // Ulysses leaves lse by heads: that of all tokens, of this rank's heads.
   const bool by_heads = options.cp_exchange == CpExchange::ulysses;
-  const HostMatrix lse = by_heads ? column_slice(want.lse, context.rank(), context.ranks()) : mine(want.lse);
+  HostMatrix lse = by_heads ? column_slice(want.lse, context.rank(), context.ranks()) : mine(want.lse);
+  if (options.cp_exchange == CpExchange::ulysses_ring) {  // the tokens of a rank of the ring
+    Options ring = options;
+    ring.cp_exchange = CpExchange::ring;
+    const int u = options.ulysses;
+    lse =
+        column_slice(slice(want.lse, ring, context_positions(ring, context.rank() / u, context.ranks() / u)),
+                     context.rank() % u, u);
+  }
   return {error(device.download(t.out), mine(want.out)), error(device.download(t.lse), lse),
           error(device.download(g.d_q), mine(want.d_q)), error(device.download(g.d_k), mine(want.d_k)),
           error(device.download(g.d_v), mine(want.d_v))};
@@ -203,6 +211,16 @@ TEST_CASE("06: ring attention is attention of the whole sequence", "[06]") {
 TEST_CASE("06: Ulysses is attention of the whole sequence", "[06]") {
   const int heads = mpi_tests::ranks();
   check_attention(attention_options(6 * heads, 2 * heads, 4, 6 * heads, 3), {CpExchange::ulysses});
+}
+
+TEST_CASE("06: Ulysses in a ring is attention of the whole sequence", "[06]") {
+  const int ranks = mpi_tests::ranks();
+  for (const int u : {2, 4}) {
+    if (ranks % u != 0 || u == ranks) continue;
+    Options options = attention_options(6 * u, 2 * u, 4, 6 * ranks, 3);
+    options.ulysses = u;
+    check_attention(options, {CpExchange::ulysses_ring});
+  }
 }
 
 // Sums of as many roundings to bf16 as there are ranks would be worse than one.

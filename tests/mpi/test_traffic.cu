@@ -119,7 +119,9 @@ void check_step_traffic(const Technique& technique, const Options& options, cons
       if (seen == all.end()) continue;
       CHECK(seen->second.calls == e.calls);
       CHECK(seen->second.elements == e.elements);
-      sent += e.bytes * sent_share(operation, world.ranks());
+      const bool among_neighbours =
+          operation == "all_to_all_v" && options.cp_exchange == CpExchange::ulysses_ring;
+      sent += e.bytes * sent_share(operation, among_neighbours ? options.ulysses : world.ranks());
     }
     CHECK(sent_bytes(world.traffic()) == Approx(sent));
   }
@@ -217,6 +219,7 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
     for (const int m : {1, 3}) {
       INFO(layers << " layers, " << m << " micro-batches");
       const int groups = exchange == CpExchange::ulysses ? c : 2;  // of heads
+      const bool rings = exchange == CpExchange::ulysses_ring;
       Options options =
           test_options(layers, /*d_model=*/6 * groups, /*heads=*/3 * groups, /*kv_heads=*/groups,
                        /*d_ff=*/10, /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
@@ -231,8 +234,9 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
       const int64_t keys = sequences * 4 * groups * 2;  // elements of a rank's k, and of its v
       const int64_t exchanges = m * layers * (recompute == Recompute::full ? 3 : 2);
       const int64_t homecomings = m * layers;
-      if (exchange == CpExchange::ring && c > 1) {
-        const int64_t hops = exchanges * (c - 1), gradient_hops = homecomings * c;
+      if ((exchange == CpExchange::ring || rings) && c > 1) {
+        const int of_ring = rings ? c / options.ulysses : c;
+        const int64_t hops = exchanges * (of_ring - 1), gradient_hops = homecomings * of_ring;
         for (const char* operation : {"send", "receive"}) {
           expected[operation].add(2 * hops, 2 * hops * keys, sizeof(real));
           expected[operation].add(2 * gradient_hops, 2 * gradient_hops * keys, sizeof(accum));
@@ -242,7 +246,7 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
         expected["all_gather"].add(2 * exchanges, 2 * exchanges * c * keys, sizeof(real));
         expected["reduce_scatter"].add(2 * homecomings, 2 * homecomings * c * keys, sizeof(accum));
       }
-      if (exchange == CpExchange::ulysses && c > 1) {
+      if ((exchange == CpExchange::ulysses || rings) && c > 1) {
         const int64_t queries = 3 * keys, dots = queries / 2;
         expected["all_to_all_v"].add(2 * exchanges, exchanges * (2 * queries + 2 * keys), sizeof(real));
         expected["all_to_all_v"].add(homecomings, homecomings * dots, sizeof(accum));
@@ -299,6 +303,12 @@ TEST_CASE("06: traffic of the all-gather", "[06][traffic]") {
 TEST_CASE("06: traffic of Ulysses is two all-to-alls, and three in backward", "[06][traffic]") {
   check_context_traffic(CpExchange::ulysses, Recompute::none);
   check_context_traffic(CpExchange::ulysses, Recompute::full);
+}
+
+TEST_CASE("06: traffic of Ulysses in a ring is that of Ulysses, and of a shorter ring", "[06][traffic]") {
+  if (mpi_tests::ranks() % 2 != 0 || mpi_tests::ranks() == 2) return;
+  check_context_traffic(CpExchange::ulysses_ring, Recompute::none);
+  check_context_traffic(CpExchange::ulysses_ring, Recompute::full);
 }
 
 // ---- Memory -----------------------------------------------------------------------------------------------
@@ -425,8 +435,9 @@ size_t activations_alone(const Options& options) {
 
 void check_context_memory(CpExchange exchange, Attention attention) {
   const int c = mpi_tests::ranks();
-  const bool ulysses = exchange == CpExchange::ulysses;
+  const bool ulysses = exchange == CpExchange::ulysses, rings = exchange == CpExchange::ulysses_ring;
   if (ulysses && c == 3) return;  // no divisor of the heads
+  if (rings && (c % 2 != 0 || c == 2)) return;
   const int kv_heads = ulysses ? 8 : 4;
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
@@ -470,17 +481,21 @@ void check_context_memory(CpExchange exchange, Attention attention) {
     CHECK(of_deep[4] == rows * (q + 2 * kv) * sizeof(real) + rows * heads * sizeof(accum));
     return;
   }
-  const int64_t buffers = exchange == CpExchange::ring ? 2 : c, sums = exchange == CpExchange::ring ? 3 : c;
+  // A rank of the ring inside has twice the tokens, and half of the heads.
+  const bool is_ring = exchange == CpExchange::ring || rings;
+  const int64_t buffers = is_ring ? 2 : c, sums = is_ring ? 3 : c, u = rings ? 2 : 1;
   const int64_t block = rows * (q + heads) + (has_master_weights ? rows * q : 0);
-  const int64_t scores = attention == Attention::naive ? 2 * heads * kTokensOfRank * kTokensOfRank : 0;
-  CHECK(of_deep[4] ==
-        (2 * buffers * rows * kv + scores) * sizeof(real) + (2 * sums * rows * kv + block) * sizeof(accum));
+  const int64_t scores = attention == Attention::naive ? 2 * heads * u * kTokensOfRank * kTokensOfRank : 0;
+  const size_t exchanged = rings ? rows * (q + 2 * kv) * sizeof(real) + rows * heads * sizeof(accum) : 0;
+  CHECK(of_deep[4] == exchanged + (2 * buffers * rows * kv + scores) * sizeof(real) +
+                          (2 * sums * rows * kv + block) * sizeof(accum));
 }
 
 }  // namespace
 
 TEST_CASE("06: memory falls as 1/c, and is that of a rank's tokens", "[06][memory]") {
-  for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}) {
+  for (const CpExchange exchange :
+       {CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses, CpExchange::ulysses_ring}) {
     check_context_memory(exchange, Attention::tiled);
     check_context_memory(exchange, Attention::naive);
   }
