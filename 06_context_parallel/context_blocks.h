@@ -42,22 +42,24 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
 }
 
 // The positions of a sequence that a context rank holds, ascending. Contiguous: chunk `rank` of `ranks` equal
-// chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks. With rings inside: a part of
-// what a rank of the ring has.
+// chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks.
 inline std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
-  if (options.cp_exchange == CpExchange::ulysses_ring && ranks > 1) {
-    Options ring = options;
-    ring.cp_exchange = CpExchange::ring;
-    const std::vector<int32_t> all = context_positions(ring, rank / options.ulysses, ranks / options.ulysses);
-    const int64_t size = std::ssize(all) / options.ulysses, first = rank % options.ulysses * size;
-    return {all.begin() + first, all.begin() + first + size};
-  }
   const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
   const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
   std::vector<int32_t> positions;
   for (int i = 0; i < block; ++i) positions.push_back(rank * block + i);
   for (int i = 0; zigzag && i < block; ++i) positions.push_back((2 * ranks - 1 - rank) * block + i);
   return positions;
+}
+
+// The same, but with Ulysses in a ring: `options.ulysses` neighbours have the parts of one rank of the ring.
+inline std::vector<int32_t> positions_of_rank(const Options& options, int rank, int ranks) {
+  if (options.cp_exchange != CpExchange::ulysses_ring || ranks == 1)
+    return context_positions(options, rank, ranks);
+  const int u = options.ulysses;
+  const std::vector<int32_t> all = context_positions(options, rank / u, ranks / u);
+  const int64_t size = std::ssize(all) / u, first = rank % u * size;
+  return {all.begin() + first, all.begin() + first + size};
 }
 
 // What a context rank has: rows of a micro-batch, tokens of each sequence, and one tensor rank's columns.

@@ -1,5 +1,5 @@
-// 06: context parallelism. Each rank has a part of every sequence. context_parallel.h lets its queries see the
-// keys of the other parts; data_parallel.h of 02 sums the gradients over the ranks.
+// 06: context parallelism. Each rank has a part of every sequence. context_parallel.h lets its queries see
+// the keys of the other parts; data_parallel.h of 02 sums the gradients over the ranks.
 #include "../02_data_parallel/data_parallel.h"
 #include "context_parallel.h"
 #include "model/batch.h"
@@ -36,7 +36,7 @@ void train(const Options& options, World& world) {
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), gradient_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, attention.get(), &feed_forward};
 
-  const std::vector<int32_t> positions = context_positions(options, world.rank(), world.ranks());
+  const std::vector<int32_t> positions = positions_of_rank(options, world.rank(), world.ranks());
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);

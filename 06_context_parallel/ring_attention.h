@@ -61,16 +61,11 @@ class RingAttention : public AttentionCore {
     round_to(t.out, out, compute);
   }
 
+  // Without t.out, the caller has computed g.d_out_dot_out.
   void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                 const AttentionGradients& g) override {
-    attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
-    backward_after_dots(blas, shape, t, g);
-  }
-
-  // The rest of backward: g.d_out_dot_out is known, and t.out is not read.
-  void backward_after_dots(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
-                           const AttentionGradients& g) {
     const cudaStream_t compute = blas.stream();
+    if (t.out.data != nullptr) attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
     const AccumTensor d_q = wide(g.d_q, blocks_.wide_memory());
     zero(d_q, compute);
     KeysValues<real> present = {t.k, t.v};

@@ -69,11 +69,12 @@ class UlyssesAttention : public AttentionCore {
     attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);  // both are by tokens
     to_heads<real>(shape, {{g.d_out, q_}}, compute);
     to_heads<accum>(shape, {{g.d_out_dot_out, dots_}}, compute);
-    const AttentionTensors all = by_heads(t);
+    AttentionTensors all = by_heads(t);
+    all.out = {};  // it is by tokens
     const AttentionGradients d = {by_heads(g.d_out), by_heads(g.d_q), by_heads(g.d_k),
                                   by_heads(g.d_v),   g.memory,        by_heads(g.d_out_dot_out)};
     if (ring_) {
-      ring_->backward_after_dots(blas, by_heads(shape), all, d);
+      ring_->backward(blas, by_heads(shape), all, d);
     } else {
       attention_backward(kind_, blas, whole_sequences(by_heads(shape)), all.q, all.k, all.v, all.scores,
                          all.lse, d.d_out, d.d_out_dot_out, d.memory, false, d.d_q, d.d_k, d.d_v);

@@ -18,7 +18,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
   const Stream compute("compute");
   Mesh mesh(shape, world);                                                                   // 07
   const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);   // 05
-  const auto positions = context_positions(options, mesh.place.cp, shape.cp);                // 06
+  const auto positions = positions_of_rank(options, mesh.place.cp, shape.cp);                // 06
   TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);         // 04
   const auto attention = context_attention(options, mesh.context, shape.tp);                 // 06
   ExpertParallel feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07

@@ -52,7 +52,7 @@ struct CombinedModel {
       : of(c),
         mesh(of.shape, world),
         chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.place.pp)),
-        positions(context_positions(options, mesh.place.cp, of.shape.cp)),
+        positions(positions_of_rank(options, mesh.place.cp, of.shape.cp)),
         tensor_parallel(options, mesh.rows(options), mesh.tensor, compute),
         attention(context_attention(options, mesh.context, of.shape.tp)),
         feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor),

@@ -131,7 +131,7 @@ struct ParallelModel {
                    other.attention ? other.attention : &usual_attention,
                    other.feed_forward ? other.feed_forward : &usual_feed_forward};
     if (technique.kind == Technique::context_parallel) {
-      positions = context_positions(options, ranks.rank(), ranks.ranks());
+      positions = positions_of_rank(options, ranks.rank(), ranks.ranks());
       gradient_ranks = std::make_unique<Communicator>(world, world.all(), "gradients");
       context_parallel = context_attention(options, ranks);
       seams.attention = context_parallel.get();

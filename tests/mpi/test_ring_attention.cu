@@ -80,7 +80,7 @@ double sum_of_ranks(double value) {
 // Of attention that the ranks of each communicator do together; `want` is that of the whole sequences.
 Errors errors_of(const Options& options, Communicator& context, const BlockData& want) {
   Device device;
-  const std::vector<int32_t> positions = context_positions(options, context.rank(), context.ranks());
+  const std::vector<int32_t> positions = positions_of_rank(options, context.rank(), context.ranks());
   const AttentionShape shape = shape_of_rank(options, context.ranks());
   const auto mine = [&](const HostMatrix& all) { return slice(all, options, positions); };
   const auto upload = [&](const HostMatrix& all) { return device.upload<real>(mine(all)); };
@@ -114,12 +114,10 @@ Errors errors_of(const Options& options, Communicator& context, const BlockData&
   const bool by_heads = options.cp_exchange == CpExchange::ulysses;
   HostMatrix lse = by_heads ? column_slice(want.lse, context.rank(), context.ranks()) : mine(want.lse);
   if (options.cp_exchange == CpExchange::ulysses_ring) {  // the tokens of a rank of the ring
-    Options ring = options;
-    ring.cp_exchange = CpExchange::ring;
     const int u = options.ulysses;
-    lse =
-        column_slice(slice(want.lse, ring, context_positions(ring, context.rank() / u, context.ranks() / u)),
-                     context.rank() % u, u);
+    lse = column_slice(
+        slice(want.lse, options, context_positions(options, context.rank() / u, context.ranks() / u)),
+        context.rank() % u, u);
   }
   return {error(device.download(t.out), mine(want.out)), error(device.download(t.lse), lse),
           error(device.download(g.d_q), mine(want.d_q)), error(device.download(g.d_k), mine(want.d_k)),
