@@ -107,6 +107,7 @@ inline std::vector<Action> compute_actions(const Schedule& s) {
 // from there.
 struct Costs {
   double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
+  double pair = 0;  // of a forward and all of a backward in another chunk, at once; 0: one after the other
 
   double of(Action action) const {
     if (is_message(action)) return transfer;

@@ -128,12 +128,32 @@ class Simulator {
   bool compute_next(int rank) {
     Rank& r = ranks_[rank];
     if (!find(rank, false, r.next_compute)) return false;
-    const Instruction& i = s_.ranks[rank][r.next_compute];
-    const double begin = std::max(r.computed, wait_of(rank, r.next_compute).second.until);
+    const Instructions& list = s_.ranks[rank];
+    const size_t first = r.next_compute, last = last_of_pair(rank, first);
+    double begin = r.computed;
+    for (size_t n = first; n <= last; ++n) {
+      if (!is_message(list[n].action)) begin = std::max(begin, wait_of(rank, n).second.until);
+    }
     if (begin == never) return false;
-    r.computed = begin + cost(rank, i);
-    r.times[r.next_compute++] = {begin, r.computed};
+    r.computed = begin + (last > first ? costs_[0].pair : cost(rank, list[first]));
+    for (; r.next_compute <= last; ++r.next_compute) {
+      if (!is_message(list[r.next_compute].action)) r.times[r.next_compute] = {begin, r.computed};
+    }
     return true;
+  }
+
+  // With costs.pair, a forward and the backward after it in another chunk, with its weight gradient, run at
+  // once. Returns where they end in the list, or `forward`.
+  size_t last_of_pair(int rank, size_t forward) const {
+    const Instructions& list = s_.ranks[rank];
+    size_t b = forward + 1;
+    if (costs_[0].pair == 0 || list[forward].action != Action::forward || !find(rank, false, b))
+      return forward;
+    size_t w = b + 1;
+    const bool is_pair = list[b].action == Action::input_gradient && list[b].chunk != list[forward].chunk &&
+                         find(rank, false, w) && list[w].action == Action::weight_gradient &&
+                         list[w].micro_batch == list[b].micro_batch && list[w].chunk == list[b].chunk;
+    return is_pair ? w : forward;
   }
 
   bool start_next(int rank) {

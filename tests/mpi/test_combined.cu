@@ -170,13 +170,15 @@ TEST_CASE("07: parity on every mesh", "[07][parity]") {
 
 TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
   mpi_tests::set_time_limit(300);
-  for (MeshShape shape : all_meshes(mpi_tests::ranks())) {
+  for (const MeshShape& shape : all_meshes(mpi_tests::ranks())) {
     if (shape.pp % 2 != 0) continue;
-    shape.copies = 2;
     for (const int stage : {0, 1, 2, 3}) {
       CombinedCase c = case_of(shape, stage);
-      c.options.pp_schedule = PpSchedule::dualpipe;
-      c.options.vpp = 2;
+      Options& o = c.options;
+      o.pp_schedule = PpSchedule::dualpipe;
+      o.vpp = 2;
+      o.tp = shape.tp, o.cp = shape.cp, o.dp = shape.dp, o.pp = shape.pp;
+      c.shape = mesh_shape(o, shape.ranks());
       check_parity(c);
     }
   }
