@@ -280,16 +280,13 @@ TEST_CASE("options: a program takes the options of its techniques only", "[optio
   CHECK(options.timeout == 9);
   CHECK(options.link == "5us,50GB/s");
   CHECK(options.ranks_per_node == 4);
-  CHECK_THROWS_WITH(with_groups({"--dp-sync", "late"}, {OptionGroup::data_parallel}),
-                    "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
-}
-
-TEST_CASE("options: chunks are refused where no product is cut", "[options]") {
-  CHECK_THROWS_WITH(with_groups({"--tp-chunks", "4"}, {OptionGroup::tensor_parallel}),
-                    "--tp-chunks: 4 is not valid; expected none without --tp-overlap chunks");
   CHECK(
       with_groups({"--tp-chunks", "4", "--tp-overlap", "chunks"}, {OptionGroup::tensor_parallel}).tp_chunks ==
       4);
+  CHECK_THROWS_WITH(with_groups({"--tp-chunks", "4"}, {OptionGroup::tensor_parallel}),
+                    "--tp-chunks: 4 is not valid; expected none without --tp-overlap chunks");
+  CHECK_THROWS_WITH(with_groups({"--dp-sync", "late"}, {OptionGroup::data_parallel}),
+                    "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }
 
 TEST_CASE("options: layouts of a context", "[options]") {

@@ -351,7 +351,7 @@ void declare_data(CommandLine& line, Options& options) {
   line.file("--data", options.data, "text, or *.bin: tokens of nanoGPT or llm.c [common/corpus.txt]");
   line.whole("--seq-len", options.sequence_length, 1, 1 << 20, "tokens in a sequence");
   line.whole("--documents", options.document_end, -1, 999'999,
-             "token that ends a document; attention sees none before it; -1: no documents");
+             "token that ends a document, -1: attention sees all");
   line.whole("--micro-batch-size", options.micro_batch_size, 1, 1 << 16,
              "sequences in one forward and backward");
   line.whole("--global-batch-size", options.global_batch_size, 1, 1 << 20, "sequences in one optimizer step");
