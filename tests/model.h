@@ -89,11 +89,9 @@ class HostBatchLoader {
  public:
   explicit HostBatchLoader(const Options& options, int rank = 0, int ranks = 1,
                            const std::vector<int32_t>& positions = {})
-      : sequence_length_(options.sequence_length),
-        first_(rank * micro_batches_of_a_rank(options, ranks)),
-        positions_(positions.empty() ? all_positions(options) : positions) {
+      : first_(rank * micro_batches_of_a_rank(options, ranks)) {
     for (int i = 0; i < micro_batches_of_a_rank(options, ranks); ++i)
-      buffers_.emplace_back(options.micro_batch_size * std::ssize(positions_));
+      buffers_.emplace_back(options, positions.empty() ? all_positions(options) : positions);
   }
 
   std::vector<Batch> load(const std::vector<HostBatch>& global, cudaStream_t stream) {
@@ -103,13 +101,7 @@ class HostBatchLoader {
     std::vector<Batch> batches;
     for (BatchBuffer& buffer : buffers_) {
       const HostBatch& host = global[first_ + batches.size()];
-      for (size_t row = 0; row < buffer.tokens().size(); ++row) {
-        const int32_t position = positions_[row % positions_.size()];
-        const size_t in_batch = row / positions_.size() * sequence_length_ + position;
-        buffer.tokens()[row] = host.tokens[in_batch];
-        buffer.targets()[row] = host.targets[in_batch];
-        buffer.positions()[row] = position;
-      }
+      buffer.write(host.tokens, host.targets);
       const bool last = batches.size() + 1 == buffers_.size();
       batches.push_back(buffer.upload(targets, std::ssize(global), last, stream));
       batches.back().number = static_cast<int>(batches.size()) - 1;
@@ -118,8 +110,7 @@ class HostBatchLoader {
   }
 
  private:
-  int sequence_length_, first_;
-  std::vector<int32_t> positions_;
+  int first_;
   std::vector<BatchBuffer> buffers_;  // [micro-batches of this rank]
 };
 

@@ -95,6 +95,8 @@ TEST_CASE("options: every value arrives", "[options]") {
                                  "6",
                                  "--steps",
                                  "7",
+                                 "--documents",
+                                 "3",
                                  "--seed",
                                  "18446744073709551615",
                                  "--optimizer",
@@ -135,6 +137,8 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(options.global_batch_size == 6);
   CHECK(options.steps == 7);
   CHECK(options.seed == UINT64_MAX);
+  CHECK(options.document_end == 3);
+  CHECK(parse({}).document_end == -1);
   CHECK(options.optimizer == pentatron::OptimizerKind::sgd);
   CHECK(options.lr == 0.5);
   CHECK(options.min_lr == 0.25);
@@ -192,6 +196,8 @@ TEST_CASE("options: values that make no sense", "[options]") {
         "llama-3.1-8b, llama-3.1-70b");
   CHECK(complaint({"--recompute", "some"}) ==
         "--recompute: some is not valid; expected one of none, selective, full");
+  CHECK(complaint({"--documents", "256"}) ==
+        "--documents: 256 is not valid; expected a token below --vocab-size (256), or -1");
   CHECK(complaint({"--attention", "some"}) ==
         "--attention: some is not valid; expected one of naive, tiled, tensor-core");
   CHECK(complaint({"--optimizer", ""}) == "--optimizer: \"\" is not valid; expected one of adamw, sgd");
@@ -274,6 +280,11 @@ TEST_CASE("options: a program takes the options of its techniques only", "[optio
   CHECK(options.timeout == 9);
   CHECK(options.link == "5us,50GB/s");
   CHECK(options.ranks_per_node == 4);
+  CHECK(
+      with_groups({"--tp-chunks", "4", "--tp-overlap", "chunks"}, {OptionGroup::tensor_parallel}).tp_chunks ==
+      4);
+  CHECK_THROWS_WITH(with_groups({"--tp-chunks", "4"}, {OptionGroup::tensor_parallel}),
+                    "--tp-chunks: 4 is not valid; expected none without --tp-overlap chunks");
   CHECK_THROWS_WITH(with_groups({"--dp-sync", "late"}, {OptionGroup::data_parallel}),
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }

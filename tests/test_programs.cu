@@ -342,6 +342,7 @@ TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
     const std::string program = "06_context_parallel --cp-layout " + layout + " --cp-exchange ";
     for (const char* exchange : {"ring", "all-gather"}) check_like_01(program + exchange, " --seq-len 24");
     check_like_01(program + "ulysses", " --seq-len 24 --d-model 24 --heads 6 --kv-heads 6");
+    check_like_01(program + "ring", " --seq-len 24 --documents 32");  // a document is a word
   }
 }
 

@@ -33,12 +33,15 @@ real* of_sequence(const Scores& scores, const AttentionBlock& block, int b) {
 }  // namespace
 
 // One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
-// lse is that of these keys, and is written, unless it is known: that of all keys.
+// lse is that of the others, and is written, unless it is known: that of all keys.
 __global__ void probabilities_kernel(real* __restrict__ scores, int queries, int keys, bool diagonal,
-                                     int heads, bool lse_known, accum* __restrict__ lse) {
+                                     Documents documents, int sequence, int heads, bool lse_known,
+                                     accum* __restrict__ lse) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
-  const int visible = diagonal ? std::min(query + 1, keys) : keys;
-  real* row = scores + static_cast<size_t>(blockIdx.x) * keys;
+  const int end = diagonal ? std::min(query + 1, keys) : keys;
+  const int first = std::min(documents.first_key(sequence, query), end), visible = end - first;
+  real* const all = scores + static_cast<size_t>(blockIdx.x) * keys;
+  real* const row = all + first;
   accum of_row = lse_known ? lse[query * heads + head] : 0;
   if (!lse_known) {
     const accum largest = block_max_of<1>(row, visible);
@@ -47,7 +50,8 @@ __global__ void probabilities_kernel(real* __restrict__ scores, int queries, int
     of_row = largest + log(block_sum(sum));
   }
   for (int j : block_range(visible)) row[j] = real(exp_fast(accum(row[j]) - of_row));
-  for (int j : block_range(keys - visible)) row[visible + j] = real(0.0f);
+  for (int j : block_range(first)) all[j] = real(0.0f);
+  for (int j : block_range(keys - end)) all[end + j] = real(0.0f);
   if (lse_known) return;
   for ([[maybe_unused]] int once : block_range(1)) lse[query * heads + head] = of_row;
 }
@@ -122,7 +126,8 @@ void compute_probabilities(const Blas& blas, const AttentionBlock& block, Tensor
   }
   launch(probabilities_kernel, dim3(heads * block.queries),
          moves(2 * real_bytes * heads * block.queries * block.keys), blas.stream(), probabilities,
-         block.queries, block.keys, block.diagonal, heads, lse_known, lse.data + first_query * heads);
+         block.queries, block.keys, block.diagonal, block.documents, b, heads, lse_known,
+         lse.data + first_query * heads);
 }
 
 template <class Result>

@@ -58,6 +58,7 @@ __device__ inline float max_of_row(float of_lane) {
 }
 
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
+constexpr float lowest_score = -1e30f;  // as in attention_tiled.cu
 
 // How a kernel cuts its work: a block of `warps` holds a tile of `fixed` rows, `rows` of each warp, and loops
 // over tiles of `looped` rows. The more rows, the fewer reads of shared memory for a product; but a lane has
@@ -110,8 +111,8 @@ template <int size, class Result>
 __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     tensor_core_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
                                const real* __restrict__ v, int queries, int keys, int query_stride,
-                               int key_stride, bool diagonal, int heads, int kv_heads, float scale,
-                               Result* __restrict__ out, accum* __restrict__ lse) {
+                               int key_stride, bool diagonal, Documents documents, int heads, int kv_heads,
+                               float scale, Result* __restrict__ out, accum* __restrict__ lse) {
   using Of = ForwardCut<size>;
   constexpr int looped = Of::looped, tile_size = looped * size;
   const int tiles = (queries + Of::fixed - 1) / Of::fixed;
@@ -132,13 +133,14 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
   Sums<Of::rows, size> sums = {};
   float largest[Of::rows / 16][2], sum[Of::rows / 16][2] = {};
-  for (auto& of_rows : largest) of_rows[0] = of_rows[1] = -INFINITY;
+  for (auto& of_rows : largest) of_rows[0] = of_rows[1] = lowest_score;
 
   begin_load<size, Of::fixed, Of::threads>(q + static_cast<size_t>(first_row) * leading + head * size,
                                            leading, queries - first_query, q_tile);
-  begin_load_keys(0);
   const int visible_keys = diagonal ? std::min(keys, first_query + Of::fixed) : keys;
-  for (int first_key = 0; first_key < visible_keys; first_key += looped) {
+  const int unseen = documents.first_key(sequence, first_query) / looped * looped;
+  if (unseen < visible_keys) begin_load_keys(unseen);
+  for (int first_key = unseen; first_key < visible_keys; first_key += looped) {
     wait_for_copies();
     synchronize_block();  // this tile is here, and all have used the one before: the next one may come there
     if (first_key + looped < visible_keys) begin_load_keys(first_key + looped);
@@ -156,6 +158,12 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     if (ahead < looped - 1 || keys - first_key < looped) {
       for_each(scores, [&](float& score, int query, int key) {
         if (key > query + ahead || key >= keys - first_key) score = -INFINITY;
+      });
+    }
+    if (documents.starts) {
+      for_each(scores, [&](float& score, int query, int key) {
+        const int row = std::min(first_query + of_warp + query, queries - 1);
+        if (first_key + key < documents.first_key(sequence, row)) score = -INFINITY;
       });
     }
     online_softmax(scale, scores, largest, sum, sums);
@@ -310,10 +318,17 @@ __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, co
   }
 }
 
-// Where a block works. In block memory, since registers are scarce.
+// Where a block works. In block memory, since registers are scarce. queries: those before this one see its
+// keys, as far as causality lets them; the others belong to later documents.
 struct Place {
-  int key_tile, kv_head, sequence;
+  int key_tile, kv_head, sequence, queries;
 };
+
+// The first tile of keys that a tile of queries adds to d_q for. There is always one, so that d_q is written.
+__device__ inline int first_key_tile(const Documents& documents, int sequence, int first_query, int keys,
+                                     int tile) {
+  return std::min(documents.first_key(sequence, first_query), keys - 1) / tile;
+}
 
 // d_q, d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its
 // group and the tiles of queries that see these keys. A block whose keys come later adds to d_q first: with
@@ -324,10 +339,10 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     tensor_core_backward_kernel(const real* __restrict__ q, const real* __restrict__ k,
                                 const real* __restrict__ v, const real* __restrict__ d_out,
                                 const accum* __restrict__ lse, const accum* __restrict__ dots, int queries,
-                                int keys, int query_stride, int key_stride, bool diagonal, int heads,
-                                int kv_heads, float scale, bool add, int32_t* next_number, int32_t* turns,
-                                accum* d_q_sums, Result* d_q, Result* __restrict__ d_k,
-                                Result* __restrict__ d_v) {
+                                int keys, int query_stride, int key_stride, bool diagonal,
+                                Documents documents, int heads, int kv_heads, float scale, bool add,
+                                int32_t* next_number, int32_t* turns, accum* d_q_sums, Result* d_q,
+                                Result* __restrict__ d_k, Result* __restrict__ d_v) {
   using Of = BackwardCut<size>;
   constexpr int looped = Of::looped, part = Of::part, tile_size = looped * size;
   const int leading = heads * size, kv_leading = kv_heads * size, group = heads / kv_heads;
@@ -342,7 +357,14 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   Place* const place = reinterpret_cast<Place*>(statistics + 4 * looped);
   if (thread_of_block() == 0) {
     const int number = take_number(next_number);
-    *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads};
+    *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads, queries};
+    if (documents.starts) {
+      int end = 0;  // of the queries that have this tile of keys
+      while (end < queries &&
+             first_key_tile(documents, place->sequence, end, keys, Of::fixed) <= place->key_tile)
+        end += looped;
+      place->queries = std::min(end, queries);
+    }
   }
   synchronize_block();
   const auto first_key = [&] { return place->key_tile * Of::fixed; };
@@ -360,7 +382,8 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     const int last_tile = diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
     const size_t row = static_cast<size_t>(place->sequence) * query_stride + first_query;
     const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
-    const bool rounds = place->key_tile == 0 && !std::is_same_v<Result, accum>;
+    const int first_tile = first_key_tile(documents, place->sequence, first_query, keys, Of::fixed);
+    const bool rounds = place->key_tile == first_tile && !std::is_same_v<Result, accum>;
     return Turn<Result>{
         turns + number, last_tile - place->key_tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
   };
@@ -379,13 +402,14 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   load_factor<size>((which == 0 ? k_tile : v_tile) + of_pair * size, 0, fixed);
 
 #pragma unroll 1
-  for (int head = place->kv_head * group; head < (place->kv_head + 1) * group && unseen() < queries; ++head) {
+  for (int head = place->kv_head * group; head < (place->kv_head + 1) * group && unseen() < place->queries;
+       ++head) {
     begin_load_queries(head, unseen());
 #pragma unroll 1
-    for (int first_query = unseen(); first_query < queries; first_query += looped) {
+    for (int first_query = unseen(); first_query < place->queries; first_query += looped) {
       wait_for_copies();
       synchronize_block();
-      if (first_query + looped < queries) begin_load_queries(head, first_query + looped);
+      if (first_query + looped < place->queries) begin_load_queries(head, first_query + looped);
 #pragma unroll 1
       for (int of_part = 0; of_part < looped; of_part += part) {
         const int buffer = first_query / looped % 2;
@@ -397,6 +421,12 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
         if (which == 0) {
           const int ahead = diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
           as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
+          if (documents.starts) {
+            for_each(scores, [&](float& weight, int key, int query) {
+              const int row = std::min(first_query + of_part + query, queries - 1);
+              if (first_key() + of_pair + key < documents.first_key(place->sequence, row)) weight = 0;
+            });
+          }
           as_factor(scores, factor);
           store_factor<looped>(factor, of_pair, of_part, weights);
         }
@@ -412,7 +442,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
                                   turn_of(head, first_query));
     }
     synchronize_block();
-    pass_on(head, (query_tiles - 1) * looped);
+    pass_on(head, (place->queries - 1) / looped * looped);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
   const size_t row = static_cast<size_t>(place->sequence) * key_stride + first_key() + of_pair;
@@ -455,7 +485,7 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
                        tile_bytes(Of::fixed + 4 * Of::looped, size),
                        attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
                        v.data, block.queries, block.keys, block.query_stride, block.key_stride,
-                       block.diagonal, heads, kv_heads, scale_of(size), out.data, lse.data);
+                       block.diagonal, block.documents, heads, kv_heads, scale_of(size), out.data, lse.data);
   });
 }
 
@@ -478,7 +508,8 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
         tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
         attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
         lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
-        heads, kv_heads, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data, d_v.data);
+        block.documents, heads, kv_heads, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data,
+        d_v.data);
   });
 }
 

@@ -76,13 +76,24 @@ __device__ inline void accumulate_tile(const accum* __restrict__ weights /*[tile
   }
 }
 
+// Less than any score, but finite: a row that has seen no key has exponentials of 0, and not of NaN.
+constexpr accum lowest_score = -1e30;
+
+// The first key that each query of a tile may see. (Those beyond the last query are not read from memory.)
+__device__ inline void load_first_keys(const Documents& documents, int sequence, int first_query, int rows,
+                                       int tile, int* __restrict__ first_keys /*[tile]*/) {
+  for (int i : block_range(tile))
+    first_keys[i] = i < rows ? documents.first_key(sequence, first_query + i) : 0;
+}
+
 // ---- Forward ----------------------------------------------------------------------------------------------
 
 // scores = scale * k q^T, and -infinity where the query does not see the key. Keys [0, keys) of this tile are
-// there, and a query sees those up to its number plus `ahead`.
+// there. A query sees those from its `first_keys` minus `before` up to its number plus `ahead`.
 __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]*/,
                                    const accum* __restrict__ q /*[columns, tile]*/, accum scale, int keys,
-                                   int ahead, int tile, int columns,
+                                   const int* __restrict__ first_keys /*[tile]*/, int before, int ahead,
+                                   int tile, int columns,
                                    accum* __restrict__ scores /*[tile keys, tile queries]*/) {
   const int patches = tile / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
@@ -92,7 +103,8 @@ __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]
     for (int i = 0; i < patch_rows; ++i) {
       const int key = row + i;
       for (int j = 0; j < patch_columns; ++j) {
-        const bool visible = key < keys && key <= column + j + ahead;
+        const bool visible =
+            key < keys && key <= column + j + ahead && key >= first_keys[column + j] - before;
         scores[key * tile + column + j] = visible ? scale * patch[i][j] : -INFINITY;
       }
     }
@@ -126,9 +138,9 @@ __device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[ti
 template <class Result>
 __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
                                      const real* __restrict__ v, int queries, int keys, int query_stride,
-                                     int key_stride, bool diagonal, int heads, int kv_heads, int size,
-                                     accum scale, int tile, int columns, Result* __restrict__ out,
-                                     accum* __restrict__ lse) {
+                                     int key_stride, bool diagonal, Documents documents, int heads,
+                                     int kv_heads, int size, accum scale, int tile, int columns,
+                                     Result* __restrict__ out, accum* __restrict__ lse) {
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
   const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
@@ -144,20 +156,23 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
   accum* const largest = scores + tile * tile;
   accum* const factor = largest + tile;
   accum* const sum = factor + tile;
+  int* const first_keys = reinterpret_cast<int*>(sum + tile);
 
   load_transposed(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns, q_tile);
   fill(out_tile, tile * columns, 0);
-  fill(largest, tile, -INFINITY);
+  fill(largest, tile, lowest_score);
   fill(sum, tile, 0);
+  load_first_keys(documents, sequence, first_query, rows, tile, first_keys);
   const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
-  for (int first_key = 0; first_key < visible_keys; first_key += tile) {
+  const int unseen = documents.first_key(sequence, first_query) / tile * tile;
+  for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_scores(k_tile, q_tile, scale, keys - first_key, diagonal ? first_query - first_key : tile, tile,
-                columns, scores);
+    tile_scores(k_tile, q_tile, scale, keys - first_key, first_keys, first_key,
+                diagonal ? first_query - first_key : tile, tile, columns, scores);
     __syncthreads();
     online_softmax(tile, scores, largest, factor, sum);
     accumulate_tile(scores, v_tile, factor, tile, columns, out_tile);
@@ -174,12 +189,14 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
 
 // probabilities = exp(scale * a1 b1 - lse) and d_scores = scale * probabilities * (a2 b2 - dots) of a tile:
 // (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round. As
-// above, `keys` are there, and a query sees those up to its number plus `ahead`.
+// above, `keys` are there, and a query sees those from its `first_keys` minus `before` up to its number plus
+// `ahead`.
 template <bool keys_looped>
 __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/, const accum* __restrict__ a2,
                                const accum* __restrict__ b1 /*[columns, tile]*/, const accum* __restrict__ b2,
                                const accum* __restrict__ lse /*[tile]*/, const accum* __restrict__ dots,
-                               accum scale, int keys, int ahead, int tile, int columns,
+                               accum scale, int keys, const int* __restrict__ first_keys /*[tile]*/,
+                               int before, int ahead, int tile, int columns,
                                accum* __restrict__ probabilities /*[tile looped, tile fixed]*/,
                                accum* __restrict__ d_scores) {
   const int patches = tile / patch_columns;
@@ -193,7 +210,8 @@ __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/,
       for (int j = 0; j < patch_columns; ++j) {
         const int looped = row + i, fixed = column + j;
         const int query = keys_looped ? fixed : looped, key = keys_looped ? looped : fixed;
-        const bool visible = (key < keys) & (key <= query + ahead);  // && would be a branch
+        const bool visible = (key < keys) & (key <= query + ahead) &
+                             (key >= first_keys[query] - before);  // && would be a branch
         const accum exponent = scale * scores[i][j] - lse[query];
         const accum probability = exp_fast(visible ? exponent : -INFINITY);
         probabilities[looped * tile + fixed] = probability;
@@ -232,9 +250,9 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
                                            const real* __restrict__ v, const real* __restrict__ d_out,
                                            const accum* __restrict__ lse, const accum* __restrict__ dots,
                                            int queries, int keys, int query_stride, int key_stride,
-                                           bool diagonal, int heads, int kv_heads, int size, accum scale,
-                                           int tile, int columns, bool add, Result* __restrict__ d_k,
-                                           Result* __restrict__ d_v) {
+                                           bool diagonal, Documents documents, int heads, int kv_heads,
+                                           int size, accum scale, int tile, int columns, bool add,
+                                           Result* __restrict__ d_k, Result* __restrict__ d_v) {
   const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
   const int kv_head = blockIdx.x / tiles % kv_heads, sequence = blockIdx.x / tiles / kv_heads;
   const size_t first_row = static_cast<size_t>(sequence) * key_stride + first_key;
@@ -251,12 +269,14 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
   accum* const d_scores = probabilities + tile * tile;
   accum* const lse_tile = d_scores + tile * tile;
   accum* const dots_tile = lse_tile + tile;
+  int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
   load_transposed(k + kv, kv_leading, rows, size, tile, columns, k_tile);
   load_transposed(v + kv, kv_leading, rows, size, tile, columns, v_tile);
   fill(d_k_tile, 2 * tile * columns, 0);  // and d_v_tile
   for (int head = kv_head * (heads / kv_heads); head < (kv_head + 1) * (heads / kv_heads); ++head) {
     for (int first_query = diagonal ? first_key : 0; first_query < queries; first_query += tile) {
+      if (documents.first_key(sequence, first_query) >= first_key + rows) break;  // nor do later queries
       const size_t row = static_cast<size_t>(sequence) * query_stride + first_query;
       const size_t start = (row * heads + head) * size;
       __syncthreads();  // the tiles before have been used
@@ -264,10 +284,11 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
       load(d_out + start, q_leading, queries - first_query, size, tile, columns, d_out_tile);
       load_statistics(lse + row * heads + head, dots + row * heads + head, heads, queries - first_query, tile,
                       lse_tile, dots_tile);
+      load_first_keys(documents, sequence, first_query, queries - first_query, tile, first_keys);
       __syncthreads();
-      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale, rows,
-                            diagonal ? first_query - first_key : tile, tile, columns, probabilities,
-                            d_scores);
+      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale, rows, first_keys,
+                            first_key, diagonal ? first_query - first_key : tile, tile, columns,
+                            probabilities, d_scores);
       __syncthreads();
       accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
       accumulate_tile(d_scores, q_tile, nullptr, tile, columns, d_k_tile);
@@ -284,8 +305,9 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
                                               const real* __restrict__ v, const real* __restrict__ d_out,
                                               const accum* __restrict__ lse, const accum* __restrict__ dots,
                                               int queries, int keys, int query_stride, int key_stride,
-                                              bool diagonal, int heads, int kv_heads, int size, accum scale,
-                                              int tile, int columns, bool add, Result* __restrict__ d_q) {
+                                              bool diagonal, Documents documents, int heads, int kv_heads,
+                                              int size, accum scale, int tile, int columns, bool add,
+                                              Result* __restrict__ d_q) {
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
   const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
@@ -304,21 +326,25 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
   accum* const d_scores = probabilities + tile * tile;
   accum* const lse_tile = d_scores + tile * tile;
   accum* const dots_tile = lse_tile + tile;
+  int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
   load_transposed(q + start, q_leading, rows, size, tile, columns, q_tile);
   load_transposed(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
   load_statistics(lse + first_row * heads + head, dots + first_row * heads + head, heads, rows, tile,
                   lse_tile, dots_tile);
+  load_first_keys(documents, sequence, first_query, rows, tile, first_keys);
   fill(d_q_tile, tile * columns, 0);
   const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
-  for (int first_key = 0; first_key < visible_keys; first_key += tile) {
+  const int unseen = documents.first_key(sequence, first_query) / tile * tile;
+  for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
     tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale, keys - first_key,
-                         diagonal ? first_query - first_key : tile, tile, columns, probabilities, d_scores);
+                         first_keys, first_key, diagonal ? first_query - first_key : tile, tile, columns,
+                         probabilities, d_scores);
     __syncthreads();
     accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
   }
@@ -365,11 +391,12 @@ template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                    AccumTensor lse, cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
-  const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
+  const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 4);
   launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes,
                      attention_cost(block, 2, Cost::Unit::cores, false), stream, q.data, k.data, v.data,
-                     block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal, heads,
-                     kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data, lse.data);
+                     block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
+                     block.documents, heads, kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data,
+                     lse.data);
 }
 
 template <class Result>
@@ -378,18 +405,19 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, A
                     cudaStream_t stream) {
   const auto [heads, kv_heads, size] = block.head;
   const double scale = 1 / std::sqrt(size);
-  const Tiling over_keys = choose_tiling(block, 6, 2, 2), over_queries = choose_tiling(block, 5, 2, 2);
+  const Tiling over_keys = choose_tiling(block, 6, 2, 3), over_queries = choose_tiling(block, 5, 2, 3);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
                      tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes,
                      attention_cost(block, 4, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
                      d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
-                     block.key_stride, block.diagonal, heads, kv_heads, size, scale, over_keys.tile,
-                     over_keys.columns, add, d_k.data, d_v.data);
-  launch_with_memory(
-      tiled_backward_queries_kernel<Result>, tiles_of(block, block.queries, heads, over_queries.tile),
-      over_queries.bytes, attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-      d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride,
-      block.diagonal, heads, kv_heads, size, scale, over_queries.tile, over_queries.columns, add, d_q.data);
+                     block.key_stride, block.diagonal, block.documents, heads, kv_heads, size, scale,
+                     over_keys.tile, over_keys.columns, add, d_k.data, d_v.data);
+  launch_with_memory(tiled_backward_queries_kernel<Result>,
+                     tiles_of(block, block.queries, heads, over_queries.tile), over_queries.bytes,
+                     attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
+                     d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
+                     block.key_stride, block.diagonal, block.documents, heads, kv_heads, size, scale,
+                     over_queries.tile, over_queries.columns, add, d_q.data);
 }
 
 template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor, cudaStream_t);

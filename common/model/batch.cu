@@ -5,22 +5,41 @@
 
 namespace pentatron {
 
-BatchBuffer::BatchBuffer(int64_t rows, int64_t micro_batches)
-    : rows_(rows),
-      host_(2 * micro_batches * arrays * rows),
-      device_(micro_batches * arrays * rows, Purpose::activations) {}
+BatchBuffer::BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions,
+                         int64_t micro_batches)
+    : positions_(positions),
+      sequence_length_(config.sequence_length),
+      document_end_(config.document_end),
+      rows_(config.micro_batch_size * std::ssize(positions)),
+      starts_(document_end_ < 0 ? 0 : int64_t{config.micro_batch_size} * sequence_length_),
+      host_(2 * micro_batches * size()),
+      device_(micro_batches * size(), Purpose::activations) {}
+
+void BatchBuffer::write(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t i) {
+  const std::span<int32_t> starts = {array(i, arrays).data(), static_cast<size_t>(starts_)};
+  if (starts_ > 0) fill_document_starts(tokens, sequence_length_, document_end_, starts);
+  for (int64_t row = 0; row < rows_; ++row) {
+    const int32_t position = positions_[row % std::ssize(positions_)];
+    const int64_t in_batch = row / std::ssize(positions_) * sequence_length_ + position;
+    array(i, 0)[row] = tokens[in_batch];
+    array(i, 1)[row] = targets[in_batch];
+    array(i, 2)[row] = starts_ > 0 ? position - starts[in_batch] : position;
+  }
+}
 
 Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream,
                           int64_t i) {
-  const std::span<int32_t> by_token = array(i, 3), token = tokens(i);
+  const std::span<int32_t> by_token = array(i, 3), token = array(i, 0);
   std::iota(by_token.begin(), by_token.end(), 0);
   std::stable_sort(by_token.begin(), by_token.end(),
                    [&](int32_t a, int32_t b) { return token[a] < token[b]; });
-  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), token.data(), arrays * rows_ * sizeof(int32_t),
+  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), token.data(), size() * sizeof(int32_t),
                              cudaMemcpyHostToDevice, stream));
   const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
-  return {on_device(0),      on_device(1),        on_device(2), on_device(3),
-          1 / target_tokens, 1.0 / micro_batches, last};
+  Batch batch = {on_device(0),      on_device(1),        on_device(2), on_device(3),
+                 1 / target_tokens, 1.0 / micro_batches, last};
+  if (starts_ > 0) batch.document_starts = on_device(arrays);
+  return batch;
 }
 
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {
@@ -45,9 +64,8 @@ BatchLoader::BatchLoader(const TokenData& data, const TrainingConfig& config, in
       config_(config),
       rank_(rank),
       ranks_(ranks),
-      positions_(positions.empty() ? all_positions(config) : positions),
       micro_batches_(micro_batches_of_a_rank(config, ranks)),
-      buffer_(config.micro_batch_size * std::ssize(positions_), micro_batches_) {}
+      buffer_(config, positions.empty() ? all_positions(config) : positions, micro_batches_) {}
 
 std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   const double target_tokens = static_cast<double>(config_.global_batch_size) * config_.sequence_length;
@@ -58,13 +76,7 @@ std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   for (int i = 0; i < micro_batches(); ++i) {
     fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
                    config_.sequence_length, tokens, targets);
-    for (size_t row = 0; row < buffer_.positions(i).size(); ++row) {
-      const int32_t position = positions_[row % positions_.size()];
-      const size_t in_batch = row / positions_.size() * config_.sequence_length + position;
-      buffer_.tokens(i)[row] = tokens[in_batch];
-      buffer_.targets(i)[row] = targets[in_batch];
-      buffer_.positions(i)[row] = position;
-    }
+    buffer_.write(tokens, targets, i);
     const bool last = i + 1 == micro_batches();
     batches.push_back(buffer_.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream, i));
     batches.back().number = i;

@@ -14,26 +14,29 @@ namespace pentatron {
 struct Batch {
   const int32_t* tokens;
   const int32_t* targets;        // the next token, or ignored_target (kernels.h)
-  const int32_t* positions;      // in the sequence, for the rotary embedding
+  const int32_t* positions;      // in the document, for the rotary embedding
   const int32_t* by_token;       // rows sorted by token (kernels.h, embedding_backward)
   double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
   double inverse_micro_batches;  // 1 / micro-batches of the global batch
   bool last;                     // true for the last micro-batch of the step on this rank
   int number = 0;                // of the micro-batch in its step, from 0; labels traces
+  // Where documents begin in the whole sequences, [batch, sequence_length] (attention.h); none without any.
+  const int32_t* document_starts = nullptr;
 };
 
 // Holds micro-batches on the device, and twice in pinned host memory: while the copies of one step wait in
 // the stream, the host writes the next step's.
 class BatchBuffer {
  public:
-  explicit BatchBuffer(int64_t rows, int64_t micro_batches = 1);
+  // positions: this rank's, of every sequence. With config.document_end, the buffer also has the starts of
+  // the documents.
+  BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions, int64_t micro_batches = 1);
 
-  // The arrays of micro-batch i in pinned host memory, [rows] each. The caller fills them, then calls
-  // `upload`. It must not write them again before the stream has run the copy; after next_step() it may write
-  // those of the step before the last.
-  std::span<int32_t> tokens(int64_t i = 0) { return array(i, 0); }
-  std::span<int32_t> targets(int64_t i = 0) { return array(i, 1); }
-  std::span<int32_t> positions(int64_t i = 0) { return array(i, 2); }
+  // Writes micro-batch i to pinned host memory, of which this rank takes its positions. The caller then calls
+  // `upload`. It must not write it again before the stream has run the copy; after next_step() it may write
+  // that of the step before the last.
+  void write(std::span<const int32_t> tokens /*[batch, sequence_length]*/, std::span<const int32_t> targets,
+             int64_t i = 0);
 
   // Sorts the rows of micro-batch i by token and issues the copy to the device. Work that `stream` runs later
   // may read the batch. target_tokens (those not ignored) and micro_batches are counts of the global batch.
@@ -42,15 +45,18 @@ class BatchBuffer {
 
  private:
   static constexpr int arrays = 4;
-  int64_t begin(int64_t micro_batch, int array) const { return (micro_batch * arrays + array) * rows_; }
+  int64_t size() const { return arrays * rows_ + starts_; }  // of a micro-batch
+  int64_t begin(int64_t micro_batch, int array) const { return micro_batch * size() + array * rows_; }
   std::span<int32_t> array(int64_t micro_batch, int array) {
     return {host_.data() + half_ * device_.size() + begin(micro_batch, array), static_cast<size_t>(rows_)};
   }
 
-  int64_t rows_;
+  std::vector<int32_t> positions_;
+  int sequence_length_, document_end_;
+  int64_t rows_, starts_;        // starts_: elements, or 0
   int half_ = 0;                 // of host_: the one to write
-  PinnedArray<int32_t> host_;    // [2, micro-batches, arrays, rows]: tokens, targets, positions, by_token
-  DeviceArray<int32_t> device_;  // [micro-batches, arrays, rows]
+  PinnedArray<int32_t> host_;    // [2] of device_
+  DeviceArray<int32_t> device_;  // [micro-batches]: tokens, targets, positions, by_token [rows]; the starts
 };
 
 // Micro-batches of one step on each of `ranks` ranks. Throws UsageError if they do not divide evenly.
@@ -75,7 +81,6 @@ class BatchLoader {
   const TokenData& data_;
   const TrainingConfig& config_;
   int rank_, ranks_;
-  std::vector<int32_t> positions_;
   int micro_batches_;
   BatchBuffer buffer_;
 };

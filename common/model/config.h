@@ -8,9 +8,9 @@
 
 namespace pentatron {
 
-// How Llama 3.1 turns slowly rotating pairs still more slowly, for sequences longer than the model was trained on:
-// by `factor` where a turn takes more than original_positions / low_freq_factor positions, not at all below
-// original_positions / high_freq_factor, and something between in between. factor 1: no pair.
+// How Llama 3.1 turns slowly rotating pairs still more slowly, for sequences longer than the model was
+// trained on: by `factor` where a turn takes more than original_positions / low_freq_factor positions, not at
+// all below original_positions / high_freq_factor, and something between in between. factor 1: no pair.
 struct RopeScaling {
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
   int original_positions = 8192;
@@ -47,6 +47,7 @@ struct TrainingConfig {
   int global_batch_size = 32;  // sequences in one optimizer step, over all ranks
   int steps = 200;
   uint64_t seed = 1;
+  int document_end = -1;  // token that ends a document; -1: a sequence is one document
 
   OptimizerKind optimizer = OptimizerKind::adamw;
   double lr = 0;      // highest learning rate, at the end of the warm-up

@@ -64,4 +64,9 @@ void fill_sequences(
     std::span<int32_t> tokens,    // [sequences, sequence_length]
     std::span<int32_t> targets);  // [sequences, sequence_length], the token that follows each token
 
+// Where the document of each token begins: 0, or after the last token `document_end` before it. Writes
+// [sequences, sequence_length].
+void fill_document_starts(std::span<const int32_t> tokens /*[sequences, sequence_length]*/,
+                          int sequence_length, int document_end, std::span<int32_t> starts);
+
 }  // namespace pentatron

@@ -230,7 +230,10 @@ class CommandLine {
       if (entry.option->get_lnames().front() == name) entry.assign(value);
     }
   }
-  bool given(const std::string& option) const { return app_.get_option(option)->count() > 0; }
+  bool given(const std::string& option) const {
+    const CLI::Option* const declared = app_.get_option_no_throw(option);
+    return declared && declared->count() > 0;
+  }
 
   // A JSON object with the present value of every option: {"layers": 8, ...}.
   std::string as_json() const {
@@ -323,10 +326,10 @@ std::string table_of_presets() {
 
 // Options of the training, which --load takes from the checkpoint unless they are given.
 constexpr const char* training_options[] = {
-    "data",      "seq-len",      "micro-batch-size", "global-batch-size", "steps",   "seed",
-    "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1",   "beta2",
-    "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance", "balance-rate",
-    "z-loss",    "drop-tokens"};
+    "data",         "documents", "seq-len",      "micro-batch-size", "global-batch-size", "steps",
+    "seed",         "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1",
+    "beta2",        "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance",
+    "balance-rate", "z-loss",    "drop-tokens"};
 
 // --load and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
@@ -370,6 +373,8 @@ void declare_data(CommandLine& line, Options& options) {
   line.group("Data and batches");
   line.file("--data", options.data, "text, or *.bin: tokens of nanoGPT or llm.c [common/corpus.txt]");
   line.whole("--seq-len", options.sequence_length, 1, 1 << 20, "tokens in a sequence");
+  line.whole("--documents", options.document_end, -1, 999'999,
+             "token that ends a document, -1: attention sees all");
   line.whole("--micro-batch-size", options.micro_batch_size, 1, 1 << 16,
              "sequences in one forward and backward");
   line.whole("--global-batch-size", options.global_batch_size, 1, 1 << 20, "sequences in one optimizer step");
@@ -594,6 +599,10 @@ void check_sizes(const Options& options) {
     throw UsageError("--kv-heads", std::to_string(model.kv_heads),
                      "a divisor of --heads (" + std::to_string(model.heads) + ")");
   }
+  if (options.document_end >= model.vocab_size) {
+    throw UsageError("--documents", std::to_string(options.document_end),
+                     "a token below --vocab-size (" + std::to_string(model.vocab_size) + "), or -1");
+  }
   check_experts(options);
   if (options.global_batch_size % options.micro_batch_size != 0) {
     throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
@@ -730,6 +739,8 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
     const std::string difference = model_difference(options, saved);
     if (!difference.empty()) throw UsageError(option, options.load_folder, "the same model; " + difference);
   }
+  if (line.given("--tp-chunks") && options.tp_overlap == TpOverlap::none)
+    throw UsageError("--tp-chunks", std::to_string(options.tp_chunks), "none without --tp-overlap chunks");
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   if (options.bucket_mb < 0) options.bucket_mb = std::min(25.0, 4e-6 * parameter_count(options) / 8);

@@ -28,12 +28,9 @@ std::string write_sample(const Options& options, const Parameter& head,
   constexpr double temperature = 0.8;  // below 1: likely tokens more often than the model says
   const int window = options.sequence_length, vocabulary = options.model.vocab_size;
   if (positions.empty()) positions = all_positions(options);
-  BatchBuffer buffer(options.micro_batch_size * std::ssize(positions));  // the first sequence is used
-  std::fill(buffer.tokens().begin(), buffer.tokens().end(), 0);
-  std::fill(buffer.targets().begin(), buffer.targets().end(), ignored_target);
-  for (size_t row = 0; row < buffer.positions().size(); ++row) {
-    buffer.positions()[row] = positions[row % positions.size()];
-  }
+  BatchBuffer buffer(options, positions);
+  std::vector<int32_t> input(int64_t{options.micro_batch_size} * window);  // the first sequence is used
+  const std::vector<int32_t> targets(input.size(), ignored_target);
   PinnedArray<real> row(head.local_rows);
 
   const std::string path = tokenizer_beside(options.data);
@@ -43,9 +40,8 @@ std::string write_sample(const Options& options, const Parameter& head,
   std::vector<int32_t> tokens = {std::min(line_break, vocabulary - 1)};
   while (std::ssize(tokens) <= options.sample) {
     const int64_t seen = std::min<int64_t>(std::ssize(tokens), window);
-    for (size_t i = 0; i < positions.size(); ++i) {  // causality masks what follows
-      if (positions[i] < seen) buffer.tokens()[i] = tokens[tokens.size() - seen + positions[i]];
-    }
+    std::copy(tokens.end() - seen, tokens.end(), input.begin());  // causality masks what follows
+    buffer.write(input, targets);
     const auto newest = std::find(positions.begin(), positions.end(), seen - 1);
     std::vector<double> logits(vocabulary);
     Tensor mine = forward(buffer.upload(1, 1, false, stream));

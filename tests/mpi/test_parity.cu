@@ -158,7 +158,8 @@ void check_pipeline_parity(PpSchedule schedule, int chunks, const std::vector<in
 }
 
 // Sequences that the ranks divide, and nothing else that they do. Each kind of attention and recomputation,
-// with its own choice of grouped heads, of one or three sequences, of one or two micro-batches.
+// with its own choice of grouped heads, of one or three sequences, of one or two micro-batches; every other
+// one has sequences of documents.
 void check_context_parity(CpLayout layout, CpExchange exchange) {
   mpi_tests::set_time_limit(300);
   const int chunks = mpi_tests::ranks() * (layout == CpLayout::zigzag ? 2 : 1);
@@ -182,6 +183,7 @@ void check_context_parity(CpLayout layout, CpExchange exchange) {
       options.attention = attention;
       options.cp_layout = layout;
       options.cp_exchange = exchange;
+      if (i % 2 == 1) options.model.vocab_size = 5, options.document_end = 0;
       check_parity({.kind = Technique::context_parallel, .sync = DpSync::bucket, .bucket_mb = 0.001},
                    options);
     }

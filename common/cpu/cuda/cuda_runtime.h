@@ -246,17 +246,22 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool ar
 bool to_host_address(const void* pointer, void** address);
 
 // Makes a kernel's argument usable by the CPU: numbers stay, device pointers become the address of the memory
-// behind.
+// behind. A struct says which pointers it has.
 template <class T>
 bool translate_argument(T& argument) {
-  static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_pointer_v<T>,
-                "a kernel takes numbers and pointers only");
-  if constexpr (std::is_pointer_v<T>) {
-    void* address = nullptr;
-    if (!to_host_address(argument, &address)) return false;
-    argument = static_cast<T>(address);
+  if constexpr (requires { argument.device_pointers(); }) {
+    return std::apply([](auto&... pointer) { return (translate_argument(pointer) && ...); },
+                      argument.device_pointers());
+  } else {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_pointer_v<T>,
+                  "a kernel takes numbers, pointers, and structs with device_pointers() only");
+    if constexpr (std::is_pointer_v<T>) {
+      void* address = nullptr;
+      if (!to_host_address(argument, &address)) return false;
+      argument = static_cast<T>(address);
+    }
+    return true;
   }
-  return true;
 }
 
 }  // namespace cuda_cpu
