@@ -6,6 +6,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
@@ -31,18 +32,19 @@ void train(const Options& options, World& world) {
   Communicator data_ranks(world, world.all(), "data");
   require_memory(predicted, world);
   parameters.allocate();
-  parameters.initialise(options.seed, compute);
+  load_or_initialise(options, parameters, compute);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
   Run run(options, data, parameters, totals, world);
 
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
     totals.reset();
     for (const Batch& batch : loader.load(step, compute)) {
@@ -54,9 +56,12 @@ void train(const Options& options, World& world) {
     data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
+    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
+    checkpoints.after_update(step);
     run.end_step(feed_forward.take_dropped());
   }
+  checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}, {"ep", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));

@@ -330,9 +330,11 @@ class LayerCost {
       run(w, "places of copies", moves(bytes));
     run(meanwhile, "permute", moves(2 * r * copies() * c_.d));
     run(meanwhile, "fractions", little);
-    if (shape_.cp > 1)
+    if (o_.z_loss > 0 && !again) run(meanwhile, "z-loss", moves(a * rows_));
+    const bool has_loss = o_.balance == Balance::loss;
+    if (has_loss && shape_.cp > 1)
       wait(meanwhile, &Work::context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
-    if (!again) run(meanwhile, "balance loss", moves(a * rows_ * e));
+    if (has_loss && !again) run(meanwhile, "balance loss", moves(a * rows_ * e));
     const double come = exchange(counts / shape_.ep) + 2 * gpu_.copy_seconds(counts) + gpu_.launch_seconds;
     wait(w, &Work::experts, "counts reach the host", counts * (shape_.ep - 1) / shape_.ep, come,
          meanwhile.seconds());
@@ -379,6 +381,7 @@ class LayerCost {
     }
     run(now, "swiglu", moves(5 * r * copies() * c_.f));
     run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
+    if (o_.has_balance_bias()) run(wgrads, "loads", moves(4 * copies()));
     wait(now, &Work::experts, "combine, as far as not hidden", sent_rows(), exchange_rows(),
          schedule_.splits_backward ? 0 : wgrads.seconds());
     begin_gradients(now);
