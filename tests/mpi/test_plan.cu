@@ -33,7 +33,9 @@ Layout random_layout(std::mt19937& draw, int gpus) {
   l.zero_stage = l.shape.dp * l.shape.cp > 1 ? static_cast<int>(draw() % 4) : 1;
   l.micro_batch_size = 1 << draw() % 3;
   if (l.shape.pp > 1) {
-    l.schedule = static_cast<PpSchedule>(draw() % 6);
+    constexpr PpSchedule planned[] = {PpSchedule::afab,  PpSchedule::one_f_one_b, PpSchedule::interleaved,
+                                      PpSchedule::zb_h1, PpSchedule::zb_v,        PpSchedule::dualpipe_v};
+    l.schedule = planned[draw() % std::size(planned)];
     if (l.schedule == PpSchedule::interleaved || is_v_shaped(l.schedule)) l.vpp = 2;
   }
   l.sequence_parallel = l.shape.tp > 1 && draw() % 2 == 0;
@@ -53,7 +55,8 @@ TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
     CHECK(to_string(parse_layout("--explain", to_string(l), 64)) == to_string(l));
     CHECK(parse_layout("--explain", to_string(l), 64).shape == l.shape);
   }
-  for (const char* words : {"tp0", "tp", "zero4", "dp-1", "tp2x", "fast", "interleaved", "mbs99999999"}) {
+  for (const char* words :
+       {"dualpipe pp4", "tp0", "tp", "zero4", "dp-1", "tp2x", "fast", "interleaved", "mbs99999999"}) {
     CAPTURE(words);
     CHECK_THROWS_AS(parse_layout("--explain", words, 8), UsageError);
   }
