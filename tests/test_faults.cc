@@ -289,7 +289,7 @@ TEST_CASE("streams that share a work queue deadlock, and a program refuses it", 
   INFO(refused.err());
   CHECK(refused.status() == 2);
   CHECK(refused.err() ==
-        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 6, one for each "
+        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 7, one for each "
         "stream of this program\n");
 
   Job apart(folder, "[.hang-queue]", "mpi_tests");  // with what the programs set
@@ -376,7 +376,7 @@ TEST_CASE("06: sequences that the ranks don't divide end with one line and statu
           "--cp-layout zigzag\n");
   refused("--cp-layout striped", "--cp-layout: striped is not valid; expected one of contiguous, zigzag\n");
   refused("--cp-exchange none",
-          "--cp-exchange: none is not valid; expected one of ring, all-gather, ulysses\n");
+          "--cp-exchange: none is not valid; expected one of ring, all-gather, ulysses, ulysses-ring\n");
   refused("--kv-heads 2 --cp-exchange ulysses",
           "--kv-heads: 2 is not valid; expected a multiple of the context ranks (4) with --cp-exchange "
           "ulysses\n");
@@ -402,7 +402,11 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
   refused("--cp 4 --seq-len 36",
           "--seq-len: 36 is not valid; expected a multiple of twice the context ranks");
   refused("--tp 2 --cp 2 --kv-heads 2 --cp-exchange ulysses",
-          "--kv-heads: 2 is not valid; expected a multiple of tensor x context ranks (2 x 2) with "
+          "--kv-heads: 2 is not valid; expected a multiple of tensor ranks x context ranks (2 x 2) with "
           "--cp-exchange ulysses\n");
+  refused(
+      "--cp 4 --cp-exchange ulysses-ring --ulysses 3",
+      "--ulysses: 3 is not valid; expected a divisor of the context ranks (4) that leaves a ring of two or "
+      "more\n");
   refused("--pp 4 --layers 3", "--layers: 3 is not valid; expected at least 4, one a stage");
 }
