@@ -135,8 +135,8 @@ inline Costs costs_of_chunk(const Options& options, int p, int stages) {
   Costs c;
   if (!options.pp_costs.empty())
     c = {options.pp_costs[0], options.pp_costs[1], options.pp_costs[2], options.pp_costs[3]};
-  for (double Costs::*part : {&Costs::forward, &Costs::input_gradient, &Costs::weight_gradient})
-    c.*part *= static_cast<double>(p) / stages;
+  const double share = static_cast<double>(p) / stages;
+  c.forward *= share, c.input_gradient *= share, c.weight_gradient *= share;
   return c;
 }
 
