@@ -70,8 +70,10 @@ Request parse(int argc, char** argv) {
   request.base = parse_combined_options(static_cast<int>(arguments.size()), arguments.data());
   if (request.base.pp_messages == PpMessages::grouped)
     throw UsageError("--pp-messages", "grouped", "streams, the only messages that a plan knows");
-  if (request.base.cp_exchange == CpExchange::ulysses_ring)
-    throw UsageError("--cp-exchange", "ulysses-ring", "ring, all-gather or ulysses, which a plan knows");
+  if (request.base.cp_exchange != CpExchange::ring) {
+    throw UsageError("--cp-exchange", std::string(to_string(request.base.cp_exchange)),
+                     "ring, the only one whose time a plan knows");
+  }
   const int size = request.base.model.head_size();
   const bool chosen =
       std::find(request.model.begin(), request.model.end(), "--attention") != request.model.end();
