@@ -22,7 +22,8 @@
 // group: its gradient is the number of copies. So the ranks that sum gradients sum it, too.
 //
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
-// rank, which is computed while the rows of the others travel.
+// rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the
+// experts compute the rows of one while those of others are on their way.
 #pragma once
 
 #include <algorithm>
@@ -32,30 +33,30 @@
 #include <string>
 #include <vector>
 
+#include "expert_exchange.h"
 #include "kernels/expert_kernels.h"
 #include "model/memory.h"
 #include "model/seams.h"
 #include "program/log.h"
 #include "program/options.h"
 #include "program/totals.h"
-#include "ranks/comm.h"
 
 namespace pentatron {
 
 // Parameter groups.
 constexpr int dense_group = 0, expert_group = 1;
 
-// Two orders of rows. Permuted: top_k copies of each row of this rank, by expert. Dispatched: the rows at
-// this rank's experts, by expert and then by the rank that they come from.
+// The chunks of a micro-batch are equal parts of its rows, its copies, and the buffer. Each is permuted and
+// dispatched by itself.
 struct ExpertActivations {
-  AccumTensor probabilities;        // [rows, experts]
-  Matrix<int32_t> chosen, place;    // [rows, top_k]
-  AccumTensor fractions;            // [1, experts]: f, of a micro-batch's copies
-  AccumTensor lse;                  // [rows, 1] for the z-loss, else nothing
-  Tensor dispatched;                // [buffer, d]
-  Tensor gate_up, product;          // [buffer, gate | up], [buffer, f]
-  Tensor returned;                  // [copies, d]
-  PinnedArray<int32_t> sent, came;  // counts: [experts], [ranks, own experts]
+  AccumTensor probabilities;      // [rows, experts]
+  Matrix<int32_t> chosen, place;  // [rows, top_k]
+  AccumTensor fractions;          // [1, experts]: f, of a micro-batch's copies
+  AccumTensor lse;                // [rows, 1] for the z-loss, else nothing
+  Tensor dispatched;              // [buffer, d]
+  Tensor gate_up, product;        // [buffer, gate | up], [buffer, f]
+  Tensor returned;                // [copies, d]
+  std::vector<RowCounts> counts;  // [chunks]
   FeedForwardTensors shared;
 };
 
@@ -75,8 +76,13 @@ inline int64_t expert_capacity(const Options& options, int64_t rows) {
 
 // Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
 // case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
-// even shares, and an even share is rows * top_k.
+// even shares, and an even share is rows * top_k. Each chunk has as much room as any other.
 inline int64_t expert_buffer_rows(const Options& options, int64_t rows) {
+  if (options.expert_chunks > 1) {
+    Options of_chunk = options;
+    of_chunk.expert_chunks = 1;
+    return options.expert_chunks * expert_buffer_rows(of_chunk, rows / options.expert_chunks);
+  }
   const int64_t own = options.experts / options.ep;
   const int64_t chosen = rows * std::min<int64_t>(options.top_k, own);  // by the tokens of one rank
   const int64_t all = options.ep * std::min(chosen, own * expert_capacity(options, rows));
@@ -96,22 +102,25 @@ class ExpertParallel : public FeedForward {
         buffer_rows_(options.experts > 0 ? expert_buffer_rows(options, rows_) : 0),
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
         own_(options.experts / experts.ranks()),
+        chunks_(options.expert_chunks),
         first_tensor_rank_(!tensor || tensor->rank() == 0),
         shared_("mlp.shared_experts.", options.shared_experts),
         experts_(experts),
+        exchange_(options_, experts, tensor, compute),
         tokens_(tokens),
         compute_(compute) {
     if (options_.experts == 0) return;
     loss_ = memory_.matrix<accum>(1, 1);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
-    counts_ = memory_.matrix<int32_t>(4, options_.experts);
-    bands_ = memory_.matrix<int32_t>(copy_bands(rows_), options_.experts);
+    counts_ = memory_.matrix<int32_t>(4 * chunks_, options_.experts);
+    bands_ = memory_.matrix<int32_t>(copy_bands(rows_ / chunks_), options_.experts);
     d_chosen_ = memory_.matrix<accum>(rows_, options_.top_k);
     d_permuted_ = memory_.matrix<real>(copies_, options_.model.d_model);
-    if (one_rank()) return;
+    if (options_.expert_products == ExpertProducts::grouped) addresses_ = memory_.matrix<void*>(3, own_);
+    if (exchange_.one_rank()) return;
     permuted_ = exchanged_.matrix<real>(copies_, options_.model.d_model);
     results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
-    connect();
+    exchange_.connect(permuted_);
   }
 
   // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears
@@ -168,13 +177,15 @@ class ExpertParallel : public FeedForward {
     if (may_be_dense(layer)) t = FeedForward::allocate_kept(arena, layer, rows);
     if (!may_have_experts(layer)) return t;
     const int e = options_.experts, d = options_.model.d_model;
-    t.other = std::make_shared<ExpertActivations>(ExpertActivations{
+    const auto a = std::make_shared<ExpertActivations>(ExpertActivations{
         arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.top_k),
         arena.matrix<int32_t>(rows, options_.top_k), arena.matrix<accum>(1, e),
         arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1), arena.matrix<real>(buffer_rows_, d),
         arena.matrix<real>(buffer_rows_, 2 * f_), arena.matrix<real>(buffer_rows_, f_),
-        arena.matrix<real>(copies_, d), PinnedArray<int32_t>(e), PinnedArray<int32_t>(e),
+        arena.matrix<real>(copies_, d), std::vector<RowCounts>(),
         has_shared() ? shared_.allocate_kept(arena, layer, rows) : FeedForwardTensors()});
+    for (int i = 0; i < chunks_; ++i) a->counts.emplace_back(e);
+    t.other = a;
     return t;
   }
 
@@ -197,41 +208,45 @@ class ExpertParallel : public FeedForward {
     }
     const Tensor h = region.enter(normed);
     ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
-    const Tensor permuted = one_rank() ? a.dispatched : permuted_;
-    const Tensor results = one_rank() ? a.returned : results_;
+    const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
+    const Tensor results = exchange_.one_rank() ? a.returned : results_;
     router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
     const Tensor bias = options_.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
     route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
-    make_permutation(a.chosen.data, rows_, options_.top_k,
-                     static_cast<int32_t>(expert_capacity(options_, rows_)), bands_, counts_, a.place.data,
-                     compute_);
-    exchange_counts(a);
-    permute_tokens(h, a.place.data, options_.top_k, permuted, compute_);
+    for (int i = 0; i < chunks_; ++i) {
+      const Matrix<int32_t> counts = counts_.row_range(4 * i, 4);
+      make_permutation(chunk(a.chosen, i).data, rows_ / chunks_, options_.top_k,
+                       static_cast<int32_t>(expert_capacity(options_, rows_ / chunks_)), bands_, counts,
+                       chunk(a.place, i).data, compute_);
+      exchange_.exchange_counts(counts.row_range(1, 1), counts.row_range(3, 1), a.counts[i]);
+    }
+    for (int i = 0; i < chunks_; ++i)
+      permute_tokens(chunk(h, i), chunk(a.place, i).data, options_.top_k, chunk(permuted, i), compute_);
     balance(batch, recomputing, a);
     await_counts(a);
-    for (int i = 0; i < options_.experts && !recomputing; ++i) loads_[layer][i] += a.sent[i];
-    if (!recomputing) {
-      dropped_.of += copies_;
-      dropped_.copies +=
-          copies_ - std::accumulate(a.sent.data(), a.sent.data() + options_.experts, int64_t{0});
-    }
+    if (!recomputing) note_loads(a, layer);
 
-    exchange(Direction::dispatch, a, permuted, a.dispatched);
+    for (int i = 0; i < chunks_; ++i)
+      exchange_.dispatch(a.counts[i], chunk(permuted, i), chunk(a.dispatched, i), arrived_[i]);
     if (has_shared())
       shared_.forward(blas, parameters, layer, batch, h, a.shared, recomputing, inside_, partial);
-    wait_stream(compute_, experts_.stream());
-    const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
-    for (const RowsOfExpert& e : groups)
-      linear_forward(blas, e.of(a.dispatched), parameters.weights(e.gate, 2), e.of(a.gate_up));
-    if (all(groups, a.product).rows > 0)
-      swiglu_forward(all(groups, a.gate_up), all(groups, a.product), compute_);
-    for (const RowsOfExpert& e : groups)
-      linear_forward(blas, e.of(a.product), parameters.weights(e.gate + 2), e.of(results));
-    exchange(Direction::combine, a, a.returned, results);
-    wait_stream(compute_, experts_.stream());
+    for (int i = 0; i < chunks_; ++i) {
+      wait_event(compute_, arrived_[i]);
+      const RowsOfExperts rows = rows_of_experts(a.counts[i]);
+      linear_forward(blas, rows.of_each(chunk(a.dispatched, i)), weights(parameters, layer, 0, 2),
+                     rows.of_each(chunk(a.gate_up, i)), addresses_);
+      if (rows.all > 0)
+        swiglu_forward(rows.of_all(chunk(a.gate_up, i)), rows.of_all(chunk(a.product, i)), compute_);
+      linear_forward(blas, rows.of_each(chunk(a.product, i)), weights(parameters, layer, 2),
+                     rows.of_each(chunk(results, i)), addresses_);
+      exchange_.combine(a.counts[i], chunk(results, i), chunk(a.returned, i));
+    }
+    wait_stream(compute_, exchange_.returned());
     if (recomputing) return {};
-    combine_tokens(a.returned, a.probabilities, a.chosen.data, a.place.data, options_.top_k, partial,
-                   compute_, has_shared());
+    for (int i = 0; i < chunks_; ++i) {
+      combine_tokens(chunk(a.returned, i), chunk(a.probabilities, i), chunk(a.chosen, i).data,
+                     chunk(a.place, i).data, options_.top_k, chunk(partial, i), compute_, has_shared());
+    }
     return region.leave(partial);
   }
 
@@ -245,33 +260,43 @@ class ExpertParallel : public FeedForward {
     }
     const ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
-    const Tensor d_returned = one_rank() ? g.returned : permuted_;
-    const Tensor d_dispatched = one_rank() ? d_permuted_ : results_;
+    const Tensor d_returned = exchange_.one_rank() ? g.returned : permuted_;
+    const Tensor d_dispatched = exchange_.one_rank() ? d_permuted_ : results_;
     if (!has_shared()) queue.prefetch(region, normed);
-    combine_tokens_backward(d_partial, a.returned, a.probabilities, a.chosen.data, a.place.data,
-                            options_.top_k, d_returned, d_chosen_.data, compute_);
-    exchange(Direction::dispatch, a, d_returned, g.returned);
+    for (int i = 0; i < chunks_; ++i) {
+      combine_tokens_backward(chunk(d_partial, i), chunk(a.returned, i), chunk(a.probabilities, i),
+                              chunk(a.chosen, i).data, chunk(a.place, i).data, options_.top_k,
+                              chunk(d_returned, i), chunk(d_chosen_, i).data, compute_);
+      exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
+    }
     route_tokens_backward(a.probabilities, a.chosen.data, options_.top_k, d_chosen_.data, a.fractions.data,
                           balance_scale(batch), g.logits, compute_, z_scale(batch), a.lse.data);
     if (has_shared()) {
       shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
                        d_h);
     }
-    wait_stream(compute_, experts_.stream());
-
-    const std::vector<RowsOfExpert> groups = rows_of_experts(a, layer);
-    for (const RowsOfExpert& e : groups)
-      linear_dgrad(blas, e.of(g.returned), parameters.weights(e.gate + 2), e.of(g.product));
-    if (all(groups, g.product).rows > 0)
-      swiglu_backward(all(groups, g.product), all(groups, a.gate_up), all(groups, g.gate_up), compute_);
-    for (const RowsOfExpert& e : groups)
-      linear_dgrad(blas, e.of(g.gate_up), parameters.weights(e.gate, 2), e.of(d_dispatched));
-    exchange(Direction::combine, a, d_permuted_, d_dispatched);
+    for (int i = 0; i < chunks_; ++i) {
+      wait_event(compute_, arrived_[i]);
+      const RowsOfExperts rows = rows_of_experts(a.counts[i]);
+      linear_dgrad(blas, rows.of_each(chunk(g.returned, i)), weights(parameters, layer, 2),
+                   rows.of_each(chunk(g.product, i)), addresses_);
+      if (rows.all > 0) {
+        swiglu_backward(rows.of_all(chunk(g.product, i)), rows.of_all(chunk(a.gate_up, i)),
+                        rows.of_all(chunk(g.gate_up, i)), compute_);
+      }
+      linear_dgrad(blas, rows.of_each(chunk(g.gate_up, i)), weights(parameters, layer, 0, 2),
+                   rows.of_each(chunk(d_dispatched, i)), addresses_);
+      exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i));
+    }
 
     queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
-      for (const RowsOfExpert& e : groups) {
-        linear_wgrad(blas, e.of(g.returned), e.of(a.product), parameters.gradients(e.gate + 2));
-        linear_wgrad(blas, e.of(g.gate_up), e.of(a.dispatched), parameters.gradients(e.gate, 2));
+      for (int i = 0; i < chunks_; ++i) {
+        const RowsOfExperts rows = rows_of_experts(a.counts[i]);
+        const bool add = i > 0;
+        linear_wgrad(blas, rows.of_each(chunk(g.returned, i)), rows.of_each(chunk(a.product, i)),
+                     gradients_of(parameters, layer, add, 2), addresses_);
+        linear_wgrad(blas, rows.of_each(chunk(g.gate_up, i)), rows.of_each(chunk(a.dispatched, i)),
+                     gradients_of(parameters, layer, add, 0, 2), addresses_);
       }
       router_wgrad(g.logits, region.entered(normed), parameters.gradients(router_[layer]), compute_);
       // All tensor ranks route the same rows, and their sum is taken.
@@ -279,25 +304,33 @@ class ExpertParallel : public FeedForward {
         count_loads(a.chosen, first_tensor_rank_, parameters.gradients(bias_of(layer)), compute_);
     });
     queue.drain();  // while the gradients travel
-    wait_stream(compute_, experts_.stream());
-    permute_tokens_backward(d_permuted_, a.place.data, options_.top_k, g.logits,
-                            parameters.weights(router_[layer]), d_h, compute_, has_shared());
+    wait_stream(compute_, exchange_.returned());
+    for (int i = 0; i < chunks_; ++i) {
+      permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i).data, options_.top_k,
+                              chunk(g.logits, i), parameters.weights(router_[layer]), chunk(d_h, i), compute_,
+                              has_shared());
+    }
   }
 
  private:
-  // The dispatched rows of one of this rank's experts: [first, first + rows).
-  struct RowsOfExpert {
-    int gate;  // number of its first parameter, gate; up and down follow
-    int64_t first, rows;
-    Tensor of(Tensor arrivals) const { return arrivals.row_range(first, rows); }
+  // The dispatched rows of a chunk, by this rank's experts: their rows lie one after the other.
+  struct RowsOfExperts {
+    std::vector<int64_t> first, rows;  // [own experts]
+    int64_t all = 0;
+    Tensor of_all(Tensor arrivals) const { return arrivals.row_range(0, all); }
+    std::vector<Tensor> of_each(Tensor arrivals) const {
+      std::vector<Tensor> each;
+      for (size_t i = 0; i < rows.size(); ++i) each.push_back(arrivals.row_range(first[i], rows[i]));
+      return each;
+    }
   };
-  static Tensor all(const std::vector<RowsOfExpert>& groups, Tensor arrivals) {
-    return arrivals.row_range(0, groups.back().first + groups.back().rows);
-  }
-  enum class Direction { dispatch, combine };
 
-  // With one rank nothing travels: the kernels write the permuted rows into the dispatched buffer.
-  bool one_rank() const { return experts_.ranks() == 1; }
+  // Chunk i of this rank's rows, or of what has as many rows for each.
+  template <class T>
+  Matrix<T> chunk(Matrix<T> all, int i) const {
+    return all.row_range(i * (all.rows / chunks_), all.rows / chunks_);
+  }
+
   bool has_shared() const { return options_.shared_experts > 0; }
   int bias_of(int layer) const { return router_[layer] + 1 + 3 * options_.experts + (has_shared() ? 3 : 0); }
   bool may_have_experts(int layer) const {
@@ -317,90 +350,59 @@ class ExpertParallel : public FeedForward {
                     {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
   }
 
-  // What experts take of this rank's copies, [1, experts].
-  Matrix<int32_t> taken() const { return counts_.row_range(1, 1); }
-
-  // Connects all pairs of ranks before the first step, as Communicator::connect does for two.
-  void connect() {
-    experts_.all_to_all(taken().data, counts_.row_range(3, 1).data, own_);
-    CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
+  // Parameter `of` (0: gate, 1: up, 2: down) of each of this rank's experts, and so many more after it.
+  int parameter(int layer, int i, int of) const {
+    return router_[layer] + 1 + 3 * (experts_.rank() * own_ + i) + of;
   }
-
-  // The ranks tell each other how many rows they send to each expert. The counts start on their way to the
-  // host; await_counts waits for them.
-  void exchange_counts(const ExpertActivations& a) {
-    const Matrix<int32_t> sent = taken(), came = one_rank() ? sent : counts_.row_range(3, 1);
-    wait_stream(experts_.stream(), compute_);
-    if (!one_rank()) experts_.all_to_all(sent.data, came.data, own_);
-    const size_t bytes = options_.experts * sizeof(int32_t);
-    CUDA_CHECK(cudaMemcpyAsync(a.sent.data(), sent.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
-    CUDA_CHECK(cudaMemcpyAsync(a.came.data(), came.data, bytes, cudaMemcpyDeviceToHost, experts_.stream()));
+  std::vector<Tensor> weights(const Parameters& parameters, int layer, int of, int count = 1) const {
+    std::vector<Tensor> each;
+    for (int i = 0; i < own_; ++i) each.push_back(parameters.weights(parameter(layer, i, of), count));
+    return each;
+  }
+  std::vector<Gradient> gradients_of(const Parameters& parameters, int layer, bool add, int of,
+                                     int count = 1) const {
+    std::vector<Gradient> each;
+    for (int i = 0; i < own_; ++i) {
+      each.push_back(parameters.gradients(parameter(layer, i, of), count));
+      each.back().add |= add;
+    }
+    return each;
   }
 
   // The host waits for the counts, once in each forward of a layer: the sizes of messages and products depend
-  // on the data. Meanwhile the compute stream copies rows. Ends the run where
-  // more rows come than the buffer holds.
+  // on the data. Meanwhile the compute stream copies rows. Ends the run where more rows come than the buffer
+  // holds.
   void await_counts(const ExpertActivations& a) {
-    CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
-    if (is_dry_run()) share_evenly(a);
-    int64_t rows = 0;
-    for (int i = 0; i < options_.experts; ++i) rows += a.came[i];
-    if (rows <= buffer_rows_) return;
-    const std::string text =
-        std::to_string(rows) + " rows for the experts of a rank, room for " + std::to_string(buffer_rows_);
-    fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
-  }
-
-  // A dry run has no data. It assumes that every rank sends each expert the same number of rows.
-  void share_evenly(const ExpertActivations& a) const {
-    const int64_t copies = rows_ * options_.top_k;
-    const auto rows_for = [&](int64_t expert) {
-      const int64_t even = (expert + 1) * copies / options_.experts - expert * copies / options_.experts;
-      return static_cast<int32_t>(std::min(even, expert_capacity(options_, rows_)));
-    };
-    for (int i = 0; i < options_.experts; ++i) {
-      a.sent[i] = rows_for(i);
-      a.came[i] = rows_for(experts_.rank() * own_ + i % own_);
+    exchange_.await_counts();
+    const int64_t room = buffer_rows_ / chunks_;
+    for (const RowCounts& n : a.counts) {
+      if (is_dry_run())
+        exchange_.share_evenly(n, copies_ / chunks_, expert_capacity(options_, rows_ / chunks_));
+      if (n.rows_that_came() <= room) continue;
+      const std::string text = std::to_string(n.rows_that_came()) +
+                               " rows for the experts of a rank, room for " + std::to_string(room);
+      fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
     }
   }
 
-  // This rank's experts. Their rows lie one after the other; an expert may have none.
-  std::vector<RowsOfExpert> rows_of_experts(const ExpertActivations& a, int layer) const {
-    std::vector<RowsOfExpert> groups;
-    int64_t first = 0;
+  void note_loads(const ExpertActivations& a, int layer) {
+    for (const RowCounts& n : a.counts) {
+      for (int i = 0; i < options_.experts; ++i) loads_[layer][i] += n.sent[i];
+      dropped_.of += copies_ / chunks_;
+      dropped_.copies += copies_ / chunks_ - n.rows_sent();
+    }
+  }
+
+  RowsOfExperts rows_of_experts(const RowCounts& n) const {
+    RowsOfExperts r;
     for (int i = 0; i < own_; ++i) {
       int64_t rows = 0;
-      for (int rank = 0; rank < experts_.ranks(); ++rank) rows += a.came[rank * own_ + i];
-      const int expert = experts_.rank() * own_ + i;
-      groups.push_back({router_[layer] + 1 + 3 * expert, first, rows});
-      first += rows;
+      for (int rank = 0; rank < experts_.ranks(); ++rank) rows += n.came[rank * own_ + i];
+      r.first.push_back(r.all);
+      r.rows.push_back(rows);
+      r.all += rows;
     }
-    return groups;
-  }
-
-  // Moves rows [., d] from the permuted to the dispatched order (dispatch) or back (combine). Each (rank,
-  // expert) has its own message, so rows arrive in their places. The caller makes compute wait.
-  void exchange(Direction direction, const ExpertActivations& a, Tensor permuted, Tensor dispatched) {
-    if (one_rank()) return;
-    using Part = Communicator::Part<real>;
-    const size_t d = options_.model.d_model;
-    std::vector<Part> of_permuted, of_dispatched;
-    real* at = permuted.data;
-    for (int e = 0; e < options_.experts; ++e) {
-      of_permuted.push_back({at, a.sent[e] * d, e / own_});
-      at += a.sent[e] * d;
-    }
-    at = dispatched.data;
-    for (int i = 0; i < own_; ++i) {
-      for (int rank = 0; rank < experts_.ranks(); ++rank) {
-        const size_t size = a.came[rank * own_ + i] * d;
-        of_dispatched.push_back({at, size, rank});
-        at += size;
-      }
-    }
-    wait_stream(experts_.stream(), compute_);
-    direction == Direction::dispatch ? experts_.all_to_all_v(of_permuted, of_dispatched)
-                                     : experts_.all_to_all_v(of_dispatched, of_permuted);
+    return r;
   }
 
   int64_t tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
@@ -427,7 +429,7 @@ class ExpertParallel : public FeedForward {
   void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
     if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
     const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.top_k);
-    expert_fractions(counts_.data, options_.experts, 1 / copies_of_micro_batch, a.fractions.data, compute_);
+    count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
     if (options_.balance != Balance::loss) return;
     if (tokens_ && tokens_->ranks() > 1) {
       wait_stream(tokens_->stream(), compute_);
@@ -444,24 +446,28 @@ class ExpertParallel : public FeedForward {
   const int64_t buffer_rows_;  // for dispatched rows
   const int64_t f_;            // columns of this rank's part of an expert
   const int own_;              // experts of this rank
+  const int chunks_;           // of a micro-batch
   const bool first_tensor_rank_;
   FeedForward shared_;
   TensorRegion inside_;  // what the shared experts see: their input is entered already
   Communicator& experts_;
+  ExpertExchange exchange_;
   Communicator* tokens_;
   cudaStream_t compute_;
   std::vector<int> router_;                  // [layers]: its number; the experts' parameters follow
   std::vector<std::vector<int64_t>> loads_;  // [layers, experts]
 
+  std::vector<Event> arrived_ = std::vector<Event>(chunks_);  // the rows of a chunk
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
   AccumTensor loss_;  // [1, 1]
   Dropped dropped_;
-  Matrix<int32_t> counts_;  // [4, experts]: those of make_permutation, and rows that come
+  Matrix<int32_t> counts_;  // [chunks, 4, experts]: those of make_permutation, and rows that come
   Matrix<int32_t> bands_;   // [copy_bands, experts]
-  AccumTensor d_chosen_;    // [rows, top_k]
-  Tensor d_permuted_;       // [copies, d]: gradients of the copies
-  Tensor permuted_;         // [copies, d]: rows in forward, gradients of returned rows in backward
+  Addresses addresses_;
+  AccumTensor d_chosen_;  // [rows, top_k]
+  Tensor d_permuted_;     // [copies, d]: gradients of the copies
+  Tensor permuted_;       // [copies, d]: rows in forward, gradients of returned rows in backward
   Tensor results_;  // [buffer, d]: what experts return in forward, gradients of dispatched rows in backward
 };
 
@@ -485,8 +491,12 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
     if (options.moe_every == 1) return experts;
     return FeedForwardMemory{{}, experts.kept + dense.kept, experts.gradients + dense.gradients};
   };
-  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands.
-  share.work += {copies * c.d, copies + 1, (4 + std::min<int64_t>(r, 256)) * e};
+  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands. An
+  // address is as long as two integers.
+  const int64_t chunks = options.expert_chunks;
+  const int64_t addresses = options.expert_products == ExpertProducts::grouped ? 3 * e / options.ep : 0;
+  share.work +=
+      {copies * c.d, copies + 1, (4 * chunks + std::min<int64_t>(r / chunks, 256)) * e + 2 * addresses};
   if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
   return share;
 }

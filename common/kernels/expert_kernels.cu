@@ -302,15 +302,6 @@ void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabil
 
 // ---- Balance ----------------------------------------------------------------------------------------------
 
-__global__ void expert_fractions_kernel(const int32_t* counts, int experts, accum scale, accum* fractions) {
-  for (size_t e : grid_range(experts)) fractions[e] = scale * counts[e];
-}
-
-void expert_fractions(const int32_t* counts, int experts, double scale, accum* fractions,
-                      cudaStream_t stream) {
-  launch(expert_fractions_kernel, dim3(1), little, stream, counts, experts, scale, fractions);
-}
-
 // One block in all.
 __global__ void add_balance_loss_kernel(const accum* __restrict__ probabilities,
                                         const accum* __restrict__ fractions, int rows, int experts,

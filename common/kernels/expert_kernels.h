@@ -70,10 +70,6 @@ void router_wgrad(AccumTensor d_logits /*[rows, experts]*/, Tensor x /*[rows, d]
 
 // ---- Balance (Lepikhin et al., "GShard", 2020; Fedus et al., "Switch", 2021)
 
-// fractions[e] = scale * counts[e].
-void expert_fractions(const int32_t* counts, int experts, double scale, accum* fractions,
-                      cudaStream_t stream);
-
 // loss[0] += scale * sum over rows and experts of fractions[e] * probabilities[r, e].
 void add_balance_loss(AccumTensor probabilities /*[rows, experts]*/, const accum* fractions /*[experts]*/,
                       double scale, accum* loss /*[1]*/, cudaStream_t stream);

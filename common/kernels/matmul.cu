@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <tuple>
+
+#include "device/cuda.h"
 #include "kernels/matmul.h"
 
 namespace pentatron {
@@ -21,6 +25,76 @@ void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transp
       static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
       static_cast<int>(b.columns), a.data, real_type, static_cast<int>(a.columns), &beta, c.data,
       data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
+}
+
+// cuBLAS reads the addresses of a group's matrices in device memory. They get there as arguments of a kernel,
+// of which a launch takes 4 KB: so no host memory has to stay unchanged until a copy has read it.
+constexpr int addresses_of_launch = 256;
+struct AddressList {
+  void* of[addresses_of_launch];
+  auto device_pointers() { return std::tie(); }  // that the kernel follows: none
+};
+__global__ void write_addresses_kernel(AddressList list, int count, void** to) {
+  for (const int i : block_range(count)) to[i] = list.of[i];
+}
+
+void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t stream) {
+  for (size_t first = 0; first < from.size(); first += addresses_of_launch) {
+    AddressList list;
+    const auto count = static_cast<int>(std::min<size_t>(from.size() - first, addresses_of_launch));
+    std::copy_n(from.data() + first, count, list.of);
+    launch(write_addresses_kernel, dim3(1), little, stream, list, count, to + first);
+  }
+}
+
+// Products c_i = op(a_i) op(b_i) + beta_i c_i; those without a result are left out.
+template <class C>
+struct Group {
+  std::vector<Tensor> a, b;
+  std::vector<Matrix<C>> c;
+  std::vector<accum> beta;
+  void add(Tensor ai, Tensor bi, Matrix<C> ci, accum beta_i) {
+    if (ci.rows == 0) return;
+    a.push_back(ai), b.push_back(bi), c.push_back(ci), beta.push_back(beta_i);
+  }
+};
+
+template <class C>
+void grouped_product(const Blas& blas, const Group<C>& group, bool transpose_a, bool transpose_b,
+                     Addresses addresses, const char* name) {
+  const auto n = static_cast<int>(group.a.size());
+#if CUBLAS_VERSION >= 120500
+  if (sizeof(C) == sizeof(real) && addresses.rows > 0 && n > 1) {
+    std::vector<Cost> costs;
+    std::vector<int> rows, columns, sums, leading_a, leading_b;
+    std::vector<void*> list(3 * n);
+    for (int i = 0; i < n; ++i) {
+      const Tensor a = group.a[i], b = group.b[i];
+      const Matrix<C> c = group.c[i];
+      rows.push_back(static_cast<int>(c.rows)), columns.push_back(static_cast<int>(c.columns));
+      sums.push_back(static_cast<int>(transpose_a ? a.rows : a.columns));
+      leading_a.push_back(static_cast<int>(a.columns)), leading_b.push_back(static_cast<int>(b.columns));
+      list[i] = b.data, list[n + i] = a.data, list[2 * n + i] = c.data;
+      costs.push_back(products(c.rows, c.columns, sums[i], 1, sizeof(real), sizeof(C), group.beta[i] != 0));
+    }
+    const std::vector<accum> alpha(n, 1);
+    const std::vector<int> size(n, 1);  // each group of cuBLAS's is one product
+    const std::vector op_a(n, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N),
+        op_b(n, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    write_addresses(list, addresses.data, blas.stream());
+    void* const* const at = addresses.data;
+    Cost cost = one_launch(costs);
+    cost.of_layer = trace::here.layer >= 0 ? 1 : 0;
+    trace::Range range(blas.stream(), name, cost);
+    CUBLAS_CHECK(cublasGemmGroupedBatchedEx(
+        blas, op_b.data(), op_a.data(), columns.data(), rows.data(), sums.data(), alpha.data(), at, real_type,
+        leading_b.data(), at + n, real_type, leading_a.data(), group.beta.data(), at + 2 * n, data_type<C>,
+        columns.data(), n, size.data(), compute_type));
+    return;
+  }
+#endif
+  for (int i = 0; i < n; ++i)
+    product(blas, group.a[i], transpose_a, group.b[i], transpose_b, group.beta[i], group.c[i], name);
 }
 
 void strided_products(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
@@ -77,6 +151,33 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     return;
   }
   product(blas, d_y, true, x, false, d_weight.add ? 1 : 0, d_weight.sum, "gemm_wgrad");
+}
+
+void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
+                    const std::vector<Tensor>& y, Addresses addresses) {
+  Group<real> group;
+  for (size_t i = 0; i < x.size(); ++i) group.add(x[i], weight[i], y[i], 0);
+  grouped_product(blas, group, false, true, addresses, "gemm_forward");
+}
+
+void linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
+                  const std::vector<Tensor>& d_x, Addresses addresses) {
+  Group<real> group;
+  for (size_t i = 0; i < d_y.size(); ++i) group.add(d_y[i], weight[i], d_x[i], 0);
+  grouped_product(blas, group, false, false, addresses, "gemm_dgrad");
+}
+
+void linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
+                  const std::vector<Gradient>& d_weight, Addresses addresses) {
+  Group<accum> group;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i].rows == 0) {
+      linear_wgrad(blas, d_y[i], x[i], d_weight[i]);
+    } else {
+      group.add(d_y[i], x[i], d_weight[i].sum, d_weight[i].add ? 1 : 0);
+    }
+  }
+  grouped_product(blas, group, true, false, addresses, "gemm_wgrad");
 }
 
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,

@@ -84,6 +84,12 @@ const std::vector<std::pair<std::string, CpExchange>> cp_exchange_names = {
 const std::vector<std::pair<std::string, Balance>> balance_names = {
     {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
 
+const std::vector<std::pair<std::string, Dispatch>> dispatch_names = {{"direct", Dispatch::direct},
+                                                                      {"once", Dispatch::once}};
+
+const std::vector<std::pair<std::string, ExpertProducts>> expert_products_names = {
+    {"grouped", ExpertProducts::grouped}, {"loop", ExpertProducts::loop}};
+
 template <typename Value>
 std::string_view name_of(const std::vector<std::pair<std::string, Value>>& names, Value value) {
   for (const auto& [name, named] : names) {
@@ -544,6 +550,12 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
                   "an expert takes so many times an even share of a micro-batch, 0: all");
       line.number("--expert-buffer", options.expert_buffer, 0, 1e6,
                   "room for so many times an even share of rows, 0: for all cases");
+      line.choice("--expert-products", options.expert_products, expert_products_names,
+                  "of a rank's experts: one launch, or one each");
+      line.whole("--expert-chunks", options.expert_chunks, 1, 1024,
+                 "parts of a micro-batch that travel while the experts compute others");
+      line.choice("--dispatch", options.dispatch, dispatch_names,
+                  "rows that tensor ranks all hold: each sends all, or a share");
       return;
   }
 }
@@ -562,6 +574,12 @@ void check_experts(const Options& options) {
   check(options.moe_every <= model.layers, "--moe-every", options.moe_every,
         "at most --layers (" + std::to_string(model.layers) + ")");
   check(options.experts % options.ep == 0, "--ep", options.ep, "a divisor of " + experts);
+  const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / options.cp;
+  check(rows % options.expert_chunks == 0, "--expert-chunks", options.expert_chunks,
+        "a divisor of the tokens that a rank has of a micro-batch (" + std::to_string(rows) + ")");
+  if (options.drop_tokens > 0 && options.expert_chunks > 1)
+    throw UsageError("--drop-tokens", text(options.drop_tokens),
+                     "0 with --expert-chunks, which split it, too");
   if (options.drop_tokens > 0 && options.cp > 1) {
     throw UsageError(
         "--drop-tokens", text(options.drop_tokens),
@@ -701,6 +719,8 @@ std::string_view to_string(TpOverlap overlap) { return name_of(tp_overlap_names,
 std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
 std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
 std::string_view to_string(Balance balance) { return name_of(balance_names, balance); }
+std::string_view to_string(Dispatch dispatch) { return name_of(dispatch_names, dispatch); }
+std::string_view to_string(ExpertProducts products) { return name_of(expert_products_names, products); }
 
 std::string changed_options(const Options& options, const TrainerState& state) {
   std::string words;

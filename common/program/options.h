@@ -51,6 +51,12 @@ enum class CpExchange { ring, all_gather, ulysses, ulysses_ring };
 // What keeps the experts equally busy: a loss, a bias of the router's choice, or nothing.
 enum class Balance { loss, bias, none };
 
+// How rows get to their experts: each tensor rank sends all its rows, or a share of them.
+enum class Dispatch { direct, once };
+
+// Whether the products of a rank's experts are one launch, or one for each expert.
+enum class ExpertProducts { grouped, loop };
+
 std::string_view to_string(Recompute recompute);
 std::string_view to_string(Attention attention);
 std::string_view to_string(OptimizerKind optimizer);
@@ -61,6 +67,8 @@ std::string_view to_string(PpMessages messages);
 std::string_view to_string(CpLayout layout);
 std::string_view to_string(CpExchange exchange);
 std::string_view to_string(Balance balance);
+std::string_view to_string(Dispatch dispatch);
+std::string_view to_string(ExpertProducts products);
 
 // Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
 // parse_options.
@@ -101,6 +109,9 @@ struct Options : TrainingConfig, CommunicationConfig {
   int shared_experts = 0;      // further experts of such a layer, which every token is sent to
   double drop_tokens = 0;      // rows that an expert takes, over an even share; 0: all
   double z_loss = 0;           // weight of the loss that keeps the router's logits small
+  int expert_chunks = 1;       // of a micro-batch that travel to the experts by themselves
+  Dispatch dispatch = Dispatch::direct;
+  ExpertProducts expert_products = ExpertProducts::grouped;
   bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
 

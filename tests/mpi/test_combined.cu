@@ -54,7 +54,8 @@ std::string command_line(const CombinedCase& c) {
     text << " --experts " << o.experts << " --top-k " << o.top_k << " --moe-every " << o.moe_every << " --ep "
          << c.shape.ep << " --balance " << to_string(o.balance) << " --aux-loss " << o.aux_loss
          << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss << " --shared-experts "
-         << o.shared_experts << " --drop-tokens " << o.drop_tokens;
+         << o.shared_experts << " --drop-tokens " << o.drop_tokens << " --expert-chunks " << o.expert_chunks
+         << " --dispatch " << to_string(o.dispatch) << " --expert-products " << to_string(o.expert_products);
   return text.str();
 }
 
@@ -392,6 +393,12 @@ class Draw {
       o.shared_experts = up_to(3) - 1;
       o.drop_tokens = cp == 1 ? one_of({0.0, 0.0, 0.7, 1.3}) : 0;
       o.ep = shape.ep;
+      o.dispatch = one_of({Dispatch::direct, Dispatch::once});
+      o.expert_products = one_of({ExpertProducts::grouped, ExpertProducts::loop});
+      const int rows = micro_batch * sequence / cp;
+      if (o.drop_tokens == 0) do
+          o.expert_chunks = up_to(4);
+        while (rows % o.expert_chunks != 0);
     }
     return c;
   }

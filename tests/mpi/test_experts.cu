@@ -250,6 +250,60 @@ TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
 }
 
 // Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
+TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][parity]") {
+  Options options = expert_options(experts_for_ranks(), 2, 2);
+  options.expert_products = ExpertProducts::loop;
+  check_parity(case_of(options), Ep::each);
+}
+
+TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity]") {
+  Options options = expert_options(experts_for_ranks(), 2, 2);
+  for (const int chunks : {2, 4}) {
+    options.expert_chunks = chunks;
+    options.shared_experts = chunks / 4;
+    check_parity(case_of(options), Ep::each);
+    check_parity(case_of(options), Ep::few, Routing::to_the_first);
+  }
+  options.balance = Balance::bias;
+  options.z_loss = 0.1;
+  options.recompute = Recompute::full;
+  options.zero_stage = 3;
+  check_parity(case_of(options));
+  if (mpi_tests::ranks() % 2 != 0) return;
+  options.expert_chunks = 2;
+  options.sequence_parallel = true;
+  check_parity(case_of(options, 2));
+  options.balance = Balance::loss;
+  check_parity(case_of(options, 1, 2));
+  options.recompute = Recompute::none;
+  options.pp_schedule = PpSchedule::zb_h1;
+  options.zero_stage = 1;
+  check_parity(case_of(options, 1, 1, 2));
+}
+
+TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity]") {
+  if (mpi_tests::ranks() % 2 != 0) return;
+  Options options = expert_options(8, 2, 1);
+  options.dispatch = Dispatch::once;
+  check_parity(case_of(options, 2), Ep::each);
+  check_parity(case_of(options, 2), Ep::few, Routing::to_the_first);
+  options.shared_experts = 1;
+  options.sequence_parallel = true;
+  options.recompute = Recompute::full;
+  options.z_loss = 0.1;
+  options.zero_stage = 3;
+  check_parity(case_of(options, 2));
+  options.expert_chunks = 2;
+  check_parity(case_of(options, 2));
+  if (mpi_tests::ranks() % 4 != 0) return;
+  check_parity(case_of(options, 2, 2));
+  options.recompute = Recompute::none;
+  options.balance = Balance::bias;
+  options.pp_schedule = PpSchedule::zb_h1;
+  options.zero_stage = 1;
+  check_parity(case_of(options, 2, 1, 2));
+}
+
 TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
   for (const double capacity : {0.5, 1.0}) {
     Options options = expert_options(experts_for_ranks(), 2, 2);
@@ -478,6 +532,33 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic]") {
   }
 }
 
+// Of two tensor ranks each sends half of the rows, gives the other what it got, and sums all of them with it.
+TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
+  if (mpi_tests::ranks() % 4 != 0) return;
+  Options options = expert_options(8, 2, 1);
+  options.ep = mpi_tests::ranks() / 2;
+  std::map<Dispatch, double> sent;  // by all ranks to experts, in elements
+  for (const Dispatch dispatch : {Dispatch::direct, Dispatch::once}) {
+    options.dispatch = dispatch;
+    World world(nullptr, nullptr);
+    CombinedModel model(case_of(options, 2), world);
+    model.mesh.tensor.reset_traffic();
+    model.accumulate(batches_of_step(model.of.options, 0));
+    const auto sum_of = [&](Communicator& ranks, const char* operation) {
+      const TrafficByOperation traffic = ranks.traffic();
+      const auto found = traffic.find(operation);
+      return world.sum({found == traffic.end() ? 0 : double(found->second.elements)})[0];
+    };
+    sent[dispatch] = sum_of(model.mesh.experts, "all_to_all_v");
+    const double times = 4.0 * options.model.layers * model.micro_batches() * world.ranks(),
+                 rows = model.mesh.rows(model.options) * options.top_k * options.model.d_model;
+    CHECK(sent[dispatch] == times * rows / (dispatch == Dispatch::once ? 2 : 1));
+    // All tensor ranks together receive what each of them needs, once in forward and once in backward.
+    CHECK(sum_of(model.mesh.tensor, "all_to_all_v") ==
+          (dispatch == Dispatch::once ? times / 2 * rows / 2 : 0));
+  }
+}
+
 TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
   const CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1), 1, 2);
@@ -596,6 +677,11 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.drop_tokens = 1.5;
       options.zero_stage = 1;
       options.sequence_parallel = true;
+      if (ranks % 2 == 0) check_memory(case_of(options, 2));
+      options.drop_tokens = 0;
+      options.expert_chunks = 4;
+      options.expert_products = ExpertProducts::loop;
+      options.dispatch = Dispatch::once;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
       options.pp_schedule = PpSchedule::zb_h1;
       if (recompute != Recompute::full) check_memory(case_of(options));

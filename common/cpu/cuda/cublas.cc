@@ -229,8 +229,9 @@ bool is_supported(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeT
 
 bool is_valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
 
-double read_scalar(const void* scalar, cublasComputeType_t compute) {
-  return is_double(compute) ? *static_cast<const double*>(scalar) : *static_cast<const float*>(scalar);
+// Element i of an array of scalars.
+double read_scalar(const void* scalars, cublasComputeType_t compute, int i) {
+  return is_double(compute) ? static_cast<const double*>(scalars)[i] : static_cast<const float*>(scalars)[i];
 }
 
 // Whether all elements, if any, lie in one live allocation.
@@ -241,6 +242,56 @@ bool is_live(const Matrices& matrices) {
   return cuda_cpu::is_accessible(static_cast<char*>(matrices.data) +
                                      std::min(0ll, last) * static_cast<long long>(matrices.element_bytes()),
                                  static_cast<size_t>(elements) * matrices.element_bytes());
+}
+
+// Type and leading dimension of a matrix.
+struct Layout {
+  cudaDataType type;
+  long long ld;
+};
+
+// A product whose matrices are still to be found.
+Product make_product(cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k, double alpha,
+                     double beta, Layout a, Layout b, Layout c) {
+  const bool plain_a = op_a == CUBLAS_OP_N, plain_b = op_b == CUBLAS_OP_N;
+  return {plain_a ? CblasNoTrans : CblasTrans,
+          plain_b ? CblasNoTrans : CblasTrans,
+          m,
+          n,
+          k,
+          alpha,
+          beta,
+          {nullptr, a.type, plain_a ? m : k, plain_a ? k : m, a.ld, 0, 1},
+          {nullptr, b.type, plain_b ? k : n, plain_b ? n : k, b.ld, 0, 1},
+          {nullptr, c.type, m, n, c.ld, 0, 1}};
+}
+
+cublasStatus_t check_product(const Product& p, cublasOperation_t op_a, cublasOperation_t op_b,
+                             cublasComputeType_t compute) {
+  if (p.m < 0 || p.n < 0 || p.k < 0 || !is_valid(op_a) || !is_valid(op_b)) return CUBLAS_STATUS_INVALID_VALUE;
+  for (const Matrices* matrices : {&p.a, &p.b, &p.c}) {
+    if (matrices->ld < std::max(1ll, matrices->rows)) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  return is_supported(p.a.type, p.b.type, p.c.type, compute) ? CUBLAS_STATUS_SUCCESS
+                                                             : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+// Sets the memory behind device pointers; false: one is not in live memory.
+bool find_matrices(Product& p, const void* a, const void* b, void* c) {
+  p.a.data = const_cast<void*>(a), p.b.data = const_cast<void*>(b), p.c.data = c;
+  for (Matrices* matrices : {&p.a, &p.b, &p.c}) {
+    if (!is_live(*matrices)) return false;
+    matrices->data = cuda_cpu::host_address(matrices->data);
+  }
+  return true;
+}
+
+template <class Work>
+cublasStatus_t enqueue(cublasHandle_t handle, const Work& work) {
+  const cudaError_t error = cuda_cpu::enqueue_described(handle->stream, work);
+  if (error == cudaSuccess) return CUBLAS_STATUS_SUCCESS;
+  return error == cudaErrorInvalidResourceHandle ? CUBLAS_STATUS_INVALID_VALUE
+                                                 : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 }  // namespace
@@ -323,27 +374,57 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           long long stride_c, int batch, cublasComputeType_t compute,
                                           cublasGemmAlgo_t) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (m < 0 || n < 0 || k < 0 || batch < 0 || alpha == nullptr || beta == nullptr)
-    return CUBLAS_STATUS_INVALID_VALUE;
-  if (!is_valid(op_a) || !is_valid(op_b)) return CUBLAS_STATUS_INVALID_VALUE;
-  const bool plain_a = op_a == CUBLAS_OP_N, plain_b = op_b == CUBLAS_OP_N;
-  Matrices a{const_cast<void*>(A), a_type, plain_a ? m : k, plain_a ? k : m, lda, stride_a, batch};
-  Matrices b{const_cast<void*>(B), b_type, plain_b ? k : n, plain_b ? n : k, ldb, stride_b, batch};
-  Matrices c{C, c_type, m, n, ldc, stride_c, batch};
-  for (const Matrices* matrices : {&a, &b, &c}) {
-    if (matrices->ld < std::max(1ll, matrices->rows)) return CUBLAS_STATUS_INVALID_VALUE;
-  }
-  if (!is_supported(a_type, b_type, c_type, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (batch < 0 || alpha == nullptr || beta == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  Product product = make_product(op_a, op_b, m, n, k, read_scalar(alpha, compute, 0),
+                                 read_scalar(beta, compute, 0), {a_type, lda}, {b_type, ldb}, {c_type, ldc});
+  product.a.stride = stride_a, product.b.stride = stride_b, product.c.stride = stride_c;
+  product.a.batch = product.b.batch = product.c.batch = batch;
+  const cublasStatus_t status = check_product(product, op_a, op_b, compute);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (m == 0 || n == 0 || batch == 0) return CUBLAS_STATUS_SUCCESS;
-  for (Matrices* matrices : {&a, &b, &c}) {
-    if (!is_live(*matrices)) return CUBLAS_STATUS_MAPPING_ERROR;
-    matrices->data = cuda_cpu::host_address(matrices->data);
+  if (!find_matrices(product, A, B, C)) return CUBLAS_STATUS_MAPPING_ERROR;
+  return enqueue(handle, [product] { return run_product(product); });
+}
+
+cublasStatus_t cublasGemmGroupedBatchedEx(cublasHandle_t handle, const cublasOperation_t op_a[],
+                                          const cublasOperation_t op_b[], const int m[], const int n[],
+                                          const int k[], const void* alpha, const void* const A[],
+                                          cudaDataType_t a_type, const int lda[], const void* const B[],
+                                          cudaDataType_t b_type, const int ldb[], const void* beta,
+                                          void* const C[], cudaDataType_t c_type, const int ldc[], int groups,
+                                          const int group_size[], cublasComputeType_t compute) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (groups < 0 || alpha == nullptr || beta == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (a_type == CUDA_R_16BF && c_type == CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  std::vector<Product> products;  // without their addresses
+  for (int i = 0; i < groups; ++i) {
+    const Product product =
+        make_product(op_a[i], op_b[i], m[i], n[i], k[i], read_scalar(alpha, compute, i),
+                     read_scalar(beta, compute, i), {a_type, lda[i]}, {b_type, ldb[i]}, {c_type, ldc[i]});
+    const cublasStatus_t status = check_product(product, op_a[i], op_b[i], compute);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (group_size[i] < 0) return CUBLAS_STATUS_INVALID_VALUE;
+    products.insert(products.end(), group_size[i], product);
   }
-  const Product product{plain_a ? CblasNoTrans : CblasTrans, plain_b ? CblasNoTrans : CblasTrans, m, n, k,
-                        read_scalar(alpha, compute),         read_scalar(beta, compute),          a, b, c};
-  const cudaError_t error =
-      cuda_cpu::enqueue_described(handle->stream, [product] { return run_product(product); });
-  if (error == cudaSuccess) return CUBLAS_STATUS_SUCCESS;
-  return error == cudaErrorInvalidResourceHandle ? CUBLAS_STATUS_INVALID_VALUE
-                                                 : CUBLAS_STATUS_EXECUTION_FAILED;
+  const size_t bytes = products.size() * sizeof(void*);
+  for (const void* list :
+       {static_cast<const void*>(A), static_cast<const void*>(B), static_cast<const void*>(C)}) {
+    if (bytes > 0 && !cuda_cpu::is_accessible(list, bytes)) return CUBLAS_STATUS_MAPPING_ERROR;
+  }
+  if (products.empty()) return CUBLAS_STATUS_SUCCESS;
+  return enqueue(handle, [products, A, B, C, bytes]() mutable {
+    const auto addresses = [&](const void* list) {
+      const void* const host = cuda_cpu::host_address(list);
+      if constexpr (cuda_cpu::under_thread_sanitizer) cuda_cpu::declare_read(host, bytes);
+      return static_cast<void* const*>(host);
+    };
+    void *const *const a = addresses(A), *const *const b = addresses(B), *const *const c = addresses(C);
+    for (size_t i = 0; i < products.size(); ++i) {
+      Product& product = products[i];
+      if (product.m == 0 || product.n == 0) continue;
+      if (!find_matrices(product, a[i], b[i], c[i])) return cudaErrorIllegalAddress;
+      if (const cudaError_t error = run_product(product); error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+  });
 }

@@ -37,6 +37,8 @@ enum cublasComputeType_t {
   CUBLAS_COMPUTE_32F_FAST_TF32 = 77
 };
 
+#define CUBLAS_VERSION 130000  // a real cuBLAS has the grouped products below since 120500
+
 using cublasHandle_t = struct cublasContext*;
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle);
@@ -65,3 +67,14 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           const void* beta, void* C, cudaDataType c_type, int ldc,
                                           long long stride_c, int batch, cublasComputeType_t compute,
                                           cublasGemmAlgo_t algorithm);
+
+// `groups` groups of products; all of one group, group_size[i] of them, have the same sizes. The arrays of
+// A, B and C are in device memory and have an address for each product; all other arrays are the host's, with
+// an element for each group.
+cublasStatus_t cublasGemmGroupedBatchedEx(cublasHandle_t handle, const cublasOperation_t op_a[],
+                                          const cublasOperation_t op_b[], const int m[], const int n[],
+                                          const int k[], const void* alpha, const void* const A[],
+                                          cudaDataType_t a_type, const int lda[], const void* const B[],
+                                          cudaDataType_t b_type, const int ldb[], const void* beta,
+                                          void* const C[], cudaDataType_t c_type, const int ldc[], int groups,
+                                          const int group_size[], cublasComputeType_t compute);
