@@ -126,7 +126,9 @@ class CostModel : public DataCost {
   double message(int stage) const {
     if (shape_.pp == 1) return 0;
     const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
-    const int from = stage % shape_.pp, to = (stage + 1) % shape_.pp;
+    if (stage + 1 == schedule_.stages()) return 0;
+    const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
+    if (from == to) return 0;
     return network_.between(line[from], line[to]).seconds(r * outside_ * c_.d) + style_.message_seconds;
   }
 
@@ -138,7 +140,7 @@ class CostModel : public DataCost {
     std::vector<Streams> streams(shape_.pp);
     double end = 0, message_came = 0;
     for (int stage = schedule_.stages() - 1; stage >= 0; --stage) {
-      const int k = stage % shape_.pp, chunk = stage / shape_.pp;
+      const auto [k, chunk] = schedule_.places[stage];
       const Instructions& list = schedule_.ranks[k];
       const Instruction last = {action, last_micro_batch(list, chunk), chunk};
       const Interval& time = played.times[k][std::find(list.begin(), list.end(), last) - list.begin()];

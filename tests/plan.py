@@ -15,7 +15,9 @@ build, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 RANKS = [int(n) for n in sys.argv[3:]] or [8, 16, 32, 64]
 MODELS = [["--model", "smollm-1.7b", "--layers", 12], ["--model", "llama-3.2-1b"],
           ["--model", "llama-3.1-8b", "--layers", 16], ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16],
-          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--shared-experts", 1]]
+          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--shared-experts", 1],
+          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--expert-chunks", 2, "--dispatch", "once"],
+          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--expert-products", "loop"]]
 draw = random.Random(20)
 passed = failed = 0
 
