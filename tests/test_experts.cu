@@ -287,7 +287,8 @@ TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
     }
     const AccumTensor fractions = device.fresh<accum>(1, s.experts),
                       sum = device.upload<accum>(HostMatrix(1, 1, 0.5));
-    count_loads({routing.chosen, s.rows, s.top_k}, 1 / copies, {fractions, false}, device.stream);
+    count_loads({const_cast<int32_t*>(routing.chosen), s.rows, s.top_k}, 1 / copies, {fractions, false},
+                device.stream);
     add_balance_loss(routing.probabilities, fractions.data, 0.25, sum.data, device.stream);
     require_close(device.download(fractions), want, sum_of<accum>(1));
     require_close(device.download(sum), HostMatrix(1, 1, loss), sum_of<accum>(s.rows * s.experts));

@@ -579,7 +579,7 @@ void check_experts(const Options& options) {
         "a divisor of the tokens that a rank has of a micro-batch (" + std::to_string(rows) + ")");
   if (options.drop_tokens > 0 && options.expert_chunks > 1)
     throw UsageError("--drop-tokens", text(options.drop_tokens),
-                     "0 with --expert-chunks, which split it, too");
+                     "0 with --expert-chunks, which split the micro-batch, too");
   if (options.drop_tokens > 0 && options.cp > 1) {
     throw UsageError(
         "--drop-tokens", text(options.drop_tokens),

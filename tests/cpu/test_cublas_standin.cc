@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -199,6 +200,67 @@ TEST_CASE("matrices may be shared by a batch", "[standin]") {
   REQUIRE(cudaMemcpy(result, c, sizeof result, cudaMemcpyDeviceToHost) == cudaSuccess);
   for (int i = 0; i < 8; ++i) CHECK(result[i] == values[i]);
   for (float* pointer : {a, b, c}) REQUIRE(cudaFree(pointer) == cudaSuccess);
+}
+
+TEST_CASE("groups of products are the single ones", "[standin]") {
+  Handle handle;
+  std::mt19937 random(5);
+  // Three groups: of two products, of one without rows, and of one.
+  const std::vector<int> m = {5, 0, 40}, n = {7, 3, 9}, k = {3, 4, 17}, size = {2, 1, 1};
+  const std::vector<cublasOperation_t> op_a = {CUBLAS_OP_N, CUBLAS_OP_N, CUBLAS_OP_T},
+                                       op_b = {CUBLAS_OP_T, CUBLAS_OP_N, CUBLAS_OP_N};
+  const std::vector<float> alpha = {1, 1, 0.5f}, beta = {0, 1, 2};
+  for (const cudaDataType type : {CUDA_R_32F, CUDA_R_16BF}) {
+    std::vector<std::unique_ptr<Matrices>> a, b, c, want;
+    std::vector<int> lda, ldb, ldc;
+    std::vector<void*> list;  // of a, b and c
+    for (int group = 0; group < 3; ++group) {
+      const bool plain_a = op_a[group] == CUBLAS_OP_N, plain_b = op_b[group] == CUBLAS_OP_N;
+      const int mm = m[group], nn = n[group], kk = k[group];
+      for (int i = 0; i < size[group]; ++i) {
+        a.push_back(std::make_unique<Matrices>(type, plain_a ? mm : kk, plain_a ? kk : mm, 1, random));
+        b.push_back(std::make_unique<Matrices>(type, plain_b ? kk : nn, plain_b ? nn : kk, 1, random));
+        const std::mt19937 same = random;
+        for (auto* results : {&c, &want}) {
+          random = same;
+          results->push_back(std::make_unique<Matrices>(type, mm, nn, 1, random));
+        }
+        CHECK(cublasGemmEx(handle.cublas, op_a[group], op_b[group], mm, nn, kk, &alpha[group],
+                           a.back()->device, type, a.back()->ld, b.back()->device, type, b.back()->ld,
+                           &beta[group], want.back()->device, type, want.back()->ld, CUBLAS_COMPUTE_32F,
+                           CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+      }
+      lda.push_back(a.back()->ld), ldb.push_back(b.back()->ld), ldc.push_back(c.back()->ld);
+    }
+    for (const auto* matrices : {&a, &b, &c})
+      for (const auto& one : *matrices) list.push_back(one->device);
+    void** on_device = nullptr;
+    REQUIRE(cudaMalloc(&on_device, list.size() * sizeof(void*)) == cudaSuccess);
+    REQUIRE(cudaMemcpy(on_device, list.data(), list.size() * sizeof(void*), cudaMemcpyHostToDevice) ==
+            cudaSuccess);
+    const auto status = [&](cudaDataType c_type, void** addresses, const int* columns) {
+      return cublasGemmGroupedBatchedEx(handle.cublas, op_a.data(), op_b.data(), m.data(), columns, k.data(),
+                                        alpha.data(), addresses, type, lda.data(), addresses + 4, type,
+                                        ldb.data(), beta.data(), addresses + 8, c_type, ldc.data(), 3,
+                                        size.data(), CUBLAS_COMPUTE_32F);
+    };
+    CHECK(status(type, on_device, n.data()) == CUBLAS_STATUS_SUCCESS);
+    REQUIRE(cudaStreamSynchronize(handle.stream) == cudaSuccess);
+    for (size_t i = 0; i < c.size(); ++i) {
+      const std::vector<double> got = c[i]->on_device(), expected = want[i]->on_device();
+      for (size_t j = 0; j < got.size(); ++j) {
+        if (std::isnan(expected[j]) ? !std::isnan(got[j]) : got[j] != expected[j])
+          FAIL_CHECK("product " << i);
+      }
+    }
+    const std::vector<int> negative = {7, -1, 9};
+    CHECK(status(type, on_device, negative.data()) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(status(type, list.data(), n.data()) == CUBLAS_STATUS_MAPPING_ERROR);  // a list of the host's
+    CHECK(status(CUDA_R_32F, on_device, n.data()) ==
+          (type == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED));
+    REQUIRE(cudaStreamSynchronize(handle.stream) == cudaSuccess);
+    REQUIRE(cudaFree(on_device) == cudaSuccess);
+  }
 }
 
 TEST_CASE("products that cuBLAS refuses are refused", "[standin]") {

@@ -678,7 +678,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
       options.zero_stage = 1;
       options.sequence_parallel = true;
       if (ranks % 2 == 0) check_memory(case_of(options, 2));
-      options.drop_tokens = 0;
+      options.drop_tokens = options.expert_buffer = 0;
       options.expert_chunks = 4;
       options.expert_products = ExpertProducts::loop;
       options.dispatch = Dispatch::once;
