@@ -270,7 +270,8 @@ class ExpertParallel : public FeedForward {
       exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
     }
     route_tokens_backward(a.probabilities, a.chosen.data, options_.top_k, d_chosen_.data, a.fractions.data,
-                          balance_scale(batch), g.logits, compute_, z_scale(batch), a.lse.data);
+                          balance_scale(batch), g.logits, compute_, z_scale(batch), a.lse.data,
+                          parameters.loss_scale());
     if (has_shared()) {
       shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
                        d_h);

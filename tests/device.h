@@ -44,10 +44,11 @@ class Device {
     return to;
   }
 
-  const int32_t* upload(const std::vector<int32_t>& from) {
-    const PinnedArray<int32_t> host(from.size());
+  template <class T>
+  const T* upload(const std::vector<T>& from) {
+    const PinnedArray<T> host(from.size());
     std::copy(from.begin(), from.end(), host.data());
-    const Matrix<int32_t> to = memory_.matrix<int32_t>(1, static_cast<int64_t>(from.size()));
+    const Matrix<T> to = memory_.matrix<T>(1, static_cast<int64_t>(from.size()));
     CUDA_CHECK(cudaMemcpyAsync(to.data, host.data(), to.bytes(), cudaMemcpyHostToDevice, stream));
     stream.synchronize();
     return to.data;

@@ -164,7 +164,12 @@ struct TestModel {
   }
 
   std::vector<double> weights(int id) { return to_host(parameters.weights(id), stream); }
-  std::vector<double> gradients(int id) { return to_host(parameters.gradients(id).sum, stream); }
+  // Without the loss scale, as nothing has overflowed.
+  std::vector<double> gradients(int id) {
+    std::vector<double> gradients = to_host(parameters.gradients(id).sum, stream);
+    for (double& g : gradients) g /= has_loss_scale ? options.loss_scale : 1;
+    return gradients;
+  }
 };
 
 }  // namespace pentatron

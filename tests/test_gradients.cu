@@ -114,7 +114,7 @@ TEST_CASE("gradient: cross-entropy", "[01][kernels]") {
     return device.download(loss)(0, 0);
   };
   forward();
-  cross_entropy_backward(device_logits, targets, 0, scale, statistics, device.stream);
+  cross_entropy_backward(device_logits, targets, 0, scale, nullptr, statistics, device.stream);
   check_gradient(device.download(device_logits), logits, [&](const HostMatrix& x) {
     device.write(device_logits, x);
     return forward();

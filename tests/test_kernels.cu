@@ -424,7 +424,7 @@ void check_cross_entropy(Device& device, const HostMatrix& logits, const std::ve
   require_close(device.download(loss), want.loss, sum_of<accum>(rows + columns));
 
   for (size_t s = 0; s < slices.size(); ++s) {
-    cross_entropy_backward(slices[s], device_targets, cuts[s], scale, statistics, device.stream);
+    cross_entropy_backward(slices[s], device_targets, cuts[s], scale, nullptr, statistics, device.stream);
     require_close(device.download(slices[s]), want.d_logits.slice(0, rows, cuts[s], cuts[s + 1] - cuts[s]),
                   sum_of<real>(columns));
   }
@@ -616,11 +616,78 @@ TEST_CASE("clip_factor", "[01][kernels]") {
            {INFINITY, 1, 0},                // as PyTorch
        }) {
     CAPTURE(norm_squared, max_norm);
-    const AccumTensor clip = device.fresh<accum>(1, 1);
-    clip_factor(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, clip.data,
-                device.stream);
-    REQUIRE(device.download(clip)(0, 0) == rounded<accum>(want));
+    const AccumTensor factors = device.fresh<accum>(1, 3);
+    step_factors(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, {0, 0.5, 0.75, 0, 0},
+                 2, nullptr, 0, reinterpret_cast<StepFactors*>(factors.data), device.stream);
+    const HostMatrix got = device.download(factors);
+    REQUIRE(got(0, 0) == rounded<accum>(want));
+    REQUIRE(got(0, 1) == rounded<accum>(1 / (1 - 0.25)));
+    REQUIRE(got(0, 2) == rounded<accum>(1 / std::sqrt(1 - 0.5625)));
   }
+}
+
+TEST_CASE("loss scale: halves, skips, and doubles after good steps", "[01][kernels]") {
+  Device device;
+  const Matrix<double> norm = device.fresh<double>(1, 1);
+  const AccumTensor factors = device.fresh<accum>(1, 3), scale = device.upload<accum>([] {
+    HostMatrix first(1, 3);
+    first(0, 0) = 1024;
+    return first;
+  }());
+  struct Case {
+    double norm_squared;  // of scaled gradients
+    double unscaled, factor, correction1;
+    std::vector<double> next;  // scale, good steps, skipped
+  };
+  const double good = 9 * 1024.0 * 1024.0, clipped = 1.5 / (3 + 1e-6);
+  int64_t step = 0;
+  for (const Case& c : {
+           Case{good, 9, clipped / 1024, 1 / (1 - 0.5), {1024, 1, 0}},
+           {INFINITY, INFINITY, -1, 1 / (1 - 0.5), {512, 0, 1}},
+           {NAN, NAN, -1, 1 / (1 - 0.5), {256, 0, 2}},
+           {9 * 256.0 * 256.0, 9, clipped / 256, 1 / (1 - 0.25), {256, 1, 2}},
+           {9 * 256.0 * 256.0, 9, clipped / 256, 1 / (1 - 0.125), {256, 2, 2}},
+           {9 * 256.0 * 256.0, 9, clipped / 256, 1 / (1 - 0.0625), {512, 0, 2}},
+           {512.0 * 512.0, 1, 1.0 / 512, 1 / (1 - 0.03125), {512, 1, 2}},
+       }) {
+    CAPTURE(++step);
+    CUDA_CHECK(cudaMemcpy(norm.data, &c.norm_squared, sizeof(double), cudaMemcpyHostToDevice));
+    step_factors(norm.data, 1.5, {0, 0.5, 0.75, 0, 0}, step, reinterpret_cast<LossScale*>(scale.data), 3,
+                 reinterpret_cast<StepFactors*>(factors.data), device.stream);
+    const double unscaled = device.download(norm)(0, 0);
+    REQUIRE((unscaled == c.unscaled || (std::isnan(unscaled) && std::isnan(c.unscaled))));
+    const HostMatrix got = device.download(factors), next = device.download(scale);
+    REQUIRE(got(0, 0) == rounded<accum>(c.factor));
+    REQUIRE(got(0, 1) == rounded<accum>(c.correction1));
+    for (int i = 0; i < 3; ++i) REQUIRE(next(0, i) == c.next[i]);
+  }
+  // A window of 0: the scale stays.
+  for (const double norm_squared : {double{INFINITY}, 1.0}) {
+    CUDA_CHECK(cudaMemcpy(norm.data, &norm_squared, sizeof(double), cudaMemcpyHostToDevice));
+    step_factors(norm.data, 1.5, {0, 0.5, 0.75, 0, 0}, ++step, reinterpret_cast<LossScale*>(scale.data), 0,
+                 reinterpret_cast<StepFactors*>(factors.data), device.stream);
+    REQUIRE(device.download(scale)(0, 0) == 512);
+  }
+  REQUIRE(device.download(scale)(0, 2) == 3);
+}
+
+TEST_CASE("a step that is skipped changes nothing", "[01][kernels]") {
+  Device device;
+  Random random;
+  const HostMatrix w = random.normal<real>(1, 37), m = random.normal<accum>(1, 37);
+  const auto* factors = device.upload(std::vector<StepFactors>{{-1, INFINITY, NAN}});
+  const accum* gradients = device.upload<accum>(HostMatrix(1, 37, INFINITY)).data;
+  const AccumTensor master = device.upload<accum>(w), moment1 = device.upload<accum>(m),
+                    moment2 = device.upload<accum>(m);
+  const Tensor weights = device.upload<real>(w);
+  adamw_step({0.1, 0.9, 0.95, 1e-8, 0.1}, weights.data, master.data, gradients, moment1.data, moment2.data,
+             factors, 37, device.stream);
+  sgd_step(0.1, 0.1, weights.data, master.data, gradients, factors, 37, device.stream);
+  sign_step(0.1, 1, weights.data, master.data, gradients, factors, 37, device.stream);
+  REQUIRE(device.download(weights) == w);
+  REQUIRE(device.download(master) == w);
+  REQUIRE(device.download(moment1) == m);
+  REQUIRE(device.download(moment2) == m);
 }
 
 // The weights, and where the optimizer computes them: apart, or the weights themselves.
@@ -643,9 +710,8 @@ constexpr double clip = 0.375;
 TEST_CASE("AdamW: several steps", "[01][kernels]") {
   Device device;
   Random random;
-  const AccumTensor device_clip = device.upload<accum>(HostMatrix(1, 1, clip));
   // An epsilon that matters shows whether it is added after the bias correction.
-  for (const AdamW adamw : {AdamW{1e-2, 0.9, 0.999, 1e-8, 0.1, 0}, {0.1, 0.5, 0.9, 0.1, 0, 0}}) {
+  for (const AdamW adamw : {AdamW{1e-2, 0.9, 0.999, 1e-8, 0.1}, {0.1, 0.5, 0.9, 0.1, 0}}) {
     for (const int64_t size : {1, 37, 2049, 10007}) {
       HostMatrix w = random.normal<real>(1, size), m(1, size), v(1, size);
       const Weights weights(device, w);
@@ -662,10 +728,10 @@ TEST_CASE("AdamW: several steps", "[01][kernels]") {
           w(0, i) -= adamw.lr * adamw.weight_decay * w(0, i);
           w(0, i) -= adamw.lr * m_hat / (std::sqrt(v_hat) + adamw.epsilon);
         }
-        AdamW now = adamw;
-        now.step = step;
-        adamw_step(now, weights.weights.data, weights.master.data, device.upload<accum>(gradients).data,
-                   moment1.data, moment2.data, device_clip.data, size, device.stream);
+        const StepFactors factors = {clip, accum(1 / (1 - std::pow(adamw.beta1, step))),
+                                     accum(1 / std::sqrt(1 - std::pow(adamw.beta2, step)))};
+        adamw_step(adamw, weights.weights.data, weights.master.data, device.upload<accum>(gradients).data,
+                   moment1.data, moment2.data, device.upload(std::vector{factors}), size, device.stream);
         require_close(device.download(moment1), m, sum_of<accum>(step));
         require_close(device.download(moment2), v, sum_of<accum>(step));
         weights.check(device, w, step);
@@ -677,7 +743,7 @@ TEST_CASE("AdamW: several steps", "[01][kernels]") {
 TEST_CASE("SGD: several steps", "[01][kernels]") {
   Device device;
   Random random;
-  const AccumTensor device_clip = device.upload<accum>(HostMatrix(1, 1, clip));
+  const auto* factors = device.upload(std::vector<StepFactors>{{clip, 1, 1}});
   for (const double weight_decay : {0.0, 0.1}) {
     for (const int64_t size : {1, 37, 2049, 10007}) {
       HostMatrix w = random.normal<real>(1, size);
@@ -689,7 +755,7 @@ TEST_CASE("SGD: several steps", "[01][kernels]") {
           w(0, i) -= 0.25 * (clip * gradients(0, i) + weight_decay * w(0, i));
         }
         sgd_step(0.25, weight_decay, weights.weights.data, weights.master.data,
-                 device.upload<accum>(gradients).data, device_clip.data, size, device.stream);
+                 device.upload<accum>(gradients).data, factors, size, device.stream);
         weights.check(device, w, step);
       }
     }

@@ -1,9 +1,10 @@
 // The two number types of a build. `real` is the type of weights and activations; `accum` that of gradients,
-// optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16 (Makefile) defines PRECISION as 64, 32
-// or 16.
+// optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16|fp16 (Makefile) defines PRECISION as
+// 64, 32 or 16, and REAL_IS_HALF for fp16.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <library_types.h>
 
 #include <type_traits>
@@ -20,6 +21,11 @@ using real = float;
 using accum = float;
 constexpr cudaDataType_t real_type = CUDA_R_32F, accum_type = CUDA_R_32F;
 constexpr const char* precision_name = "fp32";
+#elif PRECISION == 16 && defined(REAL_IS_HALF)
+using real = __half;
+using accum = float;
+constexpr cudaDataType_t real_type = CUDA_R_16F, accum_type = CUDA_R_32F;
+constexpr const char* precision_name = "fp16";
 #elif PRECISION == 16
 using real = __nv_bfloat16;
 using accum = float;
@@ -35,8 +41,16 @@ constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // of 
 template <class T>
 constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : accum_type;
 
-// With bf16 the optimizer keeps its own copy of the weights in `accum` (mixed precision; Micikevicius et al.,
-// 2017).
+// With 16 bits the optimizer keeps its own copy of the weights in `accum` (mixed precision; Micikevicius et
+// al., 2017).
 constexpr bool has_master_weights = PRECISION == 16;
+
+// fp16 has no numbers between 0 and 6e-8, where many gradients lie: they are computed times a factor
+// (optimizer.h).
+#ifdef REAL_IS_HALF
+constexpr bool has_loss_scale = true;
+#else
+constexpr bool has_loss_scale = false;
+#endif
 
 }  // namespace pentatron

@@ -37,7 +37,7 @@ void require_tensor_cores() {
   if (has_tensor_core_attention && (device.major >= 8 || is_dry_run())) return;
   throw UsageError("--attention", "tensor-core",
                    "naive or tiled with " + std::string(precision_name) + " on " + device.name +
-                       "; it takes PRECISION=bf16 on a GPU of compute capability 8.0 or later");
+                       "; it takes PRECISION=bf16 or fp16 on a GPU of compute capability 8.0 or later");
 }
 
 bool can_run_tensor_core_attention() {

@@ -55,8 +55,10 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
                                              const int32_t* __restrict__ chosen,
                                              const accum* __restrict__ d_chosen,
                                              const accum* __restrict__ fractions, accum balance_scale,
-                                             accum z_scale, const accum* __restrict__ lse, size_t rows,
-                                             int experts, int top_k, accum* __restrict__ d_logits) {
+                                             accum z_scale, const accum* __restrict__ lse,
+                                             const LossScale* loss_scale, size_t rows, int experts, int top_k,
+                                             accum* __restrict__ d_logits) {
+  if (loss_scale != nullptr) balance_scale *= loss_scale->factor, z_scale *= loss_scale->factor;
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
     accum* const d = d_logits + row * experts;
@@ -71,10 +73,12 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
 
 void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int top_k, const accum* d_chosen,
                            const accum* fractions, double balance_scale, AccumTensor d_logits,
-                           cudaStream_t stream, double z_scale, const accum* lse) {
+                           cudaStream_t stream, double z_scale, const accum* lse,
+                           const LossScale* loss_scale) {
   launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
          moves(2 * probabilities.bytes()), stream, probabilities.data, chosen, d_chosen, fractions,
-         balance_scale, z_scale, lse, probabilities.rows, probabilities.columns, top_k, d_logits.data);
+         balance_scale, z_scale, lse, loss_scale, probabilities.rows, probabilities.columns, top_k,
+         d_logits.data);
 }
 
 // One block an expert and 256 columns.

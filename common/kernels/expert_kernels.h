@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "device/tensor.h"
+#include "kernels/kernels.h"
 
 namespace pentatron {
 
@@ -52,12 +53,14 @@ void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows
 
 // d_logits = the softmax's backward of the sum of two gradients: d_chosen for the chosen probabilities, and
 // the balance loss below, which gives every probability balance_scale * fractions[expert]. With lse also that
-// of the z-loss, whose derivative by a logit is 2 z_scale lse times its probability.
+// of the z-loss, whose derivative by a logit is 2 z_scale lse times its probability. The loss scale
+// multiplies both losses.
 void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, const int32_t* chosen, int top_k,
                            const accum* d_chosen /*[rows, top_k]*/, const accum* fractions /*[experts]*/,
                            double balance_scale, AccumTensor d_logits /*[rows, experts]*/,
                            cudaStream_t stream, double z_scale = 0,
-                           const accum* lse /*[rows], or null*/ = nullptr);
+                           const accum* lse /*[rows], or null*/ = nullptr,
+                           const LossScale* loss_scale = nullptr);
 
 // d_x[r] (+)= sum of d_copies over the copies of row r, plus the router's d_logits[r] * router.
 void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, const int32_t* place, int top_k,

@@ -431,8 +431,10 @@ void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double s
 template <int width>
 __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
                                               int first_token, int vocabulary, accum scale,
+                                              const LossScale* loss_scale,
                                               const accum* __restrict__ statistics) {
   const size_t row = blockIdx.x, rows = gridDim.x;
+  if (loss_scale != nullptr) scale *= loss_scale->factor;
   const accum largest = statistics[row], row_scale = targets[row] == ignored_target ? accum(0) : scale;
   const accum factor = row_scale / statistics[rows + row];
   const int target = targets[row] - first_token;
@@ -447,11 +449,11 @@ __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const i
 }
 
 void cross_entropy_backward(Tensor logits, const int32_t* targets, int first_token, double scale,
-                            AccumTensor statistics, cudaStream_t stream) {
+                            const LossScale* loss_scale, AccumTensor statistics, cudaStream_t stream) {
   const int width = width_for(logits.columns, logits.data);
   launch(width == 1 ? cross_entropy_backward_kernel<1> : cross_entropy_backward_kernel<pack_width>,
          block_a_row(logits.rows, logits.columns / width), moves(2 * real_bytes * logits.size()), stream,
-         logits.data, targets, first_token, logits.columns, scale, statistics.data);
+         logits.data, targets, first_token, logits.columns, scale, loss_scale, statistics.data);
 }
 
 // ---- Elementwise ------------------------------------------------------------------------------------------
@@ -615,15 +617,40 @@ void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cud
   launch(add_parts_kernel, dim3(1), little, stream, parts, norm_parts, sum);
 }
 
-__global__ void clip_factor_kernel(const double* norm_squared, double max_norm, accum* clip) {
+__device__ double clip_factor(double norm_squared, double max_norm) {
+  const double factor = max_norm / (sqrt(norm_squared) + 1e-6);
+  return max_norm > 0 && factor < 1 ? factor : 1.0;
+}
+
+// The loss scale of the next step.
+__device__ LossScale next_loss_scale(LossScale now, bool overflow, int window) {
+  if (overflow) return {window > 0 ? now.factor / 2 : now.factor, 0, now.skipped + 1};
+  if (now.good_steps + 1 == window) return {now.factor * 2, 0, now.skipped};
+  return {now.factor, now.good_steps + 1, now.skipped};
+}
+
+__global__ void step_factors_kernel(double* norm_squared, double max_norm, double beta1, double beta2,
+                                    int64_t step, LossScale* scale, int window, StepFactors* factors) {
   for ([[maybe_unused]] int once : block_range(1)) {
-    const double factor = max_norm / (sqrt(norm_squared[0]) + 1e-6);
-    clip[0] = static_cast<accum>(max_norm > 0 && factor < 1 ? factor : 1.0);
+    double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
+    bool overflow = false;
+    if (scale != nullptr) {
+      unscale = 1 / static_cast<double>(scale->factor);
+      norm_squared[0] *= unscale * unscale;
+      overflow = !(norm_squared[0] < INFINITY);
+      *scale = next_loss_scale(*scale, overflow, window);
+      taken -= scale->skipped;
+    }
+    const double factor = overflow ? -1 : unscale * clip_factor(norm_squared[0], max_norm);
+    *factors = {static_cast<accum>(factor), static_cast<accum>(1 / (1 - pow(beta1, taken))),
+                static_cast<accum>(1 / sqrt(1 - pow(beta2, taken)))};
   }
 }
 
-void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaStream_t stream) {
-  launch(clip_factor_kernel, dim3(1), little, stream, norm_squared, max_norm, clip);
+void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
+                  int window, StepFactors* factors, cudaStream_t stream) {
+  launch(step_factors_kernel, dim3(1), little, stream, norm_squared, max_norm, adamw.beta1, adamw.beta2, step,
+         scale, window, factors);
 }
 
 // Stores new weights where they are kept: as `master`, and rounded where the weights are something else.
@@ -633,17 +660,16 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
   if constexpr (has_master_weights) store(weights + i, updated);
 }
 
-// The bias corrections of AdamW are folded into step_size and inverse_correction2, the weight decay into
-// `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the
-// digits. Reads the gradient, two moments and the master weight; writes all but the gradient, and the weight
-// where it lies beside its master.
+// The learning rate is folded into the weight `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2,
+// subtracted in double, as a float close to 1 lacks the digits. Reads the gradient, two moments and the
+// master weight; writes all but the gradient, and the weight where it lies beside its master.
 template <int width>
-__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum step_size,
-                                  accum inverse_correction2, accum epsilon, accum decay, real* weights,
-                                  accum* master, const accum* __restrict__ gradients,
-                                  accum* __restrict__ moment1, accum* __restrict__ moment2, const accum* clip,
-                                  size_t size) {
-  const accum factor = clip[0];
+__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum lr, accum epsilon,
+                                  accum decay, real* weights, accum* master,
+                                  const accum* __restrict__ gradients, accum* __restrict__ moment1,
+                                  accum* __restrict__ moment2, const StepFactors* factors, size_t size) {
+  const accum factor = factors->gradient, step_size = lr * factors->correction1;
+  if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
     const Pack<width> gradient = load<width>(gradients + i);
     Pack<width> m = load<width>(moment1 + i), v = load<width>(moment2 + i), weight = load<width>(master + i);
@@ -651,7 +677,7 @@ __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum g
       const accum g = factor * gradient[e];
       m[e] = beta1 * m[e] + gain1 * g;
       v[e] = beta2 * v[e] + gain2 * g * g;
-      weight[e] = weight[e] * decay - step_size * m[e] / (sqrt(v[e]) * inverse_correction2 + epsilon);
+      weight[e] = weight[e] * decay - step_size * m[e] / (sqrt(v[e]) * factors->correction2 + epsilon);
     }
     store(moment1 + i, m);
     store(moment2 + i, v);
@@ -660,21 +686,20 @@ __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum g
 }
 
 void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,
-                accum* moment2, const accum* clip, size_t size, cudaStream_t stream) {
-  const double correction1 = 1 - std::pow(adamw.beta1, adamw.step),
-               correction2 = 1 - std::pow(adamw.beta2, adamw.step);
+                accum* moment2, const StepFactors* factors, size_t size, cudaStream_t stream) {
   const int width = width_for(size, weights, master, gradients, moment1, moment2);
   launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size),
          moves((7 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, adamw.beta1,
-         adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr / correction1, 1 / std::sqrt(correction2),
-         adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, clip,
-         size);
+         adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr, adamw.epsilon,
+         1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, factors, size);
 }
 
 template <int width>
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
-                                const accum* __restrict__ gradients, const accum* clip, size_t size) {
-  const accum factor = clip[0];
+                                const accum* __restrict__ gradients, const StepFactors* factors,
+                                size_t size) {
+  const accum factor = factors->gradient;
+  if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
     const Pack<width> gradient = load<width>(gradients + i);
     Pack<width> weight = load<width>(master + i);
@@ -684,15 +709,16 @@ __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, acc
 }
 
 void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
-              const accum* clip, size_t size, cudaStream_t stream) {
+              const StepFactors* factors, size_t size, cudaStream_t stream) {
   const int width = width_for(size, weights, master, gradients);
   launch(width == 1 ? sgd_step_kernel<1> : sgd_step_kernel<pack_width>, elementwise_grid(size),
          moves((3 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, lr, weight_decay,
-         weights, master, gradients, clip, size);
+         weights, master, gradients, factors, size);
 }
 
 __global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master,
-                                 const accum* __restrict__ sums, size_t size) {
+                                 const accum* __restrict__ sums, const StepFactors* factors, size_t size) {
+  if (factors->gradient < 0) return;
   for (size_t i : grid_range(size)) {
     const double missing = target - sums[i];
     master[i] += missing > 0 ? rate : missing < 0 ? -rate : accum(0);
@@ -700,10 +726,10 @@ __global__ void sign_step_kernel(accum rate, double target, real* weights, accum
   }
 }
 
-void sign_step(double rate, double target, real* weights, accum* master, const accum* sums, size_t size,
-               cudaStream_t stream) {
+void sign_step(double rate, double target, real* weights, accum* master, const accum* sums,
+               const StepFactors* factors, size_t size, cudaStream_t stream) {
   launch(sign_step_kernel, elementwise_grid(size), moves((3 * accum_bytes + real_bytes) * size), stream, rate,
-         target, weights, master, sums, size);
+         target, weights, master, sums, factors, size);
 }
 
 }  // namespace pentatron

@@ -82,6 +82,17 @@ void swiglu_forward(Tensor gate_up /*[rows, gate | up]*/, Tensor out /*[rows, f]
 void swiglu_backward(Tensor d_out /*[rows, f]*/, Tensor gate_up, Tensor d_gate_up /*[rows, gate | up]*/,
                      cudaStream_t stream);
 
+// ---- Loss scaling (Micikevicius et al., "Mixed Precision Training", 2017, section 3.2) --------------------
+
+// In fp16 the gradient of the loss is multiplied by `factor`, so that small gradients do not become 0. It is
+// halved after a step whose gradients overflowed, and doubled after a number of good ones. On the device, so
+// that the host need not wait; the same on all ranks. Without it, kernels take a null pointer.
+struct LossScale {
+  accum factor;
+  accum good_steps;  // since it changed
+  accum skipped;     // steps in all that overflowed
+};
+
 // ---- Cross-entropy over a slice of the vocabulary ---------------------------------------------------------
 
 constexpr int ignored_target = -1;  // such a row has no loss and no gradient
@@ -100,9 +111,10 @@ void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statisti
 void cross_entropy_loss(AccumTensor statistics /*[3, rows]*/, const int32_t* targets, double scale,
                         accum* loss /*[1]*/, cudaStream_t stream);
 
-// Replaces the logits by their gradient, scale * (softmax - one-hot target).
+// Replaces the logits by their gradient, scale * (softmax - one-hot target), times the loss scale.
 void cross_entropy_backward(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets, int first_token,
-                            double scale, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
+                            double scale, const LossScale* loss_scale, AccumTensor statistics /*[3, rows]*/,
+                            cudaStream_t stream);
 
 // ---- Elementwise ------------------------------------------------------------------------------------------
 
@@ -136,25 +148,32 @@ void fill_constant(real* weights, size_t size, double value, cudaStream_t stream
 void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/, double* sum /*[1]*/,
                     cudaStream_t stream);
 
-// clip[0] = min(1, max_norm / (sqrt(norm_squared[0]) + 1e-6)), as PyTorch's clip_grad_norm_; 1 when max_norm
-// is 0.
-void clip_factor(const double* norm_squared, double max_norm, accum* clip, cudaStream_t stream);
-
 struct AdamW {
   double lr, beta1, beta2, epsilon, weight_decay;
-  int64_t step;  // from 1
 };
+// What only the device knows when a step is issued.
+struct StepFactors {
+  accum gradient;                  // factor of the gradients; negative: nothing changes
+  accum correction1, correction2;  // of AdamW's bias: of the first moment, and of the root of the second
+};
+// Computes them for step number `step` (from 1). The gradients' factor is min(1, max_norm / (norm + 1e-6)),
+// as PyTorch's clip_grad_norm_, and 1 when max_norm is 0. With a loss scale, norm_squared is first divided by
+// its square. If it is not finite, the step is skipped. Then the scale is set for the next step; it doubles
+// after `window` good steps, and never changes if that is 0.
+void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
+                  int window, StepFactors* factors, cudaStream_t stream);
+
 // One AdamW step over `size` elements (Loshchilov and Hutter, 2019). It updates `master`, and rounds the
 // weights from it. Without master weights, `master` points to the weights.
 void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,
-                accum* moment2, const accum* clip /*[1]*/, size_t size, cudaStream_t stream);
+                accum* moment2, const StepFactors* factors, size_t size, cudaStream_t stream);
 
-// weights -= lr * (clip * gradients + weight_decay * weights).
+// weights -= lr * (factor * gradients + weight_decay * weights).
 void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
-              const accum* clip, size_t size, cudaStream_t stream);
+              const StepFactors* factors, size_t size, cudaStream_t stream);
 
 // weights += rate * sign(target - sums), with sign(0) = 0.
-void sign_step(double rate, double target, real* weights, accum* master, const accum* sums, size_t size,
-               cudaStream_t stream);
+void sign_step(double rate, double target, real* weights, accum* master, const accum* sums,
+               const StepFactors* factors, size_t size, cudaStream_t stream);
 
 }  // namespace pentatron

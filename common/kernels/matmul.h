@@ -65,7 +65,7 @@ void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::v
                     const std::vector<Tensor>& y, Addresses addresses);
 void linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
                   const std::vector<Tensor>& d_x, Addresses addresses);
-// In bf16 a launch each: cuBLAS has no such product of bf16 matrices whose result is fp32.
+// With 16 bits a launch each: cuBLAS has no such product of bf16 or fp16 matrices whose result is fp32.
 void linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
                   const std::vector<Gradient>& d_weight, Addresses addresses);
 

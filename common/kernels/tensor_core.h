@@ -3,15 +3,15 @@
 // a function together.
 //
 // mma multiplies matrices that lie in the registers of a warp, D += A B with A of 16 x 16 and B of 16 x 8
-// bfloat16, and D of 16 x 8 float. Each lane has a part of each, its fragment ("mma.m16n8k16" in the PTX
-// manual). A register holds two neighbours of a row of A or of a column of B. Lane 4 g + t has, with g < 8
-// and t < 4:
+// bfloat16 (or half, in fp16 builds), and D of 16 x 8 float. Each lane has a part of each, its fragment
+// ("mma.m16n8k16" in the PTX manual). A register holds two neighbours of a row of A or of a column of B. Lane
+// 4 g + t has, with g < 8 and t < 4:
 //
 //        A      k = 2t, 2t+1   2t+8, 2t+9          B        column g             D        column 2t, 2t+1
 //      row g        a[0]          a[2]           k = 2t, 2t+1    b0            row g         d[0], d[1]
 //      row g+8      a[1]          a[3]           k = 2t+8, 2t+9  b1            row g+8       d[2], d[3]
 //
-// The layout of D is that of A's halves: two D side by side, rounded to bfloat16 and packed in pairs, are an
+// The layout of D is that of A's halves: two D side by side, rounded and packed in pairs, are an
 // A. So a product can be multiplied again without leaving the registers of its lanes (as_left_factor).
 //
 // ldmatrix loads such fragments from shared memory, four 8 x 8 matrices at a time: lanes 8 m to 8 m + 7 give
@@ -35,6 +35,14 @@ namespace pentatron {
 
 constexpr unsigned lanes_of_warp = 32;
 
+#ifdef REAL_IS_HALF
+using real16 = __half;
+#define MMA_TYPE "f16"
+#else
+using real16 = __nv_bfloat16;
+#define MMA_TYPE "bf16"
+#endif
+
 #ifdef __CUDACC__
 
 inline __device__ unsigned thread_of_block() { return threadIdx.x; }
@@ -44,7 +52,8 @@ inline __device__ void synchronize_block() { __syncthreads(); }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 
 inline __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -54,13 +63,13 @@ inline __device__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-inline __device__ void load_matrices(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+inline __device__ void load_matrices(uint32_t (&registers)[4], const real16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                : "r"(shared_address(row))
                : "memory");
 }
-inline __device__ void load_matrices_transposed(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+inline __device__ void load_matrices_transposed(uint32_t (&registers)[4], const real16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                : "r"(shared_address(row))
@@ -90,8 +99,8 @@ inline __device__ float exp2_fast(float x) {  // 2^x, good to 2 units in the las
 #else
 
 inline __device__ void mma(float (&)[4], const uint32_t (&)[4], uint32_t, uint32_t) {}
-inline __device__ void load_matrices(uint32_t (&)[4], const __nv_bfloat16*) {}
-inline __device__ void load_matrices_transposed(uint32_t (&)[4], const __nv_bfloat16*) {}
+inline __device__ void load_matrices(uint32_t (&)[4], const real16*) {}
+inline __device__ void load_matrices_transposed(uint32_t (&)[4], const real16*) {}
 inline __device__ void begin_copy_16(void*, const void*, bool) {}
 inline __device__ void begin_copy_4(void*, const void*, bool) {}
 inline __device__ void wait_for_copies() {}
@@ -126,13 +135,18 @@ inline __device__ float shuffle_xor(float value, int bit) { return __shfl_xor_sy
 
 // Two numbers, rounded, in a register.
 inline __device__ uint32_t pack(float low, float high) {
+#ifdef REAL_IS_HALF
+  const __half2 pair = __floats2half2_rn(low, high);
+#else
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+#endif
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
 // The first or second number of a register.
 inline __device__ float unpack(uint32_t pair, int which) {
-  return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
+  const auto bits = static_cast<uint16_t>(which == 0 ? pair : pair >> 16);
+  return float(reinterpret_cast<const real16&>(bits));
 }
 
 // `kernel`, for blocks of `threads` threads.
@@ -146,12 +160,12 @@ constexpr auto in_warps() {
 inline unsigned thread_of_block() { return cuda_cpu::fiber(); }
 inline void synchronize_block() { cuda_cpu::synchronize_fibers(); }
 inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  cuda_cpu::mma_m16n8k16(d, a, b0, b1);
+  cuda_cpu::mma_m16n8k16<real16>(d, a, b0, b1);
 }
-inline void load_matrices(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+inline void load_matrices(uint32_t (&registers)[4], const real16* row) {
   cuda_cpu::ldmatrix_x4(registers, row, false);
 }
-inline void load_matrices_transposed(uint32_t (&registers)[4], const __nv_bfloat16* row) {
+inline void load_matrices_transposed(uint32_t (&registers)[4], const real16* row) {
   cuda_cpu::ldmatrix_x4(registers, row, true);
 }
 inline void begin_copy_16(void* to, const void* from, bool there) {
@@ -166,12 +180,12 @@ inline void wait_for_turn(const int32_t* turn, int32_t number) { cuda_cpu::wait_
 inline void set_turn(int32_t* turn, int32_t number) { cuda_cpu::set_released(turn, number); }
 inline float shuffle_xor(float value, int bit) { return cuda_cpu::shuffle_xor(value, bit); }
 inline uint32_t pack(float low, float high) {
-  return __nv_bfloat16_raw(__float2bfloat16(low)).x | uint32_t{__nv_bfloat16_raw(__float2bfloat16(high)).x}
-                                                          << 16;
+  const auto bits = [](float x) { return uint32_t{std::bit_cast<uint16_t>(real16(x))}; };
+  return bits(low) | bits(high) << 16;
 }
 
 inline float unpack(uint32_t pair, int which) {
-  return std::bit_cast<float>(which == 0 ? pair << 16 : pair & 0xffff0000u);
+  return std::bit_cast<real16>(static_cast<uint16_t>(which == 0 ? pair : pair >> 16));
 }
 
 template <int threads, auto kernel>

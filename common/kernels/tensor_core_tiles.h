@@ -1,6 +1,6 @@
-// Tiles of bfloat16 in shared memory, their products, and the sums of these in the registers of a warp.
+// Tiles of `real16` in shared memory, their products, and the sums of these in the registers of a warp.
 //
-// A tile is [rows, size] bfloat16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, and
+// A tile is [rows, size] real16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, and
 // these would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted
 // (swizzled): chunk c of row r lies at place c ^ (r % 8), and any chunk of 8 rows in sequence is in 8
 // different places:

@@ -57,7 +57,9 @@ struct TrainingConfig {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;
-  double grad_clip = 1.0;  // highest norm of the gradient; 0: not clipped
+  double grad_clip = 1.0;     // highest norm of the gradient; 0: not clipped
+  double loss_scale = 65536;  // in fp16: by what the gradients are multiplied at first
+  int scale_window = 2000;    // good steps after which this doubles; 0: it never changes
 
   Recompute recompute = Recompute::none;
   Attention attention = Attention::naive;

@@ -16,7 +16,8 @@ namespace pentatron {
 struct ElementSizes {
   size_t real, accum;
   bool master_weights;
-  size_t workspace = 0;  // bytes that cuBLAS was given
+  size_t workspace = 0;     // bytes that cuBLAS was given
+  bool loss_scale = false;  // whether gradients are scaled
 };
 
 // Numbers of elements of each type.

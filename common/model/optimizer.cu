@@ -1,7 +1,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/kernels.h"
 #include "model/optimizer.h"
 
 namespace pentatron {
@@ -13,7 +12,7 @@ double learning_rate(const TrainingConfig& config, int64_t step) {
   return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
 }
 
-// weights -> master: exact, because bf16 is a prefix of fp32.
+// weights -> master: exact, because fp32 has all numbers of bf16 and fp16.
 __global__ void copy_to_master_kernel(const real* weights, accum* master, size_t size) {
   for (size_t i : grid_range(size)) master[i] = accum(weights[i]);
 }
@@ -23,7 +22,12 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
       parameters_(parameters),
       stream_(stream),
       parts_(norm_parts, Purpose::optimizer),
-      clip_(1, Purpose::optimizer) {
+      factors_(1, Purpose::optimizer),
+      loss_scale_(has_loss_scale ? 1 : 0, Purpose::optimizer) {
+  if (has_loss_scale) {
+    set_loss_scale({static_cast<accum>(config.loss_scale), 0, 0});
+    parameters_.set_loss_scale(loss_scale_.data());
+  }
   for (const Shard& shard : parameters_.shards()) {
     const int64_t size = shard.size();
     State state;
@@ -40,6 +44,13 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
     }
     states_.push_back(state);
   }
+}
+
+void Optimizer::set_loss_scale(LossScale scale) {
+  const PinnedArray<LossScale> host(1);
+  host[0] = scale;
+  CUDA_CHECK(cudaMemcpyAsync(loss_scale_.data(), host.data(), sizeof scale, cudaMemcpyHostToDevice, stream_));
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
 std::vector<std::string> Optimizer::state_names() const {
@@ -79,9 +90,11 @@ void Optimizer::add_norm_squared(double* norm_squared) {
   }
 }
 
-void Optimizer::step(int64_t step, const double* norm_squared) {
-  const double lr = learning_rate(config_, step);
-  clip_factor(norm_squared, config_.grad_clip, clip_.data(), stream_);
+void Optimizer::step(int64_t step, double* norm_squared) {
+  AdamW adamw = {learning_rate(config_, step), config_.beta1, config_.beta2, config_.epsilon, 0};
+  const StepFactors* const factors = factors_.data();
+  step_factors(norm_squared, config_.grad_clip, adamw, step + 1, loss_scale(), config_.scale_window,
+               factors_.data(), stream_);
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const Shard& shard = shards[i];
@@ -90,18 +103,17 @@ void Optimizer::step(int64_t step, const double* norm_squared) {
     for (const ParameterRange& range : parameters_.ranges(shard)) {
       const size_t at = range.begin_in_shard;
       if (const Parameter& p = *range.parameter; p.sign_rate > 0) {
-        sign_step(p.sign_rate, p.target, shard.weights + at, master + at, shard.gradients + at, range.size,
-                  stream_);
+        sign_step(p.sign_rate, p.target, shard.weights + at, master + at, shard.gradients + at, factors,
+                  range.size, stream_);
         continue;
       }
-      const double decay = range.parameter->decays ? config_.weight_decay : 0;
+      adamw.weight_decay = range.parameter->decays ? config_.weight_decay : 0;
       if (config_.optimizer == OptimizerKind::adamw) {
-        adamw_step({lr, config_.beta1, config_.beta2, config_.epsilon, decay, step + 1}, shard.weights + at,
-                   master + at, shard.gradients + at, state.moment1.data + at, state.moment2.data + at,
-                   clip_.data(), range.size, stream_);
+        adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
+                   state.moment2.data + at, factors, range.size, stream_);
       } else {
-        sgd_step(lr, decay, shard.weights + at, master + at, shard.gradients + at, clip_.data(), range.size,
-                 stream_);
+        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at, factors,
+                 range.size, stream_);
       }
     }
   }

@@ -1,11 +1,13 @@
 // AdamW and SGD over the shards that this rank updates, with clipping by the global gradient norm.
 //
-// The host never waits here: the norm stays on the device, and a kernel computes the clipping factor from it.
+// The host never waits here: the norm stays on the device, and a kernel computes the clipping factor from it,
+// and in fp16 whether the gradients overflowed.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -17,7 +19,8 @@ double learning_rate(const TrainingConfig& config, int64_t step);
 
 class Optimizer {
  public:
-  // Allocates the state of all shards: two moments for AdamW, and master weights where weights are bf16.
+  // Allocates the state of all shards: two moments for AdamW, and master weights where weights have 16 bits.
+  // In fp16 the gradients of `parameters` are scaled from now on.
   Optimizer(const TrainingConfig& config, Parameters& parameters, cudaStream_t stream);
 
   // norm_squared[0] (device) += the squares of this rank's gradients. Each element of the model counts on one
@@ -25,8 +28,11 @@ class Optimizer {
   void add_norm_squared(double* norm_squared);
 
   // Updates the weights of all shards. norm_squared[0] (device): the squared norm of the global gradient, by
-  // which the gradients are clipped. step: from 0.
-  void step(int64_t step, const double* norm_squared);
+  // which the gradients are clipped; the loss scale is taken out of it. step: from 0.
+  void step(int64_t step, double* norm_squared);
+
+  LossScale* loss_scale() const { return loss_scale_.data(); }  // on the device; null without one
+  void set_loss_scale(LossScale scale);                         // waits
 
   // What a checkpoint has to keep of each shard, [1, size of the shard] each, and under which names.
   std::vector<AccumTensor> states(size_t shard) const;
@@ -40,9 +46,10 @@ class Optimizer {
   Parameters& parameters_;
   cudaStream_t stream_;
   DeviceArena memory_{Purpose::optimizer};
-  std::vector<State> states_;  // [shards]
-  DeviceArray<double> parts_;  // [norm_parts]
-  DeviceArray<accum> clip_;    // [1]: the clipping factor
+  std::vector<State> states_;          // [shards]
+  DeviceArray<double> parts_;          // [norm_parts]
+  DeviceArray<StepFactors> factors_;   // [1]
+  DeviceArray<LossScale> loss_scale_;  // [1], or nothing
 };
 
 }  // namespace pentatron

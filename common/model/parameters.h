@@ -161,6 +161,9 @@ class Parameters {
   // result.
   Tensor weights(int id, int count = 1) const;
   Gradient gradients(int id, int count = 1) const;
+  // By what the gradients are multiplied; null: by nothing.
+  const LossScale* loss_scale() const { return loss_scale_; }
+  void set_loss_scale(const LossScale* scale) { loss_scale_ = scale; }
   // All gradients of the unit have been written for a micro-batch. `last`: of the step's micro-batches.
   void end_gradients(int unit, bool last);
 
@@ -175,6 +178,7 @@ class Parameters {
   ParameterLayout layout_;
   std::vector<Parameter> parameters_;
   std::vector<ParameterGroup> groups_;
+  const LossScale* loss_scale_ = nullptr;
 };
 
 }  // namespace pentatron

@@ -314,7 +314,7 @@ void Transformer::head_backward(const Batch& batch, Activations& a) {
   TensorRegion& region = *seams_.region;
   before_weights(unit, Pass::backward);
   cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
-                         a.loss_statistics, stream_);
+                         parameters_.loss_scale(), a.loss_statistics, stream_);
   a.queue.prefetch(region, a.final_normed);
   linear_dgrad(blas_, a.logits, parameters_.weights(ids_.head), branch_);
   a.queue.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {

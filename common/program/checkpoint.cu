@@ -18,11 +18,15 @@ namespace {
 namespace fs = std::filesystem;
 
 template <class T>
-constexpr NumberType number_type = std::is_same_v<T, double>  ? NumberType::fp64
-                                   : std::is_same_v<T, float> ? NumberType::fp32
-                                                              : NumberType::bf16;
+constexpr NumberType number_type = std::is_same_v<T, double>   ? NumberType::fp64
+                                   : std::is_same_v<T, float>  ? NumberType::fp32
+                                   : std::is_same_v<T, __half> ? NumberType::fp16
+                                                               : NumberType::bf16;
 
-constexpr const char* torch_name = PRECISION == 64 ? "float64" : PRECISION == 32 ? "float32" : "bfloat16";
+constexpr const char* torch_name = PRECISION == 64   ? "float64"
+                                   : PRECISION == 32 ? "float32"
+                                   : has_loss_scale  ? "float16"
+                                                     : "bfloat16";
 
 // A parameter, or one of its states, as a file has it. A norm's weight is a vector.
 StoredTensor stored(const Parameter& p, NumberType type, const std::string& state = "") {
@@ -173,6 +177,12 @@ void Checkpoints::load_states() {
   check("PRECISION", state.precision, precision_name);
   check("--optimizer", state.optimizer, to_string(options_.optimizer));
   first_step_ = state.steps;
+  if (has_loss_scale) {
+    const std::vector<double>& scale = state.loss_scale;
+    if (scale.empty()) throw UsageError("--load", options_.load_folder, "a loss scale in trainer_state.json");
+    const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
+    optimizer_.set_loss_scale({number(0), number(1), number(2)});
+  }
   const SafetensorsFolder folder("--load", options_.load_folder, "optimizer");
   const std::vector<std::string> names = optimizer_.state_names();
   check_tensors(folder, stored_states(parameters_, names));
@@ -306,6 +316,10 @@ std::string Checkpoints::write_tensors(const std::string& part) {
     }
   }
   wait_event(*stream_, updated_);
+  if (optimizer_.loss_scale() != nullptr) {
+    CUDA_CHECK(cudaMemcpyAsync(loss_scale_.data(), optimizer_.loss_scale(), sizeof(LossScale),
+                               cudaMemcpyDeviceToHost, *stream_));
+  }
   const auto fill_round = [&](size_t i) {
     if (i < rounds.size()) fill(rounds[i], static_cast<int>(i % 2));
     if (i + 1 != rounds.size()) return;
@@ -354,8 +368,10 @@ void Checkpoints::fill(const Round& round, int buffer) {
 // Makes a checkpoint of what all ranks have written.
 std::string Checkpoints::complete(const std::string& part, int64_t steps) const {
   const fs::path folder = part;
-  const std::string state =
-      trainer_state_text(steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json);
+  std::vector<double> scale;
+  if (has_loss_scale) scale = {loss_scale_[0].factor, loss_scale_[0].good_steps, loss_scale_[0].skipped};
+  const std::string state = trainer_state_text(
+      steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json, scale);
   std::string error = write_file(folder / "config.json", model_config_text(options_, torch_name));
   if (error.empty()) error = write_file(folder / "trainer_state.json", state);
   const fs::path tokenizer = tokenizer_beside(options_.data);

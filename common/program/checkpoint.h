@@ -100,6 +100,7 @@ class Checkpoints {
   std::optional<Stream> stream_;  // of the copies
   PinnedArray<std::byte> buffers_[2];
   Event filled_[2];
+  PinnedArray<LossScale> loss_scale_{1};
   Event updated_, copied_;  // the state may be copied; all of it is copied
 
   std::mutex mutex_;

@@ -95,12 +95,13 @@ void remove_old_checkpoints(const std::string& folder, int64_t steps, int keep) 
 }
 
 std::string trainer_state_text(int64_t steps, const std::string& precision, const std::string& optimizer,
-                               const std::string& options_as_json) {
-  const Json state = {{"format", 1},
-                      {"step", steps},
-                      {"precision", precision},
-                      {"optimizer", optimizer},
-                      {"options", Json::parse(options_as_json)}};
+                               const std::string& options_as_json, const std::vector<double>& loss_scale) {
+  Json state = {{"format", 1},
+                {"step", steps},
+                {"precision", precision},
+                {"optimizer", optimizer},
+                {"options", Json::parse(options_as_json)}};
+  if (!loss_scale.empty()) state["loss_scale"] = loss_scale;
   return state.dump(2) + "\n";
 }
 
@@ -120,7 +121,15 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
   for (const char* const key : {"precision", "optimizer"})
     check(state.contains(key) && state[key].is_string(), std::string("a text for ") + key);
   check(state.contains("options") && state["options"].is_object(), "options");
-  TrainerState result{state["step"], state["precision"], state["optimizer"], {}};
+  TrainerState result{state["step"], state["precision"], state["optimizer"], {}, {}};
+  if (state.contains("loss_scale")) {
+    const Json& scale = state["loss_scale"];
+    const auto is_number = [](const Json& x) { return x.is_number() && x.get<double>() >= 0; };
+    check(scale.is_array() && scale.size() == 3 && std::all_of(scale.begin(), scale.end(), is_number) &&
+              scale[0].get<double>() > 0,
+          "a loss scale of three numbers");
+    result.loss_scale = scale.get<std::vector<double>>();
+  }
   for (const auto& [name, value] : state["options"].items())
     result.options[name] = value.is_string() ? value.get<std::string>() : value.dump();
   const int64_t named =

@@ -30,9 +30,11 @@ struct TrainerState {
   int64_t steps = 0;
   std::string precision, optimizer;
   std::map<std::string, std::string> options;  // of the run that wrote it, without dashes
+  std::vector<double> loss_scale;              // [3]: what LossScale (kernels.h) has; empty: none
 };
 std::string trainer_state_text(int64_t steps, const std::string& precision, const std::string& optimizer,
-                               const std::string& options_as_json);
+                               const std::string& options_as_json,
+                               const std::vector<double>& loss_scale = {});
 TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint);
 
 }  // namespace pentatron

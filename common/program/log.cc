@@ -166,6 +166,8 @@ std::string RunLog::json_step(const StepRecord& r) const {
        << ", \"grad_norm\": " << number(r.grad_norm) << ", \"lr\": " << number(r.lr)
        << ", \"tokens\": " << r.tokens << ", \"seconds\": " << number(r.seconds)
        << ", \"comm_bytes\": " << r.comm_bytes;
+  if (r.scale && r.computed)
+    json << ", \"loss_scale\": " << number(r.scale->factor) << ", \"skipped_steps\": " << r.scale->skipped;
   if (r.dropped) json << ", \"dropped\": " << number(*r.dropped);
   if (r.modelled)
     json << ", \"modelled\": "
@@ -203,6 +205,11 @@ void RunLog::step(const StepRecord& record) {
                 human_bytes(static_cast<double>(record.memory_peak)),
                 human_bytes(static_cast<double>(record.comm_bytes))},
                step_widths);
+  if (record.scale && record.computed) {
+    out_ << "         loss scale " << formatted("%g", record.scale->factor) << ", "
+         << (record.scale->skipped == 1 ? "1 step" : std::to_string(record.scale->skipped) + " steps")
+         << " skipped\n";
+  }
   if (record.dropped)
     out_ << "         no expert took " << formatted("%.1f %%", 100 * *record.dropped) << " of the copies\n";
   out_.flush();

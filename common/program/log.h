@@ -33,7 +33,12 @@ struct StepRecord {
   size_t comm_bytes;                            // sent by a rank in this step, the largest of all ranks
   bool computed = true;                         // false in a dry run, which has no loss and no norm
   std::optional<trace::Overlap> modelled = {};  // time on the modelled GPU, the mean of all ranks
-  std::optional<double> dropped = {};           // share of the copies that no expert took, of all ranks
+  struct Scale {
+    double factor;    // of the next step's gradients
+    int64_t skipped;  // steps so far whose gradients overflowed
+  };
+  std::optional<Scale> scale = {};     // in fp16
+  std::optional<double> dropped = {};  // share of the copies that no expert took, of all ranks
 };
 
 struct RankMemory {

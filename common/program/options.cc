@@ -401,6 +401,9 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--epsilon", options.epsilon, 1e-30, 1, "added to AdamW's denominator");
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
+  line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");
+  line.whole("--scale-window", options.scale_window, 0, 1'000'000'000,
+             "good steps after which it doubles, 0: it never changes");
 }
 
 void declare_device(CommandLine& line, Options& options) {

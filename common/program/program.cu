@@ -133,7 +133,11 @@ double flops_per_token(const Options& options) {
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
          Peers& peers)
-    : options_(options), peers_(peers), totals_(totals), parameters_(parameters.global_size()) {
+    : options_(options),
+      peers_(peers),
+      totals_(totals),
+      trained_(parameters),
+      parameters_(parameters.global_size()) {
   check_work_queues(static_cast<int>(peers.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = peers.places();
   if (peers.rank() == 0) {
@@ -166,7 +170,7 @@ void Run::begin_step(int64_t step) {
 }
 
 void Run::end_step(Dropped dropped) {
-  totals_.send();
+  totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), dropped});
   if (issued_.size() == 2) log_step();
@@ -196,6 +200,10 @@ void Run::log_step() {
   if (options_.drop_tokens > 0) {
     const std::vector<double> copies = peers_.sum({issued.dropped.copies, issued.dropped.of});
     record.dropped = copies[1] > 0 ? copies[0] / copies[1] : 0;
+  }
+  if (trained_.loss_scale() != nullptr) {
+    const LossScale scale = totals_.host_loss_scale();
+    record.scale = {scale.factor, static_cast<int64_t>(scale.skipped)};
   }
   if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);

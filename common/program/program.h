@@ -28,7 +28,8 @@ class World;  // ranks/comm.h
 // As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
 
-constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights, blas_workspace};
+constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights, blas_workspace,
+                                        has_loss_scale};
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
@@ -69,6 +70,7 @@ class Run {
   const Options& options_;
   const Peers& peers_;
   StepTotals& totals_;
+  const Parameters& trained_;
   int64_t parameters_;
   std::optional<RunLog> log_;  // on rank 0
   bool is_modelled() const;

@@ -10,10 +10,14 @@ void StepTotals::add_loss(AccumTensor micro_batch_loss) {
   launch(add_loss_kernel, dim3(1), little, stream_, micro_batch_loss.data, loss());
 }
 
-void StepTotals::send() {
+void StepTotals::send(const LossScale* scale) {
   sent_ = 1 - sent_;
   CUDA_CHECK(cudaMemcpyAsync(host_.data() + sent_ * size, device_.data(), size * sizeof(double),
                              cudaMemcpyDeviceToHost, stream_));
+  if (scale != nullptr) {
+    CUDA_CHECK(cudaMemcpyAsync(host_scale_.data() + sent_, scale, sizeof(LossScale), cudaMemcpyDeviceToHost,
+                               stream_));
+  }
   // The host may look later than this, when it has issued the next step.
   const auto note_time = [](void* time) { *static_cast<double*>(time) = now(); };
   CUDA_CHECK(cudaLaunchHostFunc(stream_, note_time, &ended_[sent_]));

@@ -32,6 +32,8 @@ constexpr ncclDataType_t nccl_type<double> = ncclDouble;
 template <>
 constexpr ncclDataType_t nccl_type<__nv_bfloat16> = ncclBfloat16;
 template <>
+constexpr ncclDataType_t nccl_type<__half> = ncclHalf;
+template <>
 constexpr ncclDataType_t nccl_type<int32_t> = ncclInt32;
 
 // Combines each value over all ranks.
@@ -417,6 +419,7 @@ void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute
 PENTATRON_INSTANTIATE(float)
 PENTATRON_INSTANTIATE(double)
 PENTATRON_INSTANTIATE(__nv_bfloat16)
+PENTATRON_INSTANTIATE(__half)
 PENTATRON_INSTANTIATE(int32_t)
 #undef PENTATRON_INSTANTIATE
 

@@ -50,7 +50,8 @@ TEST_CASE("warps: mma multiplies the matrices that the lanes hold together", tag
     const uint32_t of_a[4] = {pack(a[g][t], a[g][t + 1]), pack(a[g + 8][t], a[g + 8][t + 1]),
                               pack(a[g][t + 8], a[g][t + 9]), pack(a[g + 8][t + 8], a[g + 8][t + 9])};
     float of_d[4] = {c[g][t], c[g][t + 1], c[g + 8][t], c[g + 8][t + 1]};
-    cuda_cpu::mma_m16n8k16(of_d, of_a, pack(b[t][g], b[t + 1][g]), pack(b[t + 8][g], b[t + 9][g]));
+    cuda_cpu::mma_m16n8k16<__nv_bfloat16>(of_d, of_a, pack(b[t][g], b[t + 1][g]),
+                                          pack(b[t + 8][g], b[t + 9][g]));
     d[g][t] = of_d[0], d[g][t + 1] = of_d[1], d[g + 8][t] = of_d[2], d[g + 8][t + 1] = of_d[3];
   });
   for (int i = 0; i < 16; ++i) {

@@ -195,14 +195,16 @@ void bench_vocabulary(const Table& table, const Stream& stream, int64_t rows, in
   const int32_t *tokens = work.ascending(rows, vocabulary), *by_token = work.ascending(rows, rows);
   table.bound_by_memory("cross_entropy_statistics",
                         [&] { cross_entropy_statistics(logits, tokens, 0, statistics, stream); });
-  table.bound_by_memory("cross_entropy_backward",
-                        [&] { cross_entropy_backward(logits, tokens, 0, 1e-4, statistics, stream); });
+  table.bound_by_memory("cross_entropy_backward", [&] {
+    cross_entropy_backward(logits, tokens, 0, 1e-4, nullptr, statistics, stream);
+  });
   table.bound_by_memory("embedding_forward",
                         [&] { embedding_forward(words, tokens, 0, rows_of_table, stream); });
   // As many tokens as there are, of which none comes twice.
   if (rows <= vocabulary) {
-    table.bound_by_memory("embedding_backward",
-                          [&] { embedding_backward(rows_of_table, tokens, by_token, 0, {d_words, true}, stream); });
+    table.bound_by_memory("embedding_backward", [&] {
+      embedding_backward(rows_of_table, tokens, by_token, 0, {d_words, true}, stream);
+    });
   }
 }
 
@@ -210,7 +212,7 @@ void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
   Workspace work(stream);
   const Tensor weights = work.tensor(1, size);
   const AccumTensor gradients = work.statistics(1, size), moment1 = work.statistics(1, size),
-                    moment2 = work.statistics(1, size), clip = work.statistics(1, 1);
+                    moment2 = work.statistics(1, size), factors = work.statistics(1, 3);
   const AccumTensor master = has_master_weights
                                  ? work.statistics(1, size)
                                  : AccumTensor{reinterpret_cast<accum*>(weights.data), 1, size};
@@ -220,8 +222,8 @@ void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
                         [&] { sum_of_squares(gradients.data, size, parts.data(), sum.data(), stream); });
   table.bound_by_memory("accumulate", [&] { accumulate(moment1.data, gradients.data, size, stream); });
   table.bound_by_memory("adamw_step", [&] {
-    adamw_step({1e-3, 0.9, 0.95, 1e-8, 0.1, 1}, weights.data, master.data, gradients.data, moment1.data,
-               moment2.data, clip.data, size, stream);
+    adamw_step({1e-3, 0.9, 0.95, 1e-8, 0.1}, weights.data, master.data, gradients.data, moment1.data,
+               moment2.data, reinterpret_cast<const StepFactors*>(factors.data), size, stream);
   });
 }
 

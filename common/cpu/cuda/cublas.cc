@@ -1,5 +1,5 @@
-// Matrix products on a stream, computed by a CPU BLAS (cblas). A product in bf16 is computed in fp32: its
-// inputs are converted, which is exact, and its result is rounded once, as tensor cores do.
+// Matrix products on a stream, computed by a CPU BLAS (cblas). A product in bf16 or fp16 is computed in fp32:
+// its inputs are converted, which is exact, and its result is rounded once, as tensor cores do.
 #include <cblas.h>
 #include <dlfcn.h>
 
@@ -11,6 +11,7 @@
 #include "cublas_v2.h"
 #include "cuda_bf16.h"
 #include "cuda_cpu.h"
+#include "cuda_fp16.h"
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
@@ -151,29 +152,32 @@ void for_each_column(const Matrices& matrices, const Column& column) {
   });
 }
 
-// bf16 [rows, columns] with a leading dimension -> fp32 [rows, columns] without gaps, one matrix of the batch
-// after the other.
+// bf16 or fp16 [rows, columns] with a leading dimension -> fp32 [rows, columns] without gaps, one matrix of
+// the batch after the other.
+template <class T>
 void widen(const Matrices& from, float* to) {
   for_each_column(from, [&](long long i, long long j, long long column) {
-    const auto* source = from.at<const __nv_bfloat16>(i) + j * from.ld;
+    const T* source = from.at<const T>(i) + j * from.ld;
     float* target = to + column * from.rows;
-    for (long long row = 0; row < from.rows; ++row) target[row] = __bfloat162float(source[row]);
+    for (long long row = 0; row < from.rows; ++row) target[row] = static_cast<float>(source[row]);
   });
 }
 
+template <class T>
 void narrow(const float* from, const Matrices& to) {
   for_each_column(to, [&](long long i, long long j, long long column) {
     const float* source = from + column * to.rows;
-    auto* target = to.at<__nv_bfloat16>(i) + j * to.ld;
-    for (long long row = 0; row < to.rows; ++row) target[row] = __float2bfloat16(source[row]);
+    T* target = to.at<T>(i) + j * to.ld;
+    for (long long row = 0; row < to.rows; ++row) target[row] = static_cast<T>(source[row]);
   });
 }
 
-// The fp32 copy of bf16 matrices, in a buffer that the stream's thread keeps.
+// The fp32 copy of such matrices, in a buffer that the stream's thread keeps.
+template <class T>
 Matrices widened(const Matrices& matrices, std::vector<float>& buffer, bool with_values) {
   const size_t elements = static_cast<size_t>(matrices.rows * matrices.columns * matrices.batch);
   if (buffer.size() < elements) buffer.resize(elements);
-  if (with_values) widen(matrices, buffer.data());
+  if (with_values) widen<T>(matrices, buffer.data());
   Matrices copy = matrices;
   copy.data = buffer.data();
   copy.type = CUDA_R_32F;
@@ -182,14 +186,15 @@ Matrices widened(const Matrices& matrices, std::vector<float>& buffer, bool with
   return copy;
 }
 
-void run_bf16(const Product& p) {
+template <class T>
+void run_in_float(const Product& p) {
   static thread_local std::vector<float> a, b, c;
   Product product = p;
-  product.a = widened(p.a, a, true);
-  product.b = widened(p.b, b, true);
-  if (p.c.type == CUDA_R_16BF) product.c = widened(p.c, c, p.beta != 0);
+  product.a = widened<T>(p.a, a, true);
+  product.b = widened<T>(p.b, b, true);
+  if (p.c.type == p.a.type) product.c = widened<T>(p.c, c, p.beta != 0);
   run_in_place<float>(product);
-  if (p.c.type == CUDA_R_16BF) narrow(c.data(), p.c);
+  if (p.c.type == p.a.type) narrow<T>(c.data(), p.c);
 }
 
 // The columns' own elements only: what lies between them may be another thread's.
@@ -213,7 +218,8 @@ cudaError_t run_product(const Product& p) {
   }
   if (p.a.type == CUDA_R_64F) run_in_place<double>(p);
   if (p.a.type == CUDA_R_32F) run_in_place<float>(p);
-  if (p.a.type == CUDA_R_16BF) run_bf16(p);
+  if (p.a.type == CUDA_R_16BF) run_in_float<__nv_bfloat16>(p);
+  if (p.a.type == CUDA_R_16F) run_in_float<__half>(p);
   return cudaSuccess;
 }
 
@@ -224,7 +230,8 @@ bool is_double(cublasComputeType_t compute) {
 bool is_supported(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
   if (a != b) return false;
   if (is_double(compute)) return a == CUDA_R_64F && c == CUDA_R_64F;
-  return (a == CUDA_R_32F && c == CUDA_R_32F) || (a == CUDA_R_16BF && (c == CUDA_R_16BF || c == CUDA_R_32F));
+  const bool has_16_bits = a == CUDA_R_16BF || a == CUDA_R_16F;
+  return (a == CUDA_R_32F && c == CUDA_R_32F) || (has_16_bits && (c == a || c == CUDA_R_32F));
 }
 
 bool is_valid(cublasOperation_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
@@ -395,7 +402,7 @@ cublasStatus_t cublasGemmGroupedBatchedEx(cublasHandle_t handle, const cublasOpe
                                           const int group_size[], cublasComputeType_t compute) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (groups < 0 || alpha == nullptr || beta == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  if (a_type == CUDA_R_16BF && c_type == CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (a_type != c_type) return CUBLAS_STATUS_NOT_SUPPORTED;
   std::vector<Product> products;  // without their addresses
   for (int i = 0; i < groups; ++i) {
     const Product product =

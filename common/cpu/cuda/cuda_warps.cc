@@ -124,9 +124,9 @@ bool open_barrier(unsigned threads) {
 // ---- Fragments --------------------------------------------------------------------------------------------
 
 // Halves of registers: element i of a fragment is in register i / 2.
+template <class T>
 float element(const uint32_t* registers, int i) {
-  const uint32_t half = i % 2 == 0 ? registers[i / 2] << 16 : registers[i / 2] & 0xffff0000u;
-  return std::bit_cast<float>(half);
+  return static_cast<float>(std::bit_cast<T>(static_cast<uint16_t>(registers[i / 2] >> 16 * (i % 2))));
 }
 
 struct Mma {
@@ -135,6 +135,7 @@ struct Mma {
   uint32_t b[2];
 };
 
+template <class T>
 void multiply(void* const* of_lane) {
   float a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane) {
@@ -142,9 +143,9 @@ void multiply(void* const* of_lane) {
     const int group = lane / 4, in_group = lane % 4;
     for (int i = 0; i < 8; ++i) {
       const int row = i < 2 || (i >= 4 && i < 6) ? group : group + 8;
-      a[row][in_group * 2 + i % 2 + (i >= 4 ? 8 : 0)] = element(mma.a, i);
+      a[row][in_group * 2 + i % 2 + (i >= 4 ? 8 : 0)] = element<T>(mma.a, i);
     }
-    for (int i = 0; i < 4; ++i) b[in_group * 2 + i % 2 + (i >= 2 ? 8 : 0)][group] = element(mma.b, i);
+    for (int i = 0; i < 4; ++i) b[in_group * 2 + i % 2 + (i >= 2 ? 8 : 0)][group] = element<T>(mma.b, i);
   }
   for (int lane = 0; lane < 32; ++lane) {
     const Mma& mma = *static_cast<const Mma*>(of_lane[lane]);
@@ -244,10 +245,13 @@ void together(void (*operation)(void* const*), void* argument) {
   for (unsigned i = first; i < first + kLanes; ++i) fibers.of_thread[i].state = State::ready;
 }
 
+template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   Mma mma = {d, a, {b0, b1}};
-  together(multiply, &mma);
+  together(multiply<T>, &mma);
 }
+template void mma_m16n8k16<__nv_bfloat16>(float (&)[4], const uint32_t (&)[4], uint32_t, uint32_t);
+template void mma_m16n8k16<__half>(float (&)[4], const uint32_t (&)[4], uint32_t, uint32_t);
 
 void ldmatrix_x4(uint32_t (&registers)[4], const void* row, bool transposed) {
   if (!aligned(row, 16)) refuse("ldmatrix of a misaligned row");

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
@@ -30,7 +31,9 @@ void synchronize_fibers();  // __syncthreads()
 void together(void (*operation)(void* const* of_lane /*[32]*/), void* argument);
 
 // The instructions of the same names, as the PTX manual defines them (sections "Warp-level matrix
-// instructions" and "cp.async"). A register holds two bfloat16, the first one in its lower half.
+// instructions" and "cp.async"). A register holds two numbers of 16 bits, the first one in its lower
+// half; T says which ones: __nv_bfloat16 or __half.
+template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void ldmatrix_x4(uint32_t (&registers)[4], const void* row, bool transposed);
 float shuffle_xor(float value, int bit);

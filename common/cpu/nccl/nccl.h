@@ -10,7 +10,7 @@
 //   ncclCommGetAsyncError; the streams stay held until ncclCommAbort), and buffers that overlap other than
 //   in NCCL's in-place forms (at the call).
 //
-// Sums are formed in rank order, of bfloat16 in float and rounded once, and are the same bits on all ranks.
+// Sums are formed in rank order, of bfloat16 and half in float and rounded once, and are the same bits on all ranks.
 // The program initialises MPI, with MPI_THREAD_MULTIPLE. Environment: NCCL_CPU_LINK and its sisters
 // (modelled_link.h), NCCL_DEBUG=WARN prints errors.
 #pragma once
@@ -69,7 +69,8 @@ enum ncclDataType_t {
   ncclUint32 = 3,
   ncclInt64 = 4,
   ncclUint64 = 5,
-  ncclFloat16 = 6,  // refused
+  ncclFloat16 = 6,
+  ncclHalf = 6,
   ncclFloat32 = 7,
   ncclFloat = 7,
   ncclFloat64 = 8,

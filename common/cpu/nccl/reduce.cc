@@ -1,6 +1,7 @@
 #include "reduce.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -45,6 +46,7 @@ size_t size_of(ncclDataType_t type) {
     case ncclInt8:
     case ncclUint8:
       return 1;
+    case ncclFloat16:
     case ncclBfloat16:
       return 2;
     case ncclInt32:
@@ -79,6 +81,8 @@ void reduce(void* out, std::span<const void* const> contributions, size_t count,
       return reduce_type<float>(out, contributions, count, op);
     case ncclFloat64:
       return reduce_type<double>(out, contributions, count, op);
+    case ncclFloat16:
+      return reduce_type<__half, float>(out, contributions, count, op);
     case ncclBfloat16:
       return reduce_type<__nv_bfloat16, float>(out, contributions, count, op);
     default:
