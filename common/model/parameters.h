@@ -18,6 +18,8 @@
 
 namespace pentatron {
 
+struct LossScale;  // kernels/kernels.h
+
 // How the tensor ranks split a parameter (used from 04 on). Megatron's column-parallel linear layer is split
 // by output, its row-parallel one by input, embedding and head by vocabulary. All tensor ranks hold the rest
 // whole. held_outside: used outside the tensor regions (norms); its gradient is partial only if the ranks
