@@ -1,4 +1,4 @@
-# "make help" lists the targets. BACKEND=cpu|cuda, PRECISION=fp32|fp64|bf16|fp16 and SANITIZE=thread|address choose what is
+# "make help" lists the targets. BACKEND=cpu|cuda, PRECISION=fp32|fp64|bf16|fp16|fp8 and SANITIZE=thread|address choose what is
 # built, BLOCK_THREADS=4 makes a CPU block four threads; each choice has a folder of its own under build/. V=1 shows
 # the commands.
 
@@ -16,7 +16,7 @@ check = $(if $(filter-out $(2),$($(1))),$(error $(1): $($(1)) is not valid; expe
 NCCL ?= $(if $(filter cpu,$(BACKEND)),mpi,nccl)
 $(call check,BACKEND,cpu cuda)
 $(call check,NCCL,$(if $(filter cpu,$(BACKEND)),mpi,nccl mpi))
-$(call check,PRECISION,fp32 fp64 bf16 fp16)
+$(call check,PRECISION,fp32 fp64 bf16 fp16 fp8)
 $(call check,SANITIZE,$(if $(filter cpu,$(BACKEND)),thread address,nothing with BACKEND=cuda))
 
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
@@ -68,7 +68,12 @@ SANITIZER_thread := -fsanitize=thread
 SANITIZER_address := -fsanitize=address,alignment
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
 DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
-BUILD_DEFINES := -DPRECISION=$(patsubst bf%,%,$(patsubst fp%,%,$(PRECISION))) $(if $(filter fp16,$(PRECISION)),-DREAL_IS_HALF)
+BUILD_DEFINES_fp64 := -DPRECISION=64
+BUILD_DEFINES_fp32 := -DPRECISION=32
+BUILD_DEFINES_bf16 := -DPRECISION=16
+BUILD_DEFINES_fp16 := -DPRECISION=16 -DREAL_IS_HALF
+BUILD_DEFINES_fp8 := -DPRECISION=16 -DPRODUCTS_IN_FP8
+BUILD_DEFINES := $(BUILD_DEFINES_$(PRECISION))
 # PACKAGE_HEADERS and PACKAGE_LIBRARIES are folders that the compilers do not search by themselves, with colons between.
 $(foreach word,$(shell CXX='$(CXX)' common/packages.sh $(if $(filter cuda,$(BACKEND)),$(NVCC))),$(eval $(word)))
 PACKAGE_FLAGS := $(addprefix -isystem ,$(subst :, ,$(PACKAGE_HEADERS)))
@@ -401,4 +406,4 @@ help:
 	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"
 	@echo "make gpu-bundle    pack what gpu-check needs on a machine without network: this tree, MPICH, headers"
 	@echo "make clean         remove build/"
-	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16|fp16  SANITIZE=thread|address  V=1    (here: $(BUILD))"
+	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16|fp16|fp8  SANITIZE=thread|address  V=1    (here: $(BUILD))"

@@ -200,6 +200,13 @@ class ExpertParallel : public FeedForward {
     return g;
   }
 
+  int64_t largest_operand(int64_t rows, int64_t d) const override {
+    const int64_t dense = FeedForward::largest_operand(may_be_dense(any_layer) ? rows : 0, d);
+    const int64_t shared = has_shared() ? shared_.largest_operand(rows, d) : 0;
+    if (options_.experts == 0) return dense;
+    return std::max({dense, shared, pentatron::largest_operand(buffer_rows_ / chunks_, d, 2 * f_)});
+  }
+
   Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
                  const FeedForwardTensors& kept, bool recomputing, TensorRegion& region,
                  Tensor partial) override {
@@ -479,18 +486,24 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
   const Columns c = columns_of(options.model, share.tensor_ranks);
   const int64_t r = rows_of(options, share).inside, e = options.experts, copies = r * options.top_k;
   const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
-  const FeedForwardMemory dense = {{mlp}, {r * 3 * c.f}, {r * 3 * c.f}};
+  const FeedForwardMemory dense = {
+      {mlp}, {r * 3 * c.f}, {r * 3 * c.f}, largest_operand(options.moe_every > 1 ? r : 0, c.d, 2 * c.f)};
   const int64_t bias = options.has_balance_bias() ? e : 0, shared = options.shared_experts;
   const FeedForwardMemory experts = {
       {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
       {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f,
        (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
-      {buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f, r * e}};
+      {buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f, r * e},
+      std::max(largest_operand(buffer / options.expert_chunks, c.d, 2 * c.f),
+               shared > 0 ? largest_operand(r, c.d, 2 * c.f * shared) : 0)};
   share.replicas.push_back(share.replicas[0] / options.ep);
   share.feed_forward = [=](int layer) {
     if (layer != any_layer) return options.has_experts(layer) ? experts : dense;
     if (options.moe_every == 1) return experts;
-    return FeedForwardMemory{{}, experts.kept + dense.kept, experts.gradients + dense.gradients};
+    return FeedForwardMemory{{},
+                             experts.kept + dense.kept,
+                             experts.gradients + dense.gradients,
+                             std::max(experts.operand, dense.operand)};
   };
   // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands. An
   // address is as long as two integers.

@@ -27,6 +27,7 @@ constexpr Field fields[] = {
     {"flops_fp64", &DeviceProfile::flops_fp64, "FLOP/s"},
     {"flops_fp32", &DeviceProfile::flops_fp32, "FLOP/s"},
     {"flops_bf16", &DeviceProfile::flops_bf16, "FLOP/s"},
+    {"flops_fp8", &DeviceProfile::flops_fp8, "FLOP/s"},
     {"product_achievable", &DeviceProfile::product_achievable, "share"},
     {"tile_rows", &DeviceProfile::tile_rows, "elements"},
     {"tile_columns", &DeviceProfile::tile_columns, "elements"},
@@ -88,7 +89,10 @@ double product_seconds(const DeviceProfile& p, const Cost& c) {
 }  // namespace
 
 double DeviceProfile::flops(int element_bytes) const {
-  return element_bytes == 8 ? flops_fp64 : element_bytes == 4 ? flops_fp32 : flops_bf16;
+  return element_bytes == 8   ? flops_fp64
+         : element_bytes == 4 ? flops_fp32
+         : element_bytes == 2 ? flops_bf16
+                              : flops_fp8;
 }
 
 double DeviceProfile::seconds(const Cost& cost) const {

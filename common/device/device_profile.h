@@ -12,11 +12,11 @@ namespace pentatron {
 struct DeviceProfile {
   std::string name;
   double memory_bytes;
-  double memory_bandwidth;                    // bytes/s
-  double memory_achievable;                   // share of it that a good kernel reaches
-  double flops_fp64, flops_fp32, flops_bf16;  // FLOP/s of dense products
-  double product_achievable;                  // share of them that a large product reaches
-  double tile_rows, tile_columns;             // of the result, on which one multiprocessor works
+  double memory_bandwidth;                               // bytes/s
+  double memory_achievable;                              // share of it that a good kernel reaches
+  double flops_fp64, flops_fp32, flops_bf16, flops_fp8;  // FLOP/s of dense products
+  double product_achievable;                             // share of them that a large product reaches
+  double tile_rows, tile_columns;                        // of the result, on which one multiprocessor works
   double multiprocessors;
   double attention_forward_achievable, attention_backward_achievable;  // as product_achievable
   double kernel_seconds;                      // the shortest kernel, with the gap before it

@@ -1,6 +1,7 @@
 // The two number types of a build. `real` is the type of weights and activations; `accum` that of gradients,
-// optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16|fp16 (Makefile) defines PRECISION as
-// 64, 32 or 16, and REAL_IS_HALF for fp16.
+// optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16|fp16|fp8 (Makefile) defines PRECISION
+// as 64, 32 or 16, REAL_IS_HALF for fp16, and PRODUCTS_IN_FP8 for fp8, which is bf16 but for the products of
+// layers (kernels/fp8.h).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,6 +11,12 @@
 #include <type_traits>
 
 namespace pentatron {
+
+#ifdef PRODUCTS_IN_FP8
+constexpr bool has_fp8_products = true;
+#else
+constexpr bool has_fp8_products = false;
+#endif
 
 #if PRECISION == 64
 using real = double;
@@ -30,7 +37,7 @@ constexpr const char* precision_name = "fp16";
 using real = __nv_bfloat16;
 using accum = float;
 constexpr cudaDataType_t real_type = CUDA_R_16BF, accum_type = CUDA_R_32F;
-constexpr const char* precision_name = "bf16";
+constexpr const char* precision_name = has_fp8_products ? "fp8" : "bf16";
 #else
 #error "PRECISION must be 64, 32 or 16"
 #endif

@@ -1,6 +1,7 @@
 // What hosts without CUDA have to know of the kernels: the kinds of attention, and fixed sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace pentatron {
@@ -13,6 +14,22 @@ inline constexpr int largest_tiled_head = 256;  // whose tiles fit into a block'
 inline constexpr int backward_queries = 64;
 constexpr int64_t backward_turns(int64_t sequences, int64_t heads, int64_t queries) {
   return 1 + sequences * heads * ((queries + backward_queries - 1) / backward_queries);
+}
+
+// Numbers of 8 bits, and how many of them share a scale: 128 or 128 x 128, or a whole tensor (fp8.h).
+enum class Fp8Format { e4m3, e5m2 };
+enum class Fp8Scales { tile, tensor };
+// How the products of layers are made. elements: of the largest operand; 0: not in fp8.
+struct Fp8Products {
+  Fp8Format gradients = Fp8Format::e4m3;
+  Fp8Scales scales = Fp8Scales::tile;
+  int64_t elements = 0;
+};
+inline constexpr int fp8_parts = 256;  // of the search for a tensor's largest element
+// Elements of the largest operand of a linear layer's three products: x [rows, in], W [out, in], y [rows,
+// out].
+constexpr int64_t largest_operand(int64_t rows, int64_t in, int64_t out) {
+  return std::max(rows * std::max(in, out), in * out);
 }
 
 // Partial sums of the gradient norm (sum_of_squares in kernels.h).

@@ -16,7 +16,8 @@ void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transp
              Matrix<C> c, const char* name) {
   if (c.rows == 0) return;
   const int64_t k = transpose_a ? a.rows : a.columns;
-  Cost cost = products(c.rows, c.columns, k, 1, sizeof(real), sizeof(C), beta != 0);
+  Cost cost =
+      products(c.rows, c.columns, k, 1, blas.multiplies_fp8() ? 1 : sizeof(real), sizeof(C), beta != 0);
   cost.of_layer = trace::here.layer >= 0 ? 1 : 0;
   trace::Range range(blas.stream(), name, cost);
   const accum alpha = 1;
@@ -116,7 +117,11 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
   if (status != CUBLAS_STATUS_SUCCESS) fail(call, cublasGetStatusString(status), file, line);
 }
 
-Blas::Blas(cudaStream_t stream) : stream_(stream) {
+Blas::Blas(cudaStream_t stream, const Fp8Products& fp8) : stream_(stream), fp8_(fp8) {
+  if (fp8.elements > 0) {
+    for (DeviceArray<real>& operand : operands_) operand = {size_t(fp8.elements), Purpose::activations};
+    largest_ = {fp8_parts, Purpose::activations};
+  }
   CUBLAS_CHECK(cublasCreate(&handle_));
   CUBLAS_CHECK(cublasSetStream(handle_, stream));
   if (blas_workspace > 0) CUBLAS_CHECK(cublasSetWorkspace(handle_, workspace_.data(), blas_workspace));
@@ -126,8 +131,18 @@ Blas::Blas(cudaStream_t stream) : stream_(stream) {
 
 Blas::~Blas() { cublasDestroy(handle_); }
 
+bool Blas::multiplies_fp8() const { return fp8_.elements > 0 && trace::here.layer >= 0; }
+
+Tensor Blas::operand(int which, Tensor x, Fp8Tile tile, Fp8Format format) const {
+  if (!multiplies_fp8()) return x;
+  const Tensor out = {operands_[which].data(), x.rows, x.columns};
+  quantise(x, format, fp8_.scales == Fp8Scales::tensor ? Fp8Tile::all : tile, out, largest_.data(), stream_);
+  return out;
+}
+
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
-  product(blas, x, false, weight, true, 0, y, "gemm_forward");
+  product(blas, blas.operand(0, x, Fp8Tile::row, Fp8Format::e4m3), false,
+          blas.operand(1, weight, Fp8Tile::square, Fp8Format::e4m3), true, 0, y, "gemm_forward");
 }
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
@@ -142,7 +157,8 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
+  product(blas, blas.operand(0, d_y, Fp8Tile::row, blas.of_gradients()), false,
+          blas.operand(1, weight, Fp8Tile::square, Fp8Format::e4m3), false, 0, d_x, "gemm_dgrad");
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
@@ -150,12 +166,18 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
     return;
   }
-  product(blas, d_y, true, x, false, d_weight.add ? 1 : 0, d_weight.sum, "gemm_wgrad");
+  product(blas, blas.operand(0, d_y, Fp8Tile::column, blas.of_gradients()), true,
+          blas.operand(1, x, Fp8Tile::column, Fp8Format::e4m3), false, d_weight.add ? 1 : 0, d_weight.sum,
+          "gemm_wgrad");
 }
 
 void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                     const std::vector<Tensor>& y, Addresses addresses) {
   Group<real> group;
+  if (blas.multiplies_fp8()) {
+    for (size_t i = 0; i < x.size(); ++i) linear_forward(blas, x[i], weight[i], y[i]);
+    return;
+  }
   for (size_t i = 0; i < x.size(); ++i) group.add(x[i], weight[i], y[i], 0);
   grouped_product(blas, group, false, true, addresses, "gemm_forward");
 }
@@ -163,6 +185,10 @@ void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::v
 void linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
                   const std::vector<Tensor>& d_x, Addresses addresses) {
   Group<real> group;
+  if (blas.multiplies_fp8()) {
+    for (size_t i = 0; i < d_y.size(); ++i) linear_dgrad(blas, d_y[i], weight[i], d_x[i]);
+    return;
+  }
   for (size_t i = 0; i < d_y.size(); ++i) group.add(d_y[i], weight[i], d_x[i], 0);
   grouped_product(blas, group, false, false, addresses, "gemm_dgrad");
 }
@@ -171,7 +197,7 @@ void linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::v
                   const std::vector<Gradient>& d_weight, Addresses addresses) {
   Group<accum> group;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i].rows == 0) {
+    if (x[i].rows == 0 || blas.multiplies_fp8()) {
       linear_wgrad(blas, d_y[i], x[i], d_weight[i]);
     } else {
       group.add(d_y[i], x[i], d_weight[i].sum, d_weight[i].add ? 1 : 0);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/tensor.h"
+#include "kernels/fp8.h"
 
 namespace pentatron {
 
@@ -26,20 +27,30 @@ constexpr size_t blas_workspace = 0;
 // A cuBLAS handle bound to one stream.
 class Blas {
  public:
-  explicit Blas(cudaStream_t stream);
+  explicit Blas(cudaStream_t stream, const Fp8Products& fp8 = {});
   ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
   operator cublasHandle_t() const { return handle_; }
   cudaStream_t stream() const { return stream_; }
 
+  // Whether the product that is made now is one of a layer, in fp8.
+  bool multiplies_fp8() const;
+  // An operand of this product, the first (0) or second one, as it is multiplied.
+  Tensor operand(int which, Tensor x, Fp8Tile tile, Fp8Format format) const;
+  Fp8Format of_gradients() const { return fp8_.gradients; }
+
  private:
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
   DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
+  const Fp8Products fp8_;
+  DeviceArray<real> operands_[2];
+  DeviceArray<accum> largest_;
 };
 
-// y = x W^T. In all three there may be no rows.
+// y = x W^T. In all three there may be no rows. In fp8 builds the operands of a layer's products are
+// quantised: activations, weights and gradients, with scales along the sum (fp8.h).
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
 
@@ -59,7 +70,8 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
                   Gradient d_weight /*[out, in]*/);
 
-// The same three for several layers in one launch, each with its own weight and number of rows.
+// The same three for several layers in one launch, each with its own weight and number of rows. In fp8 builds
+// a launch each.
 using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]; empty: a launch each
 void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                     const std::vector<Tensor>& y, Addresses addresses);

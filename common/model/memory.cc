@@ -7,8 +7,9 @@ namespace {
 
 FeedForwardMemory dense_mlp(const TrainingConfig& config, const RankShare& share) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
-  const Elements kept = {rows_of(config, share).inside * 3 * c.f};  // gate, up and their product
-  return {{3 * c.d * c.f}, kept, kept};
+  const int64_t rows = rows_of(config, share).inside;
+  const Elements kept = {rows * 3 * c.f};  // gate, up and their product
+  return {{3 * c.d * c.f}, kept, kept, largest_operand(rows, c.d, 2 * c.f)};
 }
 
 // A group's parameters of each unit on this rank (embedding, layers, head with its norm).
@@ -142,15 +143,24 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
       shared_out_from[from] += size.all / (share.sharded_states >= from ? replicas : 1);
   }
   const size_t states = (config.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
-  const size_t norm_and_totals = (norm_parts + 2) * sizeof(double) + (element.loss_scale ? 6 : 3) * element.accum;
+  const size_t norm_and_totals =
+      (norm_parts + 2) * sizeof(double) + (element.loss_scale ? 6 : 3) * element.accum;
   const int64_t starts =
       config.document_end < 0 ? 0 : int64_t{config.micro_batch_size} * config.sequence_length;
   const size_t tokens = (4 * rows_of(config, share).inside + starts) * sizeof(int32_t) * micro_batches;
 
+  size_t operands = 0;  // bytes
+  if (element.fp8) {
+    const Columns c = columns_of(config.model, share.tensor_ranks);
+    const int64_t of_attention = largest_operand(rows_of(config, share).inside, c.d, c.q + 2 * c.kv);
+    operands = 2 * element.real * std::max(of_attention, share.feed_forward(any_layer).operand) +
+               fp8_parts * element.accum;
+  }
+
   MemoryPrediction prediction;
   prediction.resident = {shared_out_from[3] * element.real, shared_out_from[2] * element.accum,
                          shared_out_from[1] * states * element.accum + norm_and_totals,
-                         activations(config, share).bytes(element) + tokens + element.workspace,
+                         activations(config, share).bytes(element) + tokens + element.workspace + operands,
                          share.buffers.bytes(element)};
   if (share.sharded_states >= 3)  // two gathered units, or all
     prediction.unit_buffers[0] = (share.gathers_once_a_step ? all : 2 * largest_units) * element.real;

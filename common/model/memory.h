@@ -18,6 +18,7 @@ struct ElementSizes {
   bool master_weights;
   size_t workspace = 0;     // bytes that cuBLAS was given
   bool loss_scale = false;  // whether gradients are scaled
+  bool fp8 = false;         // whether operands of products are quantised
 };
 
 // Numbers of elements of each type.
@@ -35,6 +36,7 @@ struct Elements {
 struct FeedForwardMemory {
   std::vector<int64_t> parameters;  // [parameter groups]: elements
   Elements kept, gradients;  // for one micro-batch: FeedForwardTensors and FeedForwardGradients (seams.h)
+  int64_t operand = 0;       // elements of the largest one of its products (kernels/config.h)
 };
 
 // A range of layers on this rank. in_flight: the largest number of micro-batches whose activations the rank

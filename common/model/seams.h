@@ -176,6 +176,10 @@ class FeedForward {
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
   virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const;
   virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const;
+  // Elements of the largest operand of its products (kernels/config.h).
+  virtual int64_t largest_operand(int64_t rows, int64_t d) const {
+    return pentatron::largest_operand(rows, d, 2 * f_);
+  }
   // Enters the region with `normed` [outside, d], leaves it, and returns mlp(normed) [outside, d]. This
   // rank's part of the result is written to `partial` [rows, d]. When recomputing, only `kept` is written.
   virtual Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,

@@ -84,6 +84,12 @@ const std::vector<std::pair<std::string, CpExchange>> cp_exchange_names = {
 const std::vector<std::pair<std::string, Balance>> balance_names = {
     {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
 
+const std::vector<std::pair<std::string, Fp8Format>> fp8_format_names = {{"e4m3", Fp8Format::e4m3},
+                                                                         {"e5m2", Fp8Format::e5m2}};
+
+const std::vector<std::pair<std::string, Fp8Scales>> fp8_scales_names = {{"tile", Fp8Scales::tile},
+                                                                         {"tensor", Fp8Scales::tensor}};
+
 const std::vector<std::pair<std::string, Dispatch>> dispatch_names = {{"direct", Dispatch::direct},
                                                                       {"once", Dispatch::once}};
 
@@ -401,6 +407,8 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--epsilon", options.epsilon, 1e-30, 1, "added to AdamW's denominator");
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
+  line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
+  line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");
   line.whole("--scale-window", options.scale_window, 0, 1'000'000'000,
              "good steps after which it doubles, 0: it never changes");

@@ -1,0 +1,43 @@
+// The two numbers of 8 bits of CUDA's header, for machines without it (Micikevicius et al., "FP8 Formats for
+// Deep Learning", 2022). e4m3 has 4 bits of exponent and 3 of fraction, up to 448, and no infinity; e5m2 has
+// 5 and 2, up to 57344.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cuda_fp16.h"
+
+using __nv_fp8_storage_t = unsigned char;
+enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
+enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
+
+// Rounds to nearest, ties to even. What is too large becomes the largest number (SATFINITE), or infinity,
+// which is not a number in e4m3.
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float value, __nv_saturation_t saturate,
+                                                __nv_fp8_interpretation_t kind) {
+  const uint32_t fraction = kind == __NV_E4M3 ? 3 : 2, bias = kind == __NV_E4M3 ? 7 : 15;
+  const uint32_t largest = kind == __NV_E4M3 ? 0x7e : 0x7b, infinity = kind == __NV_E4M3 ? 0x7f : 0x7c;
+  const uint32_t bits = std::bit_cast<uint32_t>(value), size = bits & 0x7fffffffu;
+  // As in cuda_fp16.h: the exponent's bias changes, and bits of the fraction go.
+  const uint32_t lost = 23 - fraction, smallest_normal = (128 - bias) << 23;
+  const uint32_t normal =
+      (size - ((127 - bias) << 23) + (1u << (lost - 1)) - 1 + ((size >> lost) & 1u)) >> lost;
+  // Below, the fraction counts in units, and a float whose last bit is such a unit rounds the sum.
+  const uint32_t rounder = (127 + 23 - fraction + 1 - bias) << 23;
+  const uint32_t small =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(size) + std::bit_cast<float>(rounder)) - rounder;
+  uint32_t code = size < smallest_normal ? small : normal;
+  if (code > largest || size >= 0x7f800000u) code = saturate == __NV_SATFINITE ? largest : infinity;
+  return static_cast<__nv_fp8_storage_t>(size > 0x7f800000u ? 0x7f : code | ((bits >> 24) & 0x80u));
+}
+
+inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t code, __nv_fp8_interpretation_t kind) {
+  const auto sign = static_cast<unsigned short>((code & 0x80u) << 8),
+             size = static_cast<unsigned short>(code & 0x7fu);
+  if (kind == __NV_E5M2) return {static_cast<unsigned short>(size > 0x7c ? 0x7fff : sign | size << 8)};
+  if (size == 0x7f) return {0x7fff};
+  // The bits of a half whose exponent is 8 too small.
+  const float value = __cuda_cpu_float_of_half(static_cast<unsigned short>(size << 7)) * 256;
+  return {static_cast<unsigned short>(sign | __cuda_cpu_round_to_half(value))};
+}
