@@ -7,7 +7,6 @@
 #include "kernels/fp8.h"
 
 namespace pentatron {
-namespace {
 
 // The smallest power of two by which numbers up to `largest` become numbers of the format.
 __device__ float scale_of(float largest, Fp8Format format) {
@@ -64,8 +63,6 @@ __global__ void largest_kernel(const real* __restrict__ x, size_t size, accum* _
   largest = block_reduce(largest, 0.0f, [](float a, float b) { return fmaxf(a, b); });
   for ([[maybe_unused]] int once : block_range(1)) largest_parts[blockIdx.x] = largest;
 }
-
-}  // namespace
 
 void quantise(Tensor x, Fp8Format format, Fp8Tile tile, Tensor out, accum* largest, cudaStream_t stream) {
   if (x.size() == 0) return;

@@ -5,6 +5,18 @@
 #include "kernels/matmul.h"
 
 namespace pentatron {
+
+// cuBLAS reads the addresses of a group's matrices in device memory. They get there as arguments of a kernel,
+// of which a launch takes 4 KB: so no host memory has to stay unchanged until a copy has read it.
+constexpr int addresses_of_launch = 256;
+struct AddressList {
+  void* of[addresses_of_launch];
+  auto device_pointers() { return std::tie(); }  // that the kernel follows: none
+};
+__global__ void write_addresses_kernel(AddressList list, int count, void** to) {
+  for (const int i : block_range(count)) to[i] = list.of[i];
+}
+
 namespace {
 
 // Products of fp64 matrices sum in fp64, all others in fp32.
@@ -26,17 +38,6 @@ void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transp
       static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
       static_cast<int>(b.columns), a.data, real_type, static_cast<int>(a.columns), &beta, c.data,
       data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
-}
-
-// cuBLAS reads the addresses of a group's matrices in device memory. They get there as arguments of a kernel,
-// of which a launch takes 4 KB: so no host memory has to stay unchanged until a copy has read it.
-constexpr int addresses_of_launch = 256;
-struct AddressList {
-  void* of[addresses_of_launch];
-  auto device_pointers() { return std::tie(); }  // that the kernel follows: none
-};
-__global__ void write_addresses_kernel(AddressList list, int count, void** to) {
-  for (const int i : block_range(count)) to[i] = list.of[i];
 }
 
 void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t stream) {

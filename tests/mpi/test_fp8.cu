@@ -1,0 +1,114 @@
+// fp8 in every layout: what is quantised is the same, however it is split.
+#include "combined_model.h"
+#include "parity.h"
+#include "ranks/gather.h"
+
+#ifdef PRODUCTS_IN_FP8
+
+namespace pentatron {
+namespace {
+
+constexpr int layers = 4;  // for pipelines
+
+CombinedCase case_of(MeshShape shape) {
+  CombinedCase c = {shape, training(test_options(layers, /*d_model=*/128, /*heads=*/4, /*kv_heads=*/4,
+                                                 /*d_ff=*/256, /*vocab_size=*/64, /*sequence=*/512,
+                                                 /*micro_batch=*/1, /*global_batch=*/2 * shape.dp),
+                                    /*steps=*/2)};
+  c.options.model.heads = c.options.model.kv_heads = 2 * shape.tp;
+  c.options.model.d_model = 128 * c.options.model.heads / 2;  // head size 64: 128 columns a tensor rank
+  c.options.model.d_ff = 128 * shape.tp;
+  c.options.zero_stage = 0;
+  return c;
+}
+
+void check_parity(World& world, const CombinedCase& c, double tolerance) {
+  INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", dp " << c.shape.dp << ", pp " << c.shape.pp
+             << ", ZeRO-" << c.options.zero_stage);
+  CombinedModel combined(c, world);
+  std::unique_ptr<CombinedModel> alone;
+  if (world.rank() == 0) alone = std::make_unique<CombinedModel>(c.alone(), world);
+  const std::vector<HostBatch> batches = batches_of_step(c.options, 0);
+  combined.accumulate(batches);
+  const Tensors got = gather_parameters(world, combined.parameters, Content::gradients, combined.compute);
+  combined.totals.wait();
+  if (!alone) return;
+  alone->accumulate(batches);
+  alone->totals.wait();
+  for (size_t id = 0; id < got.size(); ++id) {
+    INFO("gradient " << combined.parameters[int(id)].name);
+    CHECK(relative_error(got[id], alone->gradients(int(id))) < tolerance);
+  }
+  const auto close = [&](double a, double b) { return std::abs(a - b) < tolerance * std::abs(b); };
+  CHECK(close(combined.totals.host_loss(), alone->totals.host_loss()));
+  CHECK(close(combined.totals.host_norm(), alone->totals.host_norm()));
+}
+
+}  // namespace
+
+// Data ranks, shards and stages compute what one rank does, bit for bit, up to the order of sums in fp32.
+TEST_CASE("07: fp8 in layouts that split no product", "[07][fp8]") {
+  mpi_tests::set_time_limit(300);
+  World world(nullptr, nullptr);
+  const int n = world.ranks();
+  for (const int zero_stage : {0, 1, 2, 3}) {
+    CombinedCase c = case_of({.dp = n});
+    c.options.zero_stage = zero_stage;
+    check_parity(world, c, 1e-5);
+  }
+  if (n % 2 != 0) return;
+  for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+    CombinedCase c = case_of({.dp = n / 2, .pp = 2});
+    c.options.pp_schedule = schedule;
+    check_parity(world, c, 1e-5);
+  }
+}
+
+// There sums are rounded to bf16 in another place, by 2^-9 of a number. The step of e4m3 is 2^-3.5 of it, so
+// one in 2^5.5 comes out a step apart. Such steps have 12 times the variance of the rounding to e4m3, which
+// is 2^-3.5 / sqrt(12) of both operands. A gradient has passed up to 8 products a layer.
+TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
+  mpi_tests::set_time_limit(300);
+  World world(nullptr, nullptr);
+  const int n = world.ranks();
+  if (n % 2 != 0) return;
+  const double rounding = std::exp2(-3.5) / std::sqrt(12), apart = std::sqrt(12 * std::exp2(-5.5));
+  const double tolerance = std::sqrt(2) * rounding * apart * std::sqrt(8.0 * layers);
+  for (const bool sequence_parallel : {false, true}) {
+    CombinedCase c = case_of({.tp = 2, .dp = n / 2});
+    c.options.sequence_parallel = sequence_parallel;
+    check_parity(world, c, tolerance);
+  }
+  check_parity(world, case_of({.cp = 2, .dp = n / 2}), tolerance);
+  if (n == 8) check_parity(world, case_of({.tp = 2, .cp = 2, .pp = 2}), tolerance);
+}
+
+TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
+  World world(nullptr, nullptr);
+  const int n = world.ranks();
+  std::vector<CombinedCase> cases = {case_of({.dp = n})};
+  if (n % 2 == 0) cases.push_back(case_of({.tp = 2, .dp = n / 2}));
+  for (const int shared : {0, 2}) {
+    cases.push_back(case_of({.dp = n, .ep = n}));
+    cases.back().options.experts = 2 * n;
+    cases.back().options.shared_experts = shared;
+    cases.back().options.moe_every = 1 + shared / 2;
+  }
+  for (CombinedCase& c : cases) {
+    c.options.ep = c.shape.ep;
+    INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", shared experts " << c.options.shared_experts);
+    const MemoryBytes before = memory_in_use();
+    CombinedModel model(c, world);
+    model.accumulate(batches_of_step(c.options, 0));
+    model.update(0);
+    const MemoryBytes predicted = predict_memory(c.options, element_sizes, c.shape, world.rank()).total();
+    for (size_t i = 0; i < purposes; ++i) {
+      INFO(purpose_names[i]);
+      CHECK(memory_in_use()[i] - before[i] == predicted[i]);
+    }
+  }
+}
+
+}  // namespace pentatron
+
+#endif
