@@ -9,7 +9,7 @@ BACKEND ?= $(if $(and $(NVCC),$(GPU_ARCH)),cuda,cpu)
 PRECISION ?= fp32
 SANITIZE ?=
 BLOCK_THREADS ?=
-TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16)
+TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16 fp16 fp8)
 
 # $(call check,NAME,valid values): an unknown value ends make with one line.
 check = $(if $(filter-out $(2),$($(1))),$(error $(1): $($(1)) is not valid; expected $(2)))
@@ -53,9 +53,12 @@ TAG ?=
 with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
 # The tests of NCCL over MPI itself cover all types, so they are in the fp32 builds only.
 MPI_TESTS := $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu))
+# In fp16 and fp8 only what other precisions do not show.
+MPI_TESTS := $(if $(filter fp16,$(PRECISION)),tests/mpi/test_loss_scale.cu,$(if $(filter fp8,$(PRECISION)),tests/mpi/test_fp8.cu,$(MPI_TESTS)))
+CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(wildcard tests/test_*.cu))
 # Tests of faults start ranks that hang.
 MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,$(addprefix tests/mpi/main.cc tests/mpi/test_hangs.cu ,$(call with_tag,$(MPI_TESTS))))
-TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(wildcard tests/test_*.cu)))
+TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(CU_TESTS)))
 ifneq ($(filter fp32,$(PRECISION))$(TAG),)
   TESTS += $(patsubst %,$(HOST)/%.o,$(call with_tag,$(wildcard tests/test_*.cc)))
   TESTS += $(if $(STANDINS),$(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(wildcard tests/cpu/test_*.cc))))
@@ -122,13 +125,13 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills test-plan plan report test-report sweep check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
 # What make test runs. In fp32 and fp64 the tests start programs; those of stage 01 only its own.
-tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16,$(PRECISION)),,programs))
+tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -248,6 +251,14 @@ sweep: plan
 	@$(MAKE) --no-print-directory PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d
 	@python3 common/report/sweep.py $(dir $(REPORT))sweep.csv build/host/plan build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d \
 	  $(GPUS) --model $(MODEL) $(SWEEP_ARGS) $(if $(filter cpu,$(BACKEND)),--dry-run)
+
+# What the precision does to learning: 400 steps of 01 in each of them, as a table and a picture.
+precisions:
+	@common/setup.sh
+	@for p in fp32 bf16 fp16 fp8; do \
+	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= build/cpu-$$p/01_single_gpu || exit 1; done
+	@$(call venv,build/python-precisions,altair==6.3.0 vl-convert-python==1.9.0.post1 numpy==2.2.6 safetensors==0.6.2)
+	@build/python-precisions/bin/python common/report/precisions.py build/precisions build $(STEPS)
 
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:

@@ -67,12 +67,12 @@ fi
 run_alone > "$notes/alone" 2>&1 &
 for folder in "${folders[@]}"; do
   [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; bf16 what depends on the
-  # sizes of elements.
+  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; those of 16
+  # and 8 bits what depends on elements.
   all_ranks="2"
   case $folder in
     *-block*) continue ;;
-    *-bf16*) all_ranks="2 8" ;;
+    *-bf16* | *-fp16* | *-fp8*) all_ranks="2 8" ;;
     *-fp64*) all_ranks="1 2 3 4 8"; run_on_ranks "$folder" 16 "${filter}[16]$not_run" ;;
   esac
   for ranks in ${TEST_RANKS:-$all_ranks}; do run_on_ranks "$folder" "$ranks" "$filter$not_run"; done

@@ -638,6 +638,7 @@ __global__ void step_factors_kernel(double* norm_squared, double max_norm, doubl
       unscale = 1 / static_cast<double>(scale->factor);
       norm_squared[0] *= unscale * unscale;
       overflow = !(norm_squared[0] < INFINITY);
+      if (overflow) norm_squared[0] = INFINITY;
       *scale = next_loss_scale(*scale, overflow, window);
       taken -= scale->skipped;
     }

@@ -206,7 +206,7 @@ void RunLog::step(const StepRecord& record) {
                 human_bytes(static_cast<double>(record.comm_bytes))},
                step_widths);
   if (record.scale && record.computed) {
-    out_ << "         loss scale " << formatted("%g", record.scale->factor) << ", "
+    out_ << "         loss scale " << formatted("%.0f", record.scale->factor) << ", "
          << (record.scale->skipped == 1 ? "1 step" : std::to_string(record.scale->skipped) + " steps")
          << " skipped\n";
   }

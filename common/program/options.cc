@@ -605,6 +605,9 @@ void check_experts(const Options& options) {
 }
 
 void check_sizes(const Options& options) {
+  int exponent = 0;
+  if (std::frexp(options.loss_scale, &exponent) != 0.5)
+    throw UsageError("--loss-scale", text(options.loss_scale), "a power of two");
   const ModelConfig& model = options.model;
   if (model.d_model % model.heads != 0) {
     throw UsageError("--heads", std::to_string(model.heads),

@@ -27,17 +27,17 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float value, __nv_saturation_t s
   const uint32_t rounder = (127 + 23 - fraction + 1 - bias) << 23;
   const uint32_t small =
       std::bit_cast<uint32_t>(std::bit_cast<float>(size) + std::bit_cast<float>(rounder)) - rounder;
-  uint32_t code = size < smallest_normal ? small : normal;
-  if (code > largest || size >= 0x7f800000u) code = saturate == __NV_SATFINITE ? largest : infinity;
-  return static_cast<__nv_fp8_storage_t>(size > 0x7f800000u ? 0x7f : code | ((bits >> 24) & 0x80u));
+  const uint32_t code = size < smallest_normal ? small : normal;
+  const uint32_t there =
+      code > largest || size >= 0x7f800000u ? (saturate == __NV_SATFINITE ? largest : infinity) : code;
+  return static_cast<__nv_fp8_storage_t>(size > 0x7f800000u ? 0x7f : there | ((bits >> 24) & 0x80u));
 }
 
 inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t code, __nv_fp8_interpretation_t kind) {
-  const auto sign = static_cast<unsigned short>((code & 0x80u) << 8),
-             size = static_cast<unsigned short>(code & 0x7fu);
-  if (kind == __NV_E5M2) return {static_cast<unsigned short>(size > 0x7c ? 0x7fff : sign | size << 8)};
-  if (size == 0x7f) return {0x7fff};
-  // The bits of a half whose exponent is 8 too small.
+  const uint32_t sign = (code & 0x80u) << 8, size = code & 0x7fu;
+  // e4m3 has the bits of a half whose exponent is 8 too small.
   const float value = __cuda_cpu_float_of_half(static_cast<unsigned short>(size << 7)) * 256;
-  return {static_cast<unsigned short>(sign | __cuda_cpu_round_to_half(value))};
+  const uint32_t of_e4m3 = size == 0x7f ? 0x7fffu : sign | __cuda_cpu_round_to_half(value);
+  const uint32_t of_e5m2 = size > 0x7c ? 0x7fffu : sign | size << 8;
+  return {static_cast<unsigned short>(kind == __NV_E4M3 ? of_e4m3 : of_e5m2)};
 }
