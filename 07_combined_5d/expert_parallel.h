@@ -240,12 +240,12 @@ class ExpertParallel : public FeedForward {
     for (int i = 0; i < chunks_; ++i) {
       wait_event(compute_, arrived_[i]);
       const RowsOfExperts rows = rows_of_experts(a.counts[i]);
-      linear_forward(blas, rows.of_each(chunk(a.dispatched, i)), weights(parameters, layer, 0, 2),
-                     rows.of_each(chunk(a.gate_up, i)), addresses_);
+      grouped_linear_forward(blas, rows.of_each(chunk(a.dispatched, i)), weights(parameters, layer, 0, 2),
+                             rows.of_each(chunk(a.gate_up, i)), addresses_);
       if (rows.all > 0)
         swiglu_forward(rows.of_all(chunk(a.gate_up, i)), rows.of_all(chunk(a.product, i)), compute_);
-      linear_forward(blas, rows.of_each(chunk(a.product, i)), weights(parameters, layer, 2),
-                     rows.of_each(chunk(results, i)), addresses_);
+      grouped_linear_forward(blas, rows.of_each(chunk(a.product, i)), weights(parameters, layer, 2),
+                             rows.of_each(chunk(results, i)), addresses_);
       exchange_.combine(a.counts[i], chunk(results, i), chunk(a.returned, i));
     }
     wait_stream(compute_, exchange_.returned());
@@ -286,14 +286,14 @@ class ExpertParallel : public FeedForward {
     for (int i = 0; i < chunks_; ++i) {
       wait_event(compute_, arrived_[i]);
       const RowsOfExperts rows = rows_of_experts(a.counts[i]);
-      linear_dgrad(blas, rows.of_each(chunk(g.returned, i)), weights(parameters, layer, 2),
-                   rows.of_each(chunk(g.product, i)), addresses_);
+      grouped_linear_dgrad(blas, rows.of_each(chunk(g.returned, i)), weights(parameters, layer, 2),
+                           rows.of_each(chunk(g.product, i)), addresses_);
       if (rows.all > 0) {
         swiglu_backward(rows.of_all(chunk(g.product, i)), rows.of_all(chunk(a.gate_up, i)),
                         rows.of_all(chunk(g.gate_up, i)), compute_);
       }
-      linear_dgrad(blas, rows.of_each(chunk(g.gate_up, i)), weights(parameters, layer, 0, 2),
-                   rows.of_each(chunk(d_dispatched, i)), addresses_);
+      grouped_linear_dgrad(blas, rows.of_each(chunk(g.gate_up, i)), weights(parameters, layer, 0, 2),
+                           rows.of_each(chunk(d_dispatched, i)), addresses_);
       exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i));
     }
 
@@ -301,10 +301,10 @@ class ExpertParallel : public FeedForward {
       for (int i = 0; i < chunks_; ++i) {
         const RowsOfExperts rows = rows_of_experts(a.counts[i]);
         const bool add = i > 0;
-        linear_wgrad(blas, rows.of_each(chunk(g.returned, i)), rows.of_each(chunk(a.product, i)),
-                     gradients_of(parameters, layer, add, 2), addresses_);
-        linear_wgrad(blas, rows.of_each(chunk(g.gate_up, i)), rows.of_each(chunk(a.dispatched, i)),
-                     gradients_of(parameters, layer, add, 0, 2), addresses_);
+        grouped_linear_wgrad(blas, rows.of_each(chunk(g.returned, i)), rows.of_each(chunk(a.product, i)),
+                             gradients_of(parameters, layer, add, 2), addresses_);
+        grouped_linear_wgrad(blas, rows.of_each(chunk(g.gate_up, i)), rows.of_each(chunk(a.dispatched, i)),
+                             gradients_of(parameters, layer, add, 0, 2), addresses_);
       }
       router_wgrad(g.logits, region.entered(normed), parameters.gradients(router_[layer]), compute_);
       // All tensor ranks route the same rows, and their sum is taken.

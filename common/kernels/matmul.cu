@@ -172,8 +172,8 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
           "gemm_wgrad");
 }
 
-void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
-                    const std::vector<Tensor>& y, Addresses addresses) {
+void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
+                            const std::vector<Tensor>& y, Addresses addresses) {
   Group<real> group;
   if (blas.multiplies_fp8()) {
     for (size_t i = 0; i < x.size(); ++i) linear_forward(blas, x[i], weight[i], y[i]);
@@ -183,8 +183,8 @@ void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::v
   grouped_product(blas, group, false, true, addresses, "gemm_forward");
 }
 
-void linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
-                  const std::vector<Tensor>& d_x, Addresses addresses) {
+void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
+                          const std::vector<Tensor>& d_x, Addresses addresses) {
   Group<real> group;
   if (blas.multiplies_fp8()) {
     for (size_t i = 0; i < d_y.size(); ++i) linear_dgrad(blas, d_y[i], weight[i], d_x[i]);
@@ -194,8 +194,8 @@ void linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::v
   grouped_product(blas, group, false, false, addresses, "gemm_dgrad");
 }
 
-void linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
-                  const std::vector<Gradient>& d_weight, Addresses addresses) {
+void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
+                          const std::vector<Gradient>& d_weight, Addresses addresses) {
   Group<accum> group;
   for (size_t i = 0; i < x.size(); ++i) {
     if (x[i].rows == 0 || blas.multiplies_fp8()) {

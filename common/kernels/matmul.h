@@ -73,13 +73,13 @@ void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows
 // The same three for several layers in one launch, each with its own weight and number of rows. In fp8 builds
 // a launch each.
 using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]; empty: a launch each
-void linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
-                    const std::vector<Tensor>& y, Addresses addresses);
-void linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
-                  const std::vector<Tensor>& d_x, Addresses addresses);
+void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
+                            const std::vector<Tensor>& y, Addresses addresses);
+void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
+                          const std::vector<Tensor>& d_x, Addresses addresses);
 // With 16 bits a launch each: cuBLAS has no such product of bf16 or fp16 matrices whose result is fp32.
-void linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
-                  const std::vector<Gradient>& d_weight, Addresses addresses);
+void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
+                          const std::vector<Gradient>& d_weight, Addresses addresses);
 
 // A batch of row-major matrices. Rows are `leading` elements apart; matrix i begins `stride` elements after
 // matrix i - 1.
