@@ -2,6 +2,7 @@
 // plain loops, the errors that cuBLAS returns, and rounding.
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <bit>
@@ -40,11 +41,13 @@ void store(void* data, cudaDataType type, size_t i, double value) {
   if (type == CUDA_R_64F) static_cast<double*>(data)[i] = value;
   if (type == CUDA_R_32F) static_cast<float*>(data)[i] = static_cast<float>(value);
   if (type == CUDA_R_16BF) static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16(static_cast<float>(value));
+  if (type == CUDA_R_16F) static_cast<__half*>(data)[i] = __float2half(static_cast<float>(value));
 }
 
 double load(const void* data, cudaDataType type, size_t i) {
   if (type == CUDA_R_64F) return static_cast<const double*>(data)[i];
   if (type == CUDA_R_32F) return static_cast<double>(static_cast<const float*>(data)[i]);
+  if (type == CUDA_R_16F) return static_cast<double>(__half2float(static_cast<const __half*>(data)[i]));
   return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
 }
 
@@ -103,6 +106,8 @@ const Types kTypes[] = {
     {CUDA_R_64F, CUDA_R_64F, CUBLAS_COMPUTE_64F, 0x1p-53},
     {CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F, 0x1p-8},
     {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x1p-24},
+    {CUDA_R_16F, CUDA_R_16F, CUBLAS_COMPUTE_32F, 0x1p-11},
+    {CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x1p-24},
 };
 
 struct Sizes {
@@ -303,6 +308,38 @@ TEST_CASE("products that cuBLAS refuses are refused", "[standin]") {
   REQUIRE(cublasSetStream(handle.cublas, nullptr) == CUBLAS_STATUS_SUCCESS);
   CHECK(status({}) == CUBLAS_STATUS_INVALID_VALUE);  // the null stream
   REQUIRE(cudaFree(x) == cudaSuccess);
+}
+
+TEST_CASE("half rounds to nearest, ties to even", "[standin]") {
+  const auto bits = [](float value) { return static_cast<__half_raw>(__float2half(value)).x; };
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  CHECK(bits(1.0f) == 0x3c00);
+  CHECK(bits(-0.0f) == 0x8000);
+  CHECK(bits(inf) == 0x7c00);
+  CHECK(bits(-inf) == 0xfc00);
+  CHECK(bits(65504.0f) == 0x7bff);
+  CHECK(bits(65519.0f) == 0x7bff);
+  CHECK(bits(65520.0f) == 0x7c00);  // a tie, to infinity
+  CHECK(bits(std::numeric_limits<float>::quiet_NaN()) == 0x7fff);
+  CHECK(bits(0x1p-24f) == 1);    // the smallest
+  CHECK(bits(0x1p-25f) == 0);    // a tie, to the even one
+  CHECK(bits(0x1.8p-24f) == 2);  // likewise
+  CHECK(bits(0x1.000002p-25f) == 1);
+  CHECK(bits(0x1.ff8p-15f) == 0x03ff);
+  CHECK(bits(0x1.ffcp-15f) == 0x0400);  // a tie, to the smallest normal one
+  CHECK(bits(1 + 0x1p-11f) == 0x3c00);
+  CHECK(bits(1 + 0x1.8p-10f) == 0x3c02);
+  // Every half is itself, and lies between the middles to its neighbours.
+  for (uint32_t pattern = 0; pattern < 0x7c00; ++pattern) {
+    const float value = __half2float(__half_raw{static_cast<unsigned short>(pattern)});
+    const float next = __half2float(__half_raw{static_cast<unsigned short>(pattern + 1)});
+    const float middle = pattern + 1 < 0x7c00 ? (value + next) / 2 : 65520.0f;
+    bool right = bits(value) == pattern && bits(-value) == (pattern | 0x8000);
+    right = right && bits(std::nextafter(middle, 0.0f)) == pattern &&
+            bits(std::nextafter(middle, inf)) == pattern + 1;
+    right = right && bits(middle) == (pattern % 2 == 0 ? pattern : pattern + 1);
+    if (!right) FAIL_CHECK("code " << pattern);
+  }
 }
 
 TEST_CASE("bfloat16 rounds to nearest, ties to even", "[standin]") {

@@ -1,5 +1,6 @@
 // Every collective against a plain reference, over all types, operators, sizes and forms.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstring>
 #include <functional>
@@ -24,6 +25,10 @@ constexpr ncclDataType_t type_of<double>() {
 template <>
 constexpr ncclDataType_t type_of<__nv_bfloat16>() {
   return ncclBfloat16;
+}
+template <>
+constexpr ncclDataType_t type_of<__half>() {
+  return ncclFloat16;
 }
 template <>
 constexpr ncclDataType_t type_of<int8_t>() {
@@ -222,6 +227,7 @@ TEST_CASE("collectives give what a plain loop gives, for every type and operator
     check_all<float>(comm, stream, count, operators);
     check_all<double>(comm, stream, count, operators);
     check_all<__nv_bfloat16>(comm, stream, count, operators);
+    check_all<__half>(comm, stream, count, operators);
     check_all<int32_t>(comm, stream, count, operators);
     check_all<int64_t>(comm, stream, count, operators);
     check_all<int8_t>(comm, stream, count, operators);
@@ -272,16 +278,22 @@ TEST_CASE("sums are formed in rank order, the same bits on every rank", "[standi
   }
 }
 
-TEST_CASE("bfloat16 is summed in float and rounded once", "[standin]") {
+// 1 + n half steps: rounding after every addition would stay at 1.
+template <class T>
+void check_rounds_once(float half_step) {
   const Communicator comm;
   const Stream stream("communication");
-  // 1 + n/256 with a step of 1/128: rounding after every addition would stay at 1.
-  const float mine = rank() == 0 ? 1.0f : 1.0f / 256;
-  const Array<__nv_bfloat16> array(std::vector<__nv_bfloat16>(9, static_cast<__nv_bfloat16>(mine)));
-  require_nccl(ncclAllReduce(array.data(), array.data(), 9, ncclBfloat16, ncclSum, comm, stream));
+  const float mine = rank() == 0 ? 1.0f : half_step;
+  const Array<T> array(std::vector<T>(9, static_cast<T>(mine)));
+  require_nccl(ncclAllReduce(array.data(), array.data(), 9, type_of<T>(), ncclSum, comm, stream));
   stream.synchronize();
-  const auto expected = static_cast<__nv_bfloat16>(1.0f + static_cast<float>(ranks() - 1) / 256);
-  check_equal(array.get(9), std::vector<__nv_bfloat16>(9, expected));
+  const auto expected = static_cast<T>(1.0f + static_cast<float>(ranks() - 1) * half_step);
+  check_equal(array.get(9), std::vector<T>(9, expected));
+}
+
+TEST_CASE("numbers of 16 bits are summed in float and rounded once", "[standin]") {
+  check_rounds_once<__nv_bfloat16>(0x1p-8f);
+  check_rounds_once<__half>(0x1p-11f);
 }
 
 TEST_CASE("all-to-all, with grouped sends and receives and with one call", "[standin]") {

@@ -195,7 +195,7 @@ TEST_CASE("other arguments that make no sense are refused", "[standin]") {
   CHECK(all_reduce(ncclFloat, ncclSum, nullptr, stream) == ncclInvalidArgument);
   CHECK(all_reduce(ncclFloat, ncclAvg, comm, stream) == ncclInvalidArgument);
   CHECK(all_reduce(ncclFloat, ncclProd, comm, stream) == ncclInvalidArgument);
-  CHECK(all_reduce(ncclFloat16, ncclSum, comm, stream) == ncclInvalidArgument);
+  CHECK(all_reduce(ncclNumTypes, ncclSum, comm, stream) == ncclInvalidArgument);
   CHECK(all_reduce(static_cast<ncclDataType_t>(77), ncclSum, comm, stream) == ncclInvalidArgument);
   CHECK(ncclSend(a.data(), 1, ncclFloat, ranks(), comm, stream) == ncclInvalidArgument);
   CHECK(ncclRecv(a.data(), 1, ncclFloat, -1, comm, stream) == ncclInvalidArgument);
