@@ -49,13 +49,14 @@ class ExpertExchange {
   // With one rank nothing travels, and the two orders are one.
   bool one_rank() const { return experts_.ranks() == 1; }
 
-  // Connects all pairs of ranks before the first step, as Communicator::connect does for two.
-  void connect(Tensor scratch) {
-    for (Communicator* ranks : {&experts_, tensor_}) {
-      if (ranks == nullptr || (ranks == tensor_ && shares_ == 1)) continue;
-      ranks->all_to_all(scratch.data, scratch.data + ranks->ranks(), 1);
-      CUDA_CHECK(cudaStreamSynchronize(ranks->stream()));
-    }
+  // Connects all pairs of ranks before the first step, as Communicator::connect does for two. A row has at
+  // least two elements for each tensor rank, because a head has.
+  void connect(Matrix<int32_t> counts /*[2, experts]*/, Tensor row /*[1, d]*/) {
+    experts_.all_to_all(counts.data, counts.row_range(1, 1).data, own_);
+    CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
+    if (shares_ == 1) return;
+    tensor_->all_to_all(row.data, row.data + shares_, 1);
+    CUDA_CHECK(cudaStreamSynchronize(tensor_->stream()));
   }
 
   // The ranks tell each other how many rows they send to each expert. The counts start on their way to the

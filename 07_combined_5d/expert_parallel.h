@@ -120,7 +120,7 @@ class ExpertParallel : public FeedForward {
     if (exchange_.one_rank()) return;
     permuted_ = exchanged_.matrix<real>(copies_, options_.model.d_model);
     results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
-    exchange_.connect(permuted_);
+    exchange_.connect(counts_.row_range(0, 2), permuted_.row_range(0, 1));
   }
 
   // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears

@@ -67,8 +67,8 @@ fi
 run_alone > "$notes/alone" 2>&1 &
 for folder in "${folders[@]}"; do
   [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; those of 16
-  # and 8 bits what depends on elements.
+  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; bf16, fp16 and fp8 what
+  # depends on the elements.
   all_ranks="2"
   case $folder in
     *-block*) continue ;;

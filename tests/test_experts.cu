@@ -317,6 +317,26 @@ TEST_CASE("experts: the z-loss is that of the logits", "[07][experts][kernels]")
   }
 }
 
+TEST_CASE("experts: both losses of a router are scaled with the loss", "[07][experts][kernels]") {
+  Device device;
+  Random random;
+  const Sizes s = {5, 6, 3, 4};
+  const OnDevice routing(device, random, s);
+  const AccumTensor d_logits = device.fresh<accum>(s.rows, s.experts);
+  const accum *fractions = device.upload<accum>(random.normal<accum>(1, s.experts)).data,
+              *lse = device.upload<accum>(random.normal<accum>(s.rows, 1)).data,
+              *d_chosen = device.upload<accum>(HostMatrix(s.rows, s.top_k)).data;  // the text has no gradient
+  const auto gradient = [&](double balance, double z, const LossScale* scale) {
+    route_tokens_backward(routing.probabilities, routing.chosen, s.top_k, d_chosen, fractions, balance,
+                          d_logits, device.stream, z, lse, scale);
+    return device.download(d_logits);
+  };
+  const auto* scale = device.upload(std::vector<LossScale>{{1024, 0, 0}});
+  for (const auto& [balance, z] : {std::pair{0.3, 0.0}, {0.0, 0.7}, {0.3, 0.7}})
+    require_close(gradient(balance, z, scale), gradient(1024 * balance, 1024 * z, nullptr),
+                  sum_of<accum>(s.experts));
+}
+
 #if PRECISION == 64
 
 // The choice stays what it was: differences are smaller than those of any two logits.

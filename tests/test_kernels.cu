@@ -430,6 +430,24 @@ void check_cross_entropy(Device& device, const HostMatrix& logits, const std::ve
   }
 }
 
+TEST_CASE("cross-entropy: the gradient is multiplied by the loss scale", "[01][kernels]") {
+  Device device;
+  Random random;
+  const HostMatrix logits = random.normal<real>(3, 128);
+  const auto targets = device.upload(std::vector<int32_t>{5, ignored_target, 127});
+  const AccumTensor statistics = device.fresh<accum>(3, 3);
+  const auto gradient = [&](const LossScale* loss_scale) {
+    const Tensor x = device.upload<real>(logits);
+    cross_entropy_statistics(x, targets, 0, statistics, device.stream);
+    cross_entropy_backward(x, targets, 0, 0.25, loss_scale, statistics, device.stream);
+    return device.download(x);
+  };
+  HostMatrix want = gradient(nullptr);
+  for (double& x : want.values) x *= 1024;
+  const auto* scale = device.upload(std::vector<LossScale>{{1024, 0, 0}});
+  require_close(gradient(scale), want, sum_of<real>(1));
+}
+
 TEST_CASE("cross-entropy: whole, and slices of the vocabulary combined", "[01][kernels]") {
   Device device;
   Random random;
@@ -617,7 +635,7 @@ TEST_CASE("clip_factor", "[01][kernels]") {
        }) {
     CAPTURE(norm_squared, max_norm);
     const AccumTensor factors = device.fresh<accum>(1, 3);
-    step_factors(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, {0, 0.5, 0.75, 0, 0},
+    step_factors(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, {1, 0.5, 0.75, 0, 0},
                  2, nullptr, 0, reinterpret_cast<StepFactors*>(factors.data), device.stream);
     const HostMatrix got = device.download(factors);
     REQUIRE(got(0, 0) == rounded<accum>(want));
@@ -652,7 +670,7 @@ TEST_CASE("loss scale: halves, skips, and doubles after good steps", "[01][kerne
        }) {
     CAPTURE(++step);
     CUDA_CHECK(cudaMemcpy(norm.data, &c.norm_squared, sizeof(double), cudaMemcpyHostToDevice));
-    step_factors(norm.data, 1.5, {0, 0.5, 0.75, 0, 0}, step, reinterpret_cast<LossScale*>(scale.data), 3,
+    step_factors(norm.data, 1.5, {1, 0.5, 0.75, 0, 0}, step, reinterpret_cast<LossScale*>(scale.data), 3,
                  reinterpret_cast<StepFactors*>(factors.data), device.stream);
     REQUIRE(device.download(norm)(0, 0) == c.unscaled);
     const HostMatrix got = device.download(factors), next = device.download(scale);
@@ -663,11 +681,18 @@ TEST_CASE("loss scale: halves, skips, and doubles after good steps", "[01][kerne
   // A window of 0: the scale stays.
   for (const double norm_squared : {double{INFINITY}, 1.0}) {
     CUDA_CHECK(cudaMemcpy(norm.data, &norm_squared, sizeof(double), cudaMemcpyHostToDevice));
-    step_factors(norm.data, 1.5, {0, 0.5, 0.75, 0, 0}, ++step, reinterpret_cast<LossScale*>(scale.data), 0,
+    step_factors(norm.data, 1.5, {1, 0.5, 0.75, 0, 0}, ++step, reinterpret_cast<LossScale*>(scale.data), 0,
                  reinterpret_cast<StepFactors*>(factors.data), device.stream);
     REQUIRE(device.download(scale)(0, 0) == 512);
   }
   REQUIRE(device.download(scale)(0, 2) == 3);
+  // It falls to 1, and no further.
+  for (int i = 0; i < 12; ++i) {
+    CUDA_CHECK(cudaMemsetAsync(norm.data, 0xff, sizeof(double), device.stream));  // not a number
+    step_factors(norm.data, 1.5, {1, 0.5, 0.75, 0, 0}, ++step, reinterpret_cast<LossScale*>(scale.data), 3,
+                 reinterpret_cast<StepFactors*>(factors.data), device.stream);
+  }
+  REQUIRE(device.download(scale)(0, 0) == 1);
 }
 
 TEST_CASE("a step that is skipped changes nothing", "[01][kernels]") {
@@ -727,7 +752,7 @@ TEST_CASE("AdamW: several steps", "[01][kernels]") {
           w(0, i) -= adamw.lr * adamw.weight_decay * w(0, i);
           w(0, i) -= adamw.lr * m_hat / (std::sqrt(v_hat) + adamw.epsilon);
         }
-        const StepFactors factors = {clip, accum(1 / (1 - std::pow(adamw.beta1, step))),
+        const StepFactors factors = {clip, accum(adamw.lr / (1 - std::pow(adamw.beta1, step))),
                                      accum(1 / std::sqrt(1 - std::pow(adamw.beta2, step)))};
         adamw_step(adamw, weights.weights.data, weights.master.data, device.upload<accum>(gradients).data,
                    moment1.data, moment2.data, device.upload(std::vector{factors}), size, device.stream);

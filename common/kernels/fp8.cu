@@ -8,8 +8,8 @@
 
 namespace pentatron {
 
-// The smallest power of two by which numbers up to `largest` become numbers of the format. Below 2^-100, whose
-// inverse a float can still be, there is none.
+// The smallest power of two by which numbers up to `largest` become numbers of the format. Below 2^-100,
+// whose inverse a float can still be, there is none.
 template <Fp8Format format>
 __device__ float scale_of(float largest) {
   if (largest == 0) return 1;

@@ -624,13 +624,14 @@ __device__ double clip_factor(double norm_squared, double max_norm) {
 
 // The loss scale of the next step.
 __device__ LossScale next_loss_scale(LossScale now, bool overflow, int window) {
-  if (overflow) return {window > 0 ? now.factor / 2 : now.factor, 0, now.skipped + 1};
+  if (overflow) return {window > 0 && now.factor > 1 ? now.factor / 2 : now.factor, 0, now.skipped + 1};
   if (now.good_steps + 1 == window) return {now.factor * 2, 0, now.skipped};
   return {now.factor, now.good_steps + 1, now.skipped};
 }
 
-__global__ void step_factors_kernel(double* norm_squared, double max_norm, double beta1, double beta2,
-                                    int64_t step, LossScale* scale, int window, StepFactors* factors) {
+__global__ void step_factors_kernel(double* norm_squared, double max_norm, double lr, double beta1,
+                                    double beta2, int64_t step, LossScale* scale, int window,
+                                    StepFactors* factors) {
   for ([[maybe_unused]] int once : block_range(1)) {
     double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
     bool overflow = false;
@@ -643,15 +644,15 @@ __global__ void step_factors_kernel(double* norm_squared, double max_norm, doubl
       taken -= scale->skipped;
     }
     const double factor = overflow ? -1 : unscale * clip_factor(norm_squared[0], max_norm);
-    *factors = {static_cast<accum>(factor), static_cast<accum>(1 / (1 - pow(beta1, taken))),
+    *factors = {static_cast<accum>(factor), static_cast<accum>(lr / (1 - pow(beta1, taken))),
                 static_cast<accum>(1 / sqrt(1 - pow(beta2, taken)))};
   }
 }
 
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
                   int window, StepFactors* factors, cudaStream_t stream) {
-  launch(step_factors_kernel, dim3(1), little, stream, norm_squared, max_norm, adamw.beta1, adamw.beta2, step,
-         scale, window, factors);
+  launch(step_factors_kernel, dim3(1), little, stream, norm_squared, max_norm, adamw.lr, adamw.beta1,
+         adamw.beta2, step, scale, window, factors);
 }
 
 // Stores new weights where they are kept: as `master`, and rounded where the weights are something else.
@@ -661,15 +662,17 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
   if constexpr (has_master_weights) store(weights + i, updated);
 }
 
-// The learning rate is folded into the weight `decay`; gain1 and gain2 are 1 - beta1 and 1 - beta2,
-// subtracted in double, as a float close to 1 lacks the digits. Reads the gradient, two moments and the
-// master weight; writes all but the gradient, and the weight where it lies beside its master.
+// The bias corrections of AdamW are in `factors`, the learning rate is folded into the weight `decay`; gain1
+// and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the digits. Reads
+// the gradient, two moments and the master weight; writes all but the gradient, and the weight where it lies
+// beside its master.
 template <int width>
-__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum lr, accum epsilon,
+__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum epsilon,
                                   accum decay, real* weights, accum* master,
                                   const accum* __restrict__ gradients, accum* __restrict__ moment1,
                                   accum* __restrict__ moment2, const StepFactors* factors, size_t size) {
-  const accum factor = factors->gradient, step_size = lr * factors->correction1;
+  const accum factor = factors->gradient, step_size = factors->step_size,
+              inverse_correction2 = factors->inverse_correction2;
   if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
     const Pack<width> gradient = load<width>(gradients + i);
@@ -678,7 +681,7 @@ __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum g
       const accum g = factor * gradient[e];
       m[e] = beta1 * m[e] + gain1 * g;
       v[e] = beta2 * v[e] + gain2 * g * g;
-      weight[e] = weight[e] * decay - step_size * m[e] / (sqrt(v[e]) * factors->correction2 + epsilon);
+      weight[e] = weight[e] * decay - step_size * m[e] / (sqrt(v[e]) * inverse_correction2 + epsilon);
     }
     store(moment1 + i, m);
     store(moment2 + i, v);
@@ -691,8 +694,8 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
   const int width = width_for(size, weights, master, gradients, moment1, moment2);
   launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size),
          moves((7 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, adamw.beta1,
-         adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.lr, adamw.epsilon,
-         1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, factors, size);
+         adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.epsilon, 1 - adamw.lr * adamw.weight_decay,
+         weights, master, gradients, moment1, moment2, factors, size);
 }
 
 template <int width>

@@ -134,11 +134,21 @@ Blas::~Blas() { cublasDestroy(handle_); }
 
 bool Blas::multiplies_fp8() const { return fp8_.elements > 0 && trace::here.layer >= 0; }
 
-Tensor Blas::operand(int which, Tensor x, Fp8Tile tile, Fp8Format format) const {
+Tensor Blas::operand(int which, Tensor x, Fp8Tile tile, Fp8Format format, int64_t at) const {
   if (!multiplies_fp8()) return x;
-  const Tensor out = {operands_[which].data(), x.rows, x.columns};
+  const Tensor out = {operands_[which].data() + at, x.rows, x.columns};
   quantise(x, format, fp8_.scales == Fp8Scales::tensor ? Fp8Tile::all : tile, out, largest_.data(), stream_);
   return out;
+}
+
+RowBlocks Blas::operand(int which, const RowBlocks& x) const {
+  if (!multiplies_fp8()) return x;
+  const int64_t rows = x.first.rows, columns = x.first.columns;
+  for (int64_t i = 0; i < x.count; ++i) {
+    const Tensor block = {x.first.data + i * x.stride * columns, rows, columns};
+    operand(which, block, Fp8Tile::row, Fp8Format::e4m3, i * rows * columns);
+  }
+  return {{operands_[which].data(), rows, columns}, x.count, rows};
 }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
@@ -149,10 +159,12 @@ void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
   const auto m = static_cast<int>(x.first.rows), n = static_cast<int>(weight.rows),
              k = static_cast<int>(weight.columns);
-  Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
+  Cost cost = products(m * x.count, n, k, 1, blas.multiplies_fp8() ? 1 : sizeof(real), sizeof(real), false);
   cost.of_layer = trace::here.layer >= 0 ? share : 0;
+  const Tensor w = blas.operand(1, weight, Fp8Tile::square, Fp8Format::e4m3);
+  x = blas.operand(0, x);
   strided_products(blas, Transpose::no, Transpose::yes, m, n, k, 1,
-                   {x.first.data, real_type, k, x.stride * k}, {weight.data, real_type, k, 0}, 0,
+                   {x.first.data, real_type, k, x.stride * k}, {w.data, real_type, k, 0}, 0,
                    {y.first.data, real_type, n, y.stride * n}, static_cast<int>(x.count), "gemm_forward",
                    cost);
 }

@@ -24,6 +24,12 @@ constexpr size_t blas_workspace = 32 << 20;  // bytes
 constexpr size_t blas_workspace = 0;
 #endif
 
+// `count` blocks of rows of a matrix; each begins `stride` rows after the one before.
+struct RowBlocks {
+  Tensor first;  // [rows of a block, columns]
+  int64_t count = 1, stride = 0;
+};
+
 // A cuBLAS handle bound to one stream.
 class Blas {
  public:
@@ -36,8 +42,9 @@ class Blas {
 
   // Whether the product that is made now is one of a layer, in fp8.
   bool multiplies_fp8() const;
-  // An operand of this product, the first (0) or second one, as it is multiplied.
-  Tensor operand(int which, Tensor x, Fp8Tile tile, Fp8Format format) const;
+  // An operand of this product, the first (0) or second one, as it is multiplied. at: where in its memory.
+  Tensor operand(int which, Tensor x, Fp8Tile tile, Fp8Format format, int64_t at = 0) const;
+  RowBlocks operand(int which, const RowBlocks& x) const;  // of activations; with one scale a tensor: a block
   Fp8Format of_gradients() const { return fp8_.gradients; }
 
  private:
@@ -54,11 +61,6 @@ class Blas {
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
 
-// `count` blocks of rows of a matrix; each begins `stride` rows after the one before.
-struct RowBlocks {
-  Tensor first;  // [rows of a block, columns]
-  int64_t count = 1, stride = 0;
-};
 // linear_forward for some rows of x. `share` of them all: that of the time of `unit` (cost.h).
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share);
 

@@ -140,6 +140,22 @@ TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
   check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
 }
 
+// So few elements that no buffer of rows has one for each rank.
+TEST_CASE("07: parity of experts, one token of a narrow model", "[07][experts][parity]") {
+  Options options =
+      training(test_options(/*layers=*/2, /*d_model=*/4, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/2,
+                            /*vocab_size=*/8, /*sequence=*/1, /*micro_batch=*/1,
+                            /*global_batch=*/1),
+               kSteps);
+  options.experts = experts_for_ranks();
+  options.top_k = 1;
+  options.zero_stage = 0;
+  options.grad_clip = 1e-9;
+  check_parity(case_of(options));
+  options.dispatch = Dispatch::once;
+  if (mpi_tests::ranks() % 2 == 0) check_parity(case_of(options, 2));
+}
+
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
   CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
   c.options.dp_sync = DpSync::naive;

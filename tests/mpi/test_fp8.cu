@@ -80,6 +80,11 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
     check_parity(world, c, tolerance);
   }
   check_parity(world, case_of({.cp = 2, .dp = n / 2}), tolerance);
+  CombinedCase chunks = case_of({.tp = 2, .dp = n / 2});
+  chunks.options.sequence_parallel = true;
+  chunks.options.tp_overlap = TpOverlap::chunks;
+  chunks.options.tp_chunks = 2;
+  check_parity(world, chunks, tolerance);
   if (n == 8) check_parity(world, case_of({.tp = 2, .cp = 2, .pp = 2}), tolerance);
 }
 
