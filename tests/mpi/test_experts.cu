@@ -141,10 +141,10 @@ TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
 }
 
 // So few elements that no buffer of rows has one for each rank.
-TEST_CASE("07: parity of experts, one token of a narrow model", "[07][experts][parity]") {
+TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][parity]") {
   Options options =
       training(test_options(/*layers=*/2, /*d_model=*/4, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/2,
-                            /*vocab_size=*/8, /*sequence=*/1, /*micro_batch=*/1,
+                            /*vocab_size=*/8, /*sequence=*/2, /*micro_batch=*/1,
                             /*global_batch=*/1),
                kSteps);
   options.experts = experts_for_ranks();
