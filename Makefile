@@ -107,7 +107,7 @@ MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 CUDA_ARCH := -arch=sm_$(or $(patsubst 90,90a,$(GPU_ARCH)),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Xcompiler -Wall,-Wextra \
   -Icommon $(DEFINES) $(BUILD_DEFINES) $(PACKAGE_FLAGS)
-CUDA_LIBRARIES := -lcublas
+CUDA_LIBRARIES := -lcublas -lcublasLt
 
 ifeq ($(BACKEND),cpu)
   COMPILE := $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)

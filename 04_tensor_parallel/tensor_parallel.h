@@ -22,6 +22,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@
 #include "model/seams.h"
 #include "program/options.h"
 #include "ranks/comm.h"
+#include "ranks/fp8_gather.h"
 
 namespace pentatron {
 
@@ -50,6 +52,8 @@ class TensorParallel : public TensorRegion {
     if (!sequence_parallel_) return;
     gathered_ = memory_.matrix<real>(rows, options.model.d_model);
     entered_ = memory_.matrix<real>(rows, options.model.d_model);
+    if (options.fp8_communication)
+      fp8_ = std::make_unique<Fp8Gather>(tensor, rows / tensor.ranks(), options.model.d_model);
   }
 
   int64_t rows_outside(int64_t rows) const override {
@@ -58,7 +62,7 @@ class TensorParallel : public TensorRegion {
 
   // ---- The borders of a region
 
-  Tensor enter(Tensor x) override { return gather(x); }
+  Tensor enter(Tensor x) override { return gather(x, /*for_products=*/true); }
 
   Tensor leave(Tensor partial) override {
     const Tensor sum = begin_sum(partial);
@@ -75,7 +79,7 @@ class TensorParallel : public TensorRegion {
     wait_stream(tensor_.stream(), compute_);
     for (int i = 0; i < chunks(); ++i) {
       const Tensor own = chunk(x, i);
-      tensor_.all_gather(own.data, packed(entered, i).first.data, own.size());
+      gather_input(own, packed(entered, i).first.data, Transpose::no);
       chunk_came_[i].record(tensor_.stream());
     }
     for (int i = 0; i < chunks(); ++i) {
@@ -102,7 +106,9 @@ class TensorParallel : public TensorRegion {
     return sum;
   }
 
-  Tensor leave_backward(Tensor d_out) override { return gather(d_out); }
+  // Two kinds of products read d_out, with scales along its rows and along its columns; so it travels in
+  // bf16.
+  Tensor leave_backward(Tensor d_out) override { return gather(d_out, /*for_products=*/false); }
 
   // The communication stream sums d_in while the compute stream runs the weight gradients that `meanwhile`
   // issues.
@@ -120,7 +126,7 @@ class TensorParallel : public TensorRegion {
   void prefetch_entered(Tensor x) override {
     if (!sequence_parallel_) return;
     wait_event(tensor_.stream(), entered_used_);
-    tensor_.all_gather(x.data, entered_.data, x.size());
+    gather_input(x, entered_.data, Transpose::yes);
     entered_came_.record(tensor_.stream());
     prefetched_ = x.data;
   }
@@ -198,11 +204,25 @@ class TensorParallel : public TensorRegion {
     return static_cast<double>(in_place(all, i).first.rows * parts_) / all.rows;
   }
 
+  // Issues to the communication stream: out = all ranks' rows of x, which products of a layer read. With
+  // --fp8-communication in 8 bits, with scales along their sum: x's rows, or its columns with Transpose::yes.
+  void gather_input(Tensor x, real* out, Transpose transpose) {
+    if (fp8_ && trace::here.layer >= 0) {
+      fp8_->all_gather(x, out, transpose);
+    } else {
+      tensor_.all_gather(x.data, out, x.size());
+    }
+  }
+
   // x [outside, d] -> [rows, d]: all ranks' rows in the order of the ranks. Without sequence parallelism, x.
-  Tensor gather(Tensor x) {
+  Tensor gather(Tensor x, bool for_products) {
     if (!sequence_parallel_) return x;
     wait_stream(tensor_.stream(), compute_);
-    tensor_.all_gather(x.data, gathered_.data, x.size());
+    if (for_products) {
+      gather_input(x, gathered_.data, Transpose::no);
+    } else {
+      tensor_.all_gather(x.data, gathered_.data, x.size());
+    }
     wait_stream(compute_, tensor_.stream());
     return gathered_.row_range(0, x.rows * tensor_.ranks());
   }
@@ -231,6 +251,7 @@ class TensorParallel : public TensorRegion {
   AccumTensor largest_;  // [1, rows]: the largest logits over all ranks
   Tensor gathered_;      // [rows, d]: a region's input in forward, the gradient of its output in backward
   Tensor entered_;       // [rows, d]: a region's input in backward
+  std::unique_ptr<Fp8Gather> fp8_;     // with --fp8-communication
   const real* prefetched_ = nullptr;   // the x that is being gathered into entered_
   Event entered_came_, entered_used_;  // entered_ is complete; its last reader is done
 };
@@ -244,6 +265,8 @@ inline RankShare tensor_parallel_share(const Options& options, int ranks, RankSh
   share.outside_ranks = sequence_parallel ? ranks : 1;
   const int64_t rows = rows_of(options, share).inside;
   share.buffers += {sequence_parallel ? 2 * rows * options.model.d_model : 0, rows};
+  if (options.fp8_communication)
+    share.buffers.real += Fp8Gather::part(rows * options.model.d_model) / sizeof(real);
   return share;
 }
 
@@ -262,6 +285,14 @@ inline void check_tensor_parallel(const Options& options, int ranks, int64_t row
   check("--d-ff", m.d_ff);
   check("--vocab-size", m.vocab_size);
   if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
+  if (!options.fp8_communication) return;
+  if (!has_fp8_products)
+    throw UsageError("--fp8-communication", "given", "a program built with PRECISION=fp8");
+  if (rows / ranks % fp8_tile != 0) {
+    throw UsageError(
+        rows_option, std::to_string(rows),
+        "a multiple of 128 x the tensor ranks (" + std::to_string(ranks) + ") with --fp8-communication");
+  }
 }
 
 }  // namespace pentatron

@@ -52,13 +52,10 @@ double rounded_to(double x, Fp8Format format) {
 
 [[maybe_unused]] HostMatrix quantised(const HostMatrix& x, Fp8Format format, Fp8Tile tile) {
   HostMatrix out(x.rows, x.columns);
-  const bool wide = tile != Fp8Tile::column, high = tile != Fp8Tile::row;
-  const int64_t width = tile == Fp8Tile::all ? x.columns
-                        : wide               ? fp8_tile
-                                             : 1,
-                height = tile == Fp8Tile::all ? x.rows
-                         : high               ? fp8_tile
-                                              : 1;
+  const int64_t width = tile == Fp8Tile::all ? x.columns : fp8_tile, height = tile == Fp8Tile::all ? x.rows
+                                                                              : tile == Fp8Tile::row
+                                                                                  ? 1
+                                                                                  : fp8_tile;
   for (int64_t row = 0; row < x.rows; row += height) {
     for (int64_t column = 0; column < x.columns; column += width) {
       const auto each = [&](const auto& visit) {
@@ -71,6 +68,13 @@ double rounded_to(double x, Fp8Format format) {
       each([&](int64_t i, int64_t j) { out(i, j) = scale * rounded_to(x(i, j) / scale, format); });
     }
   }
+  return out;
+}
+
+[[maybe_unused]] HostMatrix transposed(const HostMatrix& x) {
+  HostMatrix out(x.columns, x.rows);
+  for (int64_t i = 0; i < x.rows; ++i)
+    for (int64_t j = 0; j < x.columns; ++j) out(j, i) = x(i, j);
   return out;
 }
 
@@ -116,12 +120,45 @@ TEST_CASE("fp8: tiles that share a scale", "[01][kernels]") {
     if (rows > 128) x(0, 1) = 0x1p-126, x(0, 2) = 0x1p-110;
     if (rows > 128)
       for (int64_t j = 128; j < columns; ++j) x(1, j) = j % 2 * 0x1p-105;  // a tile of the smallest scale
-    const Tensor on_device = device.upload<real>(x), out = device.fresh<real>(rows, columns);
+    const Tensor on_device = device.upload<real>(x);
     for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
-      for (const Fp8Tile tile : {Fp8Tile::row, Fp8Tile::column, Fp8Tile::square, Fp8Tile::all}) {
-        CAPTURE(rows, columns, int(format), int(tile));
-        quantise(on_device, format, tile, out, largest.data, device.stream);
-        REQUIRE(device.download(out) == quantised(x, format, tile));
+      for (const Fp8Tile tile : {Fp8Tile::row, Fp8Tile::square, Fp8Tile::all}) {
+        for (const Transpose transpose : {Transpose::no, Transpose::yes}) {
+          CAPTURE(rows, columns, int(format), int(tile), int(transpose));
+          const HostMatrix want = quantised(transpose == Transpose::yes ? transposed(x) : x, format, tile);
+          const Tensor values = device.fresh<real>(want.rows, want.columns);
+          quantise(on_device, transpose, format, tile, {nullptr, nullptr, values.data}, largest.data,
+                   device.stream);
+          REQUIRE(device.download(values) == want);
+
+          // The same as codes, and scales where cublasLtMatmul looks for them: those of rows have the rows
+          // side by side, those of squares begin a row at each multiple of four.
+          const int64_t tiles = (want.columns + 127) / 128, padded = (tiles + 3) / 4 * 4;
+          const Matrix<float> memory = device.fresh<float>(want.rows, want.columns / 4 + 1);
+          const Matrix<float> scales = device.fresh<float>(want.rows, padded);
+          auto* const codes = reinterpret_cast<__nv_fp8_storage_t*>(memory.data);
+          quantise(on_device, transpose, format, tile, {codes, scales.data}, largest.data, device.stream);
+          const PinnedArray<__nv_fp8_storage_t> host_codes(memory.bytes());
+          CUDA_CHECK(cudaMemcpyAsync(host_codes.data(), codes, memory.bytes(), cudaMemcpyDeviceToHost,
+                                     device.stream));
+          const HostMatrix host_scales = device.download(scales);
+          REQUIRE(host_codes[want.values.size()] == 0xff);  // not written
+          HostMatrix got(want.rows, want.columns);
+          for (int64_t i = 0; i < want.rows; ++i) {
+            for (int64_t j = 0; j < want.columns; ++j) {
+              const double scale = host_scales.values[tile == Fp8Tile::all   ? 0
+                                                      : tile == Fp8Tile::row ? j / 128 * want.rows + i
+                                                                             : i / 128 * padded + j / 128];
+              got(i, j) = worth(host_codes[i * want.columns + j], format) * scale;
+            }
+          }
+          REQUIRE(got == want);
+
+          if (format != Fp8Format::e4m3 || tile != Fp8Tile::row) continue;
+          const Tensor back = device.fresh<real>(rows, columns);
+          dequantise(codes, scales.data, transpose, back, device.stream);
+          REQUIRE(device.download(back) == (transpose == Transpose::yes ? transposed(want) : want));
+        }
       }
     }
   }
@@ -133,7 +170,8 @@ TEST_CASE("fp8: infinity is not hidden", "[01][kernels]") {
   HostMatrix x(128, 256, 1);
   x(3, 7) = INFINITY;
   const Tensor out = device.fresh<real>(128, 256);
-  quantise(device.upload<real>(x), Fp8Format::e4m3, Fp8Tile::row, out, nullptr, device.stream);
+  quantise(device.upload<real>(x), Transpose::no, Fp8Format::e4m3, Fp8Tile::row, {nullptr, nullptr, out.data},
+           nullptr, device.stream);
   const HostMatrix got = device.download(out);
   CHECK(std::isnan(got(3, 0)));
   CHECK(std::isnan(got(3, 7)));
@@ -146,13 +184,6 @@ TEST_CASE("fp8: infinity is not hidden", "[01][kernels]") {
 #ifdef PRODUCTS_IN_FP8
 
 namespace {
-
-HostMatrix transposed(const HostMatrix& x) {
-  HostMatrix out(x.columns, x.rows);
-  for (int64_t i = 0; i < x.rows; ++i)
-    for (int64_t j = 0; j < x.columns; ++j) out(j, i) = x(i, j);
-  return out;
-}
 
 HostMatrix times(const HostMatrix& a, const HostMatrix& b) {
   HostMatrix out(a.rows, b.columns);
@@ -180,22 +211,20 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
       for (const int layer : {0, -1}) {  // -1: not a layer's, and so not in fp8
         CAPTURE(int(gradients), int(scales), layer);
         trace::here.layer = layer;
-        const auto operand = [&](const HostMatrix& matrix, Fp8Format format, Fp8Tile tile) {
+        const auto operand = [&](const HostMatrix& matrix, Fp8Format format, Fp8Tile tile = Fp8Tile::row) {
           if (layer < 0) return matrix;
           return quantised(matrix, format, scales == Fp8Scales::tensor ? Fp8Tile::all : tile);
         };
-        const auto activation = [&](Fp8Tile tile) { return operand(x, Fp8Format::e4m3, tile); };
         const HostMatrix weight = operand(w, Fp8Format::e4m3, Fp8Tile::square);
         linear_forward(blas, device_x, device_w, y);
-        require_close(device.download(y), times(activation(Fp8Tile::row), transposed(weight)),
+        require_close(device.download(y), times(operand(x, Fp8Format::e4m3), transposed(weight)),
                       sum_of<real>(in));
         linear_dgrad(blas, device_d_y, device_w, d_x);
-        require_close(device.download(d_x), times(operand(d_y, gradients, Fp8Tile::row), weight),
-                      sum_of<real>(out));
+        require_close(device.download(d_x), times(operand(d_y, gradients), weight), sum_of<real>(out));
         linear_wgrad(blas, device_d_y, device_x, {d_w, false});
         require_close(
             device.download(d_w),
-            times(transposed(operand(d_y, gradients, Fp8Tile::column)), activation(Fp8Tile::column)),
+            times(operand(transposed(d_y), gradients), transposed(operand(transposed(x), Fp8Format::e4m3))),
             sum_of<accum>(rows));
       }
     }
@@ -213,7 +242,8 @@ TEST_CASE("fp8: outliers break one scale a tensor, and no tiles", "[01][fp8]") {
       x(i, j) = j == 200 ? rounded<real>(HostMatrix(1, 1, 1e4 * x(i, j)))(0, 0) : 0x1p-7 * x(i, j);
   const Tensor on_device = device.upload<real>(x), out = device.fresh<real>(256, 512);
   const auto error = [&](Fp8Tile tile) {  // of the columns that share no tile with the outlier
-    quantise(on_device, Fp8Format::e4m3, tile, out, largest.data, device.stream);
+    quantise(on_device, Transpose::no, Fp8Format::e4m3, tile, {nullptr, nullptr, out.data}, largest.data,
+             device.stream);
     const HostMatrix got = device.download(out);
     double sum = 0, all = 0;
     for (int64_t i = 0; i < x.rows; ++i) {

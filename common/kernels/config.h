@@ -27,9 +27,9 @@ struct Fp8Products {
 };
 inline constexpr int fp8_parts = 256;  // of the search for a tensor's largest element
 // Elements of the largest operand of a linear layer's three products: x [rows, in], W [out, in], y [rows,
-// out].
+// out]. With whole tiles of rows, so that a 128th of it is enough for the scales.
 constexpr int64_t largest_operand(int64_t rows, int64_t in, int64_t out) {
-  return std::max(rows * std::max(in, out), in * out);
+  return std::max((rows + 127) / 128 * 128 * std::max(in, out), in * out);
 }
 
 // Partial sums of the gradient norm (sum_of_squares in kernels.h).

@@ -1,5 +1,3 @@
-#include <cuda_fp8.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -22,42 +20,92 @@ __device__ float scale_of(float largest) {
 }
 
 template <Fp8Format format>
-__device__ real in_8_bits(float x, float scale, float inverse) {
-  constexpr __nv_fp8_interpretation_t kind = format == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2;
-  const __half value =
-      __nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x * inverse, __NV_SATFINITE, kind), kind);
-  return real(float(value) * scale);
+constexpr __nv_fp8_interpretation_t interpretation = format == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2;
+
+template <Fp8Format format>
+__device__ real worth(__nv_fp8_storage_t code, float scale) {
+  return real(float(__half(__nv_cvt_fp8_to_halfraw(code, interpretation<format>))) * scale);
 }
 
-// A block has the square of 128 x 128 at (blockIdx.y, blockIdx.x), and a thread some of its columns, or rows.
+// The square of 128 x 128 of a matrix that a block has, at (blockIdx.y, blockIdx.x). Element (i, j) of the
+// square is at(i, j) in a row-major matrix, and of(i, j) in the matrix of which it is the transpose, or the
+// same.
+struct Square {
+  int64_t first_row, first_column, rows, columns;
+  bool transposed;
+  int height, width;
+  __device__ Square(int64_t rows, int64_t columns, Transpose transpose)
+      : first_row(int64_t{blockIdx.y} * fp8_tile),
+        first_column(int64_t{blockIdx.x} * fp8_tile),
+        rows(rows),
+        columns(columns),
+        transposed(transpose == Transpose::yes),
+        height(static_cast<int>(std::min(int64_t{fp8_tile}, rows - first_row))),
+        width(static_cast<int>(std::min(int64_t{fp8_tile}, columns - first_column))) {}
+  __device__ int64_t at(int i, int j) const { return (first_row + i) * columns + first_column + j; }
+  __device__ int64_t of(int i, int j) const {
+    return transposed ? (first_column + j) * rows + first_row + i : at(i, j);
+  }
+};
+
 template <Fp8Tile tile, Fp8Format format>
 __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
-                                const accum* __restrict__ largest_parts, real* __restrict__ out) {
-  const int64_t first_row = int64_t{blockIdx.y} * fp8_tile, first_column = int64_t{blockIdx.x} * fp8_tile;
-  const int height = static_cast<int>(std::min(int64_t{fp8_tile}, rows - first_row)),
-            width = static_cast<int>(std::min(int64_t{fp8_tile}, columns - first_column));
-  const int64_t begin = first_row * columns + first_column;
-  constexpr bool by_row = tile == Fp8Tile::row;
-  const int64_t line = by_row ? columns : 1, along = by_row ? 1 : columns;
-  const int lines = by_row ? height : width, length = by_row ? width : height;
-  const auto largest_of_line = [&](int i) {
+                                Transpose transpose, const accum* __restrict__ largest_parts, Fp8Matrix out) {
+  const Square square(rows, columns, transpose);
+  const auto largest_of_row = [&](int i) {
     float largest = 0;
-    for (int j = 0; j < length; ++j) largest = fmaxf(largest, fabsf(float(x[begin + i * line + j * along])));
+    for (int j = 0; j < square.width; ++j) largest = fmaxf(largest, fabsf(float(x[square.of(i, j)])));
     return largest;
   };
   float largest = 0;
   if (tile == Fp8Tile::square)
-    for (int i : block_range(lines)) largest = fmaxf(largest, largest_of_line(i));
+    for (int i : block_range(square.height)) largest = fmaxf(largest, largest_of_row(i));
   if (tile == Fp8Tile::all)
     for (int i : block_range(fp8_parts)) largest = fmaxf(largest, float(largest_parts[i]));
-  if (tile == Fp8Tile::square || tile == Fp8Tile::all)
+  if (tile != Fp8Tile::row)
     largest = block_reduce(largest, 0.0f, [](float a, float b) { return fmaxf(a, b); });
-  for (int i : block_range(lines)) {
-    if (tile == Fp8Tile::row || tile == Fp8Tile::column) largest = largest_of_line(i);
+
+  __nv_fp8_storage_t* const codes = block_memory<__nv_fp8_storage_t>();         // [128, 128]
+  float* const scales = reinterpret_cast<float*>(codes + fp8_tile * fp8_tile);  // of the rows
+  for (int i : block_range(square.height)) {
+    if (tile == Fp8Tile::row) largest = largest_of_row(i);
     const float scale = scale_of<format>(largest), inverse = 1 / scale;  // exact: a power of two
-    for (int j = 0; j < length; ++j) {
-      const int64_t at = begin + i * line + j * along;
-      out[at] = in_8_bits<format>(float(x[at]), scale, inverse);
+    for (int j = 0; j < square.width; ++j)
+      codes[i * fp8_tile + j] =
+          __nv_cvt_float_to_fp8(float(x[square.of(i, j)]) * inverse, __NV_SATFINITE, interpretation<format>);
+    scales[i] = scale;
+  }
+  __syncthreads();
+  for (int i : warp_range(square.height)) {
+    for (int j : lane_range(square.width)) {
+      const __nv_fp8_storage_t code = codes[i * fp8_tile + j];
+      if (out.values) {
+        out.values[square.at(i, j)] = worth<format>(code, scales[i]);
+      } else {
+        out.codes[square.at(i, j)] = code;
+      }
+    }
+  }
+  if (out.values) return;
+  constexpr bool one = tile == Fp8Tile::all;
+  const int64_t squares_of_row = (gridDim.x + 3) / 4 * 4;
+  for (int i : block_range(tile == Fp8Tile::row ? square.height : one && blockIdx.x + blockIdx.y > 0 ? 0 : 1))
+    out.scales[tile == Fp8Tile::row ? blockIdx.x * rows + square.first_row + i
+               : one                ? 0
+                                    : blockIdx.y * squares_of_row + blockIdx.x] = scales[i];
+}
+
+__global__ void dequantise_kernel(const __nv_fp8_storage_t* __restrict__ codes,
+                                  const float* __restrict__ scales, int64_t rows, int64_t columns,
+                                  Transpose transpose, real* __restrict__ out) {
+  const Square square(rows, columns, transpose);
+  // The lanes of a warp write neighbours.
+  const bool by_row = !square.transposed;
+  for (int a : warp_range(by_row ? square.height : square.width)) {
+    for (int b : lane_range(by_row ? square.width : square.height)) {
+      const int i = by_row ? a : b, j = by_row ? b : a;
+      out[square.of(i, j)] =
+          worth<Fp8Format::e4m3>(codes[square.at(i, j)], scales[blockIdx.x * rows + square.first_row + i]);
     }
   }
 }
@@ -65,7 +113,6 @@ __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_
 template <Fp8Format format>
 auto kernel_of(Fp8Tile tile) {
   return tile == Fp8Tile::row      ? quantise_kernel<Fp8Tile::row, format>
-         : tile == Fp8Tile::column ? quantise_kernel<Fp8Tile::column, format>
          : tile == Fp8Tile::square ? quantise_kernel<Fp8Tile::square, format>
                                    : quantise_kernel<Fp8Tile::all, format>;
 }
@@ -77,15 +124,31 @@ __global__ void largest_kernel(const real* __restrict__ x, size_t size, accum* _
   for ([[maybe_unused]] int once : block_range(1)) largest_parts[blockIdx.x] = largest;
 }
 
-void quantise(Tensor x, Fp8Format format, Fp8Tile tile, Tensor out, accum* largest, cudaStream_t stream) {
+static Grid squares(int64_t rows, int64_t columns) {
+  const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + fp8_tile - 1) / fp8_tile); };
+  return {dim3(tiles(columns), tiles(rows)), fp8_tile};
+}
+
+void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8Matrix out, accum* largest,
+              cudaStream_t stream) {
   if (x.size() == 0) return;
   if (tile == Fp8Tile::all)
     launch(largest_kernel, dim3(fp8_parts), moves(x.bytes()), stream, x.data, x.size(), largest);
-  const auto squares = [](int64_t n) { return static_cast<unsigned>((n + fp8_tile - 1) / fp8_tile); };
+  const auto [rows, columns] =
+      transpose == Transpose::yes ? std::pair(x.columns, x.rows) : std::pair(x.rows, x.columns);
   const double codes = 1.0 * x.size();  // bytes, as a GPU would write them; their scales are few
-  launch(format == Fp8Format::e4m3 ? kernel_of<Fp8Format::e4m3>(tile) : kernel_of<Fp8Format::e5m2>(tile),
-         Grid(dim3(squares(x.columns), squares(x.rows)), fp8_tile), moves(x.bytes() + codes), stream, x.data,
-         x.rows, x.columns, largest, out.data);
+  launch_with_memory(
+      format == Fp8Format::e4m3 ? kernel_of<Fp8Format::e4m3>(tile) : kernel_of<Fp8Format::e5m2>(tile),
+      squares(rows, columns), fp8_tile * (fp8_tile + sizeof(float)), moves(x.bytes() + codes), stream, x.data,
+      rows, columns, transpose, largest, out);
+}
+
+void dequantise(const __nv_fp8_storage_t* codes, const float* scales, Transpose transpose, Tensor out,
+                cudaStream_t stream) {
+  const auto [rows, columns] =
+      transpose == Transpose::yes ? std::pair(out.columns, out.rows) : std::pair(out.rows, out.columns);
+  launch(dequantise_kernel, squares(rows, columns), moves(out.bytes() + 1.0 * out.size()), stream, codes,
+         scales, rows, columns, transpose, out.data);
 }
 
 }  // namespace pentatron

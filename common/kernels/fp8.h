@@ -4,24 +4,43 @@
 // As in DeepSeek-V3 (2024, section 3.3), 128 elements along the sum of a product share one in activations and
 // gradients, and 128 x 128 in weights. Scales are powers of two, so nothing is rounded but to 8 bits.
 //
-// Here a product is emulated: quantise() writes what the numbers of 8 bits are worth, and bf16 holds that
-// exactly; sums are in fp32. In time and memory traffic it counts as on a GPU that multiplies 8 bits.
+// Where cuBLAS can, it multiplies codes and scales (matmul.cu). Elsewhere a product is emulated: quantise()
+// writes what the numbers of 8 bits are worth, and bf16 holds that exactly; sums are in fp32. On the CPU that
+// counts, in time and memory traffic, as on a GPU that multiplies codes.
 #pragma once
 
-#include <cuda_runtime.h>
+#include <cuda_fp8.h>
+
+#include <tuple>
 
 #include "device/tensor.h"
 #include "kernels/config.h"
 
 namespace pentatron {
 
-// Which elements share a scale: 128 of a row, 128 of a column, a square of them, or all.
-enum class Fp8Tile { row, column, square, all };
+enum class Transpose { no, yes };
+
+// Which elements share a scale: 128 of a row, a square of them, or all.
+enum class Fp8Tile { row, square, all };
 constexpr int fp8_tile = 128;
 
-// out = x in 8 bits, and back. A tile with an infinity becomes not a number. The last tile of a row or column
-// may be shorter. largest: work space for Fp8Tile::all.
-void quantise(Tensor x, Fp8Format format, Fp8Tile tile, Tensor out /*as x*/, accum* largest /*[fp8_parts]*/,
-              cudaStream_t stream);
+// A matrix [rows, columns] in 8 bits. The last tile of a row may be shorter. An element is worth its code
+// times the scale of its tile. Scales lie as cublasLtMatmul reads them: that of a row's tile at [column /
+// 128, row], and that of a square at [row / 128, column / 128], in rows of a multiple of 4.
+struct Fp8Matrix {
+  __nv_fp8_storage_t* codes;
+  float* scales;
+  real* values = nullptr;  // if not null, what the elements are worth is written here, and no code and scale
+  auto device_pointers() { return std::tie(codes, scales, values); }  // a kernel takes it as an argument
+};
+
+// out = x, or its transpose, in 8 bits. A tile with an infinity becomes not a number. largest: work space for
+// Fp8Tile::all.
+void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8Matrix out,
+              accum* largest /*[fp8_parts]*/, cudaStream_t stream);
+
+// out = what a matrix in e4m3 with tiles of rows is worth, or its transpose.
+void dequantise(const __nv_fp8_storage_t* codes, const float* scales, Transpose transpose, Tensor out,
+                cudaStream_t stream);
 
 }  // namespace pentatron

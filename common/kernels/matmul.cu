@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "device/cuda.h"
+#include "kernels/codes_product.h"
 #include "kernels/matmul.h"
 
 namespace pentatron {
@@ -22,22 +23,61 @@ namespace {
 // Products of fp64 matrices sum in fp64, all others in fp32.
 constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
+// The share that a product is of one of a layer's (cost.h).
+double of_layer() { return trace::here.layer >= 0 ? 1 : 0; }
+
 // Row-major c = op(a) op(b) + beta c, which is column-major c^T = op(b)^T op(a)^T + beta c^T.
 template <class C>
-void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
-             Matrix<C> c, const char* name) {
-  if (c.rows == 0) return;
+void gemm(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta, Matrix<C> c) {
   const int64_t k = transpose_a ? a.rows : a.columns;
-  Cost cost =
-      products(c.rows, c.columns, k, 1, blas.multiplies_fp8() ? 1 : sizeof(real), sizeof(C), beta != 0);
-  cost.of_layer = trace::here.layer >= 0 ? 1 : 0;
-  trace::Range range(blas.stream(), name, cost);
   const accum alpha = 1;
   CUBLAS_CHECK(cublasGemmEx(
       blas, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
       static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
       static_cast<int>(b.columns), a.data, real_type, static_cast<int>(a.columns), &beta, c.data,
       data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
+}
+
+template <class C>
+void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
+             Matrix<C> c, const char* name, double of_layer) {
+  if (c.rows == 0) return;
+  Cost cost =
+      products(c.rows, c.columns, transpose_a ? a.rows : a.columns, 1, sizeof(real), sizeof(C), beta != 0);
+  cost.of_layer = of_layer;
+  trace::Range range(blas.stream(), name, cost);
+  gemm(blas, a, transpose_a, b, transpose_b, beta, c);
+}
+
+// c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
+template <class C>
+void fp8_product(const Blas& blas, Fp8Operand a, Fp8Operand b, accum beta, Matrix<C> c, const char* name,
+                 double of_layer, bool new_b = true) {
+  if (c.rows == 0) return;
+  if (blas.fp8().scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
+  CodesProduct codes(blas, a, b, c);
+  const auto quantised = [&](int which, const Fp8Operand& operand, bool is_new) {
+    const Fp8Matrix out = blas.operand(which, codes.possible());
+    if (is_new)
+      quantise(operand.x, operand.transpose, operand.format, operand.tile, out, blas.largest(),
+               blas.stream());
+    return Tensor{out.values, operand.rows(), operand.columns()};
+  };
+  const Tensor a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
+  Cost cost = products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0);
+  cost.of_layer = of_layer;
+  trace::Range range(blas.stream(), name, cost);
+  if (codes.possible()) {
+    codes.run(beta, c.data);
+  } else {
+    gemm(blas, a_values, false, b_values, true, beta, c);
+  }
+}
+
+void fp8_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y, double share, bool new_weight = true) {
+  fp8_product(blas, {x, Transpose::no, Fp8Tile::row, Fp8Format::e4m3},
+              {weight, Transpose::no, Fp8Tile::square, Fp8Format::e4m3}, 0, y, "gemm_forward", share,
+              new_weight);
 }
 
 void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t stream) {
@@ -86,7 +126,7 @@ void grouped_product(const Blas& blas, const Group<C>& group, bool transpose_a, 
     write_addresses(list, addresses.data, blas.stream());
     void* const* const at = addresses.data;
     Cost cost = one_launch(costs);
-    cost.of_layer = trace::here.layer >= 0 ? 1 : 0;
+    cost.of_layer = of_layer();
     trace::Range range(blas.stream(), name, cost);
     CUBLAS_CHECK(cublasGemmGroupedBatchedEx(
         blas, op_b.data(), op_a.data(), columns.data(), rows.data(), sums.data(), alpha.data(), at, real_type,
@@ -96,7 +136,8 @@ void grouped_product(const Blas& blas, const Group<C>& group, bool transpose_a, 
   }
 #endif
   for (int i = 0; i < n; ++i)
-    product(blas, group.a[i], transpose_a, group.b[i], transpose_b, group.beta[i], group.c[i], name);
+    product(blas, group.a[i], transpose_a, group.b[i], transpose_b, group.beta[i], group.c[i], name,
+            of_layer());
 }
 
 void strided_products(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
@@ -121,6 +162,8 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 Blas::Blas(cudaStream_t stream, const Fp8Products& fp8) : stream_(stream), fp8_(fp8) {
   if (fp8.elements > 0) {
     for (DeviceArray<real>& operand : operands_) operand = {size_t(fp8.elements), Purpose::activations};
+    for (DeviceArray<float>& scales : scales_)
+      scales = {size_t(fp8.elements / fp8_tile), Purpose::activations};
     largest_ = {fp8_parts, Purpose::activations};
   }
   CUBLAS_CHECK(cublasCreate(&handle_));
@@ -132,46 +175,42 @@ Blas::Blas(cudaStream_t stream, const Fp8Products& fp8) : stream_(stream), fp8_(
 
 Blas::~Blas() { cublasDestroy(handle_); }
 
-bool Blas::multiplies_fp8() const { return fp8_.elements > 0 && trace::here.layer >= 0; }
-
-Tensor Blas::operand(int which, Tensor x, Fp8Tile tile, Fp8Format format, int64_t at) const {
-  if (!multiplies_fp8()) return x;
-  const Tensor out = {operands_[which].data() + at, x.rows, x.columns};
-  quantise(x, format, fp8_.scales == Fp8Scales::tensor ? Fp8Tile::all : tile, out, largest_.data(), stream_);
-  return out;
-}
-
-RowBlocks Blas::operand(int which, const RowBlocks& x) const {
-  if (!multiplies_fp8()) return x;
-  const int64_t rows = x.first.rows, columns = x.first.columns;
-  for (int64_t i = 0; i < x.count; ++i) {
-    const Tensor block = {x.first.data + i * x.stride * columns, rows, columns};
-    operand(which, block, Fp8Tile::row, Fp8Format::e4m3, i * rows * columns);
-  }
-  return {{operands_[which].data(), rows, columns}, x.count, rows};
+Fp8Matrix Blas::operand(int which, bool codes) const {
+  real* const memory = operands_[which].data();
+  return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which].data(), codes ? nullptr : memory};
 }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
-  product(blas, blas.operand(0, x, Fp8Tile::row, Fp8Format::e4m3), false,
-          blas.operand(1, weight, Fp8Tile::square, Fp8Format::e4m3), true, 0, y, "gemm_forward");
+  if (blas.multiplies_fp8()) return fp8_forward(blas, x, weight, y, of_layer());
+  product(blas, x, false, weight, true, 0, y, "gemm_forward", of_layer());
 }
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
+  if (trace::here.layer < 0) share = 0;
+  if (blas.multiplies_fp8()) {
+    const auto block = [](const RowBlocks& all, int64_t i) {
+      return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
+    };
+    for (int64_t i = 0; i < x.count; ++i)
+      fp8_forward(blas, block(x, i), weight, block(y, i), share / x.count, /*new_weight=*/i == 0);
+    return;
+  }
   const auto m = static_cast<int>(x.first.rows), n = static_cast<int>(weight.rows),
              k = static_cast<int>(weight.columns);
-  Cost cost = products(m * x.count, n, k, 1, blas.multiplies_fp8() ? 1 : sizeof(real), sizeof(real), false);
-  cost.of_layer = trace::here.layer >= 0 ? share : 0;
-  const Tensor w = blas.operand(1, weight, Fp8Tile::square, Fp8Format::e4m3);
-  x = blas.operand(0, x);
+  Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
+  cost.of_layer = share;
   strided_products(blas, Transpose::no, Transpose::yes, m, n, k, 1,
-                   {x.first.data, real_type, k, x.stride * k}, {w.data, real_type, k, 0}, 0,
+                   {x.first.data, real_type, k, x.stride * k}, {weight.data, real_type, k, 0}, 0,
                    {y.first.data, real_type, n, y.stride * n}, static_cast<int>(x.count), "gemm_forward",
                    cost);
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  product(blas, blas.operand(0, d_y, Fp8Tile::row, blas.of_gradients()), false,
-          blas.operand(1, weight, Fp8Tile::square, Fp8Format::e4m3), false, 0, d_x, "gemm_dgrad");
+  if (!blas.multiplies_fp8())
+    return product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad", of_layer());
+  const Fp8Format gradients = blas.fp8().gradients;
+  fp8_product(blas, {d_y, Transpose::no, Fp8Tile::row, gradients},
+              {weight, Transpose::yes, Fp8Tile::square, Fp8Format::e4m3}, 0, d_x, "gemm_dgrad", of_layer());
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
@@ -179,9 +218,13 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
     return;
   }
-  product(blas, blas.operand(0, d_y, Fp8Tile::column, blas.of_gradients()), true,
-          blas.operand(1, x, Fp8Tile::column, Fp8Format::e4m3), false, d_weight.add ? 1 : 0, d_weight.sum,
-          "gemm_wgrad");
+  const accum beta = d_weight.add ? 1 : 0;
+  if (!blas.multiplies_fp8())
+    return product(blas, d_y, true, x, false, beta, d_weight.sum, "gemm_wgrad", of_layer());
+  const Fp8Format gradients = blas.fp8().gradients;
+  fp8_product(blas, {d_y, Transpose::yes, Fp8Tile::row, gradients},
+              {x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}, beta, d_weight.sum, "gemm_wgrad",
+              of_layer());
 }
 
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,

@@ -41,18 +41,21 @@ class Blas {
   cudaStream_t stream() const { return stream_; }
 
   // Whether the product that is made now is one of a layer, in fp8.
-  bool multiplies_fp8() const;
-  // An operand of this product, the first (0) or second one, as it is multiplied. at: where in its memory.
-  Tensor operand(int which, Tensor x, Fp8Tile tile, Fp8Format format, int64_t at = 0) const;
-  RowBlocks operand(int which, const RowBlocks& x) const;  // of activations; with one scale a tensor: a block
-  Fp8Format of_gradients() const { return fp8_.gradients; }
+  bool multiplies_fp8() const { return fp8_.elements > 0 && trace::here.layer >= 0; }
+  // Work space for an operand of such a product, the first (0) or second one. codes: else, what they are
+  // worth.
+  Fp8Matrix operand(int which, bool codes) const;
+  const Fp8Products& fp8() const { return fp8_; }
+  accum* largest() const { return largest_.data(); }          // as quantise() wants it
+  std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
 
  private:
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
   DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
   const Fp8Products fp8_;
-  DeviceArray<real> operands_[2];
+  DeviceArray<real> operands_[2];  // values, or codes
+  DeviceArray<float> scales_[2];
   DeviceArray<accum> largest_;
 };
 
@@ -90,7 +93,6 @@ struct BatchedMatrix {
   cudaDataType_t type;
   int64_t leading, stride;
 };
-enum class Transpose { no, yes };
 
 // c_i = alpha op(a_i) op(b_i) + beta c_i for i < count, with op(a_i) [m, k], op(b_i) [k, n], c_i [m, n], all
 // row-major; op transposes or not. a and b are `real`, c is `real` or `accum`. `name` labels traces.

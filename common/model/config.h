@@ -59,9 +59,9 @@ struct TrainingConfig {
   double weight_decay = 0.1;
   double grad_clip = 1.0;     // highest norm of the gradient; 0: not clipped
   double loss_scale = 65536;  // in fp16: by what the gradients are multiplied at first
+  int scale_window = 2000;    // good steps after which this doubles; 0: it never changes
   Fp8Format fp8_gradients = Fp8Format::e4m3;
   Fp8Scales fp8_scales = Fp8Scales::tile;
-  int scale_window = 2000;  // good steps after which this doubles; 0: it never changes
 
   Recompute recompute = Recompute::none;
   Attention attention = Attention::naive;

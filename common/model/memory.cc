@@ -153,8 +153,8 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
   if (element.fp8) {
     const Columns c = columns_of(config.model, share.tensor_ranks);
     const int64_t of_attention = largest_operand(rows_of(config, share).inside, c.d, c.q + 2 * c.kv);
-    operands = 2 * element.real * std::max(of_attention, share.feed_forward(any_layer).operand) +
-               fp8_parts * element.accum;
+    const int64_t largest = std::max(of_attention, share.feed_forward(any_layer).operand);
+    operands = 2 * (largest * element.real + largest / 128 * sizeof(float)) + fp8_parts * element.accum;
   }
 
   MemoryPrediction prediction;

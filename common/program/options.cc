@@ -506,6 +506,8 @@ void declare_group(CommandLine& line, Options& options, OptionGroup group) {
       line.group("Tensor parallelism");
       line.flag("--sequence-parallel", options.sequence_parallel,
                 "split the rows of tokens outside of attention and MLP, too");
+      line.flag("--fp8-communication", options.fp8_communication,
+                "in fp8: with --sequence-parallel, inputs of products are gathered in 8 bits");
       line.choice("--tp-overlap", options.tp_overlap, tp_overlap_names,
                   "whether forward's products are cut, so that their communication hides");
       line.whole("--tp-chunks", options.tp_chunks, 2, 64, "into so many chunks of rows");
@@ -775,6 +777,13 @@ Options parse_options(int argc, const char* const* argv, std::string_view descri
   }
   if (line.given("--tp-chunks") && options.tp_overlap == TpOverlap::none)
     throw UsageError("--tp-chunks", std::to_string(options.tp_chunks), "none without --tp-overlap chunks");
+  if (options.fp8_communication && !options.sequence_parallel)
+    throw UsageError("--fp8-communication", "given", "together with --sequence-parallel");
+  if (options.fp8_communication && options.fp8_scales == Fp8Scales::tensor)
+    throw UsageError("--fp8-communication", "given",
+                     "none with --fp8-scales tensor, whose scale no rank has");
+  if (options.fp8_communication && options.experts > 0)
+    throw UsageError("--fp8-communication", "given", "none with --experts, whose router reads bf16");
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   if (options.bucket_mb < 0) options.bucket_mb = std::min(25.0, 4e-6 * parameter_count(options) / 8);

@@ -79,6 +79,7 @@ struct Options : TrainingConfig, CommunicationConfig {
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
   int zero_stage = 1;
   bool sequence_parallel = false;  // tensor ranks also split the rows outside their regions
+  bool fp8_communication = false;  // what these ranks gather for products is sent in fp8
   TpOverlap tp_overlap = TpOverlap::none;
   int tp_chunks = 2;  // of --tp-overlap chunks
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;

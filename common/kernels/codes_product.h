@@ -1,0 +1,104 @@
+// A product in fp8 as cuBLAS makes it on a GPU that has scales a tile. matmul.cu uses it, and emulates it
+// where there is none.
+#pragma once
+
+#ifdef __CUDACC__
+#include <cublasLt.h>
+
+#include <atomic>
+#include <cstdio>
+#endif
+
+#include "kernels/matmul.h"
+
+namespace pentatron {
+
+// An operand of a product in fp8: x, or its transpose. Its rows lie along the sum, as tensor cores read 8
+// bits.
+struct Fp8Operand {
+  Tensor x;
+  Transpose transpose;
+  Fp8Tile tile;
+  Fp8Format format;
+  int64_t rows() const { return transpose == Transpose::yes ? x.columns : x.rows; }
+  int64_t columns() const { return transpose == Transpose::yes ? x.rows : x.columns; }
+};
+
+#if defined(PRODUCTS_IN_FP8) && defined(__CUDACC__) && CUBLAS_VERSION >= 120900
+
+// Row-major c = a b^T + beta c by cublasLtMatmul from codes and scales; it takes them as column-major c^T = b
+// a^T. Hopper has scales a tile; with other GPUs, or sizes that are no multiples of 16, possible() is false.
+class CodesProduct {
+ public:
+  template <class C>
+  CodesProduct(const Blas& blas, const Fp8Operand& a, const Fp8Operand& b, Matrix<C> c) : blas_(blas) {
+    CUBLAS_CHECK(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(b.tile));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(a.tile));
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, blas.operand(1, true).scales);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, blas.operand(0, true).scales);
+    layout(b_, type_of(b.format), b.columns(), b.rows());
+    layout(a_, type_of(a.format), a.columns(), a.rows());
+    layout(c_, data_type<C>, c.columns, c.rows);
+    cublasLtMatmulPreferenceOpaque_t preference;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &blas_workspace, sizeof blas_workspace));
+    int found = 0;
+    possible_ = cublasLtMatmulAlgoGetHeuristic(handle(), &operation_, &b_, &a_, &c_, &c_, &preference, 1,
+                                               &algorithm_, &found) == CUBLAS_STATUS_SUCCESS &&
+                found > 0;
+    static std::atomic<bool> told = false;
+    if (!possible_ && !told.exchange(true)) {
+      std::fprintf(
+          stderr, "fp8: cuBLAS can't multiply [%lld, %lld] x [%lld, %lld]; such products are emulated\n",
+          (long long)(a.rows()), (long long)(a.columns()), (long long)(b.columns()), (long long)(b.rows()));
+    }
+  }
+  bool possible() const { return possible_; }
+  void run(float beta, void* c) {
+    const float alpha = 1;
+    CUBLAS_CHECK(cublasLtMatmul(handle(), &operation_, &alpha, blas_.operand(1, true).codes, &b_,
+                                blas_.operand(0, true).codes, &a_, &beta, c, &c_, c, &c_, &algorithm_.algo,
+                                blas_.workspace(), blas_workspace, blas_.stream()));
+  }
+
+ private:
+  static cublasLtMatmulMatrixScale_t mode_of(Fp8Tile tile) {
+    return tile == Fp8Tile::row      ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+           : tile == Fp8Tile::square ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                                     : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  }
+  static cudaDataType_t type_of(Fp8Format format) {
+    return format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+  }
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&operation_, attribute, &value, sizeof value));
+  }
+  static void layout(cublasLtMatrixLayoutOpaque_t& of, cudaDataType_t type, int64_t rows, int64_t columns) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&of, type, rows, columns, /*leading=*/rows));
+  }
+  cublasLtHandle_t handle() const {
+    return reinterpret_cast<cublasLtHandle_t>(static_cast<cublasHandle_t>(blas_));
+  }
+
+  const Blas& blas_;
+  cublasLtMatmulDescOpaque_t operation_;
+  cublasLtMatrixLayoutOpaque_t a_, b_, c_;
+  cublasLtMatmulHeuristicResult_t algorithm_ = {};
+  bool possible_;
+};
+
+#else
+
+struct CodesProduct {
+  CodesProduct(const Blas&, const Fp8Operand&, const Fp8Operand&, const auto&) {}
+  bool possible() const { return false; }
+  void run(accum, void*) {}
+};
+
+#endif
+
+}  // namespace pentatron
