@@ -62,7 +62,7 @@ class TensorParallel : public TensorRegion {
 
   // ---- The borders of a region
 
-  Tensor enter(Tensor x) override { return gather(x, /*for_products=*/true); }
+  Tensor enter(Tensor x) override { return sends_fp8() ? gather_fp8(x) : gather(x); }
 
   Tensor leave(Tensor partial) override {
     const Tensor sum = begin_sum(partial);
@@ -79,7 +79,7 @@ class TensorParallel : public TensorRegion {
     wait_stream(tensor_.stream(), compute_);
     for (int i = 0; i < chunks(); ++i) {
       const Tensor own = chunk(x, i);
-      gather_input(own, packed(entered, i).first.data, Transpose::no);
+      all_gather(own, packed(entered, i).first.data, Transpose::no);
       chunk_came_[i].record(tensor_.stream());
     }
     for (int i = 0; i < chunks(); ++i) {
@@ -106,9 +106,7 @@ class TensorParallel : public TensorRegion {
     return sum;
   }
 
-  // Two kinds of products read d_out, with scales along its rows and along its columns; so it travels in
-  // bf16.
-  Tensor leave_backward(Tensor d_out) override { return gather(d_out, /*for_products=*/false); }
+  Tensor leave_backward(Tensor d_out) override { return gather(d_out); }
 
   // The communication stream sums d_in while the compute stream runs the weight gradients that `meanwhile`
   // issues.
@@ -126,7 +124,7 @@ class TensorParallel : public TensorRegion {
   void prefetch_entered(Tensor x) override {
     if (!sequence_parallel_) return;
     wait_event(tensor_.stream(), entered_used_);
-    gather_input(x, entered_.data, Transpose::yes);
+    all_gather(x, entered_.data, Transpose::yes);
     entered_came_.record(tensor_.stream());
     prefetched_ = x.data;
   }
@@ -204,25 +202,11 @@ class TensorParallel : public TensorRegion {
     return static_cast<double>(in_place(all, i).first.rows * parts_) / all.rows;
   }
 
-  // Issues to the communication stream: out = all ranks' rows of x, which products of a layer read. With
-  // --fp8-communication in 8 bits, with scales along their sum: x's rows, or its columns with Transpose::yes.
-  void gather_input(Tensor x, real* out, Transpose transpose) {
-    if (fp8_ && trace::here.layer >= 0) {
-      fp8_->all_gather(x, out, transpose);
-    } else {
-      tensor_.all_gather(x.data, out, x.size());
-    }
-  }
-
   // x [outside, d] -> [rows, d]: all ranks' rows in the order of the ranks. Without sequence parallelism, x.
-  Tensor gather(Tensor x, bool for_products) {
+  Tensor gather(Tensor x) {
     if (!sequence_parallel_) return x;
     wait_stream(tensor_.stream(), compute_);
-    if (for_products) {
-      gather_input(x, gathered_.data, Transpose::no);
-    } else {
-      tensor_.all_gather(x.data, gathered_.data, x.size());
-    }
+    tensor_.all_gather(x.data, gathered_.data, x.size());
     wait_stream(compute_, tensor_.stream());
     return gathered_.row_range(0, x.rows * tensor_.ranks());
   }
@@ -240,6 +224,21 @@ class TensorParallel : public TensorRegion {
     const Tensor own = partial.row_range(tensor_.rank() * rows, rows);
     tensor_.reduce_scatter(partial.data, own.data, own.size());
     return own;
+  }
+
+  // With --fp8-communication, the inputs of a layer's products travel in 8 bits, with scales along the sum:
+  // for the weight gradients along x's columns, Transpose::yes. What leaves a region and returns can't: both
+  // kinds of products read the gradient of its output.
+  bool sends_fp8() const { return fp8_ && trace::here.layer >= 0; }
+  void all_gather(Tensor x, real* out, Transpose transpose) {
+    if (sends_fp8()) return fp8_->all_gather(x, out, transpose);
+    tensor_.all_gather(x.data, out, x.size());
+  }
+  Tensor gather_fp8(Tensor x) {
+    wait_stream(tensor_.stream(), compute_);
+    fp8_->all_gather(x, gathered_.data, Transpose::no);
+    wait_stream(compute_, tensor_.stream());
+    return gathered_.row_range(0, x.rows * tensor_.ranks());
   }
 
   bool sequence_parallel_;

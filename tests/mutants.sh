@@ -38,6 +38,7 @@ run() {
     faults) build=build/cpu-fp32 targets=tested ;;
     programs) targets="$build/tests programs" ;;
     ranks) targets=$build/mpi_tests ;;
+    fp8) build=build/cpu-fp8 targets="$build/tests $build/mpi_tests" ;;
     threads) build=build/cpu-fp64-thread targets=$build/mpi_tests ;;
     *) echo "unknown kind of test: $kind" >&2; exit 2 ;;
   esac
