@@ -24,8 +24,17 @@ with open(pathlib.Path(__file__).parent / "golden" / "fp8.txt", "w") as out:
         middles = (finite[1:] + finite[:-1]) / 2
         beyond = np.float32([464, 480, 1e30, np.inf, -np.inf, np.nan, 61440, 65536, 2**-10, 2**-17, 2**-18, 1e-30])
         scattered = np.random.default_rng(1).normal(size=300).astype(np.float32) ** 5 * 30
-        inputs = np.concatenate([middles, np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(-np.inf)),
-                                 beyond, np.nextafter(beyond, np.float32(0)), np.nextafter(beyond, np.float32(np.inf)), scattered])
+        inputs = np.concatenate(
+            [
+                middles,
+                np.nextafter(middles, np.float32(np.inf)),
+                np.nextafter(middles, np.float32(-np.inf)),
+                beyond,
+                np.nextafter(beyond, np.float32(0)),
+                np.nextafter(beyond, np.float32(np.inf)),
+                scattered,
+            ]
+        )
         inputs = inputs.astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = inputs.astype(kind)

@@ -341,7 +341,7 @@ constexpr const char* training_options[] = {
     "data",         "documents", "seq-len",      "micro-batch-size", "global-batch-size", "steps",
     "seed",         "optimizer", "lr",           "min-lr",           "warmup-steps",      "beta1",
     "beta2",        "epsilon",   "weight-decay", "grad-clip",        "aux-loss",          "balance",
-    "balance-rate", "z-loss",    "drop-tokens"};
+    "balance-rate", "z-loss",    "drop-tokens",  "scale-window",     "fp8-gradients",     "fp8-scales"};
 
 // --load and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,

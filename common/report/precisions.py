@@ -38,7 +38,17 @@ def with_outliers(build, folder, shape):
     """The folder of a checkpoint of initial weights, whose norms give LARGE channels a hundred times their size."""
     run = folder / "initial"
     if not (run / "large.txt").exists():
-        command = [build / "cpu-fp32/01_single_gpu", *shape.split(), *TRAINING.split(), "--lr", "0", "--steps", "1", "--save", run]
+        command = [
+            build / "cpu-fp32/01_single_gpu",
+            *shape.split(),
+            *TRAINING.split(),
+            "--lr",
+            "0",
+            "--steps",
+            "1",
+            "--save",
+            run,
+        ]
         subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
         path = run / "step_000001/model.safetensors"
         weights = load_file(path)
@@ -55,7 +65,15 @@ def with_outliers(build, folder, shape):
 def losses(build, folder, name, program, words, steps):
     """Of each step."""
     log = folder / (name.replace(" ", "-").replace(",", "") + ".json")
-    command = [build / f"cpu-{program}/01_single_gpu", *words.split(), *TRAINING.split(), "--steps", steps, "--log-json", log]
+    command = [
+        build / f"cpu-{program}/01_single_gpu",
+        *words.split(),
+        *TRAINING.split(),
+        "--steps",
+        steps,
+        "--log-json",
+        log,
+    ]
     for attempt in range(2):
         if log.exists():
             lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -90,9 +108,15 @@ def main(out, build, steps=400):
         for kind in KINDS:
             cells = [f"{mean:.4f} ({apart:+.4f})" for k, mean, apart in rows if k == kind]
             table.write(f"| {kind} | " + " | ".join(cells) + " |\n")
-    chart = alt.Chart(alt.Data(values=curves)).mark_line().encode(
-        x="step:Q", y=alt.Y("loss:Q", scale=alt.Scale(zero=False)), color=alt.Color("kind:N", sort=list(KINDS)),
-        column=alt.Column("size:N", sort=[*SIZES, "128 wide, outliers"]),
+    chart = (
+        alt.Chart(alt.Data(values=curves))
+        .mark_line()
+        .encode(
+            x="step:Q",
+            y=alt.Y("loss:Q", scale=alt.Scale(zero=False)),
+            color=alt.Color("kind:N", sort=list(KINDS)),
+            column=alt.Column("size:N", sort=[*SIZES, "128 wide, outliers"]),
+        )
     )
     out.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(chart.properties(width=260, height=240).to_dict()))
     print(f"{out.with_suffix('.md')}, {out.with_suffix('.svg')}")

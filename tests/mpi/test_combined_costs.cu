@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "combined_model.h"
+#include "memory_check.h"
 
 namespace pentatron {
 namespace {
@@ -202,12 +203,8 @@ void check(const Request& request) {
     combined.update(step);
   };
   train_step(0);
-  MemoryBytes measured = memory_in_use();
-  const MemoryPrediction predicted = predict_memory(c.options, element_sizes, c.shape, world.rank());
-  for (size_t i = 0; i < purposes; ++i) {
-    INFO(purpose_names[i]);
-    CHECK(measured[i] - before[i] == predicted.total()[i]);
-  }
+  check_bytes(allocated_since(before),
+              predict_memory(c.options, element_sizes, c.shape, world.rank()).total());
 
   CUDA_CHECK(cudaDeviceSynchronize());
   for (Communicator* group : {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients,

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "combined_model.h"
+#include "memory_check.h"
 #include "parity.h"
 #include "program/program.h"
 #include "ranks/gather.h"
@@ -664,11 +665,8 @@ void check_memory(const CombinedCase& c) {
   CombinedModel model(c, world);
   model.accumulate(random_batches(c.options, 0));
   model.update(0);
-  const MemoryBytes predicted = predict_memory(c.options, element_sizes, c.shape, world.rank()).total();
-  for (size_t i = 0; i < purposes; ++i) {
-    INFO(purpose_names[i]);
-    CHECK(memory_in_use()[i] - before[i] == predicted[i]);
-  }
+  check_bytes(allocated_since(before),
+              predict_memory(c.options, element_sizes, c.shape, world.rank()).total());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../../05_pipeline_parallel/simulate.h"
+#include "memory_check.h"
 #include "model/memory.h"
 #include "parallel_model.h"
 #include "program/program.h"
@@ -99,16 +100,12 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
   const MemoryBytes before = memory_in_use();
   ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
-  MemoryBytes bytes = memory_in_use();
-  for (size_t i = 0; i < purposes; ++i) bytes[i] -= before[i];
+  const MemoryBytes bytes = allocated_since(before);
 
   const MemoryPrediction predicted =
       predict_memory(options, element_sizes, micro_batches,
                      pipeline_share(model.schedule(), world.rank(), model.parts_of_model()));
-  for (size_t i = 0; i < purposes; ++i) {
-    INFO(purpose_names[i]);
-    CHECK(bytes[i] == predicted.total()[i]);
-  }
+  check_bytes(bytes, predicted.total());
   const int64_t tokens =
       int64_t{4 * sizeof(int32_t)} * micro_batches * options.micro_batch_size * options.sequence_length;
   return static_cast<int64_t>(bytes[3]) - tokens;
