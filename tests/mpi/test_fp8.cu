@@ -65,6 +65,21 @@ TEST_CASE("07: fp8 in layouts that split no product", "[07][fp8]") {
   }
 }
 
+// Which rows of an expert share a scale, for the weight gradients, depends on who sends them. Scales are powers of two,
+// so that changes only numbers below 2^-15 of the largest, by 2^-19 of it.
+TEST_CASE("07: fp8 with experts", "[07][fp8]") {
+  mpi_tests::set_time_limit(300);
+  World world(nullptr, nullptr);
+  const int n = world.ranks();
+  for (const int ep : {n, 1}) {
+    CombinedCase c = case_of({.dp = n, .ep = ep});
+    c.options.ep = ep;
+    c.options.experts = 2 * n;
+    INFO("ep " << ep);
+    check_parity(world, c, 1e-5);
+  }
+}
+
 // There sums are rounded to bf16 in another place, by 2^-9 of a number. The step of e4m3 is 2^-3.5 of it, so
 // one in 2^5.5 comes out a step apart. Such steps have 12 times the variance of the rounding to e4m3, which
 // is 2^-3.5 / sqrt(12) of both operands. A gradient has passed up to 8 products a layer.
