@@ -40,11 +40,11 @@ void gemm(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose
 
 template <class C>
 void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
-             Matrix<C> c, const char* name, double of_layer) {
+             Matrix<C> c, const char* name) {
   if (c.rows == 0) return;
   Cost cost =
       products(c.rows, c.columns, transpose_a ? a.rows : a.columns, 1, sizeof(real), sizeof(C), beta != 0);
-  cost.of_layer = of_layer;
+  cost.of_layer = of_layer();
   trace::Range range(blas.stream(), name, cost);
   gemm(blas, a, transpose_a, b, transpose_b, beta, c);
 }
@@ -52,7 +52,7 @@ void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transp
 // c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
 template <class C>
 void fp8_product(const Blas& blas, Fp8Operand a, Fp8Operand b, accum beta, Matrix<C> c, const char* name,
-                 double of_layer, bool new_b = true) {
+                 double share = of_layer(), bool new_b = true) {
   if (c.rows == 0) return;
   if (blas.fp8().scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
   CodesProduct codes(blas, a, b, c);
@@ -65,7 +65,7 @@ void fp8_product(const Blas& blas, Fp8Operand a, Fp8Operand b, accum beta, Matri
   };
   const Tensor a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
   Cost cost = products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0);
-  cost.of_layer = of_layer;
+  cost.of_layer = share;
   trace::Range range(blas.stream(), name, cost);
   if (codes.possible()) {
     codes.run(beta, c.data);
@@ -74,10 +74,22 @@ void fp8_product(const Blas& blas, Fp8Operand a, Fp8Operand b, accum beta, Matri
   }
 }
 
-void fp8_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y, double share, bool new_weight = true) {
+void fp8_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y, double share = of_layer(),
+                 bool new_weight = true) {
   fp8_product(blas, {x, Transpose::no, Fp8Tile::row, Fp8Format::e4m3},
               {weight, Transpose::no, Fp8Tile::square, Fp8Format::e4m3}, 0, y, "gemm_forward", share,
               new_weight);
+}
+
+void fp8_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
+  fp8_product(blas, {d_y, Transpose::no, Fp8Tile::row, blas.fp8().gradients},
+              {weight, Transpose::yes, Fp8Tile::square, Fp8Format::e4m3}, 0, d_x, "gemm_dgrad");
+}
+
+void fp8_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
+  fp8_product(blas, {d_y, Transpose::yes, Fp8Tile::row, blas.fp8().gradients},
+              {x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}, d_weight.add ? 1 : 0, d_weight.sum,
+              "gemm_wgrad");
 }
 
 void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t stream) {
@@ -136,8 +148,7 @@ void grouped_product(const Blas& blas, const Group<C>& group, bool transpose_a, 
   }
 #endif
   for (int i = 0; i < n; ++i)
-    product(blas, group.a[i], transpose_a, group.b[i], transpose_b, group.beta[i], group.c[i], name,
-            of_layer());
+    product(blas, group.a[i], transpose_a, group.b[i], transpose_b, group.beta[i], group.c[i], name);
 }
 
 void strided_products(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
@@ -181,8 +192,8 @@ Fp8Matrix Blas::operand(int which, bool codes) const {
 }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
-  if (blas.multiplies_fp8()) return fp8_forward(blas, x, weight, y, of_layer());
-  product(blas, x, false, weight, true, 0, y, "gemm_forward", of_layer());
+  if (blas.multiplies_fp8()) return fp8_forward(blas, x, weight, y);
+  product(blas, x, false, weight, true, 0, y, "gemm_forward");
 }
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
@@ -206,11 +217,8 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  if (!blas.multiplies_fp8())
-    return product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad", of_layer());
-  const Fp8Format gradients = blas.fp8().gradients;
-  fp8_product(blas, {d_y, Transpose::no, Fp8Tile::row, gradients},
-              {weight, Transpose::yes, Fp8Tile::square, Fp8Format::e4m3}, 0, d_x, "gemm_dgrad", of_layer());
+  if (blas.multiplies_fp8()) return fp8_dgrad(blas, d_y, weight, d_x);
+  product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
@@ -218,13 +226,8 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
     return;
   }
-  const accum beta = d_weight.add ? 1 : 0;
-  if (!blas.multiplies_fp8())
-    return product(blas, d_y, true, x, false, beta, d_weight.sum, "gemm_wgrad", of_layer());
-  const Fp8Format gradients = blas.fp8().gradients;
-  fp8_product(blas, {d_y, Transpose::yes, Fp8Tile::row, gradients},
-              {x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}, beta, d_weight.sum, "gemm_wgrad",
-              of_layer());
+  if (blas.multiplies_fp8()) return fp8_wgrad(blas, d_y, x, d_weight);
+  product(blas, d_y, true, x, false, d_weight.add ? 1 : 0, d_weight.sum, "gemm_wgrad");
 }
 
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
