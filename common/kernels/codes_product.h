@@ -1,5 +1,5 @@
-// A product in fp8 as cuBLAS makes it on a GPU that has scales a tile. matmul.cu uses it, and emulates it
-// where there is none.
+// A product in fp8 as cuBLAS makes it, from codes and scales. matmul.cu uses it where it is possible, and
+// emulates it elsewhere.
 #pragma once
 
 #ifdef __CUDACC__
@@ -26,8 +26,8 @@ struct Fp8Operand {
 
 #if defined(PRODUCTS_IN_FP8) && defined(__CUDACC__) && CUBLAS_VERSION >= 120900
 
-// Row-major c = a b^T + beta c by cublasLtMatmul from codes and scales; it takes them as column-major c^T = b
-// a^T. Hopper has scales a tile; with other GPUs, or sizes that are no multiples of 16, possible() is false.
+// Row-major c = a b^T + beta c by cublasLtMatmul, which takes it as column-major c^T = b a^T. Hopper has one
+// scale per tile; newer GPUs have one per tensor only, as far as Fp8Tile goes. Sizes must be multiples of 16.
 class CodesProduct {
  public:
   template <class C>
@@ -43,10 +43,17 @@ class CodesProduct {
     layout(c_, data_type<C>, c.columns, c.rows);
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &blas_workspace, sizeof blas_workspace));
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{blas_workspace});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t{16});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t{16});
+    // Parts of a long sum are added in fp32.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     int found = 0;
-    possible_ = cublasLtMatmulAlgoGetHeuristic(handle(), &operation_, &b_, &a_, &c_, &c_, &preference, 1,
+    possible_ = a.rows() % 16 == 0 && b.rows() % 16 == 0 && a.columns() % 16 == 0 &&
+                cublasLtMatmulAlgoGetHeuristic(handle(), &operation_, &b_, &a_, &c_, &c_, &preference, 1,
                                                &algorithm_, &found) == CUBLAS_STATUS_SUCCESS &&
                 found > 0;
     static std::atomic<bool> told = false;

@@ -6,8 +6,8 @@
 
 namespace pentatron {
 
-// The smallest power of two by which numbers up to `largest` become numbers of the format. Below 2^-100,
-// whose inverse a float can still be, there is none.
+// The smallest power of two that, as a divisor, makes numbers of the format of those up to `largest`. It is
+// at least 2^-100, so that its inverse is a normal float.
 template <Fp8Format format>
 __device__ float scale_of(float largest) {
   if (largest == 0) return 1;
@@ -27,16 +27,19 @@ __device__ real worth(__nv_fp8_storage_t code, float scale) {
   return real(float(__half(__nv_cvt_fp8_to_halfraw(code, interpretation<format>))) * scale);
 }
 
-// The square of 128 x 128 of a matrix that a block has, at (blockIdx.y, blockIdx.x). Element (i, j) of the
-// square is at(i, j) in a row-major matrix, and of(i, j) in the matrix of which it is the transpose, or the
-// same.
+// The square of 128 x 128 of a matrix that a block has. at(): the index of the square's element (i, j) in the
+// matrix. of(): that of the same element in the matrix x of which it is the transpose, or a copy.
 struct Square {
+  int64_t tiles_of_row, tile_row, tile_column;
   int64_t first_row, first_column, rows, columns;
   bool transposed;
   int height, width;
   __device__ Square(int64_t rows, int64_t columns, Transpose transpose)
-      : first_row(int64_t{blockIdx.y} * fp8_tile),
-        first_column(int64_t{blockIdx.x} * fp8_tile),
+      : tiles_of_row((columns + fp8_tile - 1) / fp8_tile),
+        tile_row(blockIdx.x / tiles_of_row),
+        tile_column(blockIdx.x % tiles_of_row),
+        first_row(tile_row * fp8_tile),
+        first_column(tile_column * fp8_tile),
         rows(rows),
         columns(columns),
         transposed(transpose == Transpose::yes),
@@ -46,7 +49,13 @@ struct Square {
   __device__ int64_t of(int i, int j) const {
     return transposed ? (first_column + j) * rows + first_row + i : at(i, j);
   }
+  // Where the scale of row i's tile is.
+  __device__ int64_t scale_of_row(int i) const { return tile_column * rows + first_row + i; }
 };
+
+// A block's codes begin a row every 132 bytes, so that threads that write beside each other, each in a row of
+// its own, use different banks of the shared memory.
+constexpr int row_of_codes = fp8_tile + 4;
 
 template <Fp8Tile tile, Fp8Format format>
 __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
@@ -65,20 +74,20 @@ __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_
   if (tile != Fp8Tile::row)
     largest = block_reduce(largest, 0.0f, [](float a, float b) { return fmaxf(a, b); });
 
-  __nv_fp8_storage_t* const codes = block_memory<__nv_fp8_storage_t>();         // [128, 128]
-  float* const scales = reinterpret_cast<float*>(codes + fp8_tile * fp8_tile);  // of the rows
+  __nv_fp8_storage_t* const codes = block_memory<__nv_fp8_storage_t>();
+  float* const scales = reinterpret_cast<float*>(codes + fp8_tile * row_of_codes);  // of the rows
   for (int i : block_range(square.height)) {
     if (tile == Fp8Tile::row) largest = largest_of_row(i);
     const float scale = scale_of<format>(largest), inverse = 1 / scale;  // exact: a power of two
     for (int j = 0; j < square.width; ++j)
-      codes[i * fp8_tile + j] =
+      codes[i * row_of_codes + j] =
           __nv_cvt_float_to_fp8(float(x[square.of(i, j)]) * inverse, __NV_SATFINITE, interpretation<format>);
     scales[i] = scale;
   }
   __syncthreads();
   for (int i : warp_range(square.height)) {
     for (int j : lane_range(square.width)) {
-      const __nv_fp8_storage_t code = codes[i * fp8_tile + j];
+      const __nv_fp8_storage_t code = codes[i * row_of_codes + j];
       if (out.values) {
         out.values[square.at(i, j)] = worth<format>(code, scales[i]);
       } else {
@@ -87,12 +96,14 @@ __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_
     }
   }
   if (out.values) return;
-  constexpr bool one = tile == Fp8Tile::all;
-  const int64_t squares_of_row = (gridDim.x + 3) / 4 * 4;
-  for (int i : block_range(tile == Fp8Tile::row ? square.height : one && blockIdx.x + blockIdx.y > 0 ? 0 : 1))
-    out.scales[tile == Fp8Tile::row ? blockIdx.x * rows + square.first_row + i
-               : one                ? 0
-                                    : blockIdx.y * squares_of_row + blockIdx.x] = scales[i];
+  const int64_t padded = (square.tiles_of_row + 3) / 4 * 4;
+  const int written = tile == Fp8Tile::row                         ? square.height
+                      : tile == Fp8Tile::square || blockIdx.x == 0 ? 1
+                                                                   : 0;
+  for (int i : block_range(written))
+    out.scales[tile == Fp8Tile::row      ? square.scale_of_row(i)
+               : tile == Fp8Tile::square ? square.tile_row * padded + square.tile_column
+                                         : 0] = scales[i];
 }
 
 __global__ void dequantise_kernel(const __nv_fp8_storage_t* __restrict__ codes,
@@ -104,8 +115,7 @@ __global__ void dequantise_kernel(const __nv_fp8_storage_t* __restrict__ codes,
   for (int a : warp_range(by_row ? square.height : square.width)) {
     for (int b : lane_range(by_row ? square.width : square.height)) {
       const int i = by_row ? a : b, j = by_row ? b : a;
-      out[square.of(i, j)] =
-          worth<Fp8Format::e4m3>(codes[square.at(i, j)], scales[blockIdx.x * rows + square.first_row + i]);
+      out[square.of(i, j)] = worth<Fp8Format::e4m3>(codes[square.at(i, j)], scales[square.scale_of_row(i)]);
     }
   }
 }
@@ -126,7 +136,7 @@ __global__ void largest_kernel(const real* __restrict__ x, size_t size, accum* _
 
 static Grid squares(int64_t rows, int64_t columns) {
   const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + fp8_tile - 1) / fp8_tile); };
-  return {dim3(tiles(columns), tiles(rows)), fp8_tile};
+  return {dim3(tiles(columns) * tiles(rows)), fp8_tile};
 }
 
 void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8Matrix out, accum* largest,
@@ -139,8 +149,8 @@ void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8
   const double codes = 1.0 * x.size();  // bytes, as a GPU would write them; their scales are few
   launch_with_memory(
       format == Fp8Format::e4m3 ? kernel_of<Fp8Format::e4m3>(tile) : kernel_of<Fp8Format::e5m2>(tile),
-      squares(rows, columns), fp8_tile * (fp8_tile + sizeof(float)), moves(x.bytes() + codes), stream, x.data,
-      rows, columns, transpose, largest, out);
+      squares(rows, columns), fp8_tile * (row_of_codes + sizeof(float)), moves(x.bytes() + codes), stream,
+      x.data, rows, columns, transpose, largest, out);
 }
 
 void dequantise(const __nv_fp8_storage_t* codes, const float* scales, Transpose transpose, Tensor out,

@@ -2,11 +2,12 @@
 // e4m3 has 3 bits of fraction and reaches 448; e5m2 has 2, and reaches 57344. Elements share a scale, so that
 // the largest of them uses that range; the fewer share one, the less a single large element costs the others.
 // As in DeepSeek-V3 (2024, section 3.3), 128 elements along the sum of a product share one in activations and
-// gradients, and 128 x 128 in weights. Scales are powers of two, so nothing is rounded but to 8 bits.
+// gradients, and 128 x 128 in weights. Scales are powers of two, so scaling rounds nothing; only the
+// conversion to 8 bits does.
 //
 // Where cuBLAS can, it multiplies codes and scales (matmul.cu). Elsewhere a product is emulated: quantise()
 // writes what the numbers of 8 bits are worth, and bf16 holds that exactly; sums are in fp32. On the CPU that
-// counts, in time and memory traffic, as on a GPU that multiplies codes.
+// counts, in time and memory traffic, as on a GPU that multiplies codes, whichever GPU is modelled.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -26,7 +27,8 @@ constexpr int fp8_tile = 128;
 
 // A matrix [rows, columns] in 8 bits. The last tile of a row may be shorter. An element is worth its code
 // times the scale of its tile. Scales lie as cublasLtMatmul reads them: that of a row's tile at [column /
-// 128, row], and that of a square at [row / 128, column / 128], in rows of a multiple of 4.
+// 128, row], and that of a square at [row / 128, column / 128], with rows of scales padded to a multiple
+// of 4.
 struct Fp8Matrix {
   __nv_fp8_storage_t* codes;
   float* scales;

@@ -42,8 +42,8 @@ class Blas {
 
   // Whether the product that is made now is one of a layer, in fp8.
   bool multiplies_fp8() const { return fp8_.elements > 0 && trace::here.layer >= 0; }
-  // Work space for an operand of such a product, the first (0) or second one. codes: else, what they are
-  // worth.
+  // Work space for an operand of such a product, the first (0) or second one: for codes and scales or,
+  // without `codes`, for what they are worth.
   Fp8Matrix operand(int which, bool codes) const;
   const Fp8Products& fp8() const { return fp8_; }
   accum* largest() const { return largest_.data(); }          // as quantise() wants it

@@ -24,6 +24,9 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
       parts_(norm_parts, Purpose::optimizer),
       factors_(1, Purpose::optimizer),
       loss_scale_(has_loss_scale ? 1 : 0, Purpose::optimizer) {
+  const TrainingConfig plain{};
+  if (!has_loss_scale && (config.loss_scale != plain.loss_scale || config.scale_window != plain.scale_window))
+    throw UsageError("--loss-scale, --scale-window", "given", "a program built with PRECISION=fp16");
   if (has_loss_scale) {
     set_loss_scale({static_cast<accum>(config.loss_scale), 0, 0});
     parameters_.set_loss_scale(loss_scale_.data());

@@ -67,7 +67,12 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
 // Throws UsageError if the widths are no multiples of a tile.
 static Fp8Products fp8_products(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
                                 const FeedForward& feed_forward) {
-  if (!has_fp8_products) return {};
+  if (!has_fp8_products) {
+    const TrainingConfig plain{};
+    if (config.fp8_gradients != plain.fp8_gradients || config.fp8_scales != plain.fp8_scales)
+      throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
+    return {};
+  }
   const ModelConfig& m = config.model;
   const int64_t size = m.head_size(), q = m.heads * size / tensor_ranks,
                 kv = m.kv_heads * size / tensor_ranks;

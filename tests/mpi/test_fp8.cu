@@ -65,8 +65,8 @@ TEST_CASE("07: fp8 in layouts that split no product", "[07][fp8]") {
   }
 }
 
-// Which rows of an expert share a scale, for the weight gradients, depends on who sends them. Scales are powers of two,
-// so that changes only numbers below 2^-15 of the largest, by 2^-19 of it.
+// Which rows of an expert share a scale, for the weight gradients, depends on who sends them. Scales are
+// powers of two, so that changes only numbers below 2^-14 of the largest, by 2^-18 of it.
 TEST_CASE("07: fp8 with experts", "[07][fp8]") {
   mpi_tests::set_time_limit(300);
   World world(nullptr, nullptr);
