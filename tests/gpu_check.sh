@@ -150,7 +150,8 @@ want cuda-bf16 tests $base Catch2
 build "build for bf16, one rank"  # the other builds share its objects in build/host
 want cuda-fp64 tests $base Catch2
 want cuda-fp32 "tests 01_single_gpu" $base Catch2
-build "build for fp64 and fp32, one rank"
+for precision in fp16 fp8; do want cuda-$precision tests $base Catch2; done
+build "build for fp64, fp32, fp16 and fp8, one rank"
 for precision in fp64 bf16; do
   want cuda-$precision mpi_tests $base Catch2 MPI NCCL
   want cuda-$precision-mpi mpi_tests $base Catch2 MPI
@@ -168,8 +169,9 @@ reserve=200
 [ "$pytorch" != True ] || measure_pytorch 2048 smollm-1.7b llama-3.2-1b smollm-135m
 reserve=0
 
-for precision in fp64 fp32; do run_tests $precision; done
+for precision in fp64 fp32 fp16 fp8; do run_tests $precision; done
 check memcheck bf16
+check racecheck fp8
 check racecheck bf16
 check racecheck fp64
 
