@@ -285,6 +285,19 @@ TEST_CASE("options: a program takes the options of its techniques only", "[optio
       4);
   CHECK_THROWS_WITH(with_groups({"--tp-chunks", "4"}, {OptionGroup::tensor_parallel}),
                     "--tp-chunks: 4 is not valid; expected none without --tp-overlap chunks");
+  const auto fp8 = [&](std::vector<const char*> more) {
+    more.push_back("--fp8-communication");
+    return with_groups(more, {OptionGroup::tensor_parallel, OptionGroup::experts}).fp8_communication;
+  };
+  CHECK(fp8({"--sequence-parallel"}));
+  CHECK_THROWS_WITH(fp8({}),
+                    "--fp8-communication: given is not valid; expected together with --sequence-parallel");
+  CHECK_THROWS_WITH(fp8({"--sequence-parallel", "--fp8-scales", "tensor"}),
+                    Catch::Matchers::StartsWith(
+                        "--fp8-communication: given is not valid; expected none with --fp8-scales"));
+  CHECK_THROWS_WITH(
+      fp8({"--sequence-parallel", "--experts", "4"}),
+      Catch::Matchers::StartsWith("--fp8-communication: given is not valid; expected none with --experts"));
   CHECK_THROWS_WITH(with_groups({"--dp-sync", "late"}, {OptionGroup::data_parallel}),
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }

@@ -139,6 +139,16 @@ TEST_CASE("07: fp8 that travels", "[07][fp8]") {
   }
 }
 
+TEST_CASE("07: fp8 travels in whole tiles of rows", "[07][fp8]") {
+  const int n = mpi_tests::ranks();
+  if (n % 2 != 0) return;
+  CombinedCase c = case_of({.tp = 2, .dp = n / 2});
+  c.options.sequence_parallel = c.options.fp8_communication = true;
+  CHECK_NOTHROW(check_combined(c.options, c.shape));
+  c.options.sequence_length = 128 + 64;
+  CHECK_THROWS_AS(check_combined(c.options, c.shape), UsageError);
+}
+
 TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
   World world(nullptr, nullptr);
   const int n = world.ranks();
