@@ -55,7 +55,8 @@ with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
 MPI_TESTS := $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu))
 # In fp16 and fp8 only what other precisions do not show.
 MPI_TESTS := $(if $(filter fp16,$(PRECISION)),tests/mpi/test_loss_scale.cu,$(if $(filter fp8,$(PRECISION)),tests/mpi/test_fp8.cu,$(MPI_TESTS)))
-CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(wildcard tests/test_*.cu))
+CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(if $(filter fp16,$(PRECISION)),\
+  $(patsubst %,tests/test_%.cu,attention golden kernels loss_scale),$(wildcard tests/test_*.cu)))
 # Tests of faults start ranks that hang.
 MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,$(addprefix tests/mpi/main.cc tests/mpi/test_hangs.cu ,$(call with_tag,$(MPI_TESTS))))
 TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(CU_TESTS)))

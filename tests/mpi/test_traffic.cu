@@ -441,12 +441,12 @@ void check_context_memory(CpExchange exchange, Attention attention, bool documen
     o->attention = attention;
     if (documents) o->document_end = 0;
   }
-  const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
   const MemoryPrediction predicted =
       predict_memory(deep, element_sizes, 2, context_parallel_share(deep, c, {.replicas = {c}}));
   check_bytes(of_deep, predicted.total());
   if (c == 1 || documents) return;
+  const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
 
   // Six layers more keep a c-th of what they keep on one rank; of the scores only those that have whole rows.
   Options on_one[] = {deep, shallow};
