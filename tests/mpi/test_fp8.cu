@@ -101,6 +101,7 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
   chunks.options.tp_overlap = TpOverlap::chunks;
   chunks.options.tp_chunks = 2;
   check_parity(world, chunks, tolerance);
+  if (n == 4) check_parity(world, case_of({.tp = 2, .cp = 2}), tolerance);
   if (n == 8) check_parity(world, case_of({.tp = 2, .cp = 2, .pp = 2}), tolerance);
 }
 
