@@ -26,10 +26,12 @@ Q := $(if $(filter 1,$(V)),,@)
 comma := ,
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
-# A .cc file knows neither CUDA nor the precision: it is compiled once for all builds, and its test is in the fp32
-# builds only. A .cu file is compiled for each build. The stand-ins, and their tests, are in the folders named cpu.
+# A .cc file knows neither CUDA nor the precision: it is compiled once for all builds, in HOST, and its test is in the
+# fp32 builds only. A .cu file is compiled for each build, in BUILD. What calls CUDA or NCCL, but knows no precision, is
+# compiled once for all precisions, in SHARED: the stand-ins, which are in the folders named cpu, their tests, and ranks.
 SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
+SHARED := build/$(BACKEND)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
 # The rooms of common, from the bottom up: a file includes only files of its own room and of rooms below.
 ROOMS := device kernels model ranks program
@@ -38,31 +40,42 @@ PARALLEL_SOURCES := $(wildcard common/ranks/*.cu) common/program/parallel_progra
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 # Programs beside the main.cu of their stage.
 SIDE_PROGRAMS := 02_data_parallel/collectives 07_combined_5d/experts
-COMMON := $(patsubst %,$(HOST)/%.o,$(wildcard $(ROOMS:%=common/%/*.cc))) \
-  $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cu))))
-PARALLEL := $(patsubst %,$(BUILD)/objects/%.o,$(PARALLEL_SOURCES))
-STANDINS := $(if $(filter cpu,$(BACKEND)),$(patsubst %,$(BUILD)/objects/%.o,$(wildcard common/cpu/cuda/*.cc)))
+ANY_PRECISION := common/cpu/% common/device/%.cu $(patsubst %,common/ranks/%.cu,comm mpi_file watchdog) \
+  tests/cpu/% tests/mpi/test_hangs.cu tests/mpi/test_nccl_%
+# $(call objects,SOURCES): their object files.
+objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
+  $(patsubst %,$(HOST)/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cc,$(1)))) \
+  $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cu,$(1))))
+COMMON := $(call objects,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
+PARALLEL := $(call objects,$(PARALLEL_SOURCES))
+STANDINS := $(if $(filter cpu,$(BACKEND)),$(call objects,$(wildcard common/cpu/cuda/*.cc)))
 # The stand-ins model the time of a GPU.
 PROFILE := $(patsubst %,$(HOST)/common/device/%.cc.o,device_profile errors)
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
 NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
-NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(patsubst %,$(BUILD)/objects/%.o,$(NCCL_CPU)))
+NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(call objects,$(NCCL_CPU)))
 # With TAG=01 (make test-01) only files that have tests with this tag are compiled, into programs of their own.
 TAG ?=
 with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
-# The tests of NCCL over MPI itself cover all types, so they are in the fp32 builds only.
-MPI_TESTS := $(filter-out $(if $(filter-out fp32-mpi,$(PRECISION)-$(NCCL)),tests/mpi/test_nccl_%),$(wildcard tests/mpi/test_*.cu))
-# In fp16 and fp8 only what other precisions do not show.
-MPI_TESTS := $(if $(filter fp16,$(PRECISION)),tests/mpi/test_loss_scale.cu,$(if $(filter fp8,$(PRECISION)),tests/mpi/test_fp8.cu,$(MPI_TESTS)))
+# Which tests a precision has. Those of the stand-ins and of .cc files have none, and are in fp32. Of several ranks: fp64
+# has what depends on the layout, bf16 what depends on the elements; fp16 and fp8 have only what others don't show. A
+# build for a sanitizer has all.
+MPI_TESTS := $(wildcard tests/mpi/test_*.cu)
+MPI_TESTS_fp64 := $(filter-out tests/mpi/test_nccl_%,$(MPI_TESTS))
+MPI_TESTS_bf16 := $(filter-out $(patsubst %,tests/mpi/test_%.cu,combined virtual_time),$(MPI_TESTS_fp64))
+MPI_TESTS_fp32 := $(if $(SANITIZE),$(MPI_TESTS),$(wildcard tests/mpi/test_nccl_*.cu))
+MPI_TESTS_fp16 := tests/mpi/test_loss_scale.cu
+MPI_TESTS_fp8 := tests/mpi/test_fp8.cu
+MPI_TESTS := $(if $(filter mpi,$(NCCL)),$(MPI_TESTS_$(PRECISION)),$(filter-out tests/mpi/test_nccl_%,$(MPI_TESTS_$(PRECISION))))
 CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(if $(filter fp16,$(PRECISION)),\
   $(patsubst %,tests/test_%.cu,attention golden kernels loss_scale),$(wildcard tests/test_*.cu)))
 # Tests of faults start ranks that hang.
-MPI_TESTS := $(patsubst %,$(BUILD)/objects/%.o,$(addprefix tests/mpi/main.cc tests/mpi/test_hangs.cu ,$(call with_tag,$(MPI_TESTS))))
-TESTS := $(HOST)/tests/main.cc.o $(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(CU_TESTS)))
+MPI_TESTS := $(call objects,tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)))
+TESTS := $(call objects,tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS)))
 ifneq ($(filter fp32,$(PRECISION))$(TAG),)
-  TESTS += $(patsubst %,$(HOST)/%.o,$(call with_tag,$(wildcard tests/test_*.cc)))
-  TESTS += $(if $(STANDINS),$(patsubst %,$(BUILD)/objects/%.o,$(call with_tag,$(wildcard tests/cpu/test_*.cc))))
+  TESTS += $(call objects,$(call with_tag,$(wildcard tests/test_*.cc)))
+  TESTS += $(if $(STANDINS),$(call objects,$(call with_tag,$(wildcard tests/cpu/test_*.cc))))
 endif
 TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%))
 
@@ -86,6 +99,7 @@ ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
   PACKAGE_LINK += -Xlinker --disable-new-dtags  # the libraries there look for others there
   export PATH := $(CURDIR)/.mpich/bin:$(PATH)
 endif
+CCACHE := $(and $(shell command -v ccache),ccache)
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 HOST_STRICT := $(if $(WERROR),-Werror)  # changes no object file, and so compiles nothing again
 
@@ -96,7 +110,7 @@ OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning. "#pragma unroll" is for nvcc.
 CPU_FLAGS := $(HOST_FLAGS) -Wno-unknown-pragmas -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
   -fno-trapping-math -Icommon/cpu/cuda -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
-  $(BUILD_DEFINES) $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
+  $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
   $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
 
@@ -107,11 +121,11 @@ MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 # sm_90a has what only Hopper has. Without a GPU here, sm_90 runs on Hopper and on later ones.
 CUDA_ARCH := -arch=sm_$(or $(patsubst 90,90a,$(GPU_ARCH)),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Xcompiler -Wall,-Wextra \
-  -Icommon $(DEFINES) $(BUILD_DEFINES) $(PACKAGE_FLAGS)
+  -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 CUDA_LIBRARIES := -lcublas -lcublasLt
 
 ifeq ($(BACKEND),cpu)
-  COMPILE := $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
+  COMPILE := $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
   STRICT = $(HOST_STRICT)
   CU := -x c++
   LINK := $(CXX) $(SANITIZER) -pthread -rdynamic $(PACKAGE_LINK)
@@ -141,42 +155,40 @@ tsan-cases: $(BUILD)/tsan_cases $(if $(BLOCK_THREADS),,$(BUILD)/nccl_tsan_cases)
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tests$(TAG:%=-%): $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench $(BUILD)/logits: $(BUILD)/%: $(BUILD)/objects/tests/tools/%.cu.o $(COMMON) $(STANDINS)
-$(BUILD)/tsan_cases: $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
+$(BUILD)/tsan_cases: $(SHARED)/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
 $(foreach p,$(SIDE_PROGRAMS) 07_combined_5d/plan,$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(BUILD)/mpi_tests$(TAG:%=-%): $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)) plan)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
-$(BUILD)/nccl_tsan_cases: $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(PROFILE) $(NCCL_STANDIN)
+$(BUILD)/nccl_tsan_cases: $(SHARED)/tests/cpu/nccl_tsan_cases.cc.o $(STANDINS) $(PROFILE) $(NCCL_STANDIN)
 $(PARALLEL_PROGRAMS) $(filter $(BUILD)/mpi_tests%,$(TEST_PROGRAMS)) $(BUILD)/nccl_tsan_cases: private LIBRARIES += $(MPI_LIBRARIES)
 $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TEST_PROGRAMS) $(BUILD)/tsan_cases $(BUILD)/nccl_tsan_cases:
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter $(TEST_PROGRAMS),$@),$(TEST_LIBRARIES))
 
-# What need not be fast is compiled quickly. Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter tests/cpu/%,$<),-O3),\
-  $(if $(filter tests/%.cc common/program/%.cc common/device/device_profile.cc,$<),-O0),$(if $(filter tests/%,$<),-O1),-O3)
+# Kernels and what carries them out are to be fast; all else is to be compiled quickly. The search for schedules and
+# layouts is in between. Tests of the stand-ins look at what the optimiser made of kernels.
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/%,$<),-O3),\
+  $(if $(filter common/program/%.cc tests/main.cc tests/test_options.cc,$<),-O0),-O1)
 
-$(HOST)/%.cc.o: %.cc $(HOST)/flags
-	@mkdir -p $(@D); echo "compile  $<"
-	$(Q)$(CXX) $(HOST_FLAGS) $(HOST_STRICT) $(OPTIMIZE) -MMD -MP -c $< -o $@
-
-$(BUILD)/objects/%.cc.o: %.cc $(BUILD)/flags
-	@mkdir -p $(@D); echo "compile  $<  ($(BUILD:build/%=%))"
-	$(Q)$(COMPILE) $(STRICT) $(OPTIMIZE) -MMD -MP -c $< -o $@
-
-$(BUILD)/objects/%.cu.o: %.cu $(BUILD)/flags
-	@mkdir -p $(@D); echo "compile  $<  ($(BUILD:build/%=%))"
-	$(Q)$(COMPILE) $(STRICT) $(OPTIMIZE) -MMD -MP $(CU) -c $< -o $@
-
-# The commands that a folder was built with. When they change, everything in it is compiled again.
-$(HOST)/flags: COMMANDS = $(CXX) $(HOST_FLAGS)
-$(BUILD)/flags: COMMANDS = $(COMPILE) $(LINK) $(LIBRARIES) $(MPI_LIBRARIES)
-$(HOST)/flags $(BUILD)/flags: FORCE
+# $(call compile,FOLDER,COMMAND,SUFFIX): compiles the sources of this kind. The commands are noted; when they change,
+# everything in the folder is compiled again.
+define compile
+$(1)/%.$(3).o: %.$(3) $(1)/flags
+	@mkdir -p $$(@D); echo "compile  $$<  ($(patsubst build/%,%,$(1:/objects=)))"
+	$$(Q)$(2) $$(OPTIMIZE) -MMD -MP $(if $(filter cu,$(3)),$(CU)) -c $$< -o $$@
+endef
+$(eval $(call compile,$(HOST),$(CCACHE) $(CXX) $(HOST_FLAGS) $(HOST_STRICT),cc))
+$(foreach suffix,cc cu,$(eval $(call compile,$(SHARED),$(COMPILE) $(STRICT),$(suffix))))
+$(eval $(call compile,$(BUILD)/objects,$(COMPILE) $(BUILD_DEFINES) $(STRICT),cu))
+$(HOST)/flags: private COMMANDS = $(CXX) $(HOST_FLAGS)
+$(SHARED)/flags: private COMMANDS = $(COMPILE)
+$(BUILD)/objects/flags: private COMMANDS = $(COMPILE) $(BUILD_DEFINES) $(LINK) $(LIBRARIES) $(MPI_LIBRARIES)
+$(HOST)/flags $(SHARED)/flags $(BUILD)/objects/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
--include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) $(PROGRAMS:%=$(BUILD)/objects/%/main.cu.o) \
-  $(SIDE_PROGRAMS:%=$(BUILD)/objects/%.cu.o) $(BUILD)/objects/07_combined_5d/plan.cu.o \
-  $(BUILD)/objects/tests/tools/bench.cu.o $(BUILD)/objects/tests/tools/logits.cu.o $(BUILD)/objects/tests/cpu/tsan_cases.cc.o $(BUILD)/objects/tests/cpu/nccl_tsan_cases.cc.o)
+-include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) \
+  $(call objects,$(addsuffix /main.cu,$(PROGRAMS)) $(addsuffix .cu,$(SIDE_PROGRAMS) 07_combined_5d/plan) $(wildcard tests/tools/*.cu tests/cpu/*cases.cc)))
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 

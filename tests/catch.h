@@ -6,13 +6,3 @@
 #else
 #include <catch2/catch.hpp>
 #endif
-
-#include <iostream>
-
-constexpr int kNoTestMatches = 3;  // exit status
-
-// A filter may be wrong, or its test may be in another program or precision.
-inline void say_that_no_test_matches(const char* filter) {
-  std::cerr << "no test here is called " << filter << "; make check T='" << filter
-            << "' looks everywhere, and names the nearest\n";
-}

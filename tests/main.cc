@@ -1,13 +1,22 @@
-// Runs the tests and ends with "N passed, N failed", counted in test cases. A case that checks nothing,
-// because it does not apply to this build, is neither: it was skipped.
+// Runs test cases and ends with "N passed, N failed". A case that checks nothing, because it does not apply to
+// this build or this number of ranks, is neither: it was skipped. On several ranks (mpirun -n 4 mpi_tests
+// [filter]) every rank runs every case, failures appear with their rank, and rank 0 says all else.
+// TEST_TIMES=FILE: appends how long each case took, in seconds, a tab, and its name (run.sh).
 #define CATCH_CONFIG_RUNNER
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "catch.h"
+#include "runner.h"
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
 #if __has_include(<catch2/catch_all.hpp>)
 using Listener = Catch::EventListenerBase;
 #else
@@ -16,30 +25,98 @@ using Listener = Catch::TestEventListenerBase;
 
 int passed = 0, failed = 0, skipped = 0;
 
-struct Counter : Listener {
+std::string text_of(const Catch::AssertionResult& result) {
+  std::string text;
+  if (result.hasExpression())
+    text += result.getExpressionInMacro() + " with " + result.getExpandedExpression();
+  if (result.hasMessage()) text += " " + std::string(result.getMessage().data(), result.getMessage().size());
+  return text;
+}
+
+struct Verdicts : Listener {
   using Listener::Listener;
-  void testCaseStarting(const Catch::TestCaseInfo& info) override { name_ = info.name; }
+
+  void testCaseStarting(const Catch::TestCaseInfo& info) override {
+    Listener::testCaseStarting(info);
+    name_ = info.name;
+    begin_ = Clock::now();
+    runner::case_begins(name_);
+  }
+
+#if __has_include(<catch2/catch_all.hpp>)
+  void assertionEnded(const Catch::AssertionStats& stats) override { report(stats); }
+#else
+  bool assertionEnded(const Catch::AssertionStats& stats) override {
+    report(stats);
+    return false;
+  }
+#endif
+
+  // Catch's own report would appear once a rank.
+  void report(const Catch::AssertionStats& stats) {
+    const Catch::AssertionResult& result = stats.assertionResult;
+    if (result.isOk() || !runner::has_ranks()) return;
+    const auto line = result.getSourceInfo();
+    std::string text = text_of(result);
+    for (const Catch::MessageInfo& info : stats.infoMessages) text += "\n    " + info.message;
+    std::printf("[rank %d] %s:%zu: %s\n", runner::rank(), line.file, line.line, text.c_str());
+    std::fflush(stdout);
+  }
+
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
+    Listener::testCaseEnded(stats);
     const Catch::Counts& checks = stats.totals.assertions;
-    ++(checks.failed > 0 ? failed : checks.total() == 0 ? skipped : passed);
-    if (checks.total() == 0) std::cout << "skipped in this build: " << name_ << '\n';
+    const runner::Verdict verdict = runner::case_ends(
+        name_, checks.failed > 0 ? runner::failed : checks.total() > 0 ? runner::passed : runner::skipped);
+    runner::count(verdict);
+    if (runner::rank() > 0) return;
+    if (verdict == runner::skipped) {
+      const std::string where = runner::ranks() == 1 ? " rank" : " ranks";
+      std::cout << "skipped "
+                << (runner::has_ranks() ? "on " + std::to_string(runner::ranks()) + where : "in this build")
+                << ": " << name_ << std::endl;
+    }
+    const char* const times = std::getenv("TEST_TIMES");
+    if (times == nullptr) return;
+    const std::chrono::duration<double> seconds = Clock::now() - begin_;
+    std::ofstream(times, std::ios::app) << seconds.count() << '\t' << name_ << '\n';
   }
 
  private:
   std::string name_;
+  Clock::time_point begin_;
 };
 
-CATCH_REGISTER_LISTENER(Counter)
+CATCH_REGISTER_LISTENER(Verdicts)
 
 }  // namespace
 
+void runner::count(Verdict verdict) {
+  ++(verdict == runner::failed ? ::failed : verdict == runner::passed ? ::passed : ::skipped);
+}
+
+std::string runner::counts() {
+  return std::to_string(::passed) + " passed, " + std::to_string(::failed) + " failed";
+}
+
 int main(int argc, char** argv) {
+  runner::start(&argc, &argv);
+  std::vector<const char*> arguments(argv, argv + argc);
+  if (runner::has_ranks()) arguments.insert(arguments.end(), {"--out", "/dev/null"});
   Catch::Session session;
-  if (const int bad_usage = session.applyCommandLine(argc, argv)) return bad_usage;
+  if (const int bad_usage = session.applyCommandLine(static_cast<int>(arguments.size()), arguments.data()))
+    return bad_usage;
   session.run();
   const bool none = passed + failed + skipped == 0;
-  if (none) say_that_no_test_matches(argc > 1 ? argv[1] : "");
-  if (skipped > 0) std::cout << skipped << " skipped\n";
-  std::cout << passed << " passed, " << failed << " failed" << std::endl;
-  return none ? kNoTestMatches : failed == 0 ? 0 : 1;
+  if (runner::rank() == 0) {
+    if (none) {  // a filter may be wrong, or its test may be in another program or precision
+      const std::string filter = argc > 1 ? argv[1] : "";
+      std::cerr << "no test here is called " << filter << "; make check T='" << filter
+                << "' looks everywhere, and names the nearest\n";
+    }
+    if (skipped > 0) std::cout << skipped << " skipped\n";
+    std::cout << runner::counts() << std::endl;
+  }
+  runner::finish();
+  return none ? runner::kNoTestMatches : failed == 0 ? 0 : runner::kFailed;
 }

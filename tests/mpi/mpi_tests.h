@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "catch.h"
+#include "../catch.h"
 
 namespace mpi_tests {
 
