@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
-# this tag, of the programs that make test-01 has built. Those of one process run beside those of several ranks, because
-# both wait much; what they say appears when the others are through. Every test binary ends with "N passed, N failed"; one
-# that crashes, hangs or is missing counts as one failure. The last line is the sum.
+# this tag, of the programs that make test-01 has built. Three lanes run side by side: tests of several ranks; those of one
+# process; and those of faults, which mostly wait for a watchdog. What the last two say appears when the first is through.
+# Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. At the
+# end stand the time of each part and the slowest tests (--slow N before the rest: so many, 10 unless given); the last
+# line is the sum.
 set -uo pipefail
 
+slow=10
+if [ "$1" = --slow ]; then slow=$2; shift 2; fi
 filter=$1 folders=("${@:2}")
 of_tag=${filter:+-${filter//[][]/}}  # behind a program's name
 limit=${TEST_TIMEOUT:-900}  # seconds for one binary
-notes=$(mktemp -d)          # sums: passed and failed of each binary; failures: what failed in it
-touch "$notes"/{sums,failures}
+notes=$(mktemp -d)          # sums: passed and failed of each binary; failures: what failed in it; parts, cases: seconds
+touch "$notes"/{sums,failures,parts,cases}
 trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$notes"' EXIT
 
 # run NAME COMMAND...: runs a test binary and notes what it says.
 run() {
   local begin=$SECONDS output="$notes/of $BASHPID" last passed=0 failed=1
   echo "== $1"
-  timeout --kill-after=10 "$limit" "${@:2}" 2>&1 | tee "$output"
+  TEST_TIMES="$output.times" timeout --kill-after=10 "$limit" "${@:2}" 2>&1 | tee "$output"
   local status=${PIPESTATUS[0]}
   echo "($((SECONDS - begin)) s)"
+  printf '%6d s  %s\n' $((SECONDS - begin)) "$1" >> "$notes/parts"
+  [ ! -e "$output.times" ] || awk -F '\t' -v part="$1" '{ printf "%8.1f s  %s  (%s)\n", $1, $2, part }' "$output.times" >> "$notes/cases"
+  rm -f "$output.times"
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
@@ -40,9 +47,16 @@ run() {
 
 run_alone() {
   for folder in "${folders[@]}"; do
-    local only=$filter$not_run
+    local only="$filter$not_run~[faults]"
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
-    run "$folder" "$folder/tests$of_tag" ${only:+"$only"}
+    run "$folder" "$folder/tests$of_tag" "$only"
+  done
+}
+
+run_faults() {
+  for folder in "${folders[@]}"; do
+    "$folder/tests$of_tag" --list-tags 2> /dev/null | grep -qF '[faults]' || continue
+    run "$folder, faults" "$folder/tests$of_tag" "${filter}[faults]$not_run"
   done
 }
 
@@ -66,6 +80,7 @@ elif [ -z "$filter" ]; then
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
 fi
 run_alone > "$notes/alone" 2>&1 &
+run_faults > "$notes/faults" 2>&1 &
 [ -z "$homework" ] || run "homework" $homework
 for folder in "${folders[@]}"; do
   [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
@@ -75,13 +90,17 @@ for folder in "${folders[@]}"; do
   case $folder in
     *-block*) continue ;;
     *-bf16* | *-fp8*) all_ranks="2 4" ;;
-    *-fp16*) all_ranks="2 8" ;;
+    *-fp16*) all_ranks="2 4" ;;
     *-fp64*) all_ranks="1 2 3 4 8"; run_on_ranks "$folder" 16 "${filter}[16]$not_run" ;;
   esac
   for ranks in ${TEST_RANKS:-$all_ranks}; do run_on_ranks "$folder" "$ranks" "$filter$not_run"; done
 done
 wait
-cat "$notes/alone"
+cat "$notes/faults" "$notes/alone"
 
+echo "== time of each part"
+sort -rn "$notes/parts"
+echo "== slowest tests"
+sort -rn "$notes/cases" | head -n "$slow"
 cat "$notes/failures"  # once more, where a log is cut
 awk '{ passed += $1; failed += $2 } END { print passed + 0 " passed, " failed + 0 " failed"; exit failed > 0 || passed == 0 }' "$notes/sums"

@@ -5,21 +5,15 @@
 namespace pentatron {
 namespace {
 
-// Adds `range` of this rank's slice of a parameter, whose elements begin at `from`, to its place in the
-// global matrix. Waits for the stream.
+// The elements of a shard, as doubles. Waits for the stream.
 template <class T>
-void place(const T* from /*[range.size], on the device*/, const ParameterRange& range, cudaStream_t stream,
-           double* global /*[p.rows, p.columns]*/) {
-  const PinnedArray<T> host(range.size);
-  CUDA_CHECK(cudaMemcpyAsync(host.data(), from, range.size * sizeof(T), cudaMemcpyDeviceToHost, stream));
+std::vector<double> to_host(const T* shard /*[size], on the device*/, size_t size, cudaStream_t stream) {
+  const PinnedArray<T> host(size);
+  CUDA_CHECK(cudaMemcpyAsync(host.data(), shard, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
-  const Parameter& p = *range.parameter;
-  for (size_t i = 0; i < range.size; ++i) {
-    const int64_t local = range.begin_in_parameter + i;
-    const int64_t row = p.first_row + local / p.local_columns,
-                  column = p.first_column + local % p.local_columns;
-    global[row * p.columns + column] += static_cast<double>(static_cast<accum>(host[i]));
-  }
+  std::vector<double> values;
+  for (size_t i = 0; i < size; ++i) values.push_back(static_cast<double>(static_cast<accum>(host[i])));
+  return values;
 }
 
 }  // namespace
@@ -34,10 +28,18 @@ std::vector<std::vector<double>> gather_parameters(const World& world, const Par
   }
   std::vector<double> all(size);
   for (const Shard& shard : parameters.shards()) {
+    const std::vector<double> values = content == Content::weights
+                                           ? to_host(shard.weights, shard.size(), stream)
+                                           : to_host(shard.gradients, shard.size(), stream);
     for (const ParameterRange& range : parameters.counted_ranges(shard)) {
-      double* const global = all.data() + begins.at(range.parameter);
-      if (content == Content::weights) place(shard.weights + range.begin_in_shard, range, stream, global);
-      if (content == Content::gradients) place(shard.gradients + range.begin_in_shard, range, stream, global);
+      const Parameter& p = *range.parameter;
+      double* const global = all.data() + begins.at(&p);  // [p.rows, p.columns]
+      for (size_t i = 0; i < range.size; ++i) {
+        const int64_t local = range.begin_in_parameter + i;
+        const int64_t row = p.first_row + local / p.local_columns,
+                      column = p.first_column + local % p.local_columns;
+        global[row * p.columns + column] += values[range.begin_in_shard + i];
+      }
     }
   }
   all = world.sum(all);

@@ -39,7 +39,7 @@ inline bool wait_at_most(MPI_Request& request, double seconds) {
       sched_yield();
     else
       std::this_thread::sleep_for(
-          std::clamp<nanoseconds>((steady_clock::now() - begin) / 8, microseconds(20), milliseconds(1)));
+          std::clamp<nanoseconds>((steady_clock::now() - begin) / 8, microseconds(20), microseconds(200)));
   }
 }
 
