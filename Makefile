@@ -195,40 +195,45 @@ $(HOST)/flags $(SHARED)/flags $(BUILD)/objects/flags: FORCE
 # Every stage trains the same model on the same batches, so that one table can compare them with 01. ARGS='...' changes
 # what all of them train, RANKS how many there are (one for each GPU).
 RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
-RUN_STEPS ?= 40
+RUN_STEPS ?= 20
 LOGS := $(BUILD)/runs
-TRAIN = $(BUILD)/$(1) --steps $(RUN_STEPS) $(3) $(ARGS) --log-json $(LOGS)/$(2).json --trace $(LOGS)/$(2).trace --trace-steps 1
-# Ranks that share a micro-batch take the whole batch at once.
-SHARED = $(call TRAIN,$(1),$(2),--micro-batch-size 32)
-# A pipeline needs many.
-PIPELINE = $(call TRAIN,05_pipeline_parallel,$(1),--micro-batch-size 4)
-MESH = $(call TRAIN,07_combined_5d,$(1),--micro-batch-size 8)
 # Three dimensions on 8 ranks; and with experts all five, on 16 ranks or, where a rank is a GPU, four on 8.
 MESH_3D := $(if $(filter 8,$(RANKS)),tp 2 cp 2 pp 2)
 MESH_5D := $(if $(filter mpi,$(NCCL)),tp 2 cp 2 dp 2 pp 2 ep 2,$(if $(filter 8,$(RANKS)),tp 2 dp 2 pp 2 ep 2))
 AXES = $(patsubst --2,2,$(addprefix --,$(1)))
+# $(call add_run,NAME,PROGRAM,RANKS,OPTIONS): one run follows another; beside it the programs of later ones are compiled.
+RUN_NAMES :=
+define add_run
+.PHONY: run-$(1)
+run-$(1): $(BUILD)/$(2) $(RUN_NAMES:%=run-%)
+	@mkdir -p $(LOGS)
+	@V=$(V) python3 common/report/progress.py $(1) $(LOGS)/$(1).txt $(addprefix mpirun -n ,$(3)) $(BUILD)/$(2) --steps $(RUN_STEPS) \
+	  --log-every 1 $(4) $(ARGS) --log-json $(LOGS)/$(1).json --trace $(LOGS)/$(1).trace --trace-steps 1
+RUN_NAMES += $(1)
+endef
+add_run_of = $(eval $(call add_run,$(1),$(2),$(3),$(4)))
+$(call add_run_of,01,01_single_gpu,,--sample 400)
+$(call add_run_of,02-naive,02_data_parallel,$(RANKS),--dp-sync naive)
+$(call add_run_of,02-bucket,02_data_parallel,$(RANKS),--dp-sync bucket)
+$(foreach stage,1 2 3,$(call add_run_of,03-zero$(stage),03_zero,$(RANKS),--zero-stage $(stage)))
+# Ranks that share a micro-batch take the whole batch at once; a pipeline needs many.
+$(call add_run_of,04-tp,04_tensor_parallel,$(RANKS),--micro-batch-size 32)
+$(call add_run_of,04-tp-sp,04_tensor_parallel,$(RANKS),--micro-batch-size 32 --sequence-parallel)
+$(call add_run_of,05-1f1b,05_pipeline_parallel,$(RANKS),--micro-batch-size 4)
+$(call add_run_of,05-zb-h1,05_pipeline_parallel,$(RANKS),--micro-batch-size 4 --pp-schedule zb-h1)
+$(foreach layout,contiguous zigzag,$(call add_run_of,06-$(layout),06_context_parallel,$(RANKS),--micro-batch-size 32 --cp-layout $(layout)))
+$(call add_run_of,07-3d,07_combined_5d,$(RANKS),--micro-batch-size 8 $(call AXES,$(MESH_3D)) --sequence-parallel --zero-stage 3)
+$(call add_run_of,07-experts,07_combined_5d,1,--micro-batch-size 8 --experts 8)
+$(call add_run_of,07-experts-5d,07_combined_5d,$(if $(filter mpi,$(NCCL)),16,$(RANKS)),--micro-batch-size 8 $(call AXES,$(MESH_5D)) --experts 8)
+.PHONY: runs
+runs: $(RUN_NAMES:%=run-%) programs
+	@python3 common/report/runs.py $(LOGS)
+	@echo "What each run printed is in $(LOGS)/*.txt; all steps are in $(LOGS)/*.json, timelines in $(LOGS)/*.trace."
 run:
 	@case " 1 2 4 8 " in *" $(RANKS) "*) ;; *) echo "RANKS: $(RANKS) is not valid; expected 1, 2, 4 or 8, \
 which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@common/setup.sh cpu python3:python3
-	@$(MAKE) --no-print-directory programs
-	@mkdir -p $(LOGS)
-	$(call TRAIN,01_single_gpu,01) --sample 400
-	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02-naive) --dp-sync naive
-	mpirun -n $(RANKS) $(call TRAIN,02_data_parallel,02-bucket) --dp-sync bucket
-	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-zero1) --zero-stage 1
-	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-zero2) --zero-stage 2
-	mpirun -n $(RANKS) $(call TRAIN,03_zero,03-zero3) --zero-stage 3
-	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-tp)
-	mpirun -n $(RANKS) $(call SHARED,04_tensor_parallel,04-tp-sp) --sequence-parallel
-	mpirun -n $(RANKS) $(call PIPELINE,05-1f1b)
-	mpirun -n $(RANKS) $(call PIPELINE,05-zb-h1) --pp-schedule zb-h1
-	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-contiguous) --cp-layout contiguous
-	mpirun -n $(RANKS) $(call SHARED,06_context_parallel,06-zigzag) --cp-layout zigzag
-	mpirun -n $(RANKS) $(call MESH,07-3d) $(call AXES,$(MESH_3D)) --sequence-parallel --zero-stage 3
-	mpirun -n 1 $(call MESH,07-experts) --experts 8
-	mpirun -n $(if $(filter mpi,$(NCCL)),16,$(RANKS)) $(call MESH,07-experts-5d) $(call AXES,$(MESH_5D)) --experts 8
-	@python3 common/report/runs.py $(LOGS)
+	@$(MAKE) --no-print-directory runs
 
 # $(call venv,FOLDER,PACKAGES): a virtual environment of Python with these packages, made once.
 venv = [ -e $(1)/ready ] || { mkdir -p build && rm -rf $(1) && /usr/bin/python3 -m venv $(1) && \

@@ -37,11 +37,15 @@ trap 'rm -f "$output"' EXIT
 status=0
 while IFS=$'\t' read -r file precision test; do
   case $precision in 64) build=fp64 ;; 16) build=bf16 ;; *) build=fp32 ;; esac
-  folder=build/cpu-$build program=tests launcher=()
+  program=tests launcher=()
   case $file in
-    tests/mpi/*) program=mpi_tests launcher=(env UCX_LOG_LEVEL=error mpirun -n "${ranks:-4}") ;;
+    tests/mpi/*) program=mpi_tests launcher=(env UCX_LOG_LEVEL=error mpirun -n "${ranks:-4}") ;;&
+    tests/mpi/test_nccl_*) ;;
+    tests/mpi/*fp8.cu) build=fp8 ;;
+    tests/mpi/*loss_scale.cu) build=fp16 ;;
+    tests/mpi/*) [ "$build" = bf16 ] || build=fp64 ;;
   esac
-  goal=$folder/$program
+  folder=build/cpu-$build goal=build/cpu-$build/$program
   case $file in *programs.cu | *faults.cc | *bad_input.cc | *primer.cc) goal=tested ;; esac  # they start the programs
   case $file in *thread_sanitizer.cc) make --no-print-directory PRECISION=fp32 SANITIZE=thread tsan-cases || exit 1 ;; esac
   make --no-print-directory BACKEND=cpu PRECISION=$build "$goal" || exit 1

@@ -1,10 +1,9 @@
 // A run of the combined program that saves, or continues what another one has saved.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
+#include <random>
 
 #include "combined_model.h"
 #include "files.h"
@@ -18,9 +17,9 @@ namespace pentatron {
 class SharedFolder {
  public:
   explicit SharedFolder(const World& world) : world_(world) {
-    const double process = world.largest({world.rank() == 0 ? double(getpid()) : 0.0})[0];
+    const double number = world.largest({world.rank() == 0 ? double(std::random_device()()) : 0.0})[0];
     path_ =
-        (std::filesystem::temp_directory_path() / ("pentatron-" + std::to_string(int64_t(process)))).string();
+        (std::filesystem::temp_directory_path() / ("pentatron-" + std::to_string(int64_t(number)))).string();
   }
   ~SharedFolder() {
     world_.largest({0});

@@ -21,7 +21,7 @@ namespace {
 using pentatron::wait;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kTimeLimit = 60;     // s, of a case
+constexpr double kTimeLimit = 120;    // s, of a case
 constexpr double kRankZeroFirst = 3;  // s: the others leave the message and the abort to rank 0
 
 MPI_Comm verdicts = MPI_COMM_NULL;

@@ -1,16 +1,24 @@
 // Ranks that hang on purpose, for test_faults.cc, which starts them one by one (they are hidden otherwise)
 // and reads what the watchdog says.
 #include <signal.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <future>
+#include <string>
 
+#include "files.h"
 #include "mpi_tests.h"
 #include "ranks/comm.h"
 
 namespace pentatron {
 namespace {
 
-constexpr double kTimeout = 1;  // s, of the watchdog
+// Of the watchdog, in seconds: HANG_TIMEOUT, or one.
+double watchdog_timeout() {
+  const char* const seconds = std::getenv("HANG_TIMEOUT");
+  return seconds != nullptr ? std::atof(seconds) : 1;
+}
 
 // Until the watchdog ends it.
 void wait_for_ever() { std::promise<void>().get_future().wait(); }
@@ -22,7 +30,7 @@ struct Hang {
   DeviceArray<float> values{2, Purpose::communication};
 
   Hang() {
-    world.watchdog().set_timeout(kTimeout);
+    world.watchdog().set_timeout(watchdog_timeout());
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0, 2 * sizeof(float), compute));
     wait_stream(data.stream(), compute);
   }
@@ -53,7 +61,7 @@ TEST_CASE("hang: rank 1's stream waits for ever", "[.hang-stream]") {
 
 TEST_CASE("hang: rank 1 never makes a communicator", "[.hang-call]") {
   World world(nullptr, nullptr);
-  world.watchdog().set_timeout(kTimeout);
+  world.watchdog().set_timeout(watchdog_timeout());
   if (mpi_tests::rank() == 1) wait_for_ever();
   Communicator data(world, world.all(), "data");
 }
@@ -79,7 +87,14 @@ TEST_CASE("hang: two ranks send to each other, grouped, and do not hang", "[.han
 
 TEST_CASE("hang: rank 1 is stopped, and a call of rank 0 fails", "[.fail-stopped]") {
   Hang hang;
+  const double process = mpi_tests::rank() == 1 ? getpid() : 0;
+  const auto victim = static_cast<int64_t>(hang.world.largest({process})[0]);
   if (mpi_tests::rank() == 1) raise(SIGSTOP);
+  const auto is_stopped = [&] {  // "pid (name) state ..."
+    const std::string text = tests::read_file("/proc/" + std::to_string(victim) + "/stat");
+    return text.compare(text.rfind(')') + 2, 1, "T") == 0;
+  };
+  while (mpi_tests::rank() == 0 && !is_stopped()) usleep(1000);
   if (mpi_tests::rank() == 0) fail("a call", "an error", __FILE__, __LINE__);
   wait_for_ever();
 }

@@ -1,11 +1,10 @@
 #include "bootstrap.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -25,7 +24,7 @@ struct Id {
   char text[8];
   int maker;  // world rank
   int tag;
-  int process, number;  // on the maker's host; of its ids
+  unsigned process, number;  // by chance, so that no other process of a host has it; of its ids
 };
 constexpr char kText[8] = "mpi-ids";
 
@@ -113,7 +112,8 @@ ncclUniqueId new_id() {
   std::memcpy(id.text, kText, sizeof kText);
   MPI_Comm_rank(MPI_COMM_WORLD, &id.maker);
   id.tag = kFirstTag + number % kTags;
-  id.process = getpid();
+  static const unsigned process = std::random_device()();
+  id.process = process;
   id.number = number;
   ncclUniqueId unique = {};
   std::memcpy(unique.internal, &id, sizeof id);
