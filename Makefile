@@ -166,9 +166,9 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter $(TEST_PROGRAMS),$@),$(TEST_LIBRARIES))
 
-# Kernels and what carries them out are to be fast; all else is to be compiled quickly. The search for schedules and
-# layouts is in between. Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/%,$<),-O3),\
+# Kernels, what carries them out, and the search for layouts are to be fast; all else is to be compiled quickly. Tests of
+# the stand-ins look at what the optimiser made of kernels.
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/% %/plan.cu,$<),-O3),\
   $(if $(filter common/program/%.cc tests/main.cc tests/test_options.cc,$<),-O0),-O1)
 
 # $(call compile,FOLDER,COMMAND,SUFFIX): compiles the sources of this kind. The commands are noted; when they change,

@@ -52,7 +52,10 @@ TEST_CASE("07: a run continues bit for bit in the same layout", "[07][checkpoint
     for (const int stage : {0, 1, 2, 3}) {
       const bool shards = shape.dp * shape.cp > 1, only_data = shape.dp == mpi_tests::ranks();
       if (stage > 0 && !(stage == 3 ? shards : only_data)) continue;
-      if (mpi_tests::ranks() == 8 && stage != (only_data ? 3 : 0)) continue;
+      // MPI's calls that open and close a file spin, so they take long where ranks share cores. Two and three
+      // ranks show each axis; every mesh of more is in the test of other layouts.
+      if (mpi_tests::ranks() >= 4 && !only_data) continue;
+      if (mpi_tests::ranks() == 8 && stage != 3) continue;
       CAPTURE(shape.tp, shape.cp, shape.dp, shape.pp, stage);
       const CombinedCase c = case_of(shape, stage);
       const Trained whole = train(c, world, folder.path() + "/whole");

@@ -426,7 +426,7 @@ int64_t from_environment(const char* name, int64_t otherwise) {
 // make fuzz draws more of them, and others.
 TEST_CASE("07: parity of random meshes, models and options", "[07][experts][fuzz]") {
   mpi_tests::set_time_limit(3000);
-  const int64_t cases = from_environment("FUZZ_CASES", mpi_tests::ranks() < 8 ? 4 : 2),
+  const int64_t cases = from_environment("FUZZ_CASES", mpi_tests::ranks() < 8 ? 3 : 1),
                 seed = from_environment("FUZZ_SEED", 1);
   const bool show = std::getenv("FUZZ_SHOW") && mpi_tests::rank() == 0;
   for (int64_t i = 0; i < cases; ++i) {
