@@ -55,7 +55,7 @@ run_alone() {
 
 run_faults() {
   for folder in "${folders[@]}"; do
-    "$folder/tests$of_tag" --list-tags 2> /dev/null | grep -qF '[faults]' || continue
+    [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
     run "$folder, faults" "$folder/tests$of_tag" "${filter}[faults]$not_run"
   done
 }
