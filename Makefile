@@ -414,7 +414,7 @@ clean:
 help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
-	@echo "                   RANKS=8  RUN_STEPS=40  ARGS='--lr 1e-3 ...'"
+	@echo "                   RANKS=8  RUN_STEPS=20  ARGS='--lr 1e-3 ...'"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"

@@ -24,6 +24,7 @@ using Listener = Catch::TestEventListenerBase;
 #endif
 
 int passed = 0, failed = 0, skipped = 0;
+std::string times;  // the file; empty: none
 
 std::string text_of(const Catch::AssertionResult& result) {
   std::string text;
@@ -76,8 +77,7 @@ struct Verdicts : Listener {
                 << (runner::has_ranks() ? "on " + std::to_string(runner::ranks()) + where : "in this build")
                 << ": " << name_ << std::endl;
     }
-    const char* const times = std::getenv("TEST_TIMES");
-    if (times == nullptr) return;
+    if (times.empty()) return;
     const std::chrono::duration<double> seconds = Clock::now() - begin_;
     std::ofstream(times, std::ios::app) << seconds.count() << '\t' << name_ << '\n';
   }
@@ -100,6 +100,8 @@ std::string runner::counts() {
 }
 
 int main(int argc, char** argv) {
+  if (const char* const file = std::getenv("TEST_TIMES")) times = file;
+  unsetenv("TEST_TIMES");  // tests start programs like this one
   runner::start(&argc, &argv);
   std::vector<const char*> arguments(argv, argv + argc);
   if (runner::has_ranks()) arguments.insert(arguments.end(), {"--out", "/dev/null"});

@@ -55,6 +55,7 @@ run_alone() {
 
 run_faults() {
   for folder in "${folders[@]}"; do
+    case $folder in *-block*) continue ;; esac
     [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
     run "$folder, faults" "$folder/tests$of_tag" "${filter}[faults]$not_run"
   done
