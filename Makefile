@@ -40,7 +40,7 @@ PARALLEL_SOURCES := $(wildcard common/ranks/*.cu) common/program/parallel_progra
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 # Programs beside the main.cu of their stage.
 SIDE_PROGRAMS := 02_data_parallel/collectives 07_combined_5d/experts
-ANY_PRECISION := common/cpu/% common/device/%.cu $(patsubst %,common/ranks/%.cu,comm mpi_file watchdog) \
+ANY_PRECISION := common/cpu/% common/device/%.cu $(patsubst %,common/ranks/%.cu,comm watchdog) \
   tests/cpu/% tests/mpi/test_hangs.cu tests/mpi/test_nccl_%
 # $(call objects,SOURCES): their object files.
 objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \

@@ -123,7 +123,7 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
                 tied ? ": its head is tied to the embedding; here it is a copy, and learns by itself" : "");
   }
   if (options.save.empty()) return;
-  shared_ = peers.files();
+  agreement_ = peers.agreement();
   std::string error;
   if (rank_ == 0) {
     std::error_code made;
@@ -131,7 +131,7 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
     if (made || access(options.save.c_str(), W_OK | X_OK) != 0)
       error = std::strerror(made ? made.value() : errno);
   }
-  error = shared_->first(error);
+  error = agreement_->first(error);
   if (!error.empty())
     throw UsageError("--save", options.save, "a folder that can be written (" + error + ")");
 
@@ -227,7 +227,6 @@ void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> te
   }
   std::sort(file.pieces.begin(), file.pieces.end(),
             [](const Piece& a, const Piece& b) { return a.blocks[0].begin < b.blocks[0].begin; });
-  file.rounds = shared_->largest((file.bytes + checkpoint_buffer - 1) / checkpoint_buffer);
   files_.push_back(std::move(file));
 }
 
@@ -285,10 +284,10 @@ void Checkpoints::write_when_asked() {
 std::string Checkpoints::write(const std::string& path, int64_t steps) {
   const std::string part = path + ".part";
   std::string error = rank_ == 0 ? begin(part) : "";
-  error = shared_->first(error);
-  if (error.empty()) error = shared_->first(write_tensors(part));
+  error = agreement_->first(error);
+  if (error.empty()) error = agreement_->first(write_tensors(part));
   if (error.empty() && rank_ == 0) error = complete(part, steps);
-  error = shared_->first(error);
+  error = agreement_->first(error);
   std::error_code ignored;
   if (!error.empty() && rank_ == 0) fs::remove_all(part, ignored);
   return error;
@@ -310,10 +309,8 @@ std::string Checkpoints::begin(const std::string& part) const {
 std::string Checkpoints::write_tensors(const std::string& part) {
   std::vector<Round> rounds;
   for (const File& file : files_) {
-    for (uint64_t i = 0; i < file.rounds; ++i) {
-      const uint64_t begin = std::min(file.bytes, i * checkpoint_buffer);
+    for (uint64_t begin = 0; begin < file.bytes; begin += checkpoint_buffer)
       rounds.push_back({&file, begin, std::min<uint64_t>(checkpoint_buffer, file.bytes - begin)});
-    }
   }
   wait_event(*stream_, updated_);
   if (optimizer_.loss_scale() != nullptr) {
@@ -322,14 +319,14 @@ std::string Checkpoints::write_tensors(const std::string& part) {
   }
   const auto fill_round = [&](size_t i) {
     if (i < rounds.size()) fill(rounds[i], static_cast<int>(i % 2));
-    if (i + 1 != rounds.size()) return;
+    if (i + 1 != std::max<size_t>(rounds.size(), 1)) return;
     const std::lock_guard lock(mutex_);
     copied_.record(*stream_);
     copied_in_stream_ = asked_;
     changed_.notify_all();
   };
   std::string error;
-  std::unique_ptr<SharedFile> file;
+  std::optional<SharedFile> file;
   fill_round(0);
   for (size_t i = 0; i < rounds.size(); ++i) {
     fill_round(i + 1);
@@ -339,7 +336,7 @@ std::string Checkpoints::write_tensors(const std::string& part) {
       std::vector<FileBlock> blocks;
       for (const Piece& piece : round.file->pieces)
         blocks.insert(blocks.end(), piece.blocks.begin(), piece.blocks.end());
-      file = shared_->create(fs::path(part) / round.file->name, blocks);
+      file.emplace(fs::path(part) / round.file->name, blocks);
     }
     file->write(buffers_[i % 2].data(), round.bytes);
     const bool last = i + 1 == rounds.size() || rounds[i + 1].file != round.file;

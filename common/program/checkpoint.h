@@ -28,12 +28,13 @@
 #include "model/parameters.h"
 #include "model/safetensors.h"
 #include "program/options.h"
+#include "ranks/peers.h"
+#include "ranks/shared_file.h"
 
 namespace pentatron {
 
-// Pinned memory of a rank that is saving, and what MPI takes beside it: at most so many bytes.
-constexpr size_t checkpoint_buffer = 16 << 20;  // there are two
-constexpr size_t checkpoint_memory = 2 * checkpoint_buffer + shared_file_buffer;
+// Pinned memory of a rank that is saving: two buffers of at most so many bytes.
+constexpr size_t checkpoint_buffer = 16 << 20;
 
 // Sets the weights of this rank's shards: initial values, or what --load or --load-weights reads. Throws
 // UsageError if the checkpoint has not what the model needs.
@@ -70,7 +71,6 @@ class Checkpoints {
     std::string name, header;
     std::vector<Piece> pieces;  // in the order of the file
     uint64_t bytes = 0;         // of the pieces
-    uint64_t rounds = 0;        // buffers that the rank with the most bytes fills
   };
   struct Round {  // a buffer full of a file
     const File* file;
@@ -96,7 +96,7 @@ class Checkpoints {
   int rank_;
   int64_t first_step_ = 0;
   std::vector<File> files_;
-  std::unique_ptr<SharedFiles> shared_;
+  std::unique_ptr<Agreement> agreement_;
   std::optional<Stream> stream_;  // of the copies
   PinnedArray<std::byte> buffers_[2];
   Event filled_[2];

@@ -126,6 +126,40 @@ World::World(int* argc, char*** argv) {
 // Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
 // before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
 // for a while: until all have come.
+namespace {
+
+// With a communicator of its own. A thread that waits shares its core with the training, so it does not spin.
+class MpiAgreement : public Agreement {
+ public:
+  MpiAgreement() {
+    MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
+    MPI_CHECK(MPI_Comm_rank(comm_, &rank_));
+    MPI_CHECK(MPI_Comm_size(comm_, &ranks_));
+  }
+  ~MpiAgreement() override { MPI_Comm_free(&comm_); }
+
+  std::string first(const std::string& words) override {
+    int speaker = words.empty() ? ranks_ : rank_;
+    MPI_Request request;
+    MPI_CHECK(MPI_Iallreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MIN, comm_, &request));
+    wait(request);
+    if (speaker == ranks_) return {};
+    char text[512] = {};
+    words.copy(text, sizeof text - 1);
+    MPI_CHECK(MPI_Ibcast(text, sizeof text, MPI_CHAR, speaker, comm_, &request));
+    wait(request);
+    return text;
+  }
+
+ private:
+  MPI_Comm comm_;
+  int rank_ = 0, ranks_ = 1;
+};
+
+}  // namespace
+
+std::unique_ptr<Agreement> World::agreement() const { return std::make_unique<MpiAgreement>(); }
+
 World::~World() {
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();

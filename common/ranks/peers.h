@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "device/device_config.h"
-#include "ranks/shared_file.h"
 
 namespace pentatron {
 
@@ -25,6 +25,14 @@ inline double sent_bytes(const TrafficByOperation& traffic) {
   return sum;
 }
 
+// What all ranks agree on, in a thread beside the one that trains. All ranks call it, in the same order.
+class Agreement {
+ public:
+  virtual ~Agreement() = default;
+  // What the first rank says that says anything.
+  virtual std::string first(const std::string& words) { return words; }
+};
+
 // The defaults are those of a single process.
 class Peers {
  public:
@@ -40,8 +48,8 @@ class Peers {
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
   virtual std::string places() const { return {}; }
 
-  // For files that all ranks write together. All ranks call this.
-  virtual std::unique_ptr<SharedFiles> files() const { return std::make_unique<SharedFiles>(); }
+  // Its messages are not taken for those of this object. All ranks call this.
+  virtual std::unique_ptr<Agreement> agreement() const { return std::make_unique<Agreement>(); }
 
   // Device memory in bytes that CUDA and NCCL take, beside the tensors: an estimate. An H100's context takes
   // about as much.

@@ -23,49 +23,35 @@ std::string write_at(int file, const std::byte* data, size_t bytes, uint64_t pla
   return {};
 }
 
-class PlainFile : public SharedFile {
- public:
-  PlainFile(const std::string& path, const std::vector<FileBlock>& blocks) {
-    for (const FileBlock& b : blocks)  // runs without gaps are one
-      blocks_.push_back(b.bytes == b.stride ? FileBlock{b.begin, b.bytes * b.count, 1, 0} : b);
-    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (file_ < 0) error_ = std::strerror(errno);
-  }
-  ~PlainFile() override {
-    if (file_ >= 0) close(file_);
-  }
-
-  void write(const std::byte* data, size_t bytes) override {
-    while (bytes > 0 && error_.empty()) {
-      const FileBlock& block = blocks_[block_];
-      const size_t size = std::min<uint64_t>(bytes, block.bytes - done_);
-      error_ = write_at(file_, data, size, block.begin + run_ * block.stride + done_);
-      data += size;
-      bytes -= size;
-      done_ += size;
-      if (done_ == block.bytes) done_ = 0, ++run_;
-      if (run_ == block.count) run_ = 0, ++block_;
-    }
-  }
-
-  std::string finish() override {
-    if (error_.empty() && fsync(file_) != 0) error_ = std::strerror(errno);
-    return error_;
-  }
-
- private:
-  std::vector<FileBlock> blocks_;
-  int file_;
-  size_t block_ = 0;             // the next byte's block,
-  uint64_t run_ = 0, done_ = 0;  // its run, and the bytes of the run that are written
-  std::string error_;
-};
-
 }  // namespace
 
-std::unique_ptr<SharedFile> SharedFiles::create(const std::string& path,
-                                                const std::vector<FileBlock>& blocks) {
-  return std::make_unique<PlainFile>(path, blocks);
+SharedFile::SharedFile(const std::string& path, const std::vector<FileBlock>& blocks) {
+  for (const FileBlock& b : blocks)  // runs without gaps are one
+    blocks_.push_back(b.bytes == b.stride ? FileBlock{b.begin, b.bytes * b.count, 1, 0} : b);
+  file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0) error_ = std::strerror(errno);
+}
+
+SharedFile::~SharedFile() {
+  if (file_ >= 0) close(file_);
+}
+
+void SharedFile::write(const std::byte* data, size_t bytes) {
+  while (bytes > 0 && error_.empty()) {
+    const FileBlock& block = blocks_[block_];
+    const size_t size = std::min<uint64_t>(bytes, block.bytes - done_);
+    error_ = write_at(file_, data, size, block.begin + run_ * block.stride + done_);
+    data += size;
+    bytes -= size;
+    done_ += size;
+    if (done_ == block.bytes) done_ = 0, ++run_;
+    if (run_ == block.count) run_ = 0, ++block_;
+  }
+}
+
+std::string SharedFile::finish() {
+  if (error_.empty() && fsync(file_) != 0) error_ = std::strerror(errno);
+  return error_;
 }
 
 std::string flush_to_disk(const std::string& path) {
@@ -78,7 +64,7 @@ std::string flush_to_disk(const std::string& path) {
 
 std::string write_file(const std::string& path, const std::string& text) {
   unlink(path.c_str());
-  PlainFile file(path, {{0, text.size(), 1, 0}});
+  SharedFile file(path, {{0, text.size(), 1, 0}});
   file.write(reinterpret_cast<const std::byte*>(text.data()), text.size());
   return file.finish();
 }
