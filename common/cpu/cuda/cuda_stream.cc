@@ -288,13 +288,23 @@ struct Reached {
   std::vector<Activity> log = {};  // of the stream, up to there
 };
 
+// Returns the number of the operation after which the stream is there. A stream that has nothing to do is
+// there already, and its thread sleeps on.
 uint64_t append_reached(cudaStream_t stream, Reached& reached) {
-  return append(stream, [stream, &reached] {
+  const auto arrive = [stream, &reached] {
     reached.time = stream->clock;
     if (reached.takes_log) reached.log.swap(stream->log);
     reached.latch.open();
     return cudaSuccess;
-  });
+  };
+  {
+    std::lock_guard lock(stream->host_side);
+    if (stream->done.load(std::memory_order_acquire) == stream->enqueued) {
+      arrive();
+      return stream->enqueued;
+    }
+  }
+  return append(stream, arrive);
 }
 
 // The host waits, and so does its clock.
