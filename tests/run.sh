@@ -46,6 +46,7 @@ run() {
 }
 
 run_alone() {
+  [ -z "$homework" ] || run "homework" $homework
   for folder in "${folders[@]}"; do
     local only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
@@ -86,19 +87,19 @@ elif [ -z "$filter" ]; then
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &
-[ -z "$homework" ] || run "homework" $homework
 for folder in "${folders[@]}"; do
   [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-  # fp64 shows what depends on the number of ranks, and 16 ranks have all five dimensions; bf16, fp16 and fp8 what
-  # depends on the elements.
-  all_ranks="2"
+  # fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and one test or two of each technique;
+  # 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
   case $folder in
     *-block*) continue ;;
-    *-bf16* | *-fp8*) all_ranks="2 4" ;;
-    *-fp16*) all_ranks="2 4" ;;
-    *-fp64*) all_ranks="1 2 3 4 8"; run_on_ranks "$folder" 16 "${filter}[16]$not_run" ;;
+    *-bf16* | *-fp16* | *-fp8*) run_on_ranks "$folder" 4 "$filter$not_run" ;;
+    *-fp64*)
+      run_on_ranks "$folder" 16 "${filter}[16]$not_run"
+      run_on_ranks "$folder" 8 "${filter}[07]$not_run,${filter}[8]$not_run"
+      for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
+    *) run_on_ranks "$folder" 2 "$filter$not_run" ;;
   esac
-  for ranks in ${TEST_RANKS:-$all_ranks}; do run_on_ranks "$folder" "$ranks" "$filter$not_run"; done
 done
 wait
 cat "$notes/faults" "$notes/alone"

@@ -203,7 +203,7 @@ TEST_CASE("02: parity, naive", "[02][parity]") { check_parity(data_parallel(DpSy
 TEST_CASE("02: parity, overlap", "[02][parity]") { check_parity(data_parallel(DpSync::overlap)); }
 
 // A layer has 768 elements of 8 bytes.
-TEST_CASE("02: parity, several buckets a unit", "[02][parity]") {
+TEST_CASE("02: parity, several buckets a unit", "[02][parity][8]") {
   check_parity(data_parallel(DpSync::bucket, 0.001));
 }
 TEST_CASE("02: parity, a bucket for several units", "[02][parity]") {
@@ -214,7 +214,7 @@ TEST_CASE("02: parity, one bucket for all", "[02][parity]") { check_parity(data_
 TEST_CASE("03: parity, stage 0", "[03][parity]") { check_parity(zero(0)); }
 TEST_CASE("03: parity, stage 1", "[03][parity]") { check_parity(zero(1)); }
 TEST_CASE("03: parity, stage 2", "[03][parity]") { check_parity(zero(2)); }
-TEST_CASE("03: parity, stage 3", "[03][parity]") { check_parity(zero(3)); }
+TEST_CASE("03: parity, stage 3", "[03][parity][8]") { check_parity(zero(3)); }
 
 TEST_CASE("04: parity, tensor parallel", "[04][parity]") { check_tensor_parity(false, 1, Recompute::none); }
 TEST_CASE("04: parity, tensor parallel, selective recomputation", "[04][parity]") {
@@ -223,7 +223,7 @@ TEST_CASE("04: parity, tensor parallel, selective recomputation", "[04][parity]"
 TEST_CASE("04: parity, tensor parallel, full recomputation", "[04][parity]") {
   check_tensor_parity(false, 3, Recompute::full);
 }
-TEST_CASE("04: parity, sequence parallel", "[04][parity]") { check_tensor_parity(true, 1, Recompute::none); }
+TEST_CASE("04: parity, sequence parallel", "[04][parity][8]") { check_tensor_parity(true, 1, Recompute::none); }
 TEST_CASE("04: parity, sequence parallel, selective recomputation", "[04][parity]") {
   check_tensor_parity(true, 1, Recompute::selective);
 }
@@ -251,7 +251,7 @@ TEST_CASE("05: parity, 1f1b, recomputation", "[05][parity]") {
   check_pipeline_parity(PpSchedule::one_f_one_b, 1, {5}, Recompute::full);
 }
 TEST_CASE("05: parity, interleaved, one chunk a rank", "[05][parity]") { check_interleaved_parity(1); }
-TEST_CASE("05: parity, interleaved, two chunks a rank", "[05][parity]") { check_interleaved_parity(2); }
+TEST_CASE("05: parity, interleaved, two chunks a rank", "[05][parity][8]") { check_interleaved_parity(2); }
 TEST_CASE("05: parity, interleaved, four chunks a rank", "[05][parity]") { check_interleaved_parity(4); }
 TEST_CASE("05: parity, zb-h1", "[05][parity]") {
   check_pipeline_parity(PpSchedule::zb_h1, 1, {1, 2, 3, 4, 6, 7, 11}, Recompute::none);
@@ -259,7 +259,7 @@ TEST_CASE("05: parity, zb-h1", "[05][parity]") {
 TEST_CASE("05: parity, zb-h1, selective recomputation", "[05][parity]") {
   check_pipeline_parity(PpSchedule::zb_h1, 1, {5}, Recompute::selective);
 }
-TEST_CASE("05: parity, zb-v", "[05][parity]") {
+TEST_CASE("05: parity, zb-v", "[05][parity][8]") {
   check_pipeline_parity(PpSchedule::zb_v, 2, {1, 2, 3, 5, 9, 12}, Recompute::none);
 }
 TEST_CASE("05: parity, zb-v, selective recomputation", "[05][parity]") {
@@ -304,7 +304,7 @@ TEST_CASE("05: parity, micro-batches in any order", "[05][parity]") {
 TEST_CASE("06: parity, contiguous ring", "[06][parity]") {
   check_context_parity(CpLayout::contiguous, CpExchange::ring);
 }
-TEST_CASE("06: parity, zigzag ring", "[06][parity]") {
+TEST_CASE("06: parity, zigzag ring", "[06][parity][8]") {
   check_context_parity(CpLayout::zigzag, CpExchange::ring);
 }
 TEST_CASE("06: parity, contiguous all-gather", "[06][parity]") {

@@ -486,7 +486,8 @@ TEST_CASE("06: memory falls as 1/c, and is that of a rank's tokens", "[06][memor
   for (const CpExchange exchange :
        {CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses, CpExchange::ulysses_ring}) {
     check_context_memory(exchange, Attention::tiled);
-    if (mpi_tests::ranks() == 8) continue;  // fewer ranks have shown the rest
+    if (mpi_tests::ranks() > 3 && exchange != CpExchange::ulysses_ring)
+      continue;  // fewer ranks have shown the rest
     check_context_memory(exchange, Attention::naive);
     check_context_memory(exchange, Attention::tiled, true);
   }
