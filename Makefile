@@ -195,7 +195,7 @@ $(HOST)/flags $(SHARED)/flags $(BUILD)/objects/flags: FORCE
 # Every stage trains the same model on the same batches, so that one table can compare them with 01. ARGS='...' changes
 # what all of them train, RANKS how many there are (one for each GPU).
 RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
-RUN_STEPS ?= 20
+RUN_STEPS ?= 10
 LOGS := $(BUILD)/runs
 # Three dimensions on 8 ranks; and with experts all five, on 16 ranks or, where a rank is a GPU, four on 8.
 MESH_3D := $(if $(filter 8,$(RANKS)),tp 2 cp 2 pp 2)
@@ -414,7 +414,7 @@ clean:
 help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
-	@echo "                   RANKS=8  RUN_STEPS=20  ARGS='--lr 1e-3 ...'"
+	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"
