@@ -61,17 +61,19 @@ with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
 # Which tests a precision has. Those of the stand-ins and of .cc files have none, and are in fp32. Of several ranks: fp64
 # has what depends on the layout, bf16 what depends on the elements; fp16 and fp8 have only what others don't show. A
 # build for a sanitizer has all.
-MPI_TESTS := $(wildcard tests/mpi/test_*.cu)
-MPI_TESTS_fp64 := $(filter-out tests/mpi/test_nccl_%,$(MPI_TESTS))
-MPI_TESTS_bf16 := $(filter-out $(patsubst %,tests/mpi/test_%.cu,combined virtual_time),$(MPI_TESTS_fp64))
-MPI_TESTS_fp32 := $(if $(SANITIZE),$(MPI_TESTS),$(wildcard tests/mpi/test_nccl_*.cu))
-MPI_TESTS_fp16 := tests/mpi/test_loss_scale.cu
-MPI_TESTS_fp8 := tests/mpi/test_fp8.cu
-MPI_TESTS := $(if $(filter mpi,$(NCCL)),$(MPI_TESTS_$(PRECISION)),$(filter-out tests/mpi/test_nccl_%,$(MPI_TESTS_$(PRECISION))))
+mpi_tests = $(patsubst %,tests/mpi/test_%.cu,$(1))
+NCCL_TESTS := $(wildcard tests/mpi/test_nccl_*.cu)
+MPI_TESTS_fp64 := $(filter-out $(NCCL_TESTS) $(call mpi_tests,fp8 loss_scale),$(wildcard tests/mpi/test_*.cu))
+MPI_TESTS_bf16 := $(filter-out $(call mpi_tests,combined combined_costs parity virtual_time),$(MPI_TESTS_fp64))
+MPI_TESTS_fp32 := $(if $(SANITIZE),$(MPI_TESTS_fp64)) $(NCCL_TESTS)
+MPI_TESTS_fp16 := $(call mpi_tests,loss_scale)
+MPI_TESTS_fp8 := $(call mpi_tests,fp8)
+MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS)),$(MPI_TESTS_$(PRECISION)))
 CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(if $(filter fp16,$(PRECISION)),\
-  $(patsubst %,tests/test_%.cu,attention golden kernels loss_scale),$(wildcard tests/test_*.cu)))
-# Tests of faults start ranks that hang.
-MPI_TESTS := $(call objects,tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)))
+  $(patsubst %,tests/test_%.cu,attention kernels loss_scale),$(wildcard tests/test_*.cu)))
+# Tests of faults start ranks that hang. Models in parallel are what all but those of NCCL over MPI look at.
+MPI_TESTS := $(call objects,tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
+  $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/*_model.cu)))
 TESTS := $(call objects,tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS)))
 ifneq ($(filter fp32,$(PRECISION))$(TAG),)
   TESTS += $(call objects,$(call with_tag,$(wildcard tests/test_*.cc)))
@@ -295,13 +297,16 @@ ifeq ($(BACKEND)$(SANITIZE),cputhread)
 endif
 test:
 	@common/setup.sh
-	@for p in $(TEST_PRECISIONS); do $(MAKE) --no-print-directory PRECISION=$$p tested || exit 1; done
-ifeq ($(BACKEND),cpu)
+	@$(MAKE) --no-print-directory PRECISION=$(firstword $(TEST_PRECISIONS)) tested  # and what all precisions share
+	@$(MAKE) --no-print-directory $(patsubst %,tested-%,$(wordlist 2,9,$(TEST_PRECISIONS)) $(if $(filter cpu,$(BACKEND)),races))
+	@tests/run.sh '' $(TEST_FOLDERS)
+
+tested-races:
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS= tsan-cases
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS=4 \
 	  tsan-cases $(if $(filter thread,$(SANITIZE)),all)
-endif
-	@tests/run.sh '' $(TEST_FOLDERS)
+tested-%:
+	@$(MAKE) --no-print-directory PRECISION=$* tested
 
 test-%:
 	@grep -qF '[$*]' tests/test_*.c[cu] tests/*/test_*.c[cu] || { echo "test-$*: no test has this tag; expected 01 to 07, \

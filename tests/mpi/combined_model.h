@@ -49,58 +49,22 @@ struct CombinedModel {
   StepTotals totals{compute};
   HostBatchLoader loader;
 
-  CombinedModel(const CombinedCase& c, World& world)
-      : of(c),
-        mesh(of.shape, world),
-        chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.place.pp)),
-        positions(positions_of_rank(options, mesh.place.cp, of.shape.cp)),
-        tensor_parallel(options, mesh.rows(options), mesh.tensor, compute),
-        attention(context_attention(options, mesh.context, of.shape.tp)),
-        feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor),
-        parameters(mesh.parameter_layout(units_of(chunks))),
-        ids(declare_transformer(options.model, feed_forward, parameters)),
-        dense(sync_gradients(options, mesh, parameters, dense_group, compute)),
-        experts(sync_gradients(options, mesh, parameters, expert_group, compute)),
-        seams(initialised()),
-        model(options, ids, parameters, std::ssize(positions), seams, compute),
-        pipeline(schedule_of(options, of.shape), world, mesh.pipeline, chunks, model, compute),
-        optimizer(options, parameters, compute),
-        loader(options, mesh.place.dp, of.shape.dp, positions) {
-    world.begin_counting();  // as Run does
-  }
-  ~CombinedModel() { CUDA_CHECK(cudaStreamSynchronize(compute)); }
+  CombinedModel(const CombinedCase& c, World& world);
+  ~CombinedModel();
 
   // Forward and backward of this rank's part of a step; then the global gradient, loss and norm are on their
   // way.
-  void accumulate(const std::vector<HostBatch>& global) {
-    totals.reset();
-    pipeline.run(loader.load(global, compute), mesh.place.tp == 0 ? &totals : nullptr);
-    balance_loss = feed_forward.balance_loss().data ? to_host(feed_forward.balance_loss(), compute)[0] : 0;
-    feed_forward.add_balance_loss(totals);
-    for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();
-    tensor_parallel.sum_partial_gradients(parameters);
-    optimizer.add_norm_squared(totals.norm_squared());
-    mesh.all.sum_scalars(totals.data(), totals.size, compute);
-  }
+  void accumulate(const std::vector<HostBatch>& global);
   double balance_loss = 0;  // this rank's part
 
-  void update(int64_t step) {
-    optimizer.step(step, totals.norm_squared());
-    for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();
-    totals.wait();
-  }
+  void update(int64_t step);
 
   int micro_batches() const { return micro_batches_of_a_rank(options, of.shape.dp); }
   std::vector<double> weights(int id) { return to_host(parameters.weights(id), compute); }
   std::vector<double> gradients(int id) { return to_host(parameters.gradients(id).sum, compute); }
 
  private:
-  Seams initialised() {
-    const Seams all = {{dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};
-    load_or_initialise(options, parameters, compute);
-    for (UnitHooks* hooks : all.hooks) hooks->weights_changed();
-    return all;
-  }
+  Seams initialised();
 };
 
 }  // namespace pentatron

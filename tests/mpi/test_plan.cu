@@ -47,7 +47,7 @@ Layout random_layout(std::mt19937& draw, int gpus) {
 }  // namespace
 
 TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
-  if (mpi_tests::ranks() != 2) return;
+  if (mpi_tests::ranks() != 4) return;
   std::mt19937 draw(7);
   for (int i = 0; i < 200; ++i) {
     const Layout l = random_layout(draw, 64);
@@ -63,7 +63,7 @@ TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
 }
 
 TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
-  if (mpi_tests::ranks() != 2) return;
+  if (mpi_tests::ranks() != 4) return;
   const Options base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 2048, 64);
   DeviceProfile gpu = load_profile("h100");
   gpu.memory_bytes = 8e9;  // so that not all fit
@@ -100,7 +100,7 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
 // full recomputation, and with selective and sequence parallelism. Their MLP of 4 d in two products has the
 // operations of ours with 8 d / 3 in three.
 TEST_CASE("07: steps of Megatron-LM are as published", "[07][plan]") {
-  if (mpi_tests::ranks() != 2) return;
+  if (mpi_tests::ranks() != 4) return;
   struct Row {
     int layers, d, heads, pp, vpp, micro_batch_size, micro_batches;
     double full, selective;
