@@ -89,14 +89,14 @@ run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &
 for folder in "${folders[@]}"; do
   [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-  # fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and one test or two of each technique;
-  # 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
+  # fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and a few tests of each technique and of
+  # experts; 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
   case $folder in
     *-block*) continue ;;
     *-bf16* | *-fp16* | *-fp8*) run_on_ranks "$folder" 4 "$filter$not_run" ;;
     *-fp64*)
       run_on_ranks "$folder" 16 "${filter}[16]$not_run"
-      run_on_ranks "$folder" 8 "${filter}[07]$not_run,${filter}[8]$not_run"
+      run_on_ranks "$folder" 8 "${filter}[07]~[experts]$not_run,${filter}[8]$not_run"
       for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
     *) run_on_ranks "$folder" 2 "$filter$not_run" ;;
   esac

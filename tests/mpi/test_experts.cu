@@ -205,7 +205,7 @@ TEST_CASE("07: parity of experts, in a pipeline", "[07][experts][parity]") {
   }
 }
 
-TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity]") {
+TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity][8]") {
   CombinedCase c = case_of(expert_options(8, 2, 1), 2, 1, 2);
   c.options.zero_stage = 3;
   check_parity(c);
@@ -273,7 +273,7 @@ TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][par
   check_parity(case_of(options), Ep::each);
 }
 
-TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity]") {
+TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
   Options options = expert_options(experts_for_ranks(), 2, 2);
   for (const int chunks : {2, 4}) {
     options.expert_chunks = chunks;
@@ -298,7 +298,7 @@ TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity]") {
   check_parity(case_of(options, 1, 1, 2));
 }
 
-TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity]") {
+TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity][8]") {
   if (mpi_tests::ranks() % 2 != 0) return;
   Options options = expert_options(8, 2, 1);
   options.dispatch = Dispatch::once;
@@ -356,7 +356,7 @@ TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
 }
 
 // Four steps, with a rate that gives many tokens other experts.
-TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity]") {
+TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity][8]") {
   Options options = expert_options(8, 2, 1);
   if (options.experts % mpi_tests::ranks() != 0) return;
   options.balance = Balance::bias;
@@ -520,7 +520,7 @@ void check_counts(const TrafficByOperation& seen, const Expected& expected) {
 
 }  // namespace
 
-TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic]") {
+TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]") {
   mpi_tests::set_time_limit(120);
   for (int ep = 2; ep <= mpi_tests::ranks(); ++ep) {
     if (mpi_tests::ranks() % ep != 0) continue;
@@ -671,7 +671,7 @@ void check_memory(const CombinedCase& c) {
 
 }  // namespace
 
-TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory]") {
+TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
   mpi_tests::set_time_limit(120);
   const int ranks = mpi_tests::ranks();
   for (const int moe_every : {1, 2}) {
