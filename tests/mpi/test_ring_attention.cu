@@ -301,7 +301,7 @@ TEST_CASE("06: documents are seen as in the whole sequence", "[06]") {
 
 // Sums of as many roundings to bf16 as there are ranks would be worse than one.
 TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
-  if (!has_master_weights || mpi_tests::ranks() != 4) return;
+  if (!has_master_weights || mpi_tests::ranks() % 4 != 0) return;
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
   Options options = attention_options(4, 2, 16, 128, 2);
@@ -310,7 +310,7 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
   for (const CpLayout layout : layouts) {
     options.cp_layout = layout;
     std::vector<Errors> errors;
-    for (const int ranks : {1, 2, 4}) {
+    for (int ranks = 1; ranks <= world.ranks(); ranks *= 2) {
       std::vector<int> members(ranks);  // this rank's of groups of so many
       std::iota(members.begin(), members.end(), world.rank() / ranks * ranks);
       Communicator context(world, members, "context");
