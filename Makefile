@@ -295,10 +295,12 @@ TEST_FOLDERS = $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
 ifeq ($(BACKEND)$(SANITIZE),cputhread)
   TEST_FOLDERS += build/cpu-fp32-block4-thread
 endif
+# The first precision's build has all that the others share; then these may be built side by side.
+TESTED_AFTER := $(patsubst %,tested-%,$(wordlist 2,9,$(TEST_PRECISIONS)) $(if $(filter cpu,$(BACKEND)),races))
 test:
 	@common/setup.sh
-	@$(MAKE) --no-print-directory PRECISION=$(firstword $(TEST_PRECISIONS)) tested  # and what all precisions share
-	@$(MAKE) --no-print-directory $(patsubst %,tested-%,$(wordlist 2,9,$(TEST_PRECISIONS)) $(if $(filter cpu,$(BACKEND)),races))
+	@$(MAKE) --no-print-directory tested-$(firstword $(TEST_PRECISIONS))
+	@$(if $(TESTED_AFTER),$(MAKE) --no-print-directory $(TESTED_AFTER))
 	@tests/run.sh '' $(TEST_FOLDERS)
 
 tested-races:

@@ -288,9 +288,9 @@ struct Reached {
   std::vector<Activity> log = {};  // of the stream, up to there
 };
 
-// Returns the number of the operation after which the stream is there. A stream that has nothing to do is
-// there already, and its thread sleeps on.
-uint64_t append_reached(cudaStream_t stream, Reached& reached) {
+// Notes `reached` when the stream has done all that it was given so far. Returns the number of the operation
+// that ends this. A stream that has nothing to do is there already: its thread sleeps on.
+uint64_t reach(cudaStream_t stream, Reached& reached) {
   const auto arrive = [stream, &reached] {
     reached.time = stream->clock;
     if (reached.takes_log) reached.log.swap(stream->log);
@@ -310,7 +310,7 @@ uint64_t append_reached(cudaStream_t stream, Reached& reached) {
 // The host waits, and so does its clock.
 cudaError_t synchronize(cudaStream_t stream) {
   Reached reached;
-  const uint64_t number = append_reached(stream, reached);
+  const uint64_t number = reach(stream, reached);
   reached.latch.wait();
   // The stream counts the operation after it: whoever queries the stream next must find it done.
   while (stream->done.load(std::memory_order_acquire) < number) sched_yield();
@@ -330,7 +330,7 @@ std::deque<Reached> reach_all_streams(bool take_logs) {
   std::vector<uint64_t> numbers;
   for (size_t i = 0; i < streams.size(); ++i) {
     places[i].takes_log = take_logs;
-    numbers.push_back(append_reached(streams[i], places[i]));
+    numbers.push_back(reach(streams[i], places[i]));
   }
   for (size_t i = 0; i < streams.size(); ++i) {
     places[i].latch.wait();
