@@ -70,7 +70,7 @@ found_once() {
 check() {
   found_once "$(cat "$file")" || return
   case $test_name in \[*) return ;; esac
-  grep -qF "TEST_CASE(\"$test_name\"" tests/*.c[cu] tests/mpi/*.cu && return
+  grep -qF "TEST_CASE(\"$test_name\"" tests/*.c[cu] tests/cpu/*.cc tests/mpi/*.cu && return
   echo "invalid   $name: there is no test $test_name"
   survived+=("$name")
 }
