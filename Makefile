@@ -55,9 +55,10 @@ PROFILE := $(patsubst %,$(HOST)/common/device/%.cc.o,device_profile errors)
 NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
 NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(call objects,$(NCCL_CPU)))
-# With TAG=01 (make test-01) only files that have tests with this tag are compiled, into programs of their own.
+# With TAG=01 (make test-01) only files that have tests with this tag are compiled, into programs of their own; with
+# TAG=test_parity only this file.
 TAG ?=
-with_tag = $(if $(TAG),$(shell grep -l '\[$(TAG)\]' $(1)),$(1))
+with_tag = $(if $(TAG),$(or $(filter %/$(TAG).cc %/$(TAG).cu,$(1)),$(shell grep -l '\[$(TAG)\]' $(1))),$(1))
 # Which tests a precision has. Those of the stand-ins and of .cc files have none, and are in fp32. Of several ranks: fp64
 # has what depends on the layout, bf16 what depends on the elements; fp16 and fp8 have only what others don't show. A
 # build for a sanitizer has all.
@@ -111,7 +112,7 @@ MULTIARCH := $(shell $(CXX) -print-multiarch)
 OPENBLAS := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning. "#pragma unroll" is for nvcc.
 CPU_FLAGS := $(HOST_FLAGS) -Wno-unknown-pragmas -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros \
-  -fno-trapping-math -Icommon/cpu/cuda -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
+  -fno-trapping-math -DCUDA_CPU -Icommon/cpu/cuda -Itests $(OPENBLAS:/usr/lib/%=-I/usr/include/%) \
   $(addprefix -DCUDA_CPU_THREADS_PER_BLOCK=,$(BLOCK_THREADS))
 CPU_LIBRARIES := $(OPENBLAS:%=-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)%) -ldl \
   $(if $(filter x86_64%,$(MULTIARCH)),-lmvec)
@@ -129,13 +130,11 @@ CUDA_LIBRARIES := -lcublas -lcublasLt
 ifeq ($(BACKEND),cpu)
   COMPILE := $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_FLAGS)
   STRICT = $(HOST_STRICT)
-  CU := -x c++
   LINK := $(CXX) $(SANITIZER) -pthread -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CPU_LIBRARIES)
 else
   COMPILE := $(NVCC) $(CUDA_FLAGS) -Itests $(MPI_FLAGS)
   STRICT := $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
-  CU := -x cu
   LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
@@ -173,12 +172,16 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/% %/plan.cu,$<),-O3),\
   $(if $(filter common/program/%.cc tests/main.cc tests/test_options.cc,$<),-O0),-O1)
 
+# With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
+KERNELS := $(shell grep -l '__global__' -r common tests --include=*.cu)
+LANGUAGE = -x $(if $(and $(filter cuda,$(BACKEND)),$(filter $(KERNELS),$<)),cu,c++)
+
 # $(call compile,FOLDER,COMMAND,SUFFIX): compiles the sources of this kind. The commands are noted; when they change,
 # everything in the folder is compiled again.
 define compile
 $(1)/%.$(3).o: %.$(3) $(1)/flags
 	@mkdir -p $$(@D); echo "compile  $$<  ($(patsubst build/%,%,$(1:/objects=)))"
-	$$(Q)$(2) $$(OPTIMIZE) -MMD -MP $(if $(filter cu,$(3)),$(CU)) -c $$< -o $$@
+	$$(Q)$(2) $$(OPTIMIZE) -MMD -MP $(if $(filter cu,$(3)),$$(LANGUAGE)) -c $$< -o $$@
 endef
 $(eval $(call compile,$(HOST),$(CCACHE) $(CXX) $(HOST_FLAGS) $(HOST_STRICT),cc))
 $(foreach suffix,cc cu,$(eval $(call compile,$(SHARED),$(COMPILE) $(STRICT),$(suffix))))
@@ -195,7 +198,7 @@ $(HOST)/flags $(SHARED)/flags $(BUILD)/objects/flags: FORCE
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
 # Every stage trains the same model on the same batches, so that one table can compare them with 01. ARGS='...' changes
-# what all of them train, RANKS how many there are (one for each GPU).
+# what all of them train, RANKS how many there are (one for each GPU); ONLY='01 05-%' makes only these runs.
 RANKS ?= $(if $(filter cuda-nccl,$(BACKEND)-$(NCCL)),$(shell nvidia-smi -L 2>/dev/null | wc -l),8)
 RUN_STEPS ?= 10
 LOGS := $(BUILD)/runs
@@ -213,7 +216,7 @@ run-$(1): $(BUILD)/$(2) $(RUN_NAMES:%=run-%)
 	  --log-every 1 $(4) $(ARGS) --log-json $(LOGS)/$(1).json --trace $(LOGS)/$(1).trace --trace-steps 1
 RUN_NAMES += $(1)
 endef
-add_run_of = $(eval $(call add_run,$(1),$(2),$(3),$(4)))
+add_run_of = $(if $(filter $(or $(ONLY),%),$(1)),$(eval $(call add_run,$(1),$(2),$(3),$(4))))
 $(call add_run_of,01,01_single_gpu,,--sample 400)
 $(call add_run_of,02-naive,02_data_parallel,$(RANKS),--dp-sync naive)
 $(call add_run_of,02-bucket,02_data_parallel,$(RANKS),--dp-sync bucket)
@@ -228,12 +231,13 @@ $(call add_run_of,07-3d,07_combined_5d,$(RANKS),--micro-batch-size 8 $(call AXES
 $(call add_run_of,07-experts,07_combined_5d,1,--micro-batch-size 8 --experts 8)
 $(call add_run_of,07-experts-5d,07_combined_5d,$(if $(filter mpi,$(NCCL)),16,$(RANKS)),--micro-batch-size 8 $(call AXES,$(MESH_5D)) --experts 8)
 .PHONY: runs
-runs: $(RUN_NAMES:%=run-%) programs
+runs: $(RUN_NAMES:%=run-%) $(if $(ONLY),,programs)
 	@python3 common/report/runs.py $(LOGS)
 	@echo "What each run printed is in $(LOGS)/*.txt; all steps are in $(LOGS)/*.json, timelines in $(LOGS)/*.trace."
 run:
 	@case " 1 2 4 8 " in *" $(RANKS) "*) ;; *) echo "RANKS: $(RANKS) is not valid; expected 1, 2, 4 or 8, \
 which share out the tiny model and its batch" >&2; exit 2 ;; esac
+	@[ -n "$(RUN_NAMES)" ] || { echo "ONLY: $(ONLY) is not valid; expected names of runs, as in ONLY='01 05-%'" >&2; exit 2; }
 	@common/setup.sh cpu python3:python3
 	@$(MAKE) --no-print-directory runs
 
@@ -251,12 +255,12 @@ report:
 	@$(call venv,build/python-report,altair==6.3.0 vl-convert-python==1.9.0.post1)
 	@build/python-report/bin/python common/report/report.py $(REPORT) build $(RUNS)
 
-# The page in a browser without a window, and its numbers against the programs. The runs are short.
+# The page in a browser without a window, and its numbers against the programs. The runs are few and short.
 test-report: private FOLDER := build/test-report
 test-report: private OURS = $(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= REPORT=$(FOLDER)/report.html
 test-report:
 	@rm -rf $(FOLDER) && mkdir -p $(FOLDER)
-	@$(OURS) run RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }
+	@$(OURS) run ONLY='01 04-tp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }
 	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4
 	@$(OURS) report RUNS=$(FOLDER)/runs
 	@common/setup.sh cpu chromium:chromium
@@ -421,7 +425,7 @@ clean:
 help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
-	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'"
+	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"

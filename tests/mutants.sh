@@ -26,27 +26,32 @@ copy_sources() {
   done
 }
 
+# file_of TEST: where this test is.
+file_of() { grep -lF "TEST_CASE(\"$1\"" tests/test_*.c[cu] tests/*/test_*.c[cu] | head -n 1; }
+
 # run "KIND RANKS" TEST: builds what a test needs and runs it. Status 0: passed, 1: failed, 2: does not compile, 3: failed, but
 # ThreadSanitizer, which was to report a race, said nothing.
 run() {
-  local kind ranks build targets filter=$2
+  local kind ranks build targets= tag  # of files: only that of the test is compiled
   read -r kind ranks <<< "$1"
+  tag=$(basename "$(file_of "$2")" | sed 's/\..*//')
   build=build/cpu-fp64
   case $kind in
-    tests) targets="$build/tests" ;;
-    host) build=build/cpu-fp32 targets="$build/tests" ;;
-    faults) build=build/cpu-fp32 targets=tested ;;
-    programs) targets="$build/tests programs" ;;
-    ranks) targets=$build/mpi_tests ;;
-    fp8) build=build/cpu-fp8 targets="$build/tests $build/mpi_tests" ;;
-    threads) build=build/cpu-fp64-thread targets=$build/mpi_tests ;;
+    tests) ;;
+    host) build=build/cpu-fp32 ;;
+    faults) build=build/cpu-fp32 targets=tested tag= ;;
+    programs) targets=programs ;;
+    ranks) ;;
+    fp8) build=build/cpu-fp8 ;;
+    threads) build=build/cpu-fp64-thread ;;
     *) echo "unknown kind of test: $kind" >&2; exit 2 ;;
   esac
   local sanitize=; [ "$kind" = threads ] && sanitize=thread
-  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=${build:10:4} SANITIZE=$sanitize $targets > "$log" 2>&1 || return 2
-  case $filter in \[*) ;; *) filter=${filter//,/\\,} ;; esac
-  local command=("$tree/$build/tests" "$filter")
-  if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "$tree/$build/mpi_tests" "$filter"); fi
+  local program=$build/${ranks:+mpi_}tests${tag:+-$tag}
+  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=${build:10:4} SANITIZE=$sanitize TAG=$tag \
+    "$program" $targets > "$log" 2>&1 || return 2
+  local command=("$tree/$program" "${2//,/\\,}")
+  if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "${command[@]}"); fi
   local begin=$SECONDS
   timeout --kill-after=10 "${3:-$limit}" "${command[@]}" > "$log" 2>&1 || {
     [ "$kind" != threads ] || grep -q 'ThreadSanitizer: data race' "$log" || return 3
@@ -66,11 +71,9 @@ found_once() {
   return 1
 }
 
-# A test is named by its tags, or in full.
 check() {
   found_once "$(cat "$file")" || return
-  case $test_name in \[*) return ;; esac
-  grep -qF "TEST_CASE(\"$test_name\"" tests/*.c[cu] tests/cpu/*.cc tests/mpi/*.cu && return
+  [ -n "$(file_of "$test_name")" ] && return
   echo "invalid   $name: there is no test $test_name"
   survived+=("$name")
 }

@@ -10,7 +10,7 @@
 #include "program/options.h"
 #include "program/program.h"
 #include "reference_attention.h"
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
 #include <cuda_warps.h>
 #endif
 
@@ -269,7 +269,7 @@ TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added"
 // Tests that need long sequences take seconds where tensor cores are emulated. fp16's differ from bf16's in
 // one instruction, which shorter tests show.
 constexpr bool tensor_cores_are_tested_in_bf16 =
-#if defined(REAL_IS_HALF) && !defined(__CUDACC__)
+#if defined(REAL_IS_HALF) && defined(CUDA_CPU)
     true;
 #else
     false;
@@ -333,7 +333,7 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
       check_block(device, Attention::tensor_core, block, BlockData(block, random));
     }
   }
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
   CHECK(cuda_cpu::row_reads().all > 0);
   CHECK(cuda_cpu::row_reads().with_conflicts == 0);
 #endif
@@ -342,7 +342,7 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
 // Blocks that run at the same time add to the same d_q.
 TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kernels]") {
   if (!can_run_tensor_core_attention()) return;
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
   constexpr int n = 500;
 #else
   constexpr int n = 200;  // emulated; a block has 64 or 96 keys

@@ -216,7 +216,7 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
                device_d_y = device.upload<real>(d_y), y = device.fresh<real>(rows, out),
                d_x = device.fresh<real>(rows, in);
   const AccumTensor d_w = device.fresh<accum>(out, in);
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
   // Between two promotions to fp32, Hopper's tensor cores sum 8 bits with about 14 (DeepSeek-V3,
   // section 3.3.2).
   constexpr double inside_tensor_cores = 0x1p-12;

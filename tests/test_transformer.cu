@@ -269,7 +269,7 @@ TEST_CASE("tiled attention: memory is linear in the sequence", "[06][transformer
 TEST_CASE("no step allocates", "[01][transformer][memory]") {
   TestModel model(odd_options());
   const MemoryBytes before = memory_peak();
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
   const auto counts = [] {
     const cuda_cpu::Counters c = cuda_cpu::counters();
     return std::vector<long>{c.allocations, c.frees, c.synchronous_copies};
@@ -279,7 +279,7 @@ TEST_CASE("no step allocates", "[01][transformer][memory]") {
 #endif
   for (int step = 1; step < 4; ++step) model.train_step(step, random_batches(model.options, step));
   CHECK(memory_peak() == before);
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
   CHECK(counts() == after_first);
 #endif
 }

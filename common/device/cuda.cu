@@ -33,7 +33,7 @@ void set_environment() {
   for (const auto& [name, value] : variables) setenv(name, value, 0);
 }
 
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 
 void configure_device(const DeviceConfig& config) {
   if (!config.gpu.empty()) throw UsageError("--gpu", config.gpu, "no modelled GPU in a CUDA build");

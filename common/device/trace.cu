@@ -35,7 +35,7 @@ void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] =
 
 // ---- With a GPU: two events for each range ----------------------------------------------------------------
 
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 namespace {
 
 struct Recorded {

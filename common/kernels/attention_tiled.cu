@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "device/kernel.h"
 #include "kernels/approximate.h"
 #include "kernels/attention_tiled.h"
 
@@ -13,7 +14,7 @@ namespace pentatron {
 // those looped over as they come, [tile, columns]; scores, [looped, fixed], and sums, [fixed, columns], then
 // both have a contiguous factor on the right, and no tile is needed in two forms.
 constexpr int patch_rows = 4;
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 constexpr int patch_columns = 4;
 #else
 constexpr int patch_columns = 64 / sizeof(accum);

@@ -2,7 +2,7 @@
 // emulates it elsewhere.
 #pragma once
 
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 #include <cublasLt.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct Fp8Operand {
   int64_t columns() const { return transpose == Transpose::yes ? x.rows : x.columns; }
 };
 
-#if defined(PRODUCTS_IN_FP8) && defined(__CUDACC__) && CUBLAS_VERSION >= 120900
+#if defined(PRODUCTS_IN_FP8) && !defined(CUDA_CPU) && CUBLAS_VERSION >= 120900
 
 // Row-major c = a b^T + beta c by cublasLtMatmul, which takes it as column-major c^T = b a^T. Hopper has one
 // scale per tile; newer GPUs have one per tensor only, as far as Fp8Tile goes. Sizes must be multiples of 16.

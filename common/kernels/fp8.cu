@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "device/cuda.h"
+#include "device/kernel.h"
 #include "kernels/fp8.h"
 
 namespace pentatron {

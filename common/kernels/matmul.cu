@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "device/cuda.h"
+#include "device/kernel.h"
 #include "kernels/codes_product.h"
 #include "kernels/matmul.h"
 

@@ -18,7 +18,7 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 
 // What cuBLAS's kernels may use beside their operands. With memory of its own a handle repeats its results.
 // Those of Hopper want 32 MiB; a product on the CPU wants none.
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 constexpr size_t blas_workspace = 32 << 20;  // bytes
 #else
 constexpr size_t blas_workspace = 0;

@@ -14,12 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "device/cuda.h"
+#include "device/kernel.h"
 #include "device/precision.h"
 
 namespace pentatron {
 
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 constexpr int pack_width = 16 / sizeof(real);
 #else
 // As on a GPU where a test has several threads in a block.

@@ -22,13 +22,13 @@
 // cp.async copies from global to shared memory while the lanes go on computing.
 #pragma once
 
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
 #include <cuda_warps.h>
 
 #include <bit>
 #endif
 
-#include "device/cuda.h"
+#include "device/kernel.h"
 #include "device/precision.h"
 
 namespace pentatron {
@@ -43,7 +43,7 @@ using real16 = __nv_bfloat16;
 #define MMA_TYPE "bf16"
 #endif
 
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
 
 inline __device__ unsigned thread_of_block() { return threadIdx.x; }
 inline __device__ void synchronize_block() { __syncthreads(); }

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "device/kernel.h"
 #include "model/optimizer.h"
 
 namespace pentatron {

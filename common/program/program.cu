@@ -93,7 +93,7 @@ Attention fastest_attention(int head_size, double error) {
 }
 
 Attention default_attention([[maybe_unused]] const ModelConfig& model, [[maybe_unused]] Attention on_cpu) {
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
   return on_cpu;
 #else
   const int size = model.head_size();
@@ -111,7 +111,7 @@ Attention default_attention([[maybe_unused]] const ModelConfig& model, [[maybe_u
 }
 
 double peak_flops() {
-#ifndef __CUDACC__
+#ifdef CUDA_CPU
   return cuda_cpu::profile().flops(sizeof(real));
 #else
   const cudaDeviceProp device = this_device();

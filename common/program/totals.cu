@@ -1,3 +1,4 @@
+#include "device/kernel.h"
 #include "program/totals.h"
 
 namespace pentatron {

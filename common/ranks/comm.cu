@@ -19,7 +19,7 @@ namespace {
 constexpr int no_peer = -1;
 
 // NCCL over MPI copies to and from a GPU in a stream of its own for each communicator.
-#if defined(NCCL_OVER_MPI) && defined(__CUDACC__)
+#if defined(NCCL_OVER_MPI) && !defined(CUDA_CPU)
 constexpr int streams_of_nccl = 1;
 #else
 constexpr int streams_of_nccl = 0;
@@ -115,7 +115,7 @@ World::World(int* argc, char*** argv) {
   CUDA_CHECK(cudaGetDeviceCount(&devices));
   const auto lower = std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[rank_]);  // on this host
   CUDA_CHECK(cudaSetDevice(static_cast<int>(lower) % devices));
-#ifdef __CUDACC__
+#ifndef CUDA_CPU
   const auto ranks_here = std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]);
   share_device((static_cast<int>(ranks_here) + devices - 1) / devices);
 #endif

@@ -1,0 +1,212 @@
+// What the sources of kernels need: launches, and the ranges and block reductions with which a kernel is
+// written once for a GPU and for the CPU.
+//
+// On a GPU the threads of a block stride through a range, and a block reduction combines their values by
+// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one,
+// the compiler vectorises the loop, and a block reduction returns its argument. So kernels use ranges and
+// reductions, and never threadIdx.
+#pragma once
+
+#include <math.h>  // the overloads for float and double, under the names that kernels use
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "device/cuda.h"
+
+namespace pentatron {
+
+// ---- Launching a kernel -----------------------------------------------------------------------------------
+
+constexpr unsigned threads_per_block = 256;
+
+struct Grid {
+  dim3 blocks;
+  unsigned threads;  // of each block: a multiple of 32
+  Grid(dim3 blocks, unsigned threads = threads_per_block) : blocks(blocks), threads(threads) {}
+};
+
+// Blocks for an elementwise kernel over n elements: a thread takes about eight, and there are never more
+// blocks than a GPU needs to be busy.
+inline dim3 elementwise_grid(size_t n) {
+  constexpr size_t elements_per_block = 8 * threads_per_block;
+  return dim3(
+      static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
+}
+
+// One block for each row of so many elements (or packs of them). A short row has a small block: a GPU
+// then works on more rows at a time, and fewer threads are idle.
+inline Grid block_a_row(int64_t rows, int64_t elements) {
+  return {dim3(static_cast<unsigned>(rows)),
+          static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};
+}
+
+// kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, visible
+// in a trace, and with its cost. launch_with_memory gives each block `bytes` of memory that its threads
+// share.
+template <class... Parameters, class... Arguments>
+void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, const Cost& cost,
+                        cudaStream_t stream, Arguments... arguments) {
+  trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)), cost);
+  if (bytes > 0) {  // more than 48 KiB has to be asked for
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid.blocks;
+  config.blockDim = dim3(grid.threads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), range.name(),
+             __FILE__, __LINE__);
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), Grid grid, const Cost& cost, cudaStream_t stream,
+            Arguments... arguments) {
+  launch_with_memory(kernel, grid, 0, cost, stream, arguments...);
+}
+
+// ---- Inside a kernel --------------------------------------------------------------------------------------
+
+// Lanes for rows of n elements (or packs): the next power of two, at most a warp's 32.
+inline __device__ int lanes_for(int n) {
+  int lanes = 1;
+  while (lanes < n && lanes < 32) lanes *= 2;
+  return lanes;
+}
+
+// What `for (Index i : range)` visits: first, first + stride, ... below last.
+template <class Index>
+struct StridedRange {
+  struct Iterator {
+    Index i, stride;
+    __device__ Index operator*() const { return i; }
+    __device__ void operator++() { i += stride; }
+    __device__ bool operator!=(const Iterator& end) const { return i < end.i; }
+  };
+  Index first, last, stride;
+  __device__ Iterator begin() const { return {first, stride}; }
+  __device__ Iterator end() const { return {last, stride}; }
+};
+
+#ifndef CUDA_CPU
+
+// `for (int i : block_range(n))`: 0 <= i < n, shared out over the threads of this block. With a `step`, which
+// divides n, only its multiples: a thread that gets i takes the elements from i to i + step - 1.
+inline __device__ StridedRange<int> block_range(int n, int step = 1) {
+  return {static_cast<int>(threadIdx.x) * step, n, static_cast<int>(blockDim.x) * step};
+}
+
+// `for (size_t i : grid_range(n))`: the same over all threads of the grid.
+inline __device__ StridedRange<size_t> grid_range(size_t n, int step = 1) {
+  return {(blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * step, n,
+          gridDim.x * static_cast<size_t>(blockDim.x) * step};
+}
+
+// A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
+// warps of this block and columns to the lanes of a warp. Where rows are short, a warp is cut into several of
+// fewer `lanes` (see lanes_for).
+inline __device__ StridedRange<int> warp_range(int n, int lanes = 32) {
+  return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
+}
+inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = 32) {
+  return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
+}
+
+// Sums over the lanes of one warp, or of one part of it. All these lanes call this, and each gets the
+// sum.
+template <class T>
+__device__ T lane_sum(T value, int lanes = 32) {
+  const unsigned part = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes);
+  for (int bit = lanes / 2; bit > 0; bit /= 2) value += __shfl_xor_sync(part, value, bit);
+  return value;
+}
+
+// Waits for all lanes of one warp, or of one part of it. After it each lane sees what the others wrote
+// before.
+inline __device__ void lane_barrier(int lanes = 32) {
+  __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
+}
+
+// The memory that launch_with_memory gave to this block.
+template <class T>
+__device__ T* block_memory() {
+  extern __shared__ __align__(16) unsigned char memory_of_block[];
+  return reinterpret_cast<T*>(memory_of_block);
+}
+
+// Combines one value a thread; every thread of the block gets the result. The lanes of a warp exchange
+// values in registers, each with the lane whose number differs in one bit. Then the warps exchange their
+// results through shared memory.
+template <class T, class Combine>
+__device__ T block_reduce(T value, T identity, Combine combine) {
+  constexpr unsigned all_lanes = 0xffffffff;
+  __shared__ T of_warp[32];
+  for (int bit = 16; bit > 0; bit /= 2) value = combine(value, __shfl_xor_sync(all_lanes, value, bit));
+  __syncthreads();  // the readers of a previous reduction are done
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : identity;
+  for (int bit = 16; bit > 0; bit /= 2) value = combine(value, __shfl_xor_sync(all_lanes, value, bit));
+  return value;
+}
+
+#else
+
+// One thread a block, unless a test asks for real threads (cpu/cuda/cuda_runtime.h); then they stride as on a
+// GPU.
+inline StridedRange<int> block_range(int n, int step = 1) {
+  constexpr int threads = cuda_cpu::threads_per_block;
+  return {threads == 1 ? 0 : static_cast<int>(threadIdx.x) * step, n, threads * step};
+}
+
+// A warp is one thread.
+inline StridedRange<int> warp_range(int n, [[maybe_unused]] int lanes = 32) { return block_range(n); }
+inline StridedRange<int> lane_range(int n, int step = 1, [[maybe_unused]] int lanes = 32) {
+  return {0, n, step};
+}
+template <class T>
+T lane_sum(T value, [[maybe_unused]] int lanes = 32) {
+  return value;
+}
+inline void lane_barrier([[maybe_unused]] int lanes = 32) {}
+
+template <class T>
+T* block_memory() {
+  return static_cast<T*>(cuda_cpu::shared_memory());
+}
+
+// A block takes a contiguous part, so that its loop has stride one too.
+inline StridedRange<size_t> grid_range(size_t n, int step = 1) {
+  constexpr size_t threads = cuda_cpu::threads_per_block;
+  const size_t part = (n / step + gridDim.x - 1) / gridDim.x * step, first = std::min(n, part * blockIdx.x);
+  return {first + (threads == 1 ? 0 : threadIdx.x * step), std::min(n, first + part), threads * step};
+}
+
+template <class T, class Combine>
+T block_reduce(T value, T identity, Combine combine) {
+  if constexpr (cuda_cpu::threads_per_block == 1) return value;
+  T* of_thread = static_cast<T*>(cuda_cpu::shared_scratch());
+  __syncthreads();  // the readers of a previous reduction are done
+  of_thread[threadIdx.x] = value;
+  __syncthreads();
+  value = identity;
+  for (unsigned i = 0; i < cuda_cpu::threads_per_block; ++i) value = combine(value, of_thread[i]);
+  return value;
+}
+
+#endif
+
+template <class T>
+__device__ T block_sum(T value) {
+  return block_reduce(value, T(0), [](T a, T b) { return a + b; });
+}
+
+template <class T>
+__device__ T block_max(T value) {
+  return block_reduce(value, T(-INFINITY), [](T a, T b) { return a > b ? a : b; });
+}
+
+}  // namespace pentatron
