@@ -141,7 +141,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check test test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check format compile-commands test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -365,6 +365,20 @@ test-kills:
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp64 SANITIZE= programs
 	@tests/kills.sh build/cpu-fp64 $(if $(filter command,$(origin N)),$(N),30)
 
+# All C++ and CUDA as .clang-format says. make format changes the files, make test-format names those that it would.
+CLANG_FORMAT = git ls-files '*.cu' '*.h' '*.cc' | xargs build/python-format/bin/clang-format
+format test-format:
+	@common/setup.sh cpu ensurepip.py:python3-venv
+	@{ $(call venv,build/python-format,clang-format==14.0.6) } || { echo "skipped: clang-format can not be installed here"; exit 0; }; \
+	$(if $(filter format,$@),$(CLANG_FORMAT) -i,$(CLANG_FORMAT) --dry-run -Werror && echo "1 passed, 0 failed")
+
+# What clangd asks for, of this build (.clangd).
+compile-commands:
+	@mkdir -p build
+	@$(MAKE) --no-print-directory -Bn V=1 all | python3 -c 'import json, os, sys; json.dump([{"directory": os.getcwd(), \
+	  "command": line.strip(), "file": line.split(" -c ")[1].split()[0]} for line in sys.stdin if " -c " in line], \
+	  sys.stdout, indent=1)' > build/compile_commands.json
+
 # Random meshes, models and options of 07 against one rank;  make fuzz N=500 SEED=7. FUZZ_RANKS: how many ranks, by turns.
 N ?= 100
 SEED ?= 1
@@ -445,5 +459,6 @@ help:
 	@echo "make bench         the speed of each kernel, of attention, of a training step"
 	@echo "make gpu-check     on a GPU: build, test, look for races, measure; one report, nine minutes after the build"
 	@echo "make gpu-bundle    pack what gpu-check needs on a machine without network: this tree, MPICH, headers"
+	@echo "make format        clang-format over all sources;  make compile-commands: build/compile_commands.json, for clangd"
 	@echo "make clean         remove build/"
 	@echo "BACKEND=cpu|cuda  PRECISION=fp32|fp64|bf16|fp16|fp8  SANITIZE=thread|address  V=1    (here: $(BUILD))"

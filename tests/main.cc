@@ -1,5 +1,5 @@
-// Runs test cases and ends with "N passed, N failed". A case that checks nothing, because it does not apply to
-// this build or this number of ranks, is neither: it was skipped. On several ranks (mpirun -n 4 mpi_tests
+// Runs test cases and ends with "N passed, N failed". A case that checks nothing, because it does not apply
+// to this build or this number of ranks, is neither: it was skipped. On several ranks (mpirun -n 4 mpi_tests
 // [filter]) every rank runs every case, failures appear with their rank, and rank 0 says all else.
 // TEST_TIMES=FILE: appends how long each case took, in seconds, a tab, and its name (run.sh).
 #define CATCH_CONFIG_RUNNER
@@ -67,8 +67,9 @@ struct Verdicts : Listener {
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     Listener::testCaseEnded(stats);
     const Catch::Counts& checks = stats.totals.assertions;
-    const runner::Verdict verdict = runner::case_ends(
-        name_, checks.failed > 0 ? runner::failed : checks.total() > 0 ? runner::passed : runner::skipped);
+    const runner::Verdict verdict = runner::case_ends(name_, checks.failed > 0    ? runner::failed
+                                                             : checks.total() > 0 ? runner::passed
+                                                                                  : runner::skipped);
     runner::count(verdict);
     if (runner::rank() > 0) return;
     if (verdict == runner::skipped) {

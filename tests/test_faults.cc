@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 4;
-constexpr double kSoon = 60;  // s: to start on a busy machine
+constexpr double kSoon = 60;                         // s: to start on a busy machine
 constexpr const char* kPatient = "HANG_TIMEOUT=60";  // for what must not hang (mpi/test_hangs.cu)
 
 double seconds_since(Clock::time_point begin) {
@@ -49,9 +49,9 @@ class Job {
       : out_(folder.path() + "/out"), err_(folder.path() + "/err"), program_(beside_the_tests(name)) {
     REQUIRE(std::filesystem::exists(program_));
     // MPI leaks at its end, which AddressSanitizer would report.
-    const std::string command = "exec env ASAN_OPTIONS=detect_leaks=0 " + environment + " mpirun -n " + std::to_string(kRanks) +
-                                " '" + program_ + "' " + arguments + " >'" + out_ + "' 2>'" + err_ +
-                                "' </dev/null";
+    const std::string command = "exec env ASAN_OPTIONS=detect_leaks=0 " + environment + " mpirun -n " +
+                                std::to_string(kRanks) + " '" + program_ + "' " + arguments + " >'" + out_ +
+                                "' 2>'" + err_ + "' </dev/null";
     child_ = fork();
     REQUIRE(child_ >= 0);
     if (child_ == 0) {

@@ -12,7 +12,7 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 namespace {
 constexpr const char* work_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
 int processes = 1;
-}
+}  // namespace
 
 void share_device(int number) { processes = number; }
 int processes_of_device() { return processes; }

@@ -28,8 +28,8 @@ class World;  // ranks/comm.h
 // As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
 
-constexpr ElementSizes element_sizes = {sizeof(real), sizeof(accum), has_master_weights, blas_workspace,
-                                        has_loss_scale, has_fp8_products};
+constexpr ElementSizes element_sizes = {sizeof(real),   sizeof(accum),  has_master_weights,
+                                        blas_workspace, has_loss_scale, has_fp8_products};
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what

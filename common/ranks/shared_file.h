@@ -14,8 +14,8 @@ struct FileBlock {
   uint64_t begin, bytes, count, stride;
 };
 
-// Ranks may open the same file, if their blocks do not overlap. They need not wait for each other: a positioned
-// write moves no pointer that they share.
+// Ranks may open the same file, if their blocks do not overlap. They need not wait for each other: a
+// positioned write moves no pointer that they share.
 class SharedFile {
  public:
   // `blocks`: this rank's, ascending. Creates the file if it is not there.

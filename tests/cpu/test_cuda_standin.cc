@@ -135,8 +135,9 @@ struct Gate {
   PinnedArray<int> flag{1};
   explicit Gate(cudaStream_t stream) {
     if (const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING"); blocking && *blocking == '1') {
-      std::fputs("CUDA_LAUNCH_BLOCKING: 1 is not valid for this test; expected launches that return at once\n",
-                 stderr);
+      std::fputs(
+          "CUDA_LAUNCH_BLOCKING: 1 is not valid for this test; expected launches that return at once\n",
+          stderr);
       std::_Exit(2);
     }
     *flag.pointer = 0;
@@ -415,7 +416,9 @@ TEST_CASE("the activities are taken while another thread gives its stream more",
   cuda_cpu::take_activities();
   std::thread other([&] {
     cuda_cpu::describe({.label = {"operation"}});
-    for (size_t i = 0; i < operations; ++i) cuda_cpu::enqueue_timed(stream, [] { return cudaSuccess; }, 1'000);
+    for (size_t i = 0; i < operations; ++i)
+      cuda_cpu::enqueue_timed(
+          stream, [] { return cudaSuccess; }, 1'000);
     given = true;
   });
   size_t taken = 0;

@@ -223,7 +223,9 @@ TEST_CASE("04: parity, tensor parallel, selective recomputation", "[04][parity]"
 TEST_CASE("04: parity, tensor parallel, full recomputation", "[04][parity]") {
   check_tensor_parity(false, 3, Recompute::full);
 }
-TEST_CASE("04: parity, sequence parallel", "[04][parity][8]") { check_tensor_parity(true, 1, Recompute::none); }
+TEST_CASE("04: parity, sequence parallel", "[04][parity][8]") {
+  check_tensor_parity(true, 1, Recompute::none);
+}
 TEST_CASE("04: parity, sequence parallel, selective recomputation", "[04][parity]") {
   check_tensor_parity(true, 1, Recompute::selective);
 }

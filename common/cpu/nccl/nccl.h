@@ -10,8 +10,8 @@
 //   ncclCommGetAsyncError; the streams stay held until ncclCommAbort), and buffers that overlap other than
 //   in NCCL's in-place forms (at the call).
 //
-// Sums are formed in rank order, of bfloat16 and half in float and rounded once, and are the same bits on all ranks.
-// The program initialises MPI, with MPI_THREAD_MULTIPLE. Environment: NCCL_CPU_LINK and its sisters
+// Sums are formed in rank order, of bfloat16 and half in float and rounded once, and are the same bits on all
+// ranks. The program initialises MPI, with MPI_THREAD_MULTIPLE. Environment: NCCL_CPU_LINK and its sisters
 // (modelled_link.h), NCCL_DEBUG=WARN prints errors.
 #pragma once
 
