@@ -64,7 +64,7 @@ void train(const Options& options) {
 
 int main(int argc, char** argv) {
   return run_program([&] {
-    const Options options = parse_options(argc, argv, "Trains a transformer on one GPU.");
+    const auto options = parse_options<Options>(argc, argv, "Trains a transformer on one GPU.");
     configure_device(options);
     train(options);
   });

@@ -190,12 +190,19 @@ class Primer {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    const Options options =
-        parse_primer_options(argc, argv, "Shows what NCCL's collectives do, and how fast.");
+    CommunicationConfig options;
+    int64_t max_bytes = 16 << 20;  // of the largest message
+    CommandLine line("Shows what NCCL's collectives do, and how fast.");
+    declare_device(line, options);
+    declare_communication(line, options);
+    line.group("Messages");
+    line.whole<int64_t>("--max-bytes", max_bytes, 4096, int64_t{1} << 32,
+                        "the largest message; they begin with 4096 bytes, each four times the one before");
+    line.parse(argc, argv);
     world.configure(options);
     Primer primer(world);
     primer.collectives();
     primer.ring();
-    primer.bandwidth(options.max_bytes);
+    primer.bandwidth(max_bytes);
   });
 }

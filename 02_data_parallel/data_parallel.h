@@ -12,7 +12,7 @@
 #pragma once
 
 #include "model/seams.h"
-#include "program/options.h"
+#include "options.h"
 #include "ranks/comm.h"
 
 namespace pentatron {

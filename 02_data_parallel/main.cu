@@ -13,7 +13,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, World& world) {
+void train(const DataParallelOptions& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -65,8 +65,8 @@ void train(const Options& options, World& world) {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    const Options options = parse_options(argc, argv, "Trains a transformer with data parallelism.",
-                                          {OptionGroup::communication, OptionGroup::data_parallel});
+    const auto options =
+        parse_options<DataParallelOptions>(argc, argv, "Trains a transformer with data parallelism.");
     world.configure(options);
     train(options, world);
   });

@@ -3,6 +3,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
+#include "options.h"
 #include "program/checkpoint.h"
 #include "program/program.h"
 #include "program/sample.h"
@@ -13,7 +14,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, World& world) {
+void train(const ZeroOptions& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -67,8 +68,7 @@ void train(const Options& options, World& world) {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    const Options options = parse_options(argc, argv, "Trains a transformer with ZeRO.",
-                                          {OptionGroup::communication, OptionGroup::zero});
+    const auto options = parse_options<ZeroOptions>(argc, argv, "Trains a transformer with ZeRO.");
     world.configure(options);
     train(options, world);
   });

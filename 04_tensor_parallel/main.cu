@@ -14,7 +14,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, World& world) {
+void train(const TensorParallelOptions& options, World& world) {
   check_tensor_parallel(options, world.ranks(), rows_of(options, {}).inside);
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
@@ -67,8 +67,8 @@ void train(const Options& options, World& world) {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    const Options options = parse_options(argc, argv, "Trains a transformer with tensor parallelism.",
-                                          {OptionGroup::communication, OptionGroup::tensor_parallel});
+    const auto options =
+        parse_options<TensorParallelOptions>(argc, argv, "Trains a transformer with tensor parallelism.");
     world.configure(options);
     train(options, world);
   });

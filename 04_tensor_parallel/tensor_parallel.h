@@ -29,7 +29,7 @@
 #include "kernels/kernels.h"
 #include "model/memory.h"
 #include "model/seams.h"
-#include "program/options.h"
+#include "options.h"
 #include "ranks/comm.h"
 #include "ranks/fp8_gather.h"
 
@@ -40,7 +40,8 @@ namespace pentatron {
 class TensorParallel : public TensorRegion {
  public:
   // For micro-batches of `rows` tokens, which all ranks of `tensor` work on; `compute` runs the model.
-  TensorParallel(const Options& options, int64_t rows, Communicator& tensor, cudaStream_t compute)
+  TensorParallel(const TensorParallelOptions& options, int64_t rows, Communicator& tensor,
+                 cudaStream_t compute)
       : sequence_parallel_(options.sequence_parallel && tensor.ranks() > 1),
         tensor_(tensor),
         compute_(compute),
@@ -257,7 +258,8 @@ class TensorParallel : public TensorRegion {
 
 // For predict_memory (memory.h): the share of one of `ranks` tensor ranks, and the buffers above. The rest of
 // `share` stays as it was.
-inline RankShare tensor_parallel_share(const Options& options, int ranks, RankShare share = {}) {
+inline RankShare tensor_parallel_share(const TensorParallelOptions& options, int ranks,
+                                       RankShare share = {}) {
   if (ranks == 1) return share;
   const bool sequence_parallel = options.sequence_parallel;
   share.tensor_ranks = ranks;
@@ -271,7 +273,7 @@ inline RankShare tensor_parallel_share(const Options& options, int ranks, RankSh
 
 // Throws UsageError unless heads, kv heads, MLP width and vocabulary are multiples of `ranks` and, with
 // sequence parallelism, `rows`, the rows of a micro-batch. `rows_option` names the options that set these.
-inline void check_tensor_parallel(const Options& options, int ranks, int64_t rows,
+inline void check_tensor_parallel(const TensorParallelOptions& options, int ranks, int64_t rows,
                                   const std::string& rows_option = "--micro-batch-size x --seq-len") {
   const ModelConfig& m = options.model;
   const auto check = [&](const std::string& option, int64_t size, const std::string& with = "") {

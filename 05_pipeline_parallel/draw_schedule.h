@@ -147,10 +147,10 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
 
 // A line for each schedule that has a name, and for that of the options, with the same costs. In flight: the
 // most on a rank, of all its layers (so two chunks of half of them are one).
-inline std::string compare_schedules(const Options& options, int m) {
+inline std::string compare_schedules(const PipelineOptions& options, int m) {
   std::ostringstream text;
   text << std::setw(13) << std::left << "" << std::right << "    time  bubble  of the work  in flight\n";
-  const auto add = [&](const Options& o) {
+  const auto add = [&](const PipelineOptions& o) {
     const Schedule s = make_schedule(o, o.pp, m);
     text << std::setw(13) << std::left << s.name << std::right;
     try {
@@ -166,7 +166,7 @@ inline std::string compare_schedules(const Options& options, int m) {
     text << '\n';
   };
   for (int kind = 0; kind < static_cast<int>(PpSchedule::from_file); ++kind) {
-    Options o = options;
+    PipelineOptions o = options;
     o.pp_schedule = static_cast<PpSchedule>(kind);
     const bool interleaved = o.pp_schedule == PpSchedule::interleaved;
     if (interleaved && m % o.pp != 0) continue;
@@ -182,7 +182,7 @@ inline std::string compare_schedules(const Options& options, int m) {
 // Prints the schedule of m micro-batches (--show-schedule), and beside which others it stands; writes it to a
 // file (--show-schedule-svg). The unit of time is that of --pp-costs, or the forward of a rank's layers.
 // Throws UsageError if the file cannot be written.
-inline void show_schedule(const Options& options, int m) {
+inline void show_schedule(const PipelineOptions& options, int m) {
   const Schedule schedule = make_schedule(options, options.pp, m);
   const Costs costs = costs_of_chunk(options, schedule.p, schedule.stages());
   const Simulation played = simulate(schedule, costs);

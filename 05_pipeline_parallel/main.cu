@@ -15,7 +15,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, int micro_batches, World& world) {
+void train(const PipelineOptions& options, int micro_batches, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -65,8 +65,8 @@ void train(const Options& options, int micro_batches, World& world) {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    Options options = parse_options(argc, argv, "Trains a transformer with pipeline parallelism.",
-                                    {OptionGroup::communication, OptionGroup::pipeline});
+    auto options =
+        parse_options<PipelineOptions>(argc, argv, "Trains a transformer with pipeline parallelism.");
     const int micro_batches = micro_batches_of_a_rank(options, 1);
     complete_pipeline_options(options, world.ranks(), micro_batches);
     if (options.show_schedule) {

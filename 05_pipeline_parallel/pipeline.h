@@ -20,10 +20,11 @@ namespace pentatron {
 
 // The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
 // counts; the embedding is a lookup and does not.
-inline std::vector<LayerRange> layers_of_rank(const Options& options, const Schedule& schedule, int rank) {
+inline std::vector<LayerRange> layers_of_rank(const TrainingConfig& options, const Schedule& schedule,
+                                              int rank) {
   const ModelConfig& m = options.model;
   const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
-  const double in_layer = static_cast<double>(active_parameter_count(options) - 2 * in_head) / m.layers;
+  const double in_layer = static_cast<double>(active_parameter_count(options.model) - 2 * in_head) / m.layers;
   const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
   const int stages = schedule.stages();
   const std::vector<int> first = split_layers(m.layers, stages, 0, in_head / (in_layer + in_attention));

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "program/options.h"
+#include "options.h"
 
 namespace pentatron {
 

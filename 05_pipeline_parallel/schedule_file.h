@@ -131,7 +131,7 @@ inline Schedule parse_schedule(const std::string& name, const std::string& text,
 
 // The costs of --pp-costs, which are those of all layers of a rank, as costs of one chunk. Without the option
 // forward, input gradient and weight gradient take 1 each.
-inline Costs costs_of_chunk(const Options& options, int p, int stages) {
+inline Costs costs_of_chunk(const PipelineOptions& options, int p, int stages) {
   Costs c;
   if (!options.pp_costs.empty())
     c = {options.pp_costs[0], options.pp_costs[1], options.pp_costs[2], options.pp_costs[3]};
@@ -143,7 +143,7 @@ inline Costs costs_of_chunk(const Options& options, int p, int stages) {
 // zb-h1, or with --pp-costs the order made for them, if that is faster. It keeps p micro-batches, or as many
 // as
 // --pp-max-in-flight allows.
-inline Schedule zb_h1_of(const Options& options, int p, int m) {
+inline Schedule zb_h1_of(const PipelineOptions& options, int p, int m) {
   const Schedule fixed = make_schedule(PpSchedule::zb_h1, p, m, 1);
   if (options.pp_costs.empty()) return fixed;
   const Costs costs = costs_of_chunk(options, p, p);
@@ -164,7 +164,7 @@ inline Schedule zb_h1_of(const Options& options, int p, int m) {
 }
 
 // The schedule of the options, for p ranks and m micro-batches.
-inline Schedule make_schedule(const Options& options, int p, int m) {
+inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
   const auto make = [&] {
     if (options.pp_schedule == PpSchedule::from_file)
       return parse_schedule(options.pp_schedule_file, options.pp_schedule_text, p, m);
@@ -177,7 +177,7 @@ inline Schedule make_schedule(const Options& options, int p, int m) {
 // Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
 // micro-batches or the layers fit no schedule, or a schedule cannot run. (options.cc has checked that --vpp
 // fits the schedule.)
-inline void complete_pipeline_options(Options& options, int ranks, int m) {
+inline void complete_pipeline_options(PipelineOptions& options, int ranks, int m) {
   if (options.pp == 0) options.pp = ranks;
   if (options.pp == 1 && !is_v_shaped(options.pp_schedule)) options.vpp = 1;  // nothing to interleave
   if (options.pp != ranks && !options.show_schedule) {

@@ -13,7 +13,7 @@ namespace pentatron {
 class AllGatherAttention : public AttentionCore {
  public:
   // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
-  AllGatherAttention(const Options& options, Communicator& context, int tensor_ranks)
+  AllGatherAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
       : AttentionCore(options.attention),
         layout_(options.cp_layout),
         context_(context),
@@ -24,7 +24,7 @@ class AllGatherAttention : public AttentionCore {
     d_gathered_ = KeysValues<accum>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
   }
   // What it allocates.
-  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
     const ContextPart part = context_part(options, ranks, tensor_ranks);
     const int64_t size = 2 * ranks * part.rows * part.columns.kv;  // keys and values
     return Elements{size, size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);

@@ -15,7 +15,7 @@
 #include "kernels/kernels.h"
 #include "model/memory.h"
 #include "model/seams.h"
-#include "program/options.h"
+#include "options.h"
 
 namespace pentatron {
 
@@ -62,7 +62,7 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
 
 // The positions of a sequence that a context rank holds, ascending. Contiguous: chunk `rank` of `ranks` equal
 // chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks.
-inline std::vector<int32_t> context_positions(const Options& options, int rank, int ranks) {
+inline std::vector<int32_t> context_positions(const ContextParallelOptions& options, int rank, int ranks) {
   const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
   const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
   std::vector<int32_t> positions;
@@ -72,7 +72,7 @@ inline std::vector<int32_t> context_positions(const Options& options, int rank, 
 }
 
 // The same, but with Ulysses in a ring: `options.ulysses` neighbours have the parts of one rank of the ring.
-inline std::vector<int32_t> positions_of_rank(const Options& options, int rank, int ranks) {
+inline std::vector<int32_t> positions_of_rank(const ContextParallelOptions& options, int rank, int ranks) {
   if (options.cp_exchange != CpExchange::ulysses_ring || ranks == 1)
     return context_positions(options, rank, ranks);
   const int u = options.ulysses;
@@ -86,7 +86,7 @@ struct ContextPart {
   int64_t rows, sequence;
   Columns columns;
 };
-inline ContextPart context_part(const Options& options, int ranks, int tensor_ranks) {
+inline ContextPart context_part(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
   const int64_t sequence = options.sequence_length / ranks;
   return {options.micro_batch_size * sequence, sequence, columns_of(options.model, tensor_ranks)};
 }
@@ -128,7 +128,8 @@ void round_to(Matrix<T> result, AccumTensor sums, cudaStream_t stream) {
 // Attention of a rank's queries, which stay at home, to the keys of one rank after the other.
 class AttentionBlocks {
  public:
-  AttentionBlocks(const Options& options, int ranks, int tensor_ranks) : kind_(options.attention) {
+  AttentionBlocks(const ContextParallelOptions& options, int ranks, int tensor_ranks)
+      : kind_(options.attention) {
     const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
     out_ = memory_.matrix<accum>(rows, c.q);
     lse_ = memory_.matrix<accum>(rows, c.heads);
@@ -138,7 +139,7 @@ class AttentionBlocks {
     d_scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
   }
   // What it allocates.
-  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
     const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
     const bool naive = options.attention == Attention::naive;
     return {naive ? 2 * c.heads * sequence * sequence : 0,

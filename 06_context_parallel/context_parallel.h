@@ -12,8 +12,8 @@
 namespace pentatron {
 
 // Attention of the ranks of `context`, which share out the tokens, as --cp-exchange says.
-inline std::unique_ptr<AttentionCore> context_attention(const Options& options, Communicator& context,
-                                                        int tensor_ranks = 1) {
+inline std::unique_ptr<AttentionCore> context_attention(const ContextParallelOptions& options,
+                                                        Communicator& context, int tensor_ranks = 1) {
   if (context.ranks() == 1) return std::make_unique<AttentionCore>(options.attention);
   switch (options.cp_exchange) {
     case CpExchange::ring:
@@ -30,7 +30,8 @@ inline std::unique_ptr<AttentionCore> context_attention(const Options& options, 
 
 // What predict_memory needs of one of `ranks` context ranks: its part of the tokens, the buffers of its
 // attention, and the rest as in `share`, which is a rank's without context parallelism.
-inline RankShare context_parallel_share(const Options& options, int ranks, RankShare share = {}) {
+inline RankShare context_parallel_share(const ContextParallelOptions& options, int ranks,
+                                        RankShare share = {}) {
   if (ranks == 1) return share;
   const int t = share.tensor_ranks;
   share.token_ranks = ranks;
@@ -56,7 +57,7 @@ inline RankShare context_parallel_share(const Options& options, int ranks, RankS
 // Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and a
 // tensor rank's heads of keys and values one of the ranks that split heads. Query heads are a multiple of
 // these.
-inline void check_context_parallel(const Options& options, int ranks, int tensor_ranks = 1) {
+inline void check_context_parallel(const ContextParallelOptions& options, int ranks, int tensor_ranks = 1) {
   if (ranks == 1) return;
   const std::string c = std::to_string(ranks);
   const bool zigzag = options.cp_layout == CpLayout::zigzag;

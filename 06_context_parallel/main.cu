@@ -15,7 +15,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, World& world) {
+void train(const ContextParallelOptions& options, World& world) {
   check_context_parallel(options, world.ranks());
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
@@ -33,7 +33,8 @@ void train(const Options& options, World& world) {
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const auto attention = context_attention(options, context_ranks);
-  DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), gradient_ranks, compute);
+  DataParallel data_parallel(DpSync::bucket, default_bucket_mb(options.model), parameters.group(),
+                             gradient_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, attention.get(), &feed_forward};
 
   const std::vector<int32_t> positions = positions_of_rank(options, world.rank(), world.ranks());
@@ -71,9 +72,8 @@ void train(const Options& options, World& world) {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    const Options options =
-        parse_options(argc, argv, "Trains a transformer with context parallelism.",
-                      {OptionGroup::communication, OptionGroup::context_parallel}, Attention::tiled);
+    const auto options = parse_options<ContextParallelOptions>(
+        argc, argv, "Trains a transformer with context parallelism.", Attention::tiled);
     world.configure(options);
     train(options, world);
   });

@@ -16,7 +16,7 @@ namespace pentatron {
 class RingAttention : public AttentionCore {
  public:
   // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
-  RingAttention(const Options& options, Communicator& context, int tensor_ranks)
+  RingAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
       : AttentionCore(options.attention),
         layout_(options.cp_layout),
         context_(context),
@@ -30,7 +30,7 @@ class RingAttention : public AttentionCore {
     context_.connect(after(), before(), travelling_[0].k.data);
   }
   // What it allocates.
-  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
     const ContextPart part = context_part(options, ranks, tensor_ranks);
     const int64_t size = 2 * part.rows * part.columns.kv;  // keys and values
     return Elements{2 * size, 3 * size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);

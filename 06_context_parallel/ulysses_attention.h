@@ -25,7 +25,7 @@ class UlyssesAttention : public AttentionCore {
   // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
   // `context`: the ranks that exchange tokens for heads; they are all context ranks, or with a ring the parts
   // of one of its ranks, one after the other.
-  UlyssesAttention(const Options& options, Communicator& context, int tensor_ranks,
+  UlyssesAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks,
                    RingAttention* ring = nullptr)
       : AttentionCore(options.attention), context_(context), ranks_(context.ranks()), ring_(ring) {
     const int all = ranks_ * (ring ? ring->ranks() : 1);
@@ -42,7 +42,7 @@ class UlyssesAttention : public AttentionCore {
     CUDA_CHECK(cudaStreamSynchronize(context_.stream()));
   }
   // What it allocates.
-  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
     const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
     return {rows * (c.q + 2 * c.kv), rows * c.heads};
   }

@@ -15,7 +15,7 @@ namespace pentatron {
 
 // What the attention of such a rank needs first.
 struct UlyssesRing {
-  UlyssesRing(const Options& options, Communicator& context, int tensor_ranks)
+  UlyssesRing(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
       : heads(context.world(), part(context, options.ulysses, false), "context heads"),
         ring(context.world(), part(context, options.ulysses, true), "context ring"),
         attention(options, ring, tensor_ranks * options.ulysses) {}
@@ -36,11 +36,11 @@ struct UlyssesRing {
 
 class UlyssesRingAttention : private UlyssesRing, public UlyssesAttention {
  public:
-  UlyssesRingAttention(const Options& options, Communicator& context, int tensor_ranks)
+  UlyssesRingAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
       : UlyssesRing(options, context, tensor_ranks),
         UlyssesAttention(options, heads, tensor_ranks, &attention) {}
   // What it allocates.
-  static Elements buffers(const Options& options, int ranks, int tensor_ranks) {
+  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
     const int u = options.ulysses;
     return UlyssesAttention::buffers(options, ranks, tensor_ranks) +
            RingAttention::buffers(options, ranks / u, tensor_ranks * u);

@@ -21,9 +21,9 @@ inline constexpr const char* calculated_models[] = {"smollm-1.7b", "llama-3.2-1b
                                                     "llama-3.1-8b", "llama-3.1-70b"};
 
 // In bf16 with attention on tensor cores.
-inline Options options_of_model(const std::string& model) {
+inline CombinedOptions options_of_model(const std::string& model) {
   const char* const arguments[] = {"plan", "--model", model.c_str()};
-  Options options = parse_combined_options(3, arguments);
+  CombinedOptions options = parse_combined_options(3, arguments);
   options.attention = has_master_weights ? Attention::tensor_core : Attention::tiled;
   return options;
 }
@@ -51,7 +51,7 @@ class Calculator {
 
  private:
   struct Choice {
-    Options options;
+    CombinedOptions options;
     Layout layout;
   };
   struct Axis {
@@ -78,7 +78,7 @@ class Calculator {
   // The bytes of the purposes [from, to) in the first stage and in the last one.
   static Json stages_of(const Choice& c, size_t from, size_t to) {
     const MeshShape& shape = c.layout.shape;
-    Options options = options_of(c.options, c.layout);
+    CombinedOptions options = options_of(c.options, c.layout);
     options.global_batch_size = micro_batches * options.micro_batch_size * shape.dp;
     Json entry = Json::array();
     try {

@@ -20,13 +20,10 @@
 
 namespace pentatron {
 
-inline Options parse_combined_options(int argc, const char* const* argv) {
-  return parse_options(argc, argv,
-                       "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.",
-                       {OptionGroup::mesh, OptionGroup::data_parallel, OptionGroup::zero,
-                        OptionGroup::tensor_parallel, OptionGroup::pipeline, OptionGroup::context_parallel,
-                        OptionGroup::experts, OptionGroup::communication},
-                       Attention::tiled);
+inline CombinedOptions parse_combined_options(int argc, const char* const* argv) {
+  return parse_options<CombinedOptions>(
+      argc, argv, "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.",
+      Attention::tiled);
 }
 
 // Whether each rank completes the gradients of its last stage first, and those of its first stage last. A
@@ -45,7 +42,7 @@ inline bool completes_from_the_end(const Schedule& s) {
 }
 
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
-inline void check_combined(Options& options, const MeshShape& shape) {
+inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
   check_tensor_parallel(options, shape.tp, rows,
                         std::string("--micro-batch-size x --seq-len") + (shape.cp > 1 ? " / --cp" : ""));
@@ -62,35 +59,35 @@ inline void check_combined(Options& options, const MeshShape& shape) {
 }
 
 // The degrees for `ranks` ranks, from options that are checked and completed. Throws UsageError.
-inline MeshShape checked_mesh(Options& options, int ranks) {
+inline MeshShape checked_mesh(CombinedOptions& options, int ranks) {
   const MeshShape shape = mesh_shape(options, ranks);
   check_combined(options, shape);
   return shape;
 }
 
 // The pipeline schedule of one data rank's micro-batches.
-inline Schedule schedule_of(const Options& options, const MeshShape& shape) {
+inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
   return make_schedule(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
 // Rank 0 prints the pictures of --show-mesh and --show-schedule. Returns true if either option is set: then
 // the program does not train.
-inline bool show_pictures(const Options& options, const MeshShape& shape, int rank) {
+inline bool show_pictures(const CombinedOptions& options, const MeshShape& shape, int rank) {
   if (rank == 0 && options.show_mesh) std::cout << draw_mesh(shape);
   if (rank == 0 && options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp));
   return options.show_mesh || options.show_schedule;
 }
 
 // What a pipeline rank holds of the model, and for how many micro-batches.
-inline RankShare stage_share(const Options& options, const Schedule& schedule, int stage) {
+inline RankShare stage_share(const CombinedOptions& options, const Schedule& schedule, int stage) {
   return pipeline_share(schedule, stage, layers_of_rank(options, schedule, stage));
 }
 
 // Device memory that a rank of a stage needs, whose stage_share is `share`. RankShare says which share of the
 // model and the batch a rank has; each technique in turn changes the share that the techniques before it
 // left.
-inline MemoryPrediction predict_memory(const Options& options, ElementSizes element, const MeshShape& shape,
-                                       RankShare share) {
+inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
+                                       const MeshShape& shape, RankShare share) {
   share.replicas = {shape.dp * shape.cp * shape.copies};
   share.sharded_states = options.zero_stage;
   share.gathers_once_a_step = shape.pp > 1;
@@ -101,8 +98,8 @@ inline MemoryPrediction predict_memory(const Options& options, ElementSizes elem
   return predict_memory(options, element, micro_batches_of_a_rank(options, shape.dp), share);
 }
 // That of `rank` of the world.
-inline MemoryPrediction predict_memory(const Options& options, ElementSizes element, const MeshShape& shape,
-                                       int rank) {
+inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
+                                       const MeshShape& shape, int rank) {
   return predict_memory(options, element, shape,
                         stage_share(options, schedule_of(options, shape), place_of(shape, rank).pp));
 }
@@ -110,8 +107,9 @@ inline MemoryPrediction predict_memory(const Options& options, ElementSizes elem
 // Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO. A
 // pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much, so
 // ZeRO-3 keeps them gathered until the end of the step.
-inline std::unique_ptr<UnitHooks> sync_gradients(const Options& options, Mesh& mesh, Parameters& parameters,
-                                                 int group_number, cudaStream_t compute) {
+inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options, Mesh& mesh,
+                                                 Parameters& parameters, int group_number,
+                                                 cudaStream_t compute) {
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
   if (options.zero_stage > 0) {

@@ -16,7 +16,7 @@
 #include <numeric>
 #include <vector>
 
-#include "program/options.h"
+#include "options.h"
 #include "ranks/comm.h"
 
 namespace pentatron {
@@ -37,9 +37,10 @@ struct RowCounts {
 class ExpertExchange {
  public:
   // `experts`: the ranks that share out the experts. `tensor`: those that split each expert, or null.
-  ExpertExchange(const Options& options, Communicator& experts, Communicator* tensor, cudaStream_t compute)
+  ExpertExchange(const ExpertOptions& options, Communicator& experts, Communicator* tensor,
+                 cudaStream_t compute)
       : options_(options),
-        own_(options.experts / experts.ranks()),
+        own_(options.model.experts / experts.ranks()),
         experts_(experts),
         tensor_(tensor),
         shares_(tensor && options.dispatch == Dispatch::once ? tensor->ranks() : 1),
@@ -80,10 +81,11 @@ class ExpertExchange {
   // `capacity`.
   void share_evenly(const RowCounts& n, int64_t copies, int64_t capacity) const {
     const auto rows_for = [&](int64_t expert) {
-      const int64_t even = (expert + 1) * copies / options_.experts - expert * copies / options_.experts;
+      const int64_t even =
+          (expert + 1) * copies / options_.model.experts - expert * copies / options_.model.experts;
       return static_cast<int32_t>(std::min(even, capacity));
     };
-    for (int i = 0; i < options_.experts; ++i) {
+    for (int i = 0; i < options_.model.experts; ++i) {
       n.sent[i] = rows_for(i);
       n.came[i] = rows_for(experts_.rank() * own_ + i % own_);
     }
@@ -129,7 +131,7 @@ class ExpertExchange {
 
   std::vector<Block> blocks_of_permuted(const RowCounts& n, Tensor permuted) const {
     std::vector<Block> blocks;
-    for (int e = 0, at = 0; e < options_.experts; at += n.sent[e++])
+    for (int e = 0, at = 0; e < options_.model.experts; at += n.sent[e++])
       blocks.push_back({permuted.row_range(at, 0).data, n.sent[e], permuted.columns, e / own_});
     return blocks;
   }
@@ -173,7 +175,7 @@ class ExpertExchange {
     tensor_->all_to_all_v(given, got);
   }
 
-  const Options& options_;
+  const ExpertOptions& options_;
   const int own_;  // experts of this rank
   Communicator& experts_;
   Communicator* tensor_;

@@ -30,6 +30,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,8 @@
 #include "kernels/expert_kernels.h"
 #include "model/memory.h"
 #include "model/seams.h"
+#include "options.h"
 #include "program/log.h"
-#include "program/options.h"
 #include "program/totals.h"
 
 namespace pentatron {
@@ -68,53 +69,53 @@ struct ExpertGradients {
 };
 
 // Copies that an expert takes of a micro-batch of `rows` tokens: options.drop_tokens even shares.
-inline int64_t expert_capacity(const Options& options, int64_t rows) {
+inline int64_t expert_capacity(const ExpertOptions& options, int64_t rows) {
   if (options.drop_tokens == 0) return rows;
-  const double even = static_cast<double>(rows * options.top_k) / options.experts;
+  const double even = static_cast<double>(rows * options.model.top_k) / options.model.experts;
   return std::min(rows, static_cast<int64_t>(std::ceil(options.drop_tokens * even)));
 }
 
 // Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
 // case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
 // even shares, and an even share is rows * top_k. Each chunk has as much room as any other.
-inline int64_t expert_buffer_rows(const Options& options, int64_t rows) {
+inline int64_t expert_buffer_rows(const ExpertOptions& options, int64_t rows) {
   if (options.expert_chunks > 1) {
-    Options of_chunk = options;
+    ExpertOptions of_chunk = options;
     of_chunk.expert_chunks = 1;
     return options.expert_chunks * expert_buffer_rows(of_chunk, rows / options.expert_chunks);
   }
-  const int64_t own = options.experts / options.ep;
-  const int64_t chosen = rows * std::min<int64_t>(options.top_k, own);  // by the tokens of one rank
+  const int64_t own = options.model.experts / options.ep;
+  const int64_t chosen = rows * std::min<int64_t>(options.model.top_k, own);  // by the tokens of one rank
   const int64_t all = options.ep * std::min(chosen, own * expert_capacity(options, rows));
   if (options.expert_buffer == 0) return all;
-  return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.top_k))));
+  return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.model.top_k))));
 }
 
 class ExpertParallel : public FeedForward {
  public:
   // `experts`: the ranks that share out the experts. `tokens`: the ranks that share out the tokens of a
   // micro-batch. `tensor`: the ranks that split the columns of each expert. Null: this rank has all.
-  ExpertParallel(const Options& options, Communicator& experts, cudaStream_t compute,
+  ExpertParallel(const ExpertOptions& options, Communicator& experts, cudaStream_t compute,
                  Communicator* tokens = nullptr, Communicator* tensor = nullptr)
       : options_(options),
         rows_(int64_t{options.micro_batch_size} * options.sequence_length / (tokens ? tokens->ranks() : 1)),
-        copies_(rows_ * options.top_k),
-        buffer_rows_(options.experts > 0 ? expert_buffer_rows(options, rows_) : 0),
+        copies_(rows_ * options.model.top_k),
+        buffer_rows_(options.model.experts > 0 ? expert_buffer_rows(options, rows_) : 0),
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
-        own_(options.experts / experts.ranks()),
+        own_(options.model.experts / experts.ranks()),
         chunks_(options.expert_chunks),
         first_tensor_rank_(!tensor || tensor->rank() == 0),
-        shared_("mlp.shared_experts.", options.shared_experts),
+        shared_("mlp.shared_experts.", options.model.shared_experts),
         experts_(experts),
         exchange_(options_, experts, tensor, compute),
         tokens_(tokens),
         compute_(compute) {
-    if (options_.experts == 0) return;
+    if (options_.model.experts == 0) return;
     loss_ = memory_.matrix<accum>(1, 1);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
-    counts_ = memory_.matrix<int32_t>(4 * chunks_, options_.experts);
-    bands_ = memory_.matrix<int32_t>(copy_bands(rows_ / chunks_), options_.experts);
-    d_chosen_ = memory_.matrix<accum>(rows_, options_.top_k);
+    counts_ = memory_.matrix<int32_t>(4 * chunks_, options_.model.experts);
+    bands_ = memory_.matrix<int32_t>(copy_bands(rows_ / chunks_), options_.model.experts);
+    d_chosen_ = memory_.matrix<accum>(rows_, options_.model.top_k);
     d_permuted_ = memory_.matrix<real>(copies_, options_.model.d_model);
     if (options_.expert_products == ExpertProducts::grouped) addresses_ = memory_.matrix<void*>(3, own_);
     if (exchange_.one_rank()) return;
@@ -127,13 +128,16 @@ class ExpertParallel : public FeedForward {
   // it. Call it once a step, after the last forward.
   AccumTensor balance_loss() const { return loss_; }
   void add_balance_loss(StepTotals& totals) {
-    if (options_.experts == 0) return;
+    if (options_.model.experts == 0) return;
     totals.add_loss(loss_);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
 
-  // The copies that this rank has dropped since the last call.
-  Dropped take_dropped() { return std::exchange(dropped_, {}); }
+  // The copies that this rank has dropped since the last call; nothing where experts take all.
+  std::optional<Dropped> take_dropped() {
+    if (options_.drop_tokens == 0) return {};
+    return std::exchange(dropped_, {});
+  }
 
   // How many copies this rank has sent to each expert of a layer, [experts], since it was made.
   const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
@@ -142,14 +146,14 @@ class ExpertParallel : public FeedForward {
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
     router_.resize(model.layers);
-    loads_.resize(model.layers, std::vector<int64_t>(options_.experts));
-    if (!options_.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
+    loads_.resize(model.layers, std::vector<int64_t>(options_.model.experts));
+    if (!options_.model.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
     const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
     const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
     const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
     router_[layer] = parameters.declare(
-        {prefix + "gate.weight", unit, options_.experts, d, TensorSplit::held_inside, into});
-    for (int e = 0; e < options_.experts; ++e) {
+        {prefix + "gate.weight", unit, options_.model.experts, d, TensorSplit::held_inside, into});
+    for (int e = 0; e < options_.model.experts; ++e) {
       const std::string name = prefix + "experts." + std::to_string(e) + ".";
       const auto declare = [&](const char* matrix, int rows, int columns, TensorSplit split,
                                double deviation) {
@@ -161,25 +165,26 @@ class ExpertParallel : public FeedForward {
       declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
     }
     if (has_shared()) shared_.declare(parameters, model, layer);
-    if (!options_.has_balance_bias()) return;
-    const double copies = double(options_.global_batch_size) * options_.sequence_length * options_.top_k;
+    if (!options_.model.has_balance_bias()) return;
+    const double copies =
+        double(options_.global_batch_size) * options_.sequence_length * options_.model.top_k;
     parameters.declare({.name = prefix + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
                         .unit = unit,
                         .rows = 1,
-                        .columns = options_.experts,
+                        .columns = options_.model.experts,
                         .tensor_split = TensorSplit::held_inside,
                         .sign_rate = options_.balance_rate,
-                        .target = copies / options_.experts});
+                        .target = copies / options_.model.experts});
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const override {
     FeedForwardTensors t;
     if (may_be_dense(layer)) t = FeedForward::allocate_kept(arena, layer, rows);
     if (!may_have_experts(layer)) return t;
-    const int e = options_.experts, d = options_.model.d_model;
+    const int e = options_.model.experts, d = options_.model.d_model;
     const auto a = std::make_shared<ExpertActivations>(ExpertActivations{
-        arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.top_k),
-        arena.matrix<int32_t>(rows, options_.top_k), arena.matrix<accum>(1, e),
+        arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
+        arena.matrix<int32_t>(rows, options_.model.top_k), arena.matrix<accum>(1, e),
         arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1), arena.matrix<real>(buffer_rows_, d),
         arena.matrix<real>(buffer_rows_, 2 * f_), arena.matrix<real>(buffer_rows_, f_),
         arena.matrix<real>(copies_, d), std::vector<RowCounts>(),
@@ -195,7 +200,7 @@ class ExpertParallel : public FeedForward {
     if (!may_have_experts(layer)) return g;
     g.other = std::make_shared<ExpertGradients>(ExpertGradients{
         arena.matrix<real>(buffer_rows_, options_.model.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
-        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.experts),
+        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.model.experts),
         has_shared() ? shared_.allocate_gradients(arena, layer, rows) : FeedForwardGradients()});
     return g;
   }
@@ -203,14 +208,14 @@ class ExpertParallel : public FeedForward {
   int64_t largest_operand(int64_t rows, int64_t d) const override {
     const int64_t dense = FeedForward::largest_operand(may_be_dense(any_layer) ? rows : 0, d);
     const int64_t shared = has_shared() ? shared_.largest_operand(rows, d) : 0;
-    if (options_.experts == 0) return dense;
+    if (options_.model.experts == 0) return dense;
     return std::max({dense, shared, pentatron::largest_operand(buffer_rows_ / chunks_, d, 2 * f_)});
   }
 
   Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
                  const FeedForwardTensors& kept, bool recomputing, TensorRegion& region,
                  Tensor partial) override {
-    if (!options_.has_experts(layer)) {
+    if (!options_.model.has_experts(layer)) {
       return FeedForward::forward(blas, parameters, layer, batch, normed, kept, recomputing, region, partial);
     }
     const Tensor h = region.enter(normed);
@@ -218,17 +223,17 @@ class ExpertParallel : public FeedForward {
     const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
     const Tensor results = exchange_.one_rank() ? a.returned : results_;
     router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
-    const Tensor bias = options_.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
-    route_tokens(a.probabilities, options_.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
+    const Tensor bias = options_.model.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
+    route_tokens(a.probabilities, options_.model.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
     for (int i = 0; i < chunks_; ++i) {
       const Matrix<int32_t> counts = counts_.row_range(4 * i, 4);
-      make_permutation(chunk(a.chosen, i).data, rows_ / chunks_, options_.top_k,
+      make_permutation(chunk(a.chosen, i).data, rows_ / chunks_, options_.model.top_k,
                        static_cast<int32_t>(expert_capacity(options_, rows_ / chunks_)), bands_, counts,
                        chunk(a.place, i).data, compute_);
       exchange_.exchange_counts(counts.row_range(1, 1), counts.row_range(3, 1), a.counts[i]);
     }
     for (int i = 0; i < chunks_; ++i)
-      permute_tokens(chunk(h, i), chunk(a.place, i).data, options_.top_k, chunk(permuted, i), compute_);
+      permute_tokens(chunk(h, i), chunk(a.place, i).data, options_.model.top_k, chunk(permuted, i), compute_);
     balance(batch, recomputing, a);
     await_counts(a);
     if (!recomputing) note_loads(a, layer);
@@ -252,7 +257,7 @@ class ExpertParallel : public FeedForward {
     if (recomputing) return {};
     for (int i = 0; i < chunks_; ++i) {
       combine_tokens(chunk(a.returned, i), chunk(a.probabilities, i), chunk(a.chosen, i).data,
-                     chunk(a.place, i).data, options_.top_k, chunk(partial, i), compute_, has_shared());
+                     chunk(a.place, i).data, options_.model.top_k, chunk(partial, i), compute_, has_shared());
     }
     return region.leave(partial);
   }
@@ -261,7 +266,7 @@ class ExpertParallel : public FeedForward {
                 Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
                 const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                 Tensor d_h) override {
-    if (!options_.has_experts(layer)) {
+    if (!options_.model.has_experts(layer)) {
       return FeedForward::backward(blas, parameters, layer, batch, d_partial, normed, kept, gradients, region,
                                    queue, d_h);
     }
@@ -272,13 +277,13 @@ class ExpertParallel : public FeedForward {
     if (!has_shared()) queue.prefetch(region, normed);
     for (int i = 0; i < chunks_; ++i) {
       combine_tokens_backward(chunk(d_partial, i), chunk(a.returned, i), chunk(a.probabilities, i),
-                              chunk(a.chosen, i).data, chunk(a.place, i).data, options_.top_k,
+                              chunk(a.chosen, i).data, chunk(a.place, i).data, options_.model.top_k,
                               chunk(d_returned, i), chunk(d_chosen_, i).data, compute_);
       exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
     }
-    route_tokens_backward(a.probabilities, a.chosen.data, options_.top_k, d_chosen_.data, a.fractions.data,
-                          balance_scale(batch), g.logits, compute_, z_scale(batch), a.lse.data,
-                          parameters.loss_scale());
+    route_tokens_backward(a.probabilities, a.chosen.data, options_.model.top_k, d_chosen_.data,
+                          a.fractions.data, balance_scale(batch), g.logits, compute_, z_scale(batch),
+                          a.lse.data, parameters.loss_scale());
     if (has_shared()) {
       shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
                        d_h);
@@ -308,13 +313,13 @@ class ExpertParallel : public FeedForward {
       }
       router_wgrad(g.logits, region.entered(normed), parameters.gradients(router_[layer]), compute_);
       // All tensor ranks route the same rows, and their sum is taken.
-      if (options_.has_balance_bias())
+      if (options_.model.has_balance_bias())
         count_loads(a.chosen, first_tensor_rank_, parameters.gradients(bias_of(layer)), compute_);
     });
     queue.drain();  // while the gradients travel
     wait_stream(compute_, exchange_.returned());
     for (int i = 0; i < chunks_; ++i) {
-      permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i).data, options_.top_k,
+      permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i).data, options_.model.top_k,
                               chunk(g.logits, i), parameters.weights(router_[layer]), chunk(d_h, i), compute_,
                               has_shared());
     }
@@ -339,14 +344,16 @@ class ExpertParallel : public FeedForward {
     return all.row_range(i * (all.rows / chunks_), all.rows / chunks_);
   }
 
-  bool has_shared() const { return options_.shared_experts > 0; }
-  int bias_of(int layer) const { return router_[layer] + 1 + 3 * options_.experts + (has_shared() ? 3 : 0); }
+  bool has_shared() const { return options_.model.shared_experts > 0; }
+  int bias_of(int layer) const {
+    return router_[layer] + 1 + 3 * options_.model.experts + (has_shared() ? 3 : 0);
+  }
   bool may_have_experts(int layer) const {
-    return layer == any_layer ? options_.experts > 0 : options_.has_experts(layer);
+    return layer == any_layer ? options_.model.experts > 0 : options_.model.has_experts(layer);
   }
   bool may_be_dense(int layer) const {
-    return layer == any_layer ? options_.experts == 0 || options_.moe_every > 1
-                              : !options_.has_experts(layer);
+    return layer == any_layer ? options_.model.experts == 0 || options_.model.moe_every > 1
+                              : !options_.model.has_experts(layer);
   }
 
   // logits [rows, experts] = h [rows, d] times router [experts, d]^T, in `accum`. After rounding to bf16 two
@@ -395,7 +402,7 @@ class ExpertParallel : public FeedForward {
 
   void note_loads(const ExpertActivations& a, int layer) {
     for (const RowCounts& n : a.counts) {
-      for (int i = 0; i < options_.experts; ++i) loads_[layer][i] += n.sent[i];
+      for (int i = 0; i < options_.model.experts; ++i) loads_[layer][i] += n.sent[i];
       dropped_.of += copies_ / chunks_;
       dropped_.copies += copies_ / chunks_ - n.rows_sent();
     }
@@ -419,8 +426,8 @@ class ExpertParallel : public FeedForward {
   // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
   double balance_scale(const Batch& batch) const {
     if (!first_tensor_rank_) return 0;
-    if (options_.balance != Balance::loss) return 0;
-    return options_.aux_loss * options_.experts * batch.inverse_micro_batches /
+    if (options_.model.balance != Balance::loss) return 0;
+    return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches /
            static_cast<double>(tokens_of_micro_batch());
   }
 
@@ -436,12 +443,12 @@ class ExpertParallel : public FeedForward {
   // f fixed, the loss is a sum over rows.
   void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
     if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
-    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.top_k);
+    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.model.top_k);
     count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
-    if (options_.balance != Balance::loss) return;
+    if (options_.model.balance != Balance::loss) return;
     if (tokens_ && tokens_->ranks() > 1) {
       wait_stream(tokens_->stream(), compute_);
-      tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.experts);
+      tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.model.experts);
       wait_stream(compute_, tokens_->stream());
     }
     if (recomputing) return;
@@ -449,7 +456,7 @@ class ExpertParallel : public FeedForward {
                                 compute_);
   }
 
-  const Options options_;
+  const ExpertOptions options_;
   const int64_t rows_, copies_;
   const int64_t buffer_rows_;  // for dispatched rows
   const int64_t f_;            // columns of this rank's part of an expert
@@ -481,14 +488,17 @@ class ExpertParallel : public FeedForward {
 
 // Adds the experts to the memory that `share` describes: replicas[0] / options.ep ranks hold the same
 // experts. replicas[1] becomes that number.
-inline RankShare expert_parallel_share(const Options& options, RankShare share) {
-  if (options.experts == 0) return share;
+inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare share) {
+  if (options.model.experts == 0) return share;
   const Columns c = columns_of(options.model, share.tensor_ranks);
-  const int64_t r = rows_of(options, share).inside, e = options.experts, copies = r * options.top_k;
+  const int64_t r = rows_of(options, share).inside, e = options.model.experts,
+                copies = r * options.model.top_k;
   const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
-  const FeedForwardMemory dense = {
-      {mlp}, {r * 3 * c.f}, {r * 3 * c.f}, largest_operand(options.moe_every > 1 ? r : 0, c.d, 2 * c.f)};
-  const int64_t bias = options.has_balance_bias() ? e : 0, shared = options.shared_experts;
+  const FeedForwardMemory dense = {{mlp},
+                                   {r * 3 * c.f},
+                                   {r * 3 * c.f},
+                                   largest_operand(options.model.moe_every > 1 ? r : 0, c.d, 2 * c.f)};
+  const int64_t bias = options.model.has_balance_bias() ? e : 0, shared = options.model.shared_experts;
   const FeedForwardMemory experts = {
       {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
       {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f,
@@ -498,8 +508,8 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
                shared > 0 ? largest_operand(r, c.d, 2 * c.f * shared) : 0)};
   share.replicas.push_back(share.replicas[0] / options.ep);
   share.feed_forward = [=](int layer) {
-    if (layer != any_layer) return options.has_experts(layer) ? experts : dense;
-    if (options.moe_every == 1) return experts;
+    if (layer != any_layer) return options.model.has_experts(layer) ? experts : dense;
+    if (options.model.moe_every == 1) return experts;
     return FeedForwardMemory{{},
                              experts.kept + dense.kept,
                              experts.gradients + dense.gradients,
@@ -516,10 +526,10 @@ inline RankShare expert_parallel_share(const Options& options, RankShare share) 
 }
 
 // Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
-inline void complete_expert_options(Options& options, int ranks) {
+inline void complete_expert_options(ExpertOptions& options, int ranks) {
   options.ep = ranks;
-  if (options.experts > 0 && options.experts % ranks == 0) return;
-  throw UsageError("--experts", std::to_string(options.experts),
+  if (options.model.experts > 0 && options.model.experts % ranks == 0) return;
+  throw UsageError("--experts", std::to_string(options.model.experts),
                    "a multiple of the ranks (" + std::to_string(ranks) + ")");
 }
 

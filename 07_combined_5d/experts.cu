@@ -15,7 +15,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, World& world) {
+void train(const ExpertProgramOptions& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -71,9 +71,8 @@ void train(const Options& options, World& world) {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    Options options =
-        parse_options(argc, argv, "Trains a transformer with experts, which data-parallel ranks share out.",
-                      {OptionGroup::communication, OptionGroup::data_parallel, OptionGroup::experts});
+    auto options = parse_options<ExpertProgramOptions>(
+        argc, argv, "Trains a transformer with experts, which data-parallel ranks share out.");
     complete_expert_options(options, world.ranks());
     world.configure(options);
     train(options, world);

@@ -51,7 +51,7 @@ class LayerCost {
   };
 
   // `schedule` lives as long as this.
-  LayerCost(const Options& options, const MeshShape& shape, const DeviceProfile& gpu,
+  LayerCost(const CombinedOptions& options, const MeshShape& shape, const DeviceProfile& gpu,
             const Schedule& schedule, const Style& style = {})
       : o_(options),
         m_(options.model),
@@ -258,7 +258,7 @@ class LayerCost {
     leave(w);
     w += norm();
     enter(w);
-    if (o_.has_experts(layer)) {
+    if (o_.model.has_experts(layer)) {
       w += experts_forward(again);
     } else {
       product(w, "gate, up", rows_, 2 * c_.f, c_.d);
@@ -272,7 +272,7 @@ class LayerCost {
   Pair layer_backward(int layer) const {
     Pair p;
     leave_backward(p);
-    if (o_.has_experts(layer)) {
+    if (o_.model.has_experts(layer)) {
       experts_backward(p);
     } else {
       Work dgrad, down, gate_up;
@@ -302,11 +302,11 @@ class LayerCost {
 
   // ---- Experts that get even shares (expert_parallel.h)
 
-  double copies() const { return static_cast<double>(rows_) * o_.top_k; }
-  int own_experts() const { return o_.experts / shape_.ep; }
-  int64_t shared_columns() const { return o_.shared_experts * c_.f; }
-  double sums() const { return o_.shared_experts > 0 ? 2 : 1; }  // how often what is summed is moved
-  int64_t rows_of_expert() const {                               // of a chunk
+  double copies() const { return static_cast<double>(rows_) * o_.model.top_k; }
+  int own_experts() const { return o_.model.experts / shape_.ep; }
+  int64_t shared_columns() const { return o_.model.shared_experts * c_.f; }
+  double sums() const { return o_.model.shared_experts > 0 ? 2 : 1; }  // how often what is summed is moved
+  int64_t rows_of_expert() const {                                     // of a chunk
     return static_cast<int64_t>(copies() / own_experts() / o_.expert_chunks);
   }
   double exchange(MeshGroup group, double bytes_for_a_rank) const {
@@ -369,10 +369,10 @@ class LayerCost {
 
   // The host waits for the counts, and issues what follows after them.
   Work experts_forward(bool again) const {
-    const double e = o_.experts, chunks = o_.expert_chunks, counts = 4 * e;
+    const double e = o_.model.experts, chunks = o_.expert_chunks, counts = 4 * e;
     const double bands = 4 * std::min<double>(rows_ / chunks, 256) * e;
     Work w, meanwhile;
-    run(w, "router", products(rows_, o_.experts, c_.d, 1, sizeof(real), sizeof(accum), false));
+    run(w, "router", products(rows_, o_.model.experts, c_.d, 1, sizeof(real), sizeof(accum), false));
     run(w, "route", moves(2 * a * rows_ * e));
     for (const double bytes :
          {4 * copies() + chunks * bands, chunks * bands, 2 * chunks * bands, 8 * copies()})
@@ -380,7 +380,7 @@ class LayerCost {
     run_chunks(meanwhile, "permute", 2 * r * copies() * c_.d);
     run(meanwhile, "fractions", moves(4 * copies() + a * e));
     if (o_.z_loss > 0 && !again) run(meanwhile, "z-loss", moves(a * rows_));
-    const bool has_loss = o_.balance == Balance::loss;
+    const bool has_loss = o_.model.balance == Balance::loss;
     if (has_loss && shape_.cp > 1)
       wait(meanwhile, &Work::context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
     if (has_loss && !again) run(meanwhile, "balance loss", moves(a * rows_ * e));
@@ -391,7 +391,7 @@ class LayerCost {
          meanwhile.seconds());
     w += meanwhile;
     Work shared, experts;
-    if (o_.shared_experts > 0) {
+    if (o_.model.shared_experts > 0) {
       product(shared, "shared experts' gate, up", rows_, 2 * shared_columns(), c_.d);
       run(shared, "swiglu", moves(3 * r * rows_ * shared_columns()));
       if (!again) product(shared, "shared experts' down", rows_, c_.d, shared_columns());
@@ -411,12 +411,12 @@ class LayerCost {
   }
 
   void experts_backward(Pair& p) const {
-    const double e = o_.experts, chunks = o_.expert_chunks;
+    const double e = o_.model.experts, chunks = o_.expert_chunks;
     Work route, wgrads, experts;
     Work& now = p[0];
     run_chunks(now, "weigh", r * (2 * copies() + rows_) * c_.d);
     run(route, "route", moves(2 * a * rows_ * e));
-    if (o_.shared_experts > 0) {
+    if (o_.model.shared_experts > 0) {
       product(route, "shared experts' down, input", rows_, shared_columns(), c_.d);
       run(route, "swiglu", moves(5 * r * rows_ * shared_columns()));
       product(route, "shared experts' gate, up, input", rows_, c_.d, 2 * shared_columns());
@@ -436,7 +436,7 @@ class LayerCost {
       weight_gradient("experts' gate, up, weight", 2 * c_.f, c_.d);
     }
     run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
-    if (o_.has_balance_bias()) run(wgrads, "loads", moves(4 * copies()));
+    if (o_.model.has_balance_bias()) run(wgrads, "loads", moves(4 * copies()));
     const auto [dispatch, combine] = exchange_waits(route.seconds(), experts.seconds() / chunks,
                                                     schedule_.splits_backward ? 0 : wgrads.seconds());
     wait(now, &Work::experts, "dispatch, as far as not hidden", sent_rows(), dispatch + route.seconds(),
@@ -455,11 +455,11 @@ class LayerCost {
   Unit layer_unit(int layer) const {
     const double attention = c_.d * (2.0 * c_.q + 2 * c_.kv + 2), mlp = 3.0 * c_.d * c_.f;
     Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9};
-    if (o_.has_experts(layer)) {
-      const int bias = o_.has_balance_bias();
-      u.size = {attention + double(o_.experts) * (c_.d + bias) + o_.shared_experts * mlp,
+    if (o_.model.has_experts(layer)) {
+      const int bias = o_.model.has_balance_bias();
+      u.size = {attention + double(o_.model.experts) * (c_.d + bias) + o_.model.shared_experts * mlp,
                 own_experts() * mlp};
-      u.parameters = 7 + bias + (o_.shared_experts > 0 ? 3 : 0);
+      u.parameters = 7 + bias + (o_.model.shared_experts > 0 ? 3 : 0);
     }
     if (o_.recompute == Recompute::full) {
       const Work rest = std::exchange(u.backward[0], layer_forward(layer, true));
@@ -481,7 +481,7 @@ class LayerCost {
       run(u.backward[1], "embedding", moves((2 * r + 2 * a) * rows_ * c_.d));
     }
     for (int layer = range.first; layer < range.last; ++layer) {
-      std::optional<Unit>& unit = kinds_[o_.has_experts(layer)];
+      std::optional<Unit>& unit = kinds_[o_.model.has_experts(layer)];
       if (!unit) unit = layer_unit(layer);
       all.push_back(*unit);
     }
@@ -510,7 +510,7 @@ class LayerCost {
     return all;
   }
 
-  const Options& o_;
+  const CombinedOptions& o_;
   const ModelConfig& m_;
   const MeshShape shape_;
   const Style style_;

@@ -75,7 +75,7 @@ inline Layout parse_layout(const std::string& option, const std::string& words, 
   return l;
 }
 
-inline Options options_of(Options options, const Layout& l) {
+inline CombinedOptions options_of(CombinedOptions options, const Layout& l) {
   options.tp = l.shape.tp, options.cp = l.shape.cp, options.dp = l.shape.dp, options.pp = l.shape.pp;
   options.ep = l.shape.ep, options.zero_stage = l.zero_stage, options.micro_batch_size = l.micro_batch_size;
   options.pp_schedule = l.schedule, options.vpp = l.vpp;
@@ -103,7 +103,7 @@ struct MemoryOfLayout {
   double total() const { return static_cast<double>(tensors + libraries); }
 };
 // `stages`: stage_share of each.
-inline MemoryOfLayout memory_of(const Options& options, const MeshShape& shape,
+inline MemoryOfLayout memory_of(const CombinedOptions& options, const MeshShape& shape,
                                 const std::vector<RankShare>& stages) {
   MemoryOfLayout memory;
   for (const RankShare& stage : stages) {
@@ -119,7 +119,7 @@ inline MemoryOfLayout memory_of(const Options& options, const MeshShape& shape,
 // A layout with what it needs and how long it takes.
 struct Plan {
   Layout layout;
-  Options options;
+  CombinedOptions options;
   MemoryOfLayout memory;
   StepCost cost;
   int micro_batches = 0;
@@ -136,7 +136,7 @@ struct Search {
 class Planner {
  public:
   // `base`: the model, the batch, and all that is not a layout's.
-  Planner(const Options& base, int gpus, const DeviceProfile& gpu, const Style& style = {})
+  Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Style& style = {})
       : base_(base), gpus_(gpus), gpu_(gpu), style_(style) {}
 
   // Throws UsageError if 07 would refuse it.
@@ -204,16 +204,16 @@ class Planner {
 
   Plan prepared(const Layout& layout) const { return {layout, options_of(base_, layout), {}, {}}; }
 
-  static void check_axes(const Options& o, const MeshShape& shape) {
+  static void check_axes(const CombinedOptions& o, const MeshShape& shape) {
     check_tensor_parallel(o, shape.tp, int64_t{o.micro_batch_size} * o.sequence_length / shape.cp);
     check_context_parallel(o, shape.cp);
-    if (o.experts > 0 && o.experts % shape.ep != 0)
+    if (o.model.experts > 0 && o.model.experts % shape.ep != 0)
       throw UsageError("--ep", std::to_string(shape.ep), "a divisor of --experts");
   }
 
   // A plan's schedule, made once for all plans that have it.
   const Pipeline& pipeline(const Plan& p) {
-    const Options& o = p.options;
+    const CombinedOptions& o = p.options;
     const auto key = std::make_tuple(o.pp_schedule, o.pp, p.micro_batches, o.vpp);
     const auto found = pipelines_.find(key);
     if (found != pipelines_.end()) return found->second;
@@ -247,7 +247,8 @@ class Planner {
         for (const int pp : divisors(gpus_ / tp / cp)) {
           const int dp = gpus_ / tp / cp / pp;
           if (pp > base_.model.layers || dp > base_.global_batch_size) continue;
-          for (const int ep : divisors(base_.experts > 0 ? std::gcd(base_.experts, dp * cp) : 1)) {
+          for (const int ep :
+               divisors(base_.model.experts > 0 ? std::gcd(base_.model.experts, dp * cp) : 1)) {
             l.shape = {tp, cp, dp, pp, ep};
             for (l.micro_batch_size = 1; l.micro_batch_size * dp <= base_.global_batch_size;
                  l.micro_batch_size *= 2) {
@@ -302,7 +303,7 @@ class Planner {
     p.mfu = p.tokens_per_second * flops_per_token(p.options) / gpu_.flops_bf16;
   }
 
-  const Options base_;
+  const CombinedOptions base_;
   const int gpus_;
   const DeviceProfile gpu_;
   const Style style_;

@@ -13,7 +13,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const Options& options, const MeshShape& shape, World& world) {  // 07
+void train(const CombinedOptions& options, const MeshShape& shape, World& world) {  // 07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   Mesh mesh(shape, world);                                                                   // 07
@@ -67,7 +67,7 @@ void train(const Options& options, const MeshShape& shape, World& world) {  // 0
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {      // 02
-    Options options = parse_combined_options(argc, argv);          // 02-07
+    CombinedOptions options = parse_combined_options(argc, argv);  // 02-07
     const MeshShape shape = checked_mesh(options, world.ranks());  // 07
     if (show_pictures(options, shape, world.rank())) return;       // 05, 07
     world.configure(options);                                      // 02

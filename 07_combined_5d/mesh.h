@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "model/parameters.h"
-#include "program/options.h"
+#include "options.h"
 #include "ranks/comm.h"
 
 namespace pentatron {
@@ -78,7 +78,7 @@ inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int 
 // The degrees that the options ask for. With --dp 0, data ranks are what the other axes leave. Throws
 // UsageError if the product is not `ranks`, or if --ep does not divide dp x cp. A mesh that is only drawn may
 // have any number of ranks up to 4096.
-inline MeshShape mesh_shape(const Options& options, int ranks) {
+inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
   MeshShape shape = {options.tp, options.cp,
                      options.dp, std::max(options.pp, 1),
                      options.ep, options.pp_schedule == PpSchedule::dualpipe ? 2 : 1};

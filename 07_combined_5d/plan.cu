@@ -22,7 +22,7 @@ struct Request {
   Style style;
   bool heatmap = false;
   std::vector<std::string> model;  // the options of 07 that were given
-  Options base;
+  CombinedOptions base;
   DeviceProfile gpu;
 };
 
@@ -35,7 +35,8 @@ std::string joined(const std::vector<std::string>& words) {
 Request parse(int argc, char** argv) {
   Request request;
   CLI::App app{
-      "Finds the fastest layout of a run of 07 that fits, without a GPU. Options of the model, the batch "
+      "Finds the fastest layout of a run of 07 that fits, without a GPU. CombinedOptions of the model, the "
+      "batch "
       "and\n"
       "the GPU (--model, --layers, --seq-len, --global-batch-size, --gpu, --experts ...) are those of 07."};
   app.set_help_flag("--help", "print this text and end");
@@ -128,8 +129,9 @@ void print_header(const Request& r) {
   const ModelConfig& m = r.base.model;
   std::printf(
       "%s: %d layers, width %d, %s parameters, %d sequences of %d tokens a step; %d %s GPUs, %.0f a node\n\n",
-      m.name.c_str(), m.layers, m.d_model, human_count(static_cast<double>(parameter_count(r.base))).c_str(),
-      r.base.global_batch_size, r.base.sequence_length, r.gpus, r.gpu.name.c_str(), r.gpu.gpus_per_node);
+      m.name.c_str(), m.layers, m.d_model,
+      human_count(static_cast<double>(parameter_count(r.base.model))).c_str(), r.base.global_batch_size,
+      r.base.sequence_length, r.gpus, r.gpu.name.c_str(), r.gpu.gpus_per_node);
 }
 
 void print_plans(const std::vector<Plan>& plans) {
@@ -219,7 +221,7 @@ void show_heatmap(const Request& request) {
   for (const int n : nodes) std::printf(" %10d node%s", n, n == 1 ? " " : "s");
   std::printf("\n");
   for (const char* const model : calculated_models) {
-    Options base = options_of_model(model);
+    CombinedOptions base = options_of_model(model);
     base.sequence_length = request.base.sequence_length;
     base.global_batch_size = request.base.global_batch_size;
     std::string meshes;

@@ -38,7 +38,7 @@ struct Score {
 
 inline Score score(const MeasuredLayout& row, const DeviceProfile& gpu, const Style& style) {
   const MeasuredModel& model = measured_model(row.billions);
-  Options o;
+  CombinedOptions o;
   o.model = model.sizes;
   o.sequence_length = 4096;
   o.attention = Attention::tensor_core;

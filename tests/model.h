@@ -50,16 +50,16 @@ inline double relative_error(const std::vector<double>& a, const std::vector<dou
   return std::sqrt(difference) / std::max(std::sqrt(norm), 1e-300);
 }
 
-inline Options test_options(int layers, int d_model, int heads, int kv_heads, int d_ff, int vocab_size,
+template <class ProgramOptions = Options>
+ProgramOptions test_options(int layers, int d_model, int heads, int kv_heads, int d_ff, int vocab_size,
                             int sequence, int micro_batch, int global_batch) {
-  Options o;
+  ProgramOptions o;
   o.model = {"test", layers, d_model, heads, kv_heads, d_ff, vocab_size, 10000.0, 1e-5};
   o.sequence_length = sequence;
   o.micro_batch_size = micro_batch;
   o.global_batch_size = global_batch;
   o.lr = 1e-2;
   o.min_lr = 1e-3;
-  o.vpp = 1;
   return o;
 }
 

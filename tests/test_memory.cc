@@ -14,7 +14,8 @@ constexpr double gib = 1024.0 * 1024 * 1024;
 MemoryPrediction llama_8b(int stage) {
   const char* arguments[] = {"program", "--model", "llama-3.1-8b"};
   const ElementSizes bf16 = {2, 4, true};
-  return predict_memory(parse_options(3, arguments, ""), bf16, 8, {.replicas = {8}, .sharded_states = stage});
+  return predict_memory(parse_options<Options>(3, arguments, ""), bf16, 8,
+                        {.replicas = {8}, .sharded_states = stage});
 }
 
 }  // namespace

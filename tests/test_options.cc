@@ -6,18 +6,21 @@
 #include <string>
 #include <vector>
 
+#include "../07_combined_5d/options.h"
 #include "catch.h"
 #include "files.h"
 #include "program/options.h"
 
-using pentatron::Options;
+using namespace pentatron;
 using pentatron::tests::TemporaryFolder;
 
 namespace {
 
-Options parse(std::vector<const char*> arguments) {
+template <class ProgramOptions = Options>
+ProgramOptions parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "program");
-  return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "A description.");
+  return pentatron::parse_options<ProgramOptions>(static_cast<int>(arguments.size()), arguments.data(),
+                                                  "A description.");
 }
 
 // What is said about the arguments, or "" if they are accepted.
@@ -258,36 +261,29 @@ TEST_CASE("options: output files are checked, and left alone", "[options]") {
 }
 
 TEST_CASE("options: a program takes the options of its techniques only", "[options]") {
-  using pentatron::OptionGroup;
-  const auto with_groups = [](std::vector<const char*> arguments, std::initializer_list<OptionGroup> groups) {
-    arguments.insert(arguments.begin(), "program");
-    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "", groups);
-  };
   CHECK(complaint({"--zero-stage", "2"}) ==
         "--zero-stage: unknown option; expected one of those that --help lists");
-  CHECK(with_groups({"--zero-stage", "2"}, {OptionGroup::zero}).zero_stage == 2);
-  CHECK_THROWS_WITH(with_groups({"--zero-stage", "4"}, {OptionGroup::zero}),
+  CHECK(parse<ZeroOptions>({"--zero-stage", "2"}).zero_stage == 2);
+  CHECK_THROWS_WITH(parse<ZeroOptions>({"--zero-stage", "4"}),
                     "--zero-stage: 4 is not valid; expected a whole number from 0 to 3");
-  CHECK(!with_groups({}, {OptionGroup::tensor_parallel}).sequence_parallel);
-  CHECK(with_groups({"--sequence-parallel"}, {OptionGroup::tensor_parallel}).sequence_parallel);
-  const Options options = with_groups({"--dp-sync", "overlap", "--bucket-mb", "0.5", "--timeout", "9",
-                                       "--link", "5us,50GB/s", "--ranks-per-node", "4"},
-                                      {OptionGroup::communication, OptionGroup::data_parallel});
-  CHECK(options.dp_sync == pentatron::DpSync::overlap);
+  CHECK(!parse<TensorParallelOptions>({}).sequence_parallel);
+  CHECK(parse<TensorParallelOptions>({"--sequence-parallel"}).sequence_parallel);
+  const auto options = parse<DataParallelOptions>({"--dp-sync", "overlap", "--bucket-mb", "0.5", "--timeout",
+                                                   "9", "--link", "5us,50GB/s", "--ranks-per-node", "4"});
+  CHECK(options.dp_sync == DpSync::overlap);
   CHECK(options.bucket_mb == 0.5);
-  CHECK(parse({}).bucket_mb == Approx(4e-6 * 459'840 / 8));  // of the gradients of tiny, an eighth
-  CHECK(parse({"--model", "smollm-135m"}).bucket_mb == 25);
+  CHECK(parse<DataParallelOptions>({}).bucket_mb ==
+        Approx(4e-6 * 459'840 / 8));  // of the gradients of tiny, an eighth
+  CHECK(parse<DataParallelOptions>({"--model", "smollm-135m"}).bucket_mb == 25);
   CHECK(options.timeout == 9);
   CHECK(options.link == "5us,50GB/s");
   CHECK(options.ranks_per_node == 4);
-  CHECK(
-      with_groups({"--tp-chunks", "4", "--tp-overlap", "chunks"}, {OptionGroup::tensor_parallel}).tp_chunks ==
-      4);
-  CHECK_THROWS_WITH(with_groups({"--tp-chunks", "4"}, {OptionGroup::tensor_parallel}),
+  CHECK(parse<TensorParallelOptions>({"--tp-chunks", "4", "--tp-overlap", "chunks"}).tp_chunks == 4);
+  CHECK_THROWS_WITH(parse<TensorParallelOptions>({"--tp-chunks", "4"}),
                     "--tp-chunks: 4 is not valid; expected none without --tp-overlap chunks");
   const auto fp8 = [&](std::vector<const char*> more) {
     more.push_back("--fp8-communication");
-    return with_groups(more, {OptionGroup::tensor_parallel, OptionGroup::experts}).fp8_communication;
+    return parse<CombinedOptions>(more).fp8_communication;
   };
   CHECK(fp8({"--sequence-parallel"}));
   CHECK_THROWS_WITH(fp8({}),
@@ -298,17 +294,13 @@ TEST_CASE("options: a program takes the options of its techniques only", "[optio
   CHECK_THROWS_WITH(
       fp8({"--sequence-parallel", "--experts", "4"}),
       Catch::Matchers::StartsWith("--fp8-communication: given is not valid; expected none with --experts"));
-  CHECK_THROWS_WITH(with_groups({"--dp-sync", "late"}, {OptionGroup::data_parallel}),
+  CHECK_THROWS_WITH(parse<DataParallelOptions>({"--dp-sync", "late"}),
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }
 
 TEST_CASE("options: layouts of a context", "[options]") {
   using pentatron::CpExchange, pentatron::CpLayout;
-  const auto context = [](std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), "program");
-    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
-                                    {pentatron::OptionGroup::context_parallel});
-  };
+  const auto context = parse<ContextParallelOptions>;
   CHECK(context({}).cp_layout == CpLayout::zigzag);
   CHECK(context({}).cp_exchange == CpExchange::ring);
   CHECK(context({"--cp-layout", "contiguous"}).cp_layout == CpLayout::contiguous);
@@ -319,11 +311,7 @@ TEST_CASE("options: layouts of a context", "[options]") {
 
 TEST_CASE("options: schedules of a pipeline", "[options]") {
   using pentatron::PpSchedule;
-  const auto pipeline = [](std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), "program");
-    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
-                                    {pentatron::OptionGroup::pipeline});
-  };
+  const auto pipeline = parse<PipelineOptions>;
   CHECK(pipeline({}).pp_schedule == PpSchedule::one_f_one_b);
   CHECK(pipeline({}).vpp == 1);
   CHECK(pipeline({}).pp == 0);
@@ -333,7 +321,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   for (const char* name : {"afab", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"}) {
     CHECK(to_string(pipeline({"--pp-schedule", name}).pp_schedule) == name);
   }
-  const Options options =
+  const PipelineOptions options =
       pipeline({"--vpp", "3", "--pp-schedule", "interleaved", "--pp", "4", "--show-schedule"});
   CHECK(options.vpp == 3);
   CHECK(options.pp == 4);
@@ -349,7 +337,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
                     "another number of chunks");
 
   CHECK(pipeline({"--pp-costs", "2,2.5,1,0"}).pp_costs == std::vector{2.0, 2.5, 1.0, 0.0});
-  CHECK(pipeline({"--pp-messages", "grouped"}).pp_messages == pentatron::PpMessages::grouped);
+  CHECK(pipeline({"--pp-messages", "grouped"}).pp_messages == PpMessages::grouped);
   CHECK(pipeline({"--pp-max-in-flight", "5"}).pp_max_in_flight == 5);
   for (const char* wrong :
        {"1,1,1", "1,1,1,0,", "1,1,1,0,0", "0,1,1,0", "1,-1,1,0", "1,1,1,x", "1,1,1,101", "", ","}) {
@@ -363,7 +351,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
 
   const TemporaryFolder folder;
   const std::string path = folder.write("schedule.txt", "F0 B0\n");
-  const Options from_file = pipeline({"--pp-schedule", path.c_str()});
+  const PipelineOptions from_file = pipeline({"--pp-schedule", path.c_str()});
   CHECK(from_file.pp_schedule == PpSchedule::from_file);
   CHECK(from_file.pp_schedule_file == path);
   CHECK(from_file.pp_schedule_text == "F0 B0\n");
@@ -397,33 +385,29 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
 }
 
 TEST_CASE("options: experts", "[experts][options]") {
-  const auto experts = [](std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), "program");
-    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "",
-                                    {pentatron::OptionGroup::mesh, pentatron::OptionGroup::experts});
-  };
-  CHECK(experts({}).experts == 0);
+  const auto experts = parse<CombinedOptions>;
+  CHECK(experts({}).model.experts == 0);
   CHECK(experts({"--ep", "1", "--top-k", "9", "--moe-every", "9"}).ep ==
         1);  // without experts nothing matters
-  const Options options = experts({"--experts", "12", "--top-k", "3", "--moe-every", "4", "--ep", "6",
-                                   "--aux-loss", "0.5", "--expert-buffer", "1.5"});
-  CHECK(options.experts == 12);
-  CHECK(options.top_k == 3);
-  CHECK(options.moe_every == 4);
-  CHECK(options.has_experts(3));
-  CHECK(!options.has_experts(4));
+  const CombinedOptions options = experts({"--experts", "12", "--top-k", "3", "--moe-every", "4", "--ep", "6",
+                                           "--aux-loss", "0.5", "--expert-buffer", "1.5"});
+  CHECK(options.model.experts == 12);
+  CHECK(options.model.top_k == 3);
+  CHECK(options.model.moe_every == 4);
+  CHECK(options.model.has_experts(3));
+  CHECK(!options.model.has_experts(4));
   CHECK(options.ep == 6);
   CHECK(options.aux_loss == 0.5);
   CHECK(options.expert_buffer == 1.5);
-  CHECK(options.balance == pentatron::Balance::loss);
-  CHECK(experts({"--balance", "bias"}).balance == pentatron::Balance::bias);
+  CHECK(options.model.balance == Balance::loss);
+  CHECK(experts({"--balance", "bias"}).model.balance == Balance::bias);
   CHECK_THROWS_WITH(experts({"--balance", "x"}),
                     "--balance: x is not valid; expected one of loss, bias, none");
   CHECK(experts({"--z-loss", "1e-3"}).z_loss == 1e-3);
   CHECK(experts({"--drop-tokens", "1.25"}).drop_tokens == 1.25);
-  CHECK(experts({"--experts", "4", "--shared-experts", "2"}).shared_experts == 2);
-  CHECK(experts({"--dispatch", "once"}).dispatch == pentatron::Dispatch::once);
-  CHECK(experts({"--expert-products", "loop"}).expert_products == pentatron::ExpertProducts::loop);
+  CHECK(experts({"--experts", "4", "--shared-experts", "2"}).model.shared_experts == 2);
+  CHECK(experts({"--dispatch", "once"}).dispatch == Dispatch::once);
+  CHECK(experts({"--expert-products", "loop"}).expert_products == ExpertProducts::loop);
   CHECK(experts({"--experts", "4", "--expert-chunks", "2"}).expert_chunks == 2);
   CHECK_THROWS_WITH(experts({"--experts", "4", "--expert-chunks", "3"}),
                     "--expert-chunks: 3 is not valid; expected a divisor of the tokens that a rank has of a "
@@ -453,28 +437,28 @@ TEST_CASE("options: parameters of a model with experts", "[experts][options]") {
   Options options = parse({});
   const int64_t mlp = 3 * 64 * 192, router = 8 * 64;
   const int64_t rest = 8 * (4 * 64 * 64 + 2 * 64) + 64 + 2 * 64 * 256;
-  CHECK(parameter_count(options) == rest + 8 * mlp);
-  CHECK(active_parameter_count(options) == rest + 8 * mlp);
-  options.experts = 8;
-  options.top_k = 2;
-  CHECK(parameter_count(options) == rest + 8 * (8 * mlp + router));
-  CHECK(active_parameter_count(options) == rest + 8 * (2 * mlp + router));
-  options.moe_every = 3;  // layers 2 and 5 of 0 to 7
-  CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (8 * mlp + router));
-  CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (2 * mlp + router));
-  options.balance = pentatron::Balance::bias;
-  CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (8 * mlp + router + 8));
-  options.shared_experts = 3;
-  CHECK(parameter_count(options) == rest + 6 * mlp + 2 * (11 * mlp + router + 8));
-  CHECK(active_parameter_count(options) == rest + 6 * mlp + 2 * (5 * mlp + router + 8));
+  CHECK(parameter_count(options.model) == rest + 8 * mlp);
+  CHECK(active_parameter_count(options.model) == rest + 8 * mlp);
+  options.model.experts = 8;
+  options.model.top_k = 2;
+  CHECK(parameter_count(options.model) == rest + 8 * (8 * mlp + router));
+  CHECK(active_parameter_count(options.model) == rest + 8 * (2 * mlp + router));
+  options.model.moe_every = 3;  // layers 2 and 5 of 0 to 7
+  CHECK(parameter_count(options.model) == rest + 6 * mlp + 2 * (8 * mlp + router));
+  CHECK(active_parameter_count(options.model) == rest + 6 * mlp + 2 * (2 * mlp + router));
+  options.model.balance = Balance::bias;
+  CHECK(parameter_count(options.model) == rest + 6 * mlp + 2 * (8 * mlp + router + 8));
+  options.model.shared_experts = 3;
+  CHECK(parameter_count(options.model) == rest + 6 * mlp + 2 * (11 * mlp + router + 8));
+  CHECK(active_parameter_count(options.model) == rest + 6 * mlp + 2 * (5 * mlp + router + 8));
 }
 
 TEST_CASE("options: a program's own default of --attention", "[options]") {
   using pentatron::Attention;
   const auto attention = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
-    return pentatron::parse_options(static_cast<int>(arguments.size()), arguments.data(), "", {},
-                                    Attention::tiled)
+    return pentatron::parse_options<Options>(static_cast<int>(arguments.size()), arguments.data(), "",
+                                             Attention::tiled)
         .attention;
   };
   CHECK(attention({}) == Attention::tiled);

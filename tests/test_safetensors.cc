@@ -126,9 +126,8 @@ TEST_CASE("safetensors: 1000 random damages of a checkpoint's files", "[01][chec
   std::vector<StoredTensor> tensors = {{"model.norm.weight", NumberType::fp32, {4}},
                                        {"lm_head.weight", NumberType::fp32, {2, 4}}};
   const std::string model = safetensors_header(tensors) + std::string(48, '\2');
-  Options options;
-  options.model = {"x", 2, 8, 2, 1, 24, 256, 1e4, 1e-5};
-  const std::string config = model_config_text(options, "float32"),
+  const ModelConfig sizes = {"x", 2, 8, 2, 1, 24, 256, 1e4, 1e-5};
+  const std::string config = model_config_text(sizes, 128, "float32"),
                     state = trainer_state_text(7, "fp32", "adamw", R"({"lr": 0.1, "data": "text"})"),
                     index = R"({"weight_map": {"model.norm.weight": "model-1.safetensors"}})";
   folder.write("model-1.safetensors", model);
@@ -159,7 +158,7 @@ TEST_CASE("safetensors: 1000 random damages of a checkpoint's files", "[01][chec
                                    "model.safetensors.index.json"};
       std::filesystem::remove(folder.path() + "/model.safetensors");
       folder.write(names[which], content);
-      Options read;
+      ModelConfig read;
       if (which == 1) return read_model_config("--load", folder.path(), read);
       if (which == 2) return (void)read_trainer_state("--load", folder.path());
       const SafetensorsFolder found("--load", folder.path(), "model");
@@ -210,19 +209,18 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
 
 TEST_CASE("checkpoint: a model's config is read as it was written", "[01][checkpoint]") {
   const TemporaryFolder folder;
-  Options options;
-  options.model = {"x", 3, 24, 4, 2, 40, 300, 5e5, 1e-6, {8, 1, 4, 64}};
-  options.experts = 6, options.top_k = 3, options.moe_every = 2;
-  folder.write("config.json", model_config_text(options, "float32"));
-  Options read;
+  ModelConfig model = {"x", 3, 24, 4, 2, 40, 300, 5e5, 1e-6, {8, 1, 4, 64}};
+  model.experts = 6, model.top_k = 3, model.moe_every = 2;
+  folder.write("config.json", model_config_text(model, 128, "float32"));
+  ModelConfig read;
   read_model_config("--load", folder.path(), read);
-  CHECK(model_difference(read, options) == "");
-  CHECK(read.model.rope_scaling == options.model.rope_scaling);
-  options.model.d_ff = 41;
-  CHECK(model_difference(options, read) == "--d-ff is 41, and was 40");
-  options.model.d_ff = 40, options.balance = Balance::bias;
-  CHECK(model_difference(options, read) == "--balance bias is 1, and was 0");
-  folder.write("config.json", model_config_text(options, "float32"));
+  CHECK(model_difference(read, model) == "");
+  CHECK(read.rope_scaling == model.rope_scaling);
+  model.d_ff = 41;
+  CHECK(model_difference(model, read) == "--d-ff is 41, and was 40");
+  model.d_ff = 40, model.balance = Balance::bias;
+  CHECK(model_difference(model, read) == "--balance bias is 1, and was 0");
+  folder.write("config.json", model_config_text(model, 128, "float32"));
   read_model_config("--load", folder.path(), read);
   CHECK(read.balance == Balance::bias);
 }
@@ -234,8 +232,8 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
     "num_hidden_layers": 2, "num_attention_heads": 2)";
   const auto words = [&](const std::string& more) {
     folder.write("config.json", "{" + plain + more + "}");
-    Options options;
-    return complaint([&] { read_model_config("--load-weights", folder.path(), options); });
+    ModelConfig model;
+    return complaint([&] { read_model_config("--load-weights", folder.path(), model); });
   };
   CHECK(words("") == "");
   CHECK(words(R"(, "sliding_window": null, "head_dim": 4, "hidden_act": "silu")") == "");

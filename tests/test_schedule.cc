@@ -68,12 +68,12 @@ std::string as_file(const Schedule& s) {
 }
 
 // What show_schedule prints.
-std::string print_schedule(const Options& options, int p, int m) {
+std::string print_schedule(const PipelineOptions& options, int p, int m) {
   struct Captured : std::ostringstream {
     std::streambuf* const terminal = std::cout.rdbuf(rdbuf());
     ~Captured() override { std::cout.rdbuf(terminal); }
   } printed;
-  Options complete = options;
+  PipelineOptions complete = options;
   complete.pp = p;
   show_schedule(complete, m);
   return printed.str();
@@ -266,7 +266,7 @@ TEST_CASE("05: dualpipe with pairs at once has the published bubble", "[05][sche
 // The last rank waits p - 1 forwards and transfers for its first work. With enough micro-batches in flight
 // that is all.
 TEST_CASE("05: an order made for its costs", "[05][schedule]") {
-  Options options;
+  PipelineOptions options;
   options.pp_schedule = PpSchedule::zb_h1;
   for (const std::vector<double>& costs :
        {std::vector<double>{1, 1, 1, 0}, {1, 1.25, 0.75, 0.125}, {1, 1.5, 0.5, 0}}) {
@@ -302,7 +302,7 @@ TEST_CASE("05: too many micro-batches in flight", "[05][schedule]") {
       "already, the most of --pp-max-in-flight");
   CHECK_THROWS_WITH(check_in_flight(make_schedule(PpSchedule::zb_v, 2, 4, 2), 3),
                     Catch::Matchers::StartsWith("rank 0, instruction "));
-  Options options;
+  PipelineOptions options;
   options.model.layers = 8;
   options.vpp = 1;
   options.pp_max_in_flight = 3;
@@ -648,7 +648,7 @@ TEST_CASE("05: what is wrong with the stages in a file", "[05][schedule]") {
 // What complete_pipeline_options says of a file before anything runs.
 TEST_CASE("05: a file that cannot run is refused", "[05][schedule]") {
   const auto complete = [](const std::string& text, Recompute recompute = Recompute::none) {
-    Options options;
+    PipelineOptions options;
     options.model.layers = 8;
     options.vpp = 1;
     options.recompute = recompute;
@@ -761,10 +761,10 @@ TEST_CASE("05: layers are split so that the slowest stage is fastest", "[05][sch
 }
 
 TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
-  Options options;
+  PipelineOptions options;
   options.model.layers = 8;
   const auto complete = [&](int ranks, int m) {
-    Options copy = options;
+    PipelineOptions copy = options;
     complete_pipeline_options(copy, ranks, m);
     return copy;
   };
@@ -784,7 +784,7 @@ TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
                     "--pp: 4 is not valid; expected the number of ranks, 2, unless with --show-schedule");
   options.show_schedule = true;
   CHECK(complete(1, 8).pp == 4);
-  options = Options();
+  options = PipelineOptions();
   options.model.layers = 8;
   options.pp_schedule = PpSchedule::zb_h1;
   options.vpp = 1;
@@ -862,7 +862,7 @@ TEST_CASE("05: a schedule as text", "[05][schedule]") {
 
 TEST_CASE("05: a picture of a schedule from a file has its name", "[05][schedule]") {
   const pentatron::tests::TemporaryFolder folder;
-  Options options;
+  PipelineOptions options;
   options.pp_schedule = PpSchedule::from_file;
   options.pp_schedule_file = "a<b>&c.txt";
   options.pp_schedule_text = "F0 F1 B1 B0\nF0 F1 B1 B0\n";
@@ -889,7 +889,7 @@ TEST_CASE("05: a picture of a schedule from a file has its name", "[05][schedule
 
 TEST_CASE("05: a schedule as SVG", "[05][schedule]") {
   const pentatron::tests::TemporaryFolder folder;
-  Options options;
+  PipelineOptions options;
   options.model.layers = 8;
   options.pp_schedule = PpSchedule::interleaved;
   options.vpp = 2;

@@ -1,4 +1,4 @@
-// The numbers that define a training run on one device. Options of techniques are in program/options.h.
+// The numbers that define a training run on one device.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,9 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+// What keeps experts equally busy: a loss, a bias of the router's choice, or nothing.
+enum class Balance { loss, bias, none };
+
 // The sizes of a Llama decoder.
 struct ModelConfig {
   std::string name;  // of the preset, such as tiny
@@ -30,8 +33,23 @@ struct ModelConfig {
   double norm_epsilon;
   RopeScaling rope_scaling = {};
 
+  // A mixture of experts (Shazeer et al., 2017): layers whose MLP is several, of which each token takes some.
+  // A model is saved with them; 07 trains them.
+  int experts = 0;         // of a layer that has any; 0: no layer has
+  int top_k = 2;           // experts that each token is sent to
+  int moe_every = 1;       // every moe_every-th layer has experts
+  int shared_experts = 0;  // further experts of such a layer, which every token is sent to
+  Balance balance = Balance::loss;
+
   int head_size() const { return d_model / heads; }
+  bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
+  bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
 };
+
+// Elements of all parameters (embedding and head are two matrices), and of those that one token uses: of
+// a layer's experts only top_k.
+int64_t parameter_count(const ModelConfig& model);
+int64_t active_parameter_count(const ModelConfig& model);
 
 // What forward keeps for backward. none: everything; selective: everything but the attention scores;
 // full: only each layer's input. Backward recomputes the rest.

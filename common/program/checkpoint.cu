@@ -369,7 +369,8 @@ std::string Checkpoints::complete(const std::string& part, int64_t steps) const 
   if (has_loss_scale) scale = {loss_scale_[0].factor, loss_scale_[0].good_steps, loss_scale_[0].skipped};
   const std::string state = trainer_state_text(
       steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json, scale);
-  std::string error = write_file(folder / "config.json", model_config_text(options_, torch_name));
+  std::string error = write_file(folder / "config.json",
+                                 model_config_text(options_.model, options_.sequence_length, torch_name));
   if (error.empty()) error = write_file(folder / "trainer_state.json", state);
   const fs::path tokenizer = tokenizer_beside(options_.data);
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {

@@ -59,7 +59,7 @@ std::string to_text(const RankReport& report);
 RankReport rank_report(const std::string& text);
 
 struct Summary {
-  std::vector<std::pair<std::string, int>> layout;  // degree of each mesh dimension
+  std::vector<std::pair<std::string, int>> layout;  // degree of each dimension
   int64_t parameters;                               // of the whole model
   double final_loss;
   double seconds;                 // of all steps

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "device/errors.h"
 #include "model/mapped_file.h"
 
 namespace pentatron {
@@ -79,9 +80,8 @@ void read_rope(const Config& config, ModelConfig& model) {
 
 }  // namespace
 
-void read_model_config(const std::string& option, const std::string& folder, Options& options) {
+void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model) {
   const Config config(option, folder);
-  ModelConfig& model = options.model;
   model.name = folder;
   model.layers = config.whole("num_hidden_layers", 1, 1000);
   model.d_model = config.whole("hidden_size", 2, 65536);
@@ -93,14 +93,14 @@ void read_model_config(const std::string& option, const std::string& folder, Opt
   model.norm_epsilon = config.number("rms_norm_eps", 1e-6);
   read_rope(config, model);
   const Config experts = config.part("pentatron_experts");
-  options.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
-  if (options.experts > 0) {
-    options.top_k = experts.whole("top_k", 1, 1024);
-    options.moe_every = experts.whole("moe_every", 1, 1000);
-    if (experts.has("shared_experts")) options.shared_experts = experts.whole("shared_experts", 0, 1024);
-    if (experts.has("balance_bias")) options.balance = Balance::bias;
+  model.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
+  if (model.experts > 0) {
+    model.top_k = experts.whole("top_k", 1, 1024);
+    model.moe_every = experts.whole("moe_every", 1, 1000);
+    if (experts.has("shared_experts")) model.shared_experts = experts.whole("shared_experts", 0, 1024);
+    if (experts.has("balance_bias")) model.balance = Balance::bias;
   }
-  config.only("model_type", options.experts > 0 ? "pentatron_experts" : "llama");
+  config.only("model_type", model.experts > 0 ? "pentatron_experts" : "llama");
   config.only("hidden_act", "silu");
   config.only("attention_bias", false);
   config.only("mlp_bias", false);
@@ -109,8 +109,7 @@ void read_model_config(const std::string& option, const std::string& folder, Opt
   config.only("head_dim", model.d_model / model.heads);
 }
 
-std::string model_config_text(const Options& options, const std::string& type) {
-  const ModelConfig& m = options.model;
+std::string model_config_text(const ModelConfig& m, int sequence_length, const std::string& type) {
   Json config = {{"architectures", {"LlamaForCausalLM"}},
                  {"model_type", "llama"},
                  {"hidden_size", m.d_model},
@@ -119,7 +118,7 @@ std::string model_config_text(const Options& options, const std::string& type) {
                  {"num_attention_heads", m.heads},
                  {"num_key_value_heads", m.kv_heads},
                  {"vocab_size", m.vocab_size},
-                 {"max_position_embeddings", options.sequence_length},
+                 {"max_position_embeddings", sequence_length},
                  {"hidden_act", "silu"},
                  {"attention_bias", false},
                  {"mlp_bias", false},
@@ -136,21 +135,19 @@ std::string model_config_text(const Options& options, const std::string& type) {
                               {"low_freq_factor", rope.low_freq_factor},
                               {"high_freq_factor", rope.high_freq_factor},
                               {"original_max_position_embeddings", rope.original_positions}};
-    config["max_position_embeddings"] = std::max(options.sequence_length, rope.original_positions);
+    config["max_position_embeddings"] = std::max(sequence_length, rope.original_positions);
   }
-  if (options.experts > 0) {  // transformers has no such model
+  if (m.experts > 0) {  // transformers has no such model
     config["architectures"] = {"PentatronExperts"};
     config["model_type"] = "pentatron_experts";
-    config["pentatron_experts"] = {
-        {"experts", options.experts}, {"top_k", options.top_k}, {"moe_every", options.moe_every}};
-    if (options.shared_experts > 0) config["pentatron_experts"]["shared_experts"] = options.shared_experts;
-    if (options.has_balance_bias()) config["pentatron_experts"]["balance_bias"] = true;
+    config["pentatron_experts"] = {{"experts", m.experts}, {"top_k", m.top_k}, {"moe_every", m.moe_every}};
+    if (m.shared_experts > 0) config["pentatron_experts"]["shared_experts"] = m.shared_experts;
+    if (m.has_balance_bias()) config["pentatron_experts"]["balance_bias"] = true;
   }
   return config.dump(2) + "\n";
 }
 
-std::string model_difference(const Options& options, const Options& saved) {
-  const ModelConfig &m = options.model, &s = saved.model;
+std::string model_difference(const ModelConfig& m, const ModelConfig& s) {
   const std::tuple<const char*, double, double> sizes[] = {
       {"--layers", m.layers, s.layers},
       {"--d-model", m.d_model, s.d_model},
@@ -160,11 +157,11 @@ std::string model_difference(const Options& options, const Options& saved) {
       {"--vocab-size", m.vocab_size, s.vocab_size},
       {"--model's rope_theta", m.rope_theta, s.rope_theta},
       {"--model's rms_norm_eps", m.norm_epsilon, s.norm_epsilon},
-      {"--experts", options.experts, saved.experts},
-      {"--top-k", options.experts > 0 ? options.top_k : 0, saved.experts > 0 ? saved.top_k : 0},
-      {"--moe-every", options.experts > 0 ? options.moe_every : 0, saved.experts > 0 ? saved.moe_every : 0},
-      {"--shared-experts", options.shared_experts, saved.shared_experts},
-      {"--balance bias", options.has_balance_bias(), saved.has_balance_bias()}};
+      {"--experts", m.experts, s.experts},
+      {"--top-k", m.experts > 0 ? m.top_k : 0, s.experts > 0 ? s.top_k : 0},
+      {"--moe-every", m.experts > 0 ? m.moe_every : 0, s.experts > 0 ? s.moe_every : 0},
+      {"--shared-experts", m.shared_experts, s.shared_experts},
+      {"--balance bias", m.has_balance_bias(), s.has_balance_bias()}};
   for (const auto& [name, here, there] : sizes) {
     if (here != there) return std::string(name) + " is " + text(here) + ", and was " + text(there);
   }

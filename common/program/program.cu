@@ -124,11 +124,11 @@ double peak_flops() {
 #endif
 }
 
-double flops_per_token(const Options& options) {
-  const ModelConfig& m = options.model;
+double flops_per_token(const TrainingConfig& training) {
+  const ModelConfig& m = training.model;
   const double in_products =
-      static_cast<double>(active_parameter_count(options) - int64_t{m.vocab_size} * m.d_model);
-  return 6 * in_products + 12.0 * m.layers * m.d_model * options.sequence_length;
+      static_cast<double>(active_parameter_count(m) - int64_t{m.vocab_size} * m.d_model);
+  return 6 * in_products + 12.0 * m.layers * m.d_model * training.sequence_length;
 }
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
@@ -169,7 +169,7 @@ void Run::begin_step(int64_t step) {
   if (!traces_ && is_traced(step)) start_trace();
 }
 
-void Run::end_step(Dropped dropped) {
+void Run::end_step(std::optional<Dropped> dropped) {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), dropped});
@@ -197,8 +197,8 @@ void Run::log_step() {
                     static_cast<size_t>(largest[1]),
                     static_cast<size_t>(largest[2] + 0.5)};
   record.computed = !is_dry_run();
-  if (options_.drop_tokens > 0) {
-    const std::vector<double> copies = peers_.sum({issued.dropped.copies, issued.dropped.of});
+  if (issued.dropped) {
+    const std::vector<double> copies = peers_.sum({issued.dropped->copies, issued.dropped->of});
     record.dropped = copies[1] > 0 ? copies[0] / copies[1] : 0;
   }
   if (trained_.loss_scale() != nullptr) {

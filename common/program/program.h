@@ -45,9 +45,9 @@ Attention fastest_attention(int head_size, double error);
 double peak_flops();
 
 // Floating-point operations of training on one token, forward and backward: 6 N + 12 L d s. N leaves out
-// the embedding table, and the experts that a token is not sent to. Recomputed operations do not count.
+// the embedding table, and what a token does not use. Recomputed operations do not count.
 // Attention is not halved for causality.
-double flops_per_token(const Options& options);
+double flops_per_token(const TrainingConfig& training);
 
 // A run from its first step to its summary. It times the steps and writes the log and the trace. A step is
 // logged when the next one has been issued: then the device has work while the host waits for the loss.
@@ -57,7 +57,7 @@ class Run {
       Peers& peers = single_process);
 
   void begin_step(int64_t step);
-  void end_step(Dropped dropped = {});  // all work of the step has been issued
+  void end_step(std::optional<Dropped> dropped = {});  // all work of the step has been issued
   // Prints and logs the summary. `layout`: the degree of each dimension.
   void summarize(const MemoryPrediction& predicted,
                  const std::vector<std::pair<std::string, int>>& layout = {});
@@ -82,7 +82,7 @@ class Run {
   struct Issued {
     int64_t step;
     double memory, sent;
-    Dropped dropped;
+    std::optional<Dropped> dropped;
   };
   std::deque<Issued> issued_;  // not logged: two at most
 

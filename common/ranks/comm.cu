@@ -76,8 +76,8 @@ std::vector<std::string> hosts_of_ranks(int ranks) {
 }
 
 // Several communicators may be in use together only if their operations start in the order in which the
-// host issued them (NCCL's and CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT). Otherwise a
-// pipeline's sends and receives deadlock.
+// host issued them (NCCL's and CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT). Otherwise
+// sends and receives between two ranks deadlock.
 void check_versions() {
 #ifndef NCCL_OVER_MPI
   int nccl = 0, driver = 0;

@@ -87,7 +87,7 @@ class World : public Peers {
 // The most thread blocks (NCCL: CTAs) of one operation. A block of NCCL's keeps a multiprocessor from the
 // products that run beside it, also while it waits for another rank, and NCCL takes 24 to 32 if it may. These
 // numbers follow from what hides an operation; they were not measured. NCCL_MAX_CTAS replaces all of them.
-constexpr int edge_blocks = 4;     // messages of a pipeline: short, and posted early, so they wait long
+constexpr int edge_blocks = 4;     // messages of two ranks: short, and posted early, so they wait long
 constexpr int data_blocks = 8;     // beside backward, which is longer than they are
 constexpr int tensor_blocks = 16;  // forward waits for them
 

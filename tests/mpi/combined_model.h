@@ -12,7 +12,7 @@ namespace pentatron {
 
 struct CombinedCase {
   MeshShape shape;
-  Options options;
+  CombinedOptions options;
 
   // The same on one rank, in the plainest way.
   CombinedCase alone() const {
@@ -31,7 +31,7 @@ struct CombinedCase {
 // order, which is that in which they need each other.
 struct CombinedModel {
   const CombinedCase of;
-  const Options& options = of.options;
+  const CombinedOptions& options = of.options;
   const Stream compute{"compute"};
   Mesh mesh;
   const std::vector<LayerRange> chunks;

@@ -2,7 +2,7 @@
 
 namespace pentatron {
 
-ParallelModel::ParallelModel(const Options& o, Technique t, World& world, Communicator& communicator,
+ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world, Communicator& communicator,
                              OtherSeams other)
     : options(o),
       technique(t),

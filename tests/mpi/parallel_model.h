@@ -11,6 +11,7 @@
 #include "../../05_pipeline_parallel/pipeline.h"
 #include "../../05_pipeline_parallel/schedule_file.h"
 #include "../../06_context_parallel/context_parallel.h"
+#include "../../07_combined_5d/options.h"
 #include "model.h"
 #include "mpi_tests.h"
 #include "random_schedule.h"
@@ -76,7 +77,7 @@ inline Technique odd_order(int m, bool splits_backward) {
 }
 
 template <class Region = TensorParallel>
-std::unique_ptr<TensorParallel> make_region(const Options& options, Communicator& ranks,
+std::unique_ptr<TensorParallel> make_region(const CombinedOptions& options, Communicator& ranks,
                                             cudaStream_t stream) {
   return std::make_unique<Region>(options, rows_of(options, {}).inside, ranks, stream);
 }
@@ -90,7 +91,7 @@ struct OtherSeams {
 
 // Everything that one rank of a program has. `options` are those of the whole batch.
 struct ParallelModel {
-  Options options;
+  CombinedOptions options;
   Technique technique;
   Communicator& ranks;
   Communicator copies;  // of the model, in a pipeline
@@ -113,7 +114,7 @@ struct ParallelModel {
   StepTotals totals{stream};
   std::unique_ptr<HostBatchLoader> loader;
 
-  ParallelModel(const Options& o, Technique t, World& world, Communicator& communicator,
+  ParallelModel(const CombinedOptions& o, Technique t, World& world, Communicator& communicator,
                 OtherSeams other = {});
   ~ParallelModel();
 

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "../../07_combined_5d/options.h"
 #include "model.h"
 
 namespace pentatron {
@@ -13,7 +14,7 @@ constexpr double kScalarTolerance = 1e-12;  // relative error
 using Tensors = std::vector<std::vector<double>>;  // [parameters]
 
 // Weights follow from gradients, as they don't in AdamW, and gradients are clipped: their norm is above 0.2.
-inline Options training(Options o, int steps) {
+inline CombinedOptions training(CombinedOptions o, int steps) {
   o.optimizer = OptimizerKind::sgd;
   o.lr = 0.5;
   o.min_lr = 0.1;
@@ -25,7 +26,7 @@ inline Options training(Options o, int steps) {
 }
 
 // Ranks and micro-batches have different numbers of targets.
-inline std::vector<HostBatch> batches_of_step(const Options& o, int step) {
+inline std::vector<HostBatch> batches_of_step(const CombinedOptions& o, int step) {
   std::vector<HostBatch> batches = random_batches(o, 100 + step);
   for (size_t i = 0; i < batches.size(); ++i) {
     std::vector<int32_t>& targets = batches[i].targets;

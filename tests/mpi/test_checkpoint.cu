@@ -14,18 +14,18 @@ namespace {
 
 CombinedCase case_of(const MeshShape& shape, int zero_stage, int experts = 0) {
   const int r = mpi_tests::ranks(), heads = 2 * r;
-  Options o =
-      training(test_options(/*layers=*/r, /*d_model=*/2 * heads, heads, /*kv_heads=*/r, /*d_ff=*/3 * r,
-                            /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/1,
-                            /*global_batch=*/2 * r),
-               2);
+  CombinedOptions o = training(test_options<CombinedOptions>(
+                                   /*layers=*/r, /*d_model=*/2 * heads, heads, /*kv_heads=*/r, /*d_ff=*/3 * r,
+                                   /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/1,
+                                   /*global_batch=*/2 * r),
+                               2);
   o.optimizer = OptimizerKind::adamw;
   o.lr = 0.05;
   o.epsilon = 0.01;  // so that AdamW does not make large what is only rounding
   o.zero_stage = zero_stage;
   o.attention = Attention::tiled;
-  o.experts = experts;
-  o.balance = experts > 0 ? Balance::bias : Balance::loss;
+  o.model.experts = experts;
+  o.model.balance = experts > 0 ? Balance::bias : Balance::loss;
   o.balance_rate = 0.05;
   o.ep = shape.ep;
   CombinedCase c = {shape, o};

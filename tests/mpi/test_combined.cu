@@ -32,7 +32,7 @@ double difference(const std::vector<double>& a, const std::vector<double>& b, do
 
 // As a request to the program.
 std::string command_line(const CombinedCase& c) {
-  const Options& o = c.options;
+  const CombinedOptions& o = c.options;
   const ModelConfig& m = o.model;
   std::ostringstream text;
   text << "mpirun -n " << c.shape.ranks() << " build/cpu-fp64/07_combined_5d --tp " << c.shape.tp << " --cp "
@@ -50,12 +50,13 @@ std::string command_line(const CombinedCase& c) {
        << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
        << o.global_batch_size;
   if (o.document_end >= 0) text << " --documents " << o.document_end;
-  if (o.experts > 0)
-    text << " --experts " << o.experts << " --top-k " << o.top_k << " --moe-every " << o.moe_every << " --ep "
-         << c.shape.ep << " --balance " << to_string(o.balance) << " --aux-loss " << o.aux_loss
-         << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss << " --shared-experts "
-         << o.shared_experts << " --drop-tokens " << o.drop_tokens << " --expert-chunks " << o.expert_chunks
-         << " --dispatch " << to_string(o.dispatch) << " --expert-products " << to_string(o.expert_products);
+  if (o.model.experts > 0)
+    text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --moe-every "
+         << o.model.moe_every << " --ep " << c.shape.ep << " --balance " << to_string(o.model.balance)
+         << " --aux-loss " << o.aux_loss << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss
+         << " --shared-experts " << o.model.shared_experts << " --drop-tokens " << o.drop_tokens
+         << " --expert-chunks " << o.expert_chunks << " --dispatch " << to_string(o.dispatch)
+         << " --expert-products " << to_string(o.expert_products);
   return text.str();
 }
 
@@ -104,7 +105,7 @@ void check_parity(CombinedCase c) {
   World world(nullptr, nullptr);
   check_combined(c.options, c.shape);
   const bool compares = world.rank() == 0;
-  if (c.options.experts == 0)
+  if (c.options.model.experts == 0)
     check_parity(c, world, compares ? std::make_unique<TestModel>(c.options) : nullptr);
   else
     check_parity(c, world, compares ? std::make_unique<CombinedModel>(c.alone(), world) : nullptr);
@@ -145,10 +146,11 @@ std::vector<MeshShape> all_meshes(int ranks) {
 // Sizes that every mesh of 1, 2, 3, 4, or 8 ranks can share out.
 CombinedCase case_of(const MeshShape& shape, int zero_stage) {
   const int r = shape.ranks(), heads = 2 * r;
-  Options o =
-      training(test_options(/*layers=*/shape.pp + 1, /*d_model=*/2 * heads, heads, /*kv_heads=*/r,
-                            /*d_ff=*/3 * r, /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/2,
-                            /*global_batch=*/2 * 2 * shape.dp),
+  CombinedOptions o =
+      training(test_options<CombinedOptions>(
+                   /*layers=*/shape.pp + 1, /*d_model=*/2 * heads, heads, /*kv_heads=*/r,
+                   /*d_ff=*/3 * r, /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/2,
+                   /*global_batch=*/2 * 2 * shape.dp),
                2);
   o.zero_stage = zero_stage;
   o.sequence_parallel = zero_stage % 2 == 1 || shape.cp * shape.dp == 1;
@@ -185,7 +187,7 @@ TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
     if (shape.pp % 2 != 0) continue;
     for (const int stage : zero_stages(i++)) {
       CombinedCase c = case_of(shape, stage);
-      Options& o = c.options;
+      CombinedOptions& o = c.options;
       o.pp_schedule = PpSchedule::dualpipe;
       o.vpp = 2;
       o.tp = shape.tp, o.cp = shape.cp, o.dp = shape.dp, o.pp = shape.pp;
@@ -202,7 +204,7 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   for (const int ep : {2, 4}) {
     CombinedCase c = case_of({2, 2, 2, 2, ep}, 3);
     c.options.model.layers = 5;
-    c.options.experts = 8;
+    c.options.model.experts = 8;
     c.options.ep = ep;
     c.options.pp_schedule = PpSchedule::interleaved;
     c.options.vpp = 2;
@@ -257,7 +259,7 @@ TEST_CASE("07: a mesh as a table", "[07][mesh]") {
 // file the weight gradients of stage 2 do.
 TEST_CASE("07: buckets need a schedule that completes the last stage first", "[07]") {
   const auto check = [](const std::string& last, DpSync sync) {
-    Options o = training(test_options(4, 8, 2, 2, 8, 23, 6, 1, 2), 1);
+    CombinedOptions o = training(test_options<CombinedOptions>(4, 8, 2, 2, 8, 23, 6, 1, 2), 1);
     o.pp = 2;
     o.dp_sync = sync;
     o.zero_stage = 0;
@@ -297,7 +299,7 @@ class Draw {
       const CombinedCase drawn = any_case();
       CombinedCase other = c;
       other.shape = any_mesh();
-      do other.shape.ep = c.options.experts > 0 ? up_to(other.shape.dp * other.shape.cp) : 1;
+      do other.shape.ep = c.options.model.experts > 0 ? up_to(other.shape.dp * other.shape.cp) : 1;
       while (other.shape.dp * other.shape.cp % other.shape.ep != 0);
       other.options.zero_stage = drawn.options.zero_stage;
       other.options.sequence_parallel = drawn.options.sequence_parallel;
@@ -314,10 +316,10 @@ class Draw {
   // Completes its options.
   bool is_valid(CombinedCase& c) const {
     try {
-      Options o = c.options;
+      CombinedOptions o = c.options;
       o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
       if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
-      if (o.experts % o.ep != 0) return false;
+      if (o.model.experts % o.ep != 0) return false;
       c.shape.copies = mesh_shape(o, ranks_).copies;
       check_combined(o, c.shape);
       c.options = o;
@@ -371,9 +373,10 @@ class Draw {
     const int d_ff = tp * up_to(7);
     const int vocab_size = tp * (4 + up_to(9));
     const int sequence = cp * up_to(7);
-    Options& o = c.options = training(test_options(layers, d_model, heads, kv_heads, d_ff, vocab_size,
-                                                   sequence, micro_batch, micro_batch * micro_batches * dp),
-                                      2);
+    CombinedOptions& o = c.options =
+        training(test_options<CombinedOptions>(layers, d_model, heads, kv_heads, d_ff, vocab_size, sequence,
+                                               micro_batch, micro_batch * micro_batches * dp),
+                 2);
     o.seed = up_to(1000);
     o.pp_schedule = schedule;
     o.vpp = chunks;
@@ -392,14 +395,14 @@ class Draw {
     if (up_to(5) <= 2) {
       do shape.ep = up_to(dp * cp);
       while (dp * cp % shape.ep != 0);
-      o.experts = shape.ep * up_to(3);
-      o.top_k = up_to(std::min(3, o.experts));
-      o.moe_every = up_to(2);
-      o.balance = one_of({Balance::loss, Balance::bias, Balance::none});
+      o.model.experts = shape.ep * up_to(3);
+      o.model.top_k = up_to(std::min(3, o.model.experts));
+      o.model.moe_every = up_to(2);
+      o.model.balance = one_of({Balance::loss, Balance::bias, Balance::none});
       o.aux_loss = one_of({0.0, 0.1});
       o.balance_rate = one_of({0.001, 0.05});
       o.z_loss = one_of({0.0, 0.1});
-      o.shared_experts = up_to(3) - 1;
+      o.model.shared_experts = up_to(3) - 1;
       o.drop_tokens = cp == 1 ? one_of({0.0, 0.0, 0.7, 1.3}) : 0;
       o.ep = shape.ep;
       o.dispatch = one_of({Dispatch::direct, Dispatch::once});

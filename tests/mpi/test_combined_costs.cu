@@ -38,9 +38,10 @@ const std::vector<Request> requests = {
 constexpr int kMicroBatches = 4;
 
 CombinedCase case_of(const Request& r) {
-  Options o = test_options(/*layers=*/9, /*d_model=*/48, /*heads=*/16, /*kv_heads=*/8, /*d_ff=*/40,
-                           /*vocab_size=*/56, /*sequence=*/16, /*micro_batch=*/2,
-                           /*global_batch=*/2 * kMicroBatches * r.shape.dp);
+  CombinedOptions o =
+      test_options<CombinedOptions>(/*layers=*/9, /*d_model=*/48, /*heads=*/16, /*kv_heads=*/8, /*d_ff=*/40,
+                                    /*vocab_size=*/56, /*sequence=*/16, /*micro_batch=*/2,
+                                    /*global_batch=*/2 * kMicroBatches * r.shape.dp);
   o.zero_stage = r.zero_stage;
   o.dp_sync = DpSync::overlap;
   o.sequence_parallel = r.sequence_parallel;

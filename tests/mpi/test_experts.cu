@@ -14,21 +14,22 @@ namespace {
 constexpr int kSteps = 2;
 
 // Experts that the ranks can share out, with sizes that two tensor ranks can.
-Options expert_options(int experts, int top_k, int moe_every) {
-  Options o = training(test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/10,
+CombinedOptions expert_options(int experts, int top_k, int moe_every) {
+  CombinedOptions o = training(
+      test_options<CombinedOptions>(/*layers=*/3, /*d_model=*/12, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/10,
                                     /*vocab_size=*/22, /*sequence=*/8, /*micro_batch=*/2,
                                     /*global_batch=*/2 * 2 * mpi_tests::ranks()),
-                       kSteps);
-  o.experts = experts;
-  o.top_k = top_k;
-  o.moe_every = moe_every;
+      kSteps);
+  o.model.experts = experts;
+  o.model.top_k = top_k;
+  o.model.moe_every = moe_every;
   o.aux_loss = 0.1;
   o.zero_stage = 0;
   return o;
 }
 
 // A mesh of all ranks; data ranks are what the other axes leave.
-CombinedCase case_of(Options options, int tp = 1, int cp = 1, int pp = 1) {
+CombinedCase case_of(CombinedOptions options, int tp = 1, int cp = 1, int pp = 1) {
   const int dp = mpi_tests::ranks() / (tp * cp * pp);
   options.global_batch_size = options.micro_batch_size * 2 * dp;
   return {{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = options.ep}, options};
@@ -127,7 +128,7 @@ void check_parity(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::a
     if (replicas % ep != 0) continue;
     ++tried;
     c.shape.ep = c.options.ep = ep;
-    INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", ep " << ep << ", top " << c.options.top_k
+    INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", ep " << ep << ", top " << c.options.model.top_k
                << ", ZeRO-" << c.options.zero_stage << ", recompute " << to_string(c.options.recompute));
     const Trained got = train(world, c, routing);
     if (compares) check_same(got, expected, c.options.grad_clip);
@@ -143,13 +144,13 @@ TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
 
 // So few elements that no buffer of rows has one for each rank.
 TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][parity]") {
-  Options options =
-      training(test_options(/*layers=*/2, /*d_model=*/4, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/2,
-                            /*vocab_size=*/8, /*sequence=*/2, /*micro_batch=*/1,
-                            /*global_batch=*/1),
-               kSteps);
-  options.experts = experts_for_ranks();
-  options.top_k = 1;
+  CombinedOptions options = training(
+      test_options<CombinedOptions>(/*layers=*/2, /*d_model=*/4, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/2,
+                                    /*vocab_size=*/8, /*sequence=*/2, /*micro_batch=*/1,
+                                    /*global_batch=*/1),
+      kSteps);
+  options.model.experts = experts_for_ranks();
+  options.model.top_k = 1;
   options.zero_stage = 0;
   options.grad_clip = 1e-9;
   check_parity(case_of(options));
@@ -235,8 +236,8 @@ TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]"
 
 TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
   for (const Balance balance : {Balance::loss, Balance::none}) {
-    Options options = expert_options(experts_for_ranks(), 2, 2);
-    options.balance = balance;
+    CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+    options.model.balance = balance;
     options.z_loss = 0.1;
     check_parity(case_of(options));
     if (mpi_tests::ranks() % 2 != 0) continue;
@@ -248,12 +249,12 @@ TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
 }
 
 TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
-  Options options = expert_options(experts_for_ranks(), 2, 2);
-  options.shared_experts = 2;
+  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+  options.model.shared_experts = 2;
   check_parity(case_of(options));
-  options.shared_experts = 1;
+  options.model.shared_experts = 1;
   options.recompute = Recompute::full;
-  options.balance = Balance::bias;
+  options.model.balance = Balance::bias;
   check_parity(case_of(options));
   if (mpi_tests::ranks() % 2 != 0) return;
   check_parity(case_of(options, 2));
@@ -268,20 +269,20 @@ TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
 
 // Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
 TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][parity]") {
-  Options options = expert_options(experts_for_ranks(), 2, 2);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   options.expert_products = ExpertProducts::loop;
   check_parity(case_of(options), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
-  Options options = expert_options(experts_for_ranks(), 2, 2);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   for (const int chunks : {2, 4}) {
     options.expert_chunks = chunks;
-    options.shared_experts = chunks / 4;
+    options.model.shared_experts = chunks / 4;
     check_parity(case_of(options), Ep::each);
     check_parity(case_of(options), Ep::few, Routing::to_the_first);
   }
-  options.balance = Balance::bias;
+  options.model.balance = Balance::bias;
   options.z_loss = 0.1;
   options.recompute = Recompute::full;
   options.zero_stage = 3;
@@ -290,7 +291,7 @@ TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
   options.expert_chunks = 2;
   options.sequence_parallel = true;
   check_parity(case_of(options, 2));
-  options.balance = Balance::loss;
+  options.model.balance = Balance::loss;
   check_parity(case_of(options, 1, 2));
   options.recompute = Recompute::none;
   options.pp_schedule = PpSchedule::zb_h1;
@@ -300,11 +301,11 @@ TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
 
 TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity][8]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  Options options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2, 1);
   options.dispatch = Dispatch::once;
   check_parity(case_of(options, 2), Ep::each);
   check_parity(case_of(options, 2), Ep::few, Routing::to_the_first);
-  options.shared_experts = 1;
+  options.model.shared_experts = 1;
   options.sequence_parallel = true;
   options.recompute = Recompute::full;
   options.z_loss = 0.1;
@@ -315,7 +316,7 @@ TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][p
   if (mpi_tests::ranks() % 4 != 0) return;
   check_parity(case_of(options, 2, 2));
   options.recompute = Recompute::none;
-  options.balance = Balance::bias;
+  options.model.balance = Balance::bias;
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
   check_parity(case_of(options, 2, 1, 2));
@@ -323,11 +324,11 @@ TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][p
 
 TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
   for (const double capacity : {0.5, 1.0}) {
-    Options options = expert_options(experts_for_ranks(), 2, 2);
+    CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
     options.drop_tokens = capacity;
     check_parity(case_of(options));
     options.recompute = Recompute::full;
-    options.shared_experts = 1;
+    options.model.shared_experts = 1;
     check_parity(case_of(options));
     if (mpi_tests::ranks() % 2 != 0) continue;
     options.sequence_parallel = true;
@@ -339,17 +340,17 @@ TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
 // With half an even share, each expert drops at least half of what an even share is.
 TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
   const auto share = [](double capacity, Routing routing) {
-    Options options = expert_options(experts_for_ranks(), 1, 1);
+    CombinedOptions options = expert_options(experts_for_ranks(), 1, 1);
     options.drop_tokens = capacity;
     World world(nullptr, nullptr);
     CombinedModel model(case_of(options), world);
     set_routers(model, routing);
     model.accumulate(batches_of_step(model.of.options, 0));
-    const Dropped dropped = model.feed_forward.take_dropped();
-    CHECK(model.feed_forward.take_dropped().of == 0);
-    return dropped.copies / dropped.of;
+    const std::optional<Dropped> dropped = model.feed_forward.take_dropped();
+    CHECK(model.feed_forward.take_dropped().value_or(Dropped{}).of == 0);
+    return dropped ? dropped->copies / dropped->of : NAN;
   };
-  CHECK(share(0, Routing::to_the_first) == 0);
+  CHECK(std::isnan(share(0, Routing::to_the_first)));  // all are taken, and nothing is logged
   const double e = experts_for_ranks();
   CHECK(share(1, Routing::to_the_first) == Approx(1 - 1 / e).margin(1 / e));
   CHECK(share(e, Routing::to_the_first) == 0);
@@ -357,9 +358,9 @@ TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
 
 // Four steps, with a rate that gives many tokens other experts.
 TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity][8]") {
-  Options options = expert_options(8, 2, 1);
-  if (options.experts % mpi_tests::ranks() != 0) return;
-  options.balance = Balance::bias;
+  CombinedOptions options = expert_options(8, 2, 1);
+  if (options.model.experts % mpi_tests::ranks() != 0) return;
+  options.model.balance = Balance::bias;
   options.balance_rate = 0.03;
   options.steps = 4;
   check_parity(case_of(options), Ep::each);
@@ -379,10 +380,10 @@ TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][p
 
 // Every layout finds the same whole numbers, and so the same bits.
 TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", "[07][experts][balance]") {
-  Options options = expert_options(8, 2, 2);
-  options.balance = Balance::bias;
+  CombinedOptions options = expert_options(8, 2, 2);
+  options.model.balance = Balance::bias;
   const int ranks = mpi_tests::ranks(), tp = ranks % 2 == 0 ? 2 : 1;
-  options.ep = options.experts % (ranks / tp) == 0 ? ranks / tp : 1;
+  options.ep = options.model.experts % (ranks / tp) == 0 ? ranks / tp : 1;
   const CombinedCase c = case_of(options, tp);
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
@@ -418,7 +419,7 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
   if (mpi_tests::ranks() > 1) return;
   CombinedCase c = case_of(expert_options(4, 2, 2));
   c.options.z_loss = 0.1;
-  c.options.shared_experts = 1;
+  c.options.model.shared_experts = 1;
   c.options.drop_tokens = 0.9;
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
@@ -471,13 +472,13 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
 // All logits are 0, so every lse is log E.
 TEST_CASE("07: the z-loss of a router of zeros", "[07][experts]") {
   CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
-  c.options.balance = Balance::none;
+  c.options.model.balance = Balance::none;
   c.options.z_loss = 0.3;
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   set_routers(model, Routing::to_the_first);
   model.accumulate(batches_of_step(c.options, 0));
-  const double lse = std::log(double(c.options.experts)), loss = world.sum({model.balance_loss})[0];
+  const double lse = std::log(double(c.options.model.experts)), loss = world.sum({model.balance_loss})[0];
   CHECK(loss == Approx(c.options.z_loss * lse * lse * c.options.model.layers).epsilon(1e-12));
 }
 
@@ -490,11 +491,12 @@ using Expected = std::map<std::string, Traffic>;
 // Per micro-batch and layer with experts: counts once; copies go out and arrivals come back, and so do their
 // gradients. Full recomputation repeats forward's. With a router of zeros the first top_k experts get all.
 Expected expected_traffic(const CombinedModel& model, int expert_layers) {
-  const Options& o = model.of.options;
-  const int64_t e = o.experts, own = e / o.ep, d = o.model.d_model, rows = model.mesh.rows(model.options);
+  const CombinedOptions& o = model.of.options;
+  const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model,
+                rows = model.mesh.rows(model.options);
   const int64_t first = model.mesh.experts.rank() * own;
-  const int64_t busy = std::clamp<int64_t>(o.top_k - first, 0, own);  // experts here that get rows
-  const int64_t copies = rows * o.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
+  const int64_t busy = std::clamp<int64_t>(o.model.top_k - first, 0, own);  // experts here that get rows
+  const int64_t copies = rows * o.model.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
   const int64_t times = int64_t{expert_layers} * model.micro_batches();
   const int64_t passes = o.recompute == Recompute::full ? 3 : 2;
   Expected expected;
@@ -527,7 +529,7 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
       for (const int top_k : {1, 3}) {
         INFO("ep " << ep << ", recompute " << to_string(recompute) << ", top " << top_k);
-        Options options = expert_options(experts_for_ranks(), top_k, 1);
+        CombinedOptions options = expert_options(experts_for_ranks(), top_k, 1);
         options.ep = ep;
         options.recompute = recompute;
         World world(nullptr, nullptr);
@@ -552,7 +554,7 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
 // Of two tensor ranks each sends half of the rows, gives the other what it got, and sums all of them with it.
 TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 4 != 0) return;
-  Options options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2, 1);
   options.ep = mpi_tests::ranks() / 2;
   std::map<Dispatch, double> sent;  // by all ranks to experts, in elements
   for (const Dispatch dispatch : {Dispatch::direct, Dispatch::once}) {
@@ -568,7 +570,7 @@ TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
     };
     sent[dispatch] = sum_of(model.mesh.experts, "all_to_all_v");
     const double times = 4.0 * options.model.layers * model.micro_batches() * world.ranks(),
-                 rows = model.mesh.rows(model.options) * options.top_k * options.model.d_model;
+                 rows = model.mesh.rows(model.options) * options.model.top_k * options.model.d_model;
     CHECK(sent[dispatch] == times * rows / (dispatch == Dispatch::once ? 2 : 1));
     // All tensor ranks together receive what each of them needs, once in forward and once in backward.
     CHECK(sum_of(model.mesh.tensor, "all_to_all_v") ==
@@ -582,7 +584,7 @@ TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07]
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   model.accumulate(batches_of_step(c.options, 0));
-  const int64_t times = int64_t{c.options.model.layers} * model.micro_batches(), e = c.options.experts;
+  const int64_t times = int64_t{c.options.model.layers} * model.micro_batches(), e = c.options.model.experts;
   check_counts({{"all_reduce", model.mesh.context.traffic().at("all_reduce")}},
                {{"all_reduce", {times, times * e, double(times * e * sizeof(accum))}}});
 }
@@ -590,9 +592,9 @@ TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07]
 // An expert's gradient is summed over the ranks that hold it, and no others.
 TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]") {
   const int ranks = mpi_tests::ranks(), ep = ranks % 2 == 0 ? 2 : 1;
-  Options options = expert_options(experts_for_ranks(), 2, 2);  // one layer of three
+  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);  // one layer of three
   options.ep = ep;
-  const int64_t elements = options.experts / ep * 3 * options.model.d_model * options.model.d_ff;
+  const int64_t elements = options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
   CombinedModel model(case_of(options), world);
   model.accumulate(batches_of_step(model.of.options, 0));
@@ -605,9 +607,9 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
 TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][traffic]") {
   const int ranks = mpi_tests::ranks(), multiple = ranks * 16 / static_cast<int>(sizeof(real));
   for (const Balance balance : {Balance::none, Balance::bias}) {
-    Options options = expert_options(experts_for_ranks(), 2, 2);  // layer 1 of 0 to 2
-    options.balance = balance;
-    const int d = options.model.d_model, e = options.experts, attention = 4 * d * d + 2 * d;
+    CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);  // layer 1 of 0 to 2
+    options.model.balance = balance;
+    const int d = options.model.d_model, e = options.model.experts, attention = 4 * d * d + 2 * d;
     const int mlp = 3 * d * options.model.d_ff, bias = balance == Balance::bias ? e : 0;
     int64_t elements = 0;
     for (const int unit : {22 * d, attention + mlp, attention + e * d + bias, attention + mlp, 22 * d + d})
@@ -619,8 +621,8 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
     check_counts(model.mesh.gradients.traffic(), {{"all_reduce", {1, elements, sent}}});
   }
   if (ranks % 2 != 0) return;
-  Options options = expert_options(experts_for_ranks(), 2, 1);
-  options.balance = Balance::bias;
+  CombinedOptions options = expert_options(experts_for_ranks(), 2, 1);
+  options.model.balance = Balance::bias;
   World world(nullptr, nullptr);
   CombinedModel model(case_of(options, 1, 2), world);
   model.accumulate(batches_of_step(model.of.options, 0));
@@ -631,10 +633,11 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
 // later micro-batches, the one that is missing; backward begins with the last two.
 TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  Options options = expert_options(experts_for_ranks(), 2, 2);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   options.model.layers = 6;
   options.ep = mpi_tests::ranks() / 2;
-  const int64_t elements = options.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
+  const int64_t elements =
+      options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
   options.zero_stage = 3;
   CombinedModel model(case_of(options), world);
@@ -659,7 +662,7 @@ namespace {
 void check_memory(const CombinedCase& c) {
   INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero_stage << ", "
              << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute)
-             << ", experts in every " << c.options.moe_every);
+             << ", experts in every " << c.options.model.moe_every);
   World world(nullptr, nullptr);
   const MemoryBytes before = memory_in_use();
   CombinedModel model(c, world);
@@ -676,7 +679,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
   const int ranks = mpi_tests::ranks();
   for (const int moe_every : {1, 2}) {
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
-      Options options = expert_options(experts_for_ranks(), 2, moe_every);
+      CombinedOptions options = expert_options(experts_for_ranks(), 2, moe_every);
       options.recompute = recompute;
       options.optimizer = OptimizerKind::adamw;
       options.ep = ranks;
@@ -685,9 +688,9 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
       options.zero_stage = 3;
       check_memory(case_of(options));
       options.expert_buffer = 3;
-      options.balance = Balance::bias;
+      options.model.balance = Balance::bias;
       options.z_loss = 0.1;
-      options.shared_experts = 2;
+      options.model.shared_experts = 2;
       options.drop_tokens = 1.5;
       options.zero_stage = 1;
       options.sequence_parallel = true;
@@ -711,11 +714,12 @@ TEST_CASE("07: table of experts", "[.experts-table]") {
         "ep  room | weights gradients optimizer activations communication, KiB | rows: elements a step\n");
   for (const double capacity : {0.0, 2.0}) {
     for (int ep = 1; ep <= mpi_tests::ranks(); ep *= 2) {
-      Options options = test_options(/*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/192,
-                                     /*vocab_size=*/256, /*sequence=*/128, /*micro_batch=*/4,
-                                     /*global_batch=*/4 * mpi_tests::ranks());
-      options.experts = 8;
-      options.top_k = 2;
+      CombinedOptions options = test_options<CombinedOptions>(
+          /*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/192,
+          /*vocab_size=*/256, /*sequence=*/128, /*micro_batch=*/4,
+          /*global_batch=*/4 * mpi_tests::ranks());
+      options.model.experts = 8;
+      options.model.top_k = 2;
       options.ep = ep;
       options.expert_buffer = capacity;
       options.zero_stage = 0;
@@ -739,23 +743,25 @@ TEST_CASE("07: table of experts", "[.experts-table]") {
 // Prints another table of experts.md: the three ways to balance, on the project's text. One rank.
 TEST_CASE("07: table of balance", "[.balance-table]") {
   mpi_tests::set_time_limit(3000);
-  Options options = test_options(/*layers=*/4, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/64,
-                                 /*vocab_size=*/256, /*sequence=*/64, /*micro_batch=*/16,
-                                 /*global_batch=*/16);
+  CombinedOptions options =
+      test_options<CombinedOptions>(/*layers=*/4, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/64,
+                                    /*vocab_size=*/256, /*sequence=*/64, /*micro_batch=*/16,
+                                    /*global_batch=*/16);
   options.lr = 3e-3;
   options.steps = 400;
-  options.experts = 8;
+  options.model.experts = 8;
   options.zero_stage = 0;
   options.attention = Attention::tiled;
   const TokenData data(PENTATRON_CORPUS, options.model.vocab_size, options.sequence_length);
   World world(nullptr, nullptr);
   for (const Balance balance : {Balance::loss, Balance::bias, Balance::none}) {
-    options.balance = balance;
+    options.model.balance = balance;
     CombinedModel model({{}, options}, world);
     BatchLoader loader(data, options, 0, 1, model.positions);
-    std::vector<std::vector<int64_t>> before(options.model.layers, std::vector<int64_t>(options.experts));
-    std::vector<int64_t> late(options.experts);  // loads of the last 50 steps in the last layer
-    const double mean = double(options.micro_batch_size) * options.sequence_length * options.top_k / 8;
+    std::vector<std::vector<int64_t>> before(options.model.layers,
+                                             std::vector<int64_t>(options.model.experts));
+    std::vector<int64_t> late(options.model.experts);  // loads of the last 50 steps in the last layer
+    const double mean = double(options.micro_batch_size) * options.sequence_length * options.model.top_k / 8;
     double busiest = 0, loss = 0;
     std::printf("%s\n  busiest expert over the mean, in a step and layer; means of 50 steps:",
                 std::string(to_string(balance)).c_str());
@@ -770,7 +776,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
       for (int layer = 0; layer < options.model.layers; ++layer) {
         int64_t most = 0;
         const std::vector<int64_t>& loads = model.feed_forward.loads(layer);
-        for (int e = 0; e < options.experts; ++e) {
+        for (int e = 0; e < options.model.experts; ++e) {
           const int64_t load = loads[e] - before[layer][e];
           most = std::max(most, load);
           if (step >= 350 && layer == options.model.layers - 1) late[e] += load;
@@ -789,7 +795,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
 }
 
 TEST_CASE("07: room for the rows of experts", "[07][experts][memory]") {
-  Options options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2, 1);
   CHECK(expert_buffer_rows(options, 10) == 20);  // all copies
   options.ep = 4;
   CHECK(expert_buffer_rows(options, 10) == 80);  // both copies of everybody's tokens to the two experts here

@@ -10,10 +10,11 @@ namespace pentatron {
 namespace {
 
 CombinedCase case_of(MeshShape shape, int layers = 2) {
-  CombinedCase c = {shape, training(test_options(layers, /*d_model=*/128, /*heads=*/4, /*kv_heads=*/4,
-                                                 /*d_ff=*/256, /*vocab_size=*/64, /*sequence=*/512,
-                                                 /*micro_batch=*/1, /*global_batch=*/2 * shape.dp),
-                                    /*steps=*/2)};
+  CombinedCase c = {
+      shape, training(test_options<CombinedOptions>(layers, /*d_model=*/128, /*heads=*/4, /*kv_heads=*/4,
+                                                    /*d_ff=*/256, /*vocab_size=*/64, /*sequence=*/512,
+                                                    /*micro_batch=*/1, /*global_batch=*/2 * shape.dp),
+                      /*steps=*/2)};
   c.options.model.heads = c.options.model.kv_heads = 2 * shape.tp;
   c.options.model.d_model = 128 * c.options.model.heads / 2;  // head size 64: 128 columns a tensor rank
   c.options.model.d_ff = 128 * shape.tp;
@@ -72,7 +73,7 @@ TEST_CASE("07: fp8 with experts", "[07][fp8]") {
   for (const int ep : {n, 1}) {
     CombinedCase c = case_of({.dp = n, .ep = ep});
     c.options.ep = ep;
-    c.options.experts = 2 * n;
+    c.options.model.experts = 2 * n;
     INFO("ep " << ep);
     check_parity(world, c, 1e-5);
   }
@@ -160,13 +161,14 @@ TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
   }
   for (const int shared : {0, 2}) {
     cases.push_back(case_of({.dp = n, .ep = n}));
-    cases.back().options.experts = 2 * n;
-    cases.back().options.shared_experts = shared;
-    cases.back().options.moe_every = 1 + shared / 2;
+    cases.back().options.model.experts = 2 * n;
+    cases.back().options.model.shared_experts = shared;
+    cases.back().options.model.moe_every = 1 + shared / 2;
   }
   for (CombinedCase& c : cases) {
     c.options.ep = c.shape.ep;
-    INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", shared experts " << c.options.shared_experts);
+    INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", shared experts "
+               << c.options.model.shared_experts);
     const MemoryBytes before = memory_in_use();
     CombinedModel model(c, world);
     model.accumulate(batches_of_step(c.options, 0));

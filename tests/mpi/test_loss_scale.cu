@@ -8,18 +8,19 @@
 namespace pentatron {
 namespace {
 
-Options half_options() {
-  Options o = training(test_options(/*layers=*/4, /*d_model=*/16, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/24,
+CombinedOptions half_options() {
+  CombinedOptions o = training(
+      test_options<CombinedOptions>(/*layers=*/4, /*d_model=*/16, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/24,
                                     /*vocab_size=*/32, /*sequence=*/16, /*micro_batch=*/4,
                                     /*global_batch=*/8 * mpi_tests::ranks()),
-                       /*steps=*/3);
+      /*steps=*/3);
   o.zero_stage = 0;
   return o;
 }
 
 std::vector<CombinedCase> layouts() {
   const int n = mpi_tests::ranks();
-  const Options o = half_options();
+  const CombinedOptions o = half_options();
   std::vector<CombinedCase> all;
   for (const int zero_stage : {0, 1, 2, 3}) {
     all.push_back({{.dp = n}, o});

@@ -12,25 +12,27 @@ namespace {
 
 constexpr int kSteps = 3;
 
-Options training(Options o, Recompute recompute) {
+CombinedOptions training(CombinedOptions o, Recompute recompute) {
   o.recompute = recompute;
   return training(o, kSteps);
 }
 // Sizes that no number of ranks divides: every shard ends within a parameter, or in the padding.
-Options odd_options(int micro_batches, Recompute recompute) {
-  return training(test_options(/*layers=*/3, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
-                               /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
-                               /*global_batch=*/2 * micro_batches * mpi_tests::ranks()),
-                  recompute);
+CombinedOptions odd_options(int micro_batches, Recompute recompute) {
+  return training(
+      test_options<CombinedOptions>(/*layers=*/3, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
+                                    /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
+                                    /*global_batch=*/2 * micro_batches * mpi_tests::ranks()),
+      recompute);
 }
 
 // Sizes that the ranks divide, and a sequence that they don't: rows are split across sequences.
-Options divisible_options(int kv_heads, int micro_batches, Recompute recompute) {
+CombinedOptions divisible_options(int kv_heads, int micro_batches, Recompute recompute) {
   const int ranks = mpi_tests::ranks(), heads = ranks == 3 ? 6 : 8;
-  return training(test_options(/*layers=*/2, /*d_model=*/2 * heads, heads, kv_heads, /*d_ff=*/5 * ranks,
-                               /*vocab_size=*/9 * ranks, /*sequence=*/6, /*micro_batch=*/4,
-                               /*global_batch=*/4 * micro_batches),
-                  recompute);
+  return training(
+      test_options<CombinedOptions>(/*layers=*/2, /*d_model=*/2 * heads, heads, kv_heads, /*d_ff=*/5 * ranks,
+                                    /*vocab_size=*/9 * ranks, /*sequence=*/6, /*micro_batch=*/4,
+                                    /*global_batch=*/4 * micro_batches),
+      recompute);
 }
 
 // What one rank computes alone.
@@ -40,7 +42,7 @@ struct Reference {
   std::vector<Tensors> gradients;  // [steps]
 };
 
-Reference train_alone(const Options& options) {
+Reference train_alone(const CombinedOptions& options) {
   TestModel model(options);
   const int parameters = static_cast<int>(model.parameters.all().size());
   Reference r;
@@ -68,7 +70,7 @@ bool holds_part_of(ParallelModel& model, int id, const std::vector<double>& glob
   return true;
 }
 
-void check_parity(const Technique& technique, const Options& options) {
+void check_parity(const Technique& technique, const CombinedOptions& options) {
   World world(nullptr, nullptr);
   const bool compares = world.rank() == 0;  // what is gathered is the same everywhere
   const Reference expected = compares ? train_alone(options) : Reference();
@@ -129,7 +131,7 @@ void check_parity(const Technique& technique) {
 void check_tensor_parity(bool sequence_parallel, int micro_batches, Recompute recompute, int chunks = 1) {
   mpi_tests::set_time_limit(300);
   for (const int kv_heads : {2, 3, 4, 6, 8}) {
-    const Options options = divisible_options(kv_heads, micro_batches, recompute);
+    const CombinedOptions options = divisible_options(kv_heads, micro_batches, recompute);
     if (options.model.heads % kv_heads != 0 || kv_heads % mpi_tests::ranks() != 0) continue;
     INFO(kv_heads << " kv heads, recompute " << to_string(recompute));
     check_parity(
@@ -145,10 +147,11 @@ void check_pipeline_parity(const Technique& technique, const std::vector<int>& m
   for (const int m : micro_batches) {
     INFO(m << " micro-batches, " << technique.chunks << " chunks, recompute " << to_string(recompute));
     const int layers = mpi_tests::ranks() * technique.chunks + 3;
-    const Options options = training(
-        test_options(layers, /*d_model=*/8, /*heads=*/2, /*kv_heads=*/1, /*d_ff=*/10, /*vocab_size=*/23,
-                     /*sequence=*/5, /*micro_batch=*/2, /*global_batch=*/2 * m),
-        recompute);
+    const CombinedOptions options =
+        training(test_options<CombinedOptions>(layers, /*d_model=*/8, /*heads=*/2, /*kv_heads=*/1,
+                                               /*d_ff=*/10, /*vocab_size=*/23,
+                                               /*sequence=*/5, /*micro_batch=*/2, /*global_batch=*/2 * m),
+                 recompute);
     check_parity(technique, options);
   }
 }
@@ -168,18 +171,19 @@ void check_context_parity(CpLayout layout, CpExchange exchange) {
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       // Each rank that splits heads has its own.
       const int groups = exchange == CpExchange::ulysses        ? mpi_tests::ranks()
-                         : exchange == CpExchange::ulysses_ring ? Options().ulysses
+                         : exchange == CpExchange::ulysses_ring ? CombinedOptions().ulysses
                                                                 : 1;
       const int kv_heads = groups * std::vector{1, 2, 4, 2, 4, 1}[i],
                 sequences = std::vector{3, 1, 3, 3, 3, 1}[i];
       const int micro_batches = 1 + i++ % 2;
       INFO(kv_heads << " kv heads, " << sequences << " sequences, attention " << to_string(attention)
                     << ", recompute " << to_string(recompute));
-      Options options = training(
-          test_options(/*layers=*/2, /*d_model=*/24 * groups, /*heads=*/4 * groups, kv_heads, /*d_ff=*/10,
+      CombinedOptions options =
+          training(test_options<CombinedOptions>(
+                       /*layers=*/2, /*d_model=*/24 * groups, /*heads=*/4 * groups, kv_heads, /*d_ff=*/10,
                        /*vocab_size=*/23,
                        /*sequence=*/3 * chunks, sequences, /*global_batch=*/sequences * micro_batches),
-          recompute);
+                   recompute);
       options.attention = attention;
       options.cp_layout = layout;
       options.cp_exchange = exchange;
@@ -337,9 +341,10 @@ namespace pentatron {
 // does what alone. (A sum of two ranks has one order; of more, an all-reduce may have another than a
 // reduce-scatter.)
 TEST_CASE("03: all stages leave the same bits", "[03]") {
-  Options options = test_options(/*layers=*/2, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
-                                 /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
-                                 /*global_batch=*/2 * mpi_tests::ranks());
+  CombinedOptions options =
+      test_options<CombinedOptions>(/*layers=*/2, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
+                                    /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/2,
+                                    /*global_batch=*/2 * mpi_tests::ranks());
   options.steps = 3;
   options.grad_clip = 0;
   World world(nullptr, nullptr);

@@ -11,10 +11,10 @@
 namespace pentatron {
 namespace {
 
-Options pipeline_options(int layers, int micro_batches) {
-  Options o =
-      test_options(layers, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/96, /*vocab_size=*/32,
-                   /*sequence=*/8, /*micro_batch=*/2, /*global_batch=*/2 * micro_batches);
+CombinedOptions pipeline_options(int layers, int micro_batches) {
+  CombinedOptions o = test_options<CombinedOptions>(
+      layers, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/96, /*vocab_size=*/32,
+      /*sequence=*/8, /*micro_batch=*/2, /*global_batch=*/2 * micro_batches);
   o.optimizer = OptimizerKind::sgd;
   return o;
 }
@@ -25,7 +25,7 @@ void check_messages(const Technique& technique, int micro_batches) {
   const int p = mpi_tests::ranks(), stages = technique.schedule_of(p, micro_batches).stages();
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
-  const Options options = pipeline_options(stages + 1, micro_batches);
+  const CombinedOptions options = pipeline_options(stages + 1, micro_batches);
   ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
 
@@ -72,7 +72,7 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
 }
 
 TEST_CASE("05: a large vocabulary leaves fewer layers to the rank with the head", "[05]") {
-  Options options = pipeline_options(12, 1);
+  CombinedOptions options = pipeline_options(12, 1);
   const auto layers_of = [&](int rank) {
     const Schedule schedule = make_schedule(PpSchedule::one_f_one_b, 4, 1, 1);
     const LayerRange range = layers_of_rank(options, schedule, rank)[0];
@@ -95,7 +95,7 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
   const int p = mpi_tests::ranks();
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
-  Options options = pipeline_options(2 * p * technique.chunks, micro_batches);
+  CombinedOptions options = pipeline_options(2 * p * technique.chunks, micro_batches);
   options.recompute = recompute;
   const MemoryBytes before = memory_in_use();
   ParallelModel model(options, technique, world, ranks);

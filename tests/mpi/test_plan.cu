@@ -11,8 +11,8 @@ using namespace pentatron;
 
 namespace {
 
-Options options_of_model(const ModelConfig& model, int sequence, int batch) {
-  Options options;
+CombinedOptions options_of_model(const ModelConfig& model, int sequence, int batch) {
+  CombinedOptions options;
   options.model = model;
   options.sequence_length = sequence;
   options.global_batch_size = batch;
@@ -65,7 +65,7 @@ TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
 
 TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
   if (mpi_tests::ranks() != 4) return;
-  const Options base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 2048, 64);
+  const CombinedOptions base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 2048, 64);
   DeviceProfile gpu = load_profile("h100");
   gpu.memory_bytes = 8e9;  // so that not all fit
   gpu.gpus_per_node = 4;
@@ -126,11 +126,11 @@ TEST_CASE("07: steps of Megatron-LM are as published", "[07][plan]") {
       l.schedule = row.vpp > 1 ? PpSchedule::interleaved : PpSchedule::one_f_one_b;
       l.sequence_parallel = !full;
       l.recompute = full ? Recompute::full : Recompute::selective;
-      Options base = options_of_model(
+      CombinedOptions base = options_of_model(
           {"GPT", row.layers, row.d, row.heads, row.heads, row.d * 8 / 24 * 8, 51200, 1e4, 1e-5}, 2048,
           row.micro_batch_size * row.micro_batches);
       base.attention = Attention::naive;
-      const Options options = options_of(base, l);
+      const CombinedOptions options = options_of(base, l);
       const Schedule schedule = schedule_of(options, l.shape);
       const double seconds = CostModel(options, l.shape, gpu, schedule, style_of("megatron")).step().total();
       const double apart = seconds / (full ? row.full : row.selective) - 1;

@@ -16,12 +16,12 @@ namespace {
 
 const std::vector<CpLayout> layouts = {CpLayout::contiguous, CpLayout::zigzag};
 
-Options attention_options(int heads, int kv_heads, int head_size, int sequence, int batch) {
-  return test_options(/*layers=*/1, heads * head_size, heads, kv_heads, /*d_ff=*/1, /*vocab_size=*/2,
-                      sequence, batch, batch);
+ContextParallelOptions attention_options(int heads, int kv_heads, int head_size, int sequence, int batch) {
+  return test_options<ContextParallelOptions>(/*layers=*/1, heads * head_size, heads, kv_heads, /*d_ff=*/1,
+                                              /*vocab_size=*/2, sequence, batch, batch);
 }
 
-AttentionShape shape_of_rank(const Options& o, int ranks) {
+AttentionShape shape_of_rank(const ContextParallelOptions& o, int ranks) {
   return {
       o.micro_batch_size, o.sequence_length / ranks, {o.model.heads, o.model.kv_heads, o.model.head_size()}};
 }
@@ -33,7 +33,7 @@ bool sees(const VisibleBlock& visible, int query, int key) {
 }
 
 // Query-key pairs that each rank computes.
-std::vector<int> cells_of_ranks(const Options& options, int ranks) {
+std::vector<int> cells_of_ranks(const ContextParallelOptions& options, int ranks) {
   const AttentionShape shape = shape_of_rank(options, ranks);
   std::vector<int> cells(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -59,7 +59,8 @@ HostMatrix column_slice(const HostMatrix& all, int rank, int ranks) {
 }
 
 // Rows of this rank, of a matrix with all rows of all sequences.
-HostMatrix slice(const HostMatrix& all, const Options& options, const std::vector<int32_t>& positions) {
+HostMatrix slice(const HostMatrix& all, const ContextParallelOptions& options,
+                 const std::vector<int32_t>& positions) {
   HostMatrix mine(options.micro_batch_size * std::ssize(positions), all.columns);
   for (int64_t row = 0; row < mine.rows; ++row) {
     const int64_t from =
@@ -78,7 +79,7 @@ double sum_of_ranks(double value) {
   return std::accumulate(all.begin(), all.end(), 0.0);
 }
 // Of attention that the ranks of each communicator do together; `want` is that of the whole sequences.
-Errors errors_of(const Options& options, Communicator& context, const BlockData& want) {
+Errors errors_of(const ContextParallelOptions& options, Communicator& context, const BlockData& want) {
   Device device;
   const std::vector<int32_t> positions = positions_of_rank(options, context.rank(), context.ranks());
   AttentionShape shape = shape_of_rank(options, context.ranks());
@@ -125,7 +126,7 @@ Errors errors_of(const Options& options, Communicator& context, const BlockData&
           error(device.download(g.d_v), mine(want.d_v))};
 }
 
-BlockData reference(const Options& options, int shortest_document = 0) {
+BlockData reference(const ContextParallelOptions& options, int shortest_document = 0) {
   Random random;
   const AttentionBlock whole = whole_sequences(shape_of_rank(options, 1));
   BlockData data(whole, random);
@@ -139,7 +140,7 @@ BlockData reference(const Options& options, int shortest_document = 0) {
 }  // namespace
 
 TEST_CASE("06: cells of work at 16 tokens and 4 ranks", "[06]") {
-  Options options = attention_options(1, 1, 2, 16, 1);
+  ContextParallelOptions options = attention_options(1, 1, 2, 16, 1);
   options.cp_layout = CpLayout::contiguous;
   CHECK(cells_of_ranks(options, 4) == std::vector{10, 26, 42, 58});
   options.cp_layout = CpLayout::zigzag;
@@ -150,7 +151,7 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
           "[06]") {
   for (const CpLayout layout : layouts) {
     for (const int ranks : {2, 3, 4, 8}) {
-      Options options = attention_options(1, 1, 2, 6 * ranks, 1);
+      ContextParallelOptions options = attention_options(1, 1, 2, 6 * ranks, 1);
       options.cp_layout = layout;
       const AttentionShape shape = shape_of_rank(options, ranks);
       for (int pair = 0; pair < ranks * ranks; ++pair) {
@@ -178,7 +179,7 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
 namespace {
 
 // Query-key pairs of each rank and step, of a sequence of documents: [rank][step].
-std::vector<std::vector<double>> pairs_of_documents(const Options& o, int ranks,
+std::vector<std::vector<double>> pairs_of_documents(const ContextParallelOptions& o, int ranks,
                                                     const std::vector<int32_t>& starts) {
   AttentionShape shape = shape_of_rank(o, ranks);
   shape.documents = {starts.data(), o.sequence_length};
@@ -201,7 +202,7 @@ std::vector<std::vector<double>> pairs_of_documents(const Options& o, int ranks,
 TEST_CASE("06: documents make the steps of a ring uneven", "[06]") {
   if (mpi_tests::rank() != 0) return;
   constexpr int ranks = 8, length = 65536;
-  Options o = attention_options(1, 1, 2, length, 1);
+  ContextParallelOptions o = attention_options(1, 1, 2, length, 1);
   const TokenData data(PENTATRON_CORPUS, 256, length);
   std::vector<int32_t> tokens, starts(length);
   for (int i = 0; i < length; ++i) tokens.push_back(data[i]);
@@ -238,7 +239,7 @@ TEST_CASE("06: documents make the steps of a ring uneven", "[06]") {
 namespace {
 
 // Storing rounds to half an epsilon; scores and probabilities are stored by the naive kind, too.
-void check_attention(Options options, std::initializer_list<CpExchange> exchanges,
+void check_attention(ContextParallelOptions options, std::initializer_list<CpExchange> exchanges,
                      int shortest_document = 0) {
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
@@ -280,7 +281,7 @@ TEST_CASE("06: Ulysses in a ring is attention of the whole sequence", "[06][8]")
   const int ranks = mpi_tests::ranks();
   for (const int u : {2, 4}) {
     if (ranks % u != 0 || u == ranks) continue;
-    Options options = attention_options(6 * u, 2 * u, 4, 6 * ranks, 3);
+    ContextParallelOptions options = attention_options(6 * u, 2 * u, 4, 6 * ranks, 3);
     options.ulysses = u;
     check_attention(options, {CpExchange::ulysses_ring});
   }
@@ -304,7 +305,7 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
   if (!has_master_weights || mpi_tests::ranks() % 4 != 0) return;
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
-  Options options = attention_options(4, 2, 16, 128, 2);
+  ContextParallelOptions options = attention_options(4, 2, 16, 128, 2);
   options.attention = Attention::tiled;
   const BlockData want = reference(options);
   for (const CpLayout layout : layouts) {
@@ -334,7 +335,7 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
 TEST_CASE("06: empty blocks are not computed", "[06]") {
   World world(nullptr, nullptr);
   Communicator context(world, world.all(), "context");
-  Options options = attention_options(2, 2, 4, 4 * world.ranks(), 1);
+  ContextParallelOptions options = attention_options(2, 2, 4, 4 * world.ranks(), 1);
   options.attention = Attention::tiled;
   const BlockData want = reference(options);
   for (const CpLayout layout : layouts) {

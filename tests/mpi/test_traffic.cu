@@ -35,10 +35,11 @@ int64_t sum(const std::vector<int64_t>& sizes) {
 
 // ---- Traffic ----------------------------------------------------------------------------------------------
 
-Options uneven_options(int layers, int micro_batches) {
-  Options o = test_options(layers, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
-                           /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/1,
-                           /*global_batch=*/micro_batches * mpi_tests::ranks());
+CombinedOptions uneven_options(int layers, int micro_batches) {
+  CombinedOptions o =
+      test_options<CombinedOptions>(layers, /*d_model=*/12, /*heads=*/3, /*kv_heads=*/1, /*d_ff=*/10,
+                                    /*vocab_size=*/23, /*sequence=*/5, /*micro_batch=*/1,
+                                    /*global_batch=*/micro_batches * mpi_tests::ranks());
   o.optimizer = OptimizerKind::sgd;
   return o;
 }
@@ -100,7 +101,8 @@ double sent_share(const std::string& operation, double ranks) {
   return (operation == "all_reduce" || operation == "scalars" ? 2 : 1) * (ranks - 1) / ranks;
 }
 
-void check_step_traffic(const Technique& technique, const Options& options, const ExpectedTraffic& expected) {
+void check_step_traffic(const Technique& technique, const CombinedOptions& options,
+                        const ExpectedTraffic& expected) {
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
   ParallelModel model(options, technique, world, ranks);
@@ -133,7 +135,7 @@ void check_traffic(const Technique& technique) {
   for (const int layers : {1, 4}) {
     for (const int micro_batches : {1, 3}) {
       INFO(layers << " layers, " << micro_batches << " micro-batches a rank");
-      const Options options = uneven_options(layers, micro_batches);
+      const CombinedOptions options = uneven_options(layers, micro_batches);
       const std::vector<int64_t> units = padded_units(options.model, mpi_tests::ranks());
       check_step_traffic(technique, options, expected_traffic(technique, units, micro_batches));
     }
@@ -173,10 +175,10 @@ void check_tensor_traffic(bool sequence_parallel, Recompute recompute, int chunk
   for (const int layers : {1, 4}) {
     for (const int m : {1, 3}) {
       INFO(layers << " layers, " << m << " micro-batches");
-      Options options =
-          test_options(layers, /*d_model=*/8 * ranks, /*heads=*/2 * ranks, /*kv_heads=*/ranks,
-                       /*d_ff=*/5 * ranks, /*vocab_size=*/7 * ranks, /*sequence=*/6, /*micro_batch=*/4,
-                       /*global_batch=*/4 * m);
+      CombinedOptions options = test_options<CombinedOptions>(
+          layers, /*d_model=*/8 * ranks, /*heads=*/2 * ranks, /*kv_heads=*/ranks,
+          /*d_ff=*/5 * ranks, /*vocab_size=*/7 * ranks, /*sequence=*/6, /*micro_batch=*/4,
+          /*global_batch=*/4 * m);
       options.recompute = recompute;
       const int64_t rows = 4 * 6, d = options.model.d_model, elements = rows * d;
 
@@ -221,10 +223,10 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
       INFO(layers << " layers, " << m << " micro-batches");
       const int groups = exchange == CpExchange::ulysses ? c : 2;  // of heads
       const bool rings = exchange == CpExchange::ulysses_ring;
-      Options options =
-          test_options(layers, /*d_model=*/6 * groups, /*heads=*/3 * groups, /*kv_heads=*/groups,
-                       /*d_ff=*/10, /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
-                       /*global_batch=*/sequences * m);
+      CombinedOptions options = test_options<CombinedOptions>(
+          layers, /*d_model=*/6 * groups, /*heads=*/3 * groups, /*kv_heads=*/groups,
+          /*d_ff=*/10, /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
+          /*global_batch=*/sequences * m);
       options.recompute = recompute;
       options.cp_exchange = exchange;
       const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::overlap};
@@ -317,10 +319,11 @@ TEST_CASE("06: traffic of Ulysses in a ring is that of Ulysses, and of a shorter
 namespace {
 
 // The default model, with short sequences.
-Options tiny_options() {
-  return test_options(/*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/192,
-                      /*vocab_size=*/256, /*sequence=*/16, /*micro_batch=*/1,
-                      /*global_batch=*/2 * mpi_tests::ranks());
+CombinedOptions tiny_options() {
+  return test_options<CombinedOptions>(/*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8,
+                                       /*d_ff=*/192,
+                                       /*vocab_size=*/256, /*sequence=*/16, /*micro_batch=*/1,
+                                       /*global_batch=*/2 * mpi_tests::ranks());
 }
 
 void check_within_a_percent(size_t measured, double expected) {
@@ -328,7 +331,7 @@ void check_within_a_percent(size_t measured, double expected) {
 }
 
 // Bytes of each purpose that a model of this technique added, after a step.
-MemoryBytes measured_bytes(const Options& options, const Technique& technique, World& world,
+MemoryBytes measured_bytes(const CombinedOptions& options, const Technique& technique, World& world,
                            Communicator& ranks) {
   const MemoryBytes before = memory_in_use();
   ParallelModel model(options, technique, world, ranks);
@@ -337,7 +340,7 @@ MemoryBytes measured_bytes(const Options& options, const Technique& technique, W
 }
 
 void check_memory(const Technique& technique) {
-  const Options options = tiny_options();
+  const CombinedOptions options = tiny_options();
   World world(nullptr, nullptr);
   Communicator data(world, world.all(), "data");
   const int d = world.ranks(), stage = technique.kind == Technique::zero ? technique.stage : 0;
@@ -348,7 +351,7 @@ void check_memory(const Technique& technique) {
   check_bytes(measured, predicted.total());
 
   // The published formulas, of what is there all the time, from the parameters without padding.
-  const double all = static_cast<double>(parameter_count(options));
+  const double all = static_cast<double>(parameter_count(options.model));
   const auto units = padded_units(options.model, 1);
   const int64_t largest = *std::max_element(units.begin(), units.end());
   const auto share = [&](int first_stage) { return stage >= first_stage ? all / d : all; };
@@ -371,7 +374,7 @@ namespace {
 //   inside    (2 + 2 r) d: queries, keys, values, output; 3 f: gate, up, their product; lse and s scores a
 //   head
 // Inside is divided by t always, outside with sequence parallelism.
-double kept_bytes_of_layers(const Options& o, int t, bool sequence_parallel) {
+double kept_bytes_of_layers(const CombinedOptions& o, int t, bool sequence_parallel) {
   const ModelConfig& m = o.model;
   const double d = m.d_model, r = static_cast<double>(m.kv_heads) / m.heads,
                rows = o.micro_batch_size * o.sequence_length;
@@ -387,8 +390,8 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
   const Technique technique = {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel};
-  Options shallow = tiny_options(), deep = shallow;
-  for (Options* o : {&shallow, &deep}) {
+  CombinedOptions shallow = tiny_options(), deep = shallow;
+  for (CombinedOptions* o : {&shallow, &deep}) {
     o->recompute = recompute;
     o->global_batch_size = 2;
   }
@@ -412,15 +415,16 @@ namespace {
 constexpr int kTokensOfRank = 32;
 
 // A sequence of so many tokens for each of `ranks`.
-Options context_options(int layers, int ranks, int kv_heads = 4) {
-  Options o = test_options(layers, /*d_model=*/64, /*heads=*/8, kv_heads, /*d_ff=*/192,
-                           /*vocab_size=*/256, kTokensOfRank * ranks, /*micro_batch=*/2,
-                           /*global_batch=*/4);
+CombinedOptions context_options(int layers, int ranks, int kv_heads = 4) {
+  CombinedOptions o =
+      test_options<CombinedOptions>(layers, /*d_model=*/64, /*heads=*/8, kv_heads, /*d_ff=*/192,
+                                    /*vocab_size=*/256, kTokensOfRank * ranks, /*micro_batch=*/2,
+                                    /*global_batch=*/4);
   o.attention = Attention::tiled;
   return o;
 }
 
-size_t activations_alone(const Options& options) {
+size_t activations_alone(const CombinedOptions& options) {
   const size_t before = memory_in_use()[3];
   const TestModel model(options);
   return memory_in_use()[3] - before;
@@ -435,8 +439,8 @@ void check_context_memory(CpExchange exchange, Attention attention, bool documen
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
   const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::bucket};
-  Options shallow = context_options(2, c, kv_heads), deep = context_options(8, c, kv_heads);
-  for (Options* o : {&shallow, &deep}) {
+  CombinedOptions shallow = context_options(2, c, kv_heads), deep = context_options(8, c, kv_heads);
+  for (CombinedOptions* o : {&shallow, &deep}) {
     o->cp_exchange = exchange;
     o->attention = attention;
     if (documents) o->document_end = 0;
@@ -449,18 +453,18 @@ void check_context_memory(CpExchange exchange, Attention attention, bool documen
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
 
   // Six layers more keep a c-th of what they keep on one rank; of the scores only those that have whole rows.
-  Options on_one[] = {deep, shallow};
+  CombinedOptions on_one[] = {deep, shallow};
   const bool scores_kept = ulysses && attention == Attention::naive;
-  for (Options& o : on_one) o.recompute = scores_kept ? Recompute::none : Recompute::selective;
+  for (CombinedOptions& o : on_one) o.recompute = scores_kept ? Recompute::none : Recompute::selective;
   const double kept = kept_bytes_of_layers(on_one[0], 1, false) - kept_bytes_of_layers(on_one[1], 1, false);
   CHECK(of_deep[3] - of_shallow[3] == Approx(kept / c).epsilon(1e-9));
   if (scores_kept) return;
   // All activations: the same as those of a sequence of a rank's tokens, but for the table of all positions.
   const size_t table = deep.sequence_length * deep.model.head_size() * sizeof(accum);
-  Options alone = context_options(8, 1, kv_heads);
+  CombinedOptions alone = context_options(8, 1, kv_heads);
   CHECK(of_deep[3] - table == activations_alone(alone) - table / c);
   // A c-th of those of the whole sequence, but for the table and what is a row of features, or 256.
-  Options whole = context_options(8, c, kv_heads);
+  CombinedOptions whole = context_options(8, c, kv_heads);
   CHECK((of_deep[3] - table) * c == Approx(activations_alone(whole) - table).epsilon(0.02));
 
   // On its way, and the results of a block: the ring's memory is the same on any number of ranks, and
@@ -513,7 +517,7 @@ TEST_CASE("03: memory of stage 3", "[03][memory]") { check_memory(zero(3)); }
 TEST_CASE("after the first step nothing is allocated and nothing waits for the device",
           "[02][03][04][06][memory]") {
   World world(nullptr, nullptr);
-  const auto check = [&](const Technique& technique, const Options& options) {
+  const auto check = [&](const Technique& technique, const CombinedOptions& options) {
     Communicator data(world, world.all(), "data");
     ParallelModel model(options, technique, world, data);
     model.train_step(0, random_batches(options, 0));
@@ -536,7 +540,7 @@ TEST_CASE("after the first step nothing is allocated and nothing waits for the d
   for (const CpExchange exchange : {CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}) {
     INFO(to_string(exchange));
     if (exchange == CpExchange::ulysses && world.ranks() == 3) continue;
-    Options options = context_options(2, world.ranks(), 8);
+    CombinedOptions options = context_options(2, world.ranks(), 8);
     options.cp_exchange = exchange;
     check({.kind = Technique::context_parallel}, options);
   }

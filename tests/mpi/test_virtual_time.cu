@@ -23,16 +23,17 @@ constexpr int kLayers = 3;
 constexpr double kScalars = StepTotals::size * sizeof(double);  // bytes that end each step
 
 // One micro-batch for each rank, or one for all.
-Options three_layers(bool one_for_each_rank) {
-  Options o = test_options(kLayers, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/96,
-                           /*vocab_size=*/64, /*sequence=*/8, /*micro_batch=*/1,
-                           /*global_batch=*/one_for_each_rank ? mpi_tests::ranks() : 1);
+CombinedOptions three_layers(bool one_for_each_rank) {
+  CombinedOptions o =
+      test_options<CombinedOptions>(kLayers, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/96,
+                                    /*vocab_size=*/64, /*sequence=*/8, /*micro_batch=*/1,
+                                    /*global_batch=*/one_for_each_rank ? mpi_tests::ranks() : 1);
   o.optimizer = OptimizerKind::sgd;
   return o;
 }
 
 // The second step: what one leaves to the next is included.
-int64_t time_of_step(const Options& options, const Technique& technique, const World& world,
+int64_t time_of_step(const CombinedOptions& options, const Technique& technique, const World& world,
                      Communicator& ranks) {
   ParallelModel model(options, technique, const_cast<World&>(world), ranks);
   const auto batches = random_batches(options, 1);
@@ -53,7 +54,7 @@ struct Path {
 };
 
 // Elements of each unit, embedding first, head last, as they are padded for the ranks.
-std::vector<double> unit_sizes(const Options& options) {
+std::vector<double> unit_sizes(const CombinedOptions& options) {
   Parameters parameters({.groups = {{mpi_tests::rank(), mpi_tests::ranks()}}});
   FeedForward feed_forward;
   declare_transformer(options.model, feed_forward, parameters);
@@ -65,13 +66,13 @@ std::vector<double> unit_sizes(const Options& options) {
 }
 constexpr int kHead = kLayers + 1;
 
-double all_elements(const Options& options) {
+double all_elements(const CombinedOptions& options) {
   const std::vector<double> sizes = unit_sizes(options);
   return std::accumulate(sizes.begin(), sizes.end(), 0.0);
 }
 
 // Links on which the gradients of a layer take so many seconds to be summed.
-double bandwidth_for(const Options& options, double seconds) {
+double bandwidth_for(const CombinedOptions& options, double seconds) {
   const int n = mpi_tests::ranks();
   return 2.0 * (n - 1) / n * unit_sizes(options)[1] * sizeof(accum) / seconds;
 }
@@ -83,7 +84,7 @@ const std::vector<double> kAllReduces = {0.7, 2.9};
 
 TEST_CASE("02: the time of naive, overlap and bucket", "[02][time]") {
   if (mpi_tests::ranks() == 1) return;
-  const Options options = three_layers(true);
+  const CombinedOptions options = three_layers(true);
   const std::vector<double> sizes = unit_sizes(options);
   for (const double seconds : kAllReduces) {
     const ModelledGpu gpu(1e-3, bandwidth_for(options, seconds));
@@ -130,7 +131,7 @@ TEST_CASE("02: the time of naive, overlap and bucket", "[02][time]") {
 
 TEST_CASE("03: the time of the three stages", "[03][time]") {
   if (mpi_tests::ranks() == 1) return;
-  const Options options = three_layers(true);
+  const CombinedOptions options = three_layers(true);
   std::vector<double> shards = unit_sizes(options);
   for (double& size : shards) size /= mpi_tests::ranks();
   for (const double seconds : kAllReduces) {
@@ -203,7 +204,7 @@ TEST_CASE("03: the time of the three stages", "[03][time]") {
 }
 
 TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04][time]") {
-  const Options options = three_layers(false);
+  const CombinedOptions options = three_layers(false);
   if (mpi_tests::ranks() == 1 || options.model.heads % mpi_tests::ranks() != 0) return;
   const int rows = options.sequence_length, d = options.model.d_model;
   // An all-reduce at a border, in seconds: shorter or longer than the weight gradients of a region.
@@ -265,7 +266,7 @@ TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04]
 }
 
 TEST_CASE("04: the time of forward in chunks", "[04][time]") {
-  Options options = three_layers(false);
+  CombinedOptions options = three_layers(false);
   options.sequence_length = 48;  // rows; 2, 3 and 4 chunks of each rank's part are equal
   const int n = mpi_tests::ranks(), rows = options.sequence_length, d = options.model.d_model;
   if (n == 1 || options.model.heads % n != 0 || rows % n != 0) return;
@@ -351,7 +352,8 @@ TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
       const bool dual = technique.schedule == PpSchedule::dualpipe;
       if (dual && (m % 2 != 0 || p % 2 != 0)) continue;
       for (const double transfer : {0.0, 0.5}) {
-        Options options = test_options(layers_of_stage * p, 32, 4, 4, 96, 32, 8, 1, m);
+        CombinedOptions options =
+            test_options<CombinedOptions>(layers_of_stage * p, 32, 4, 4, 96, 32, 8, 1, m);
         options.optimizer = OptimizerKind::sgd;
         const double bytes = options.sequence_length * options.model.d_model * sizeof(real);
         // The copies of a model sum their gradients, too: two hops, of latency alone.
@@ -372,8 +374,9 @@ TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
 }
 
 // A rank has one layer.
-Options as_many_layers_as_ranks(int micro_batches) {
-  Options o = test_options(mpi_tests::ranks(), 32, 4, 4, 96, 32, 8, 1, micro_batches);
+CombinedOptions as_many_layers_as_ranks(int micro_batches) {
+  CombinedOptions o =
+      test_options<CombinedOptions>(mpi_tests::ranks(), 32, 4, 4, 96, 32, 8, 1, micro_batches);
   o.optimizer = OptimizerKind::sgd;
   return o;
 }
@@ -381,7 +384,7 @@ Options as_many_layers_as_ranks(int micro_batches) {
 TEST_CASE("05: the bubble of ZB-H1 is a third of 1F1B's", "[05][time]") {
   const int p = mpi_tests::ranks(), m = 2 * p;
   if (p == 1) return;
-  const Options options = as_many_layers_as_ranks(m);
+  const CombinedOptions options = as_many_layers_as_ranks(m);
   const ModelledGpu gpu;
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
@@ -395,7 +398,7 @@ TEST_CASE("05: the bubble of ZB-H1 is a third of 1F1B's", "[05][time]") {
 TEST_CASE("05: a trace says what waited for what", "[05][time]") {
   const int p = mpi_tests::ranks(), m = 3;
   if (p == 1) return;
-  const Options options = as_many_layers_as_ranks(m);
+  const CombinedOptions options = as_many_layers_as_ranks(m);
   const ModelledGpu gpu;
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
@@ -466,7 +469,8 @@ struct RingPath {
 };
 
 // Forward and backward of one layer's attention of zeros, in nanoseconds.
-std::pair<int64_t, int64_t> times_of_attention(const Options& o, Communicator& context, const World& world) {
+std::pair<int64_t, int64_t> times_of_attention(const CombinedOptions& o, Communicator& context,
+                                               const World& world) {
   const Stream compute("compute");
   const Blas blas(compute);
   const auto attention = context_attention(o, context);
@@ -514,7 +518,7 @@ TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
     World world(nullptr, nullptr);
     Communicator context(world, world.all(), "context");
     for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
-      Options o = test_options(1, heads * size, heads, heads, 1, 2, rows * n, 1, 1);
+      CombinedOptions o = test_options<CombinedOptions>(1, heads * size, heads, heads, 1, 2, rows * n, 1, 1);
       o.attention = Attention::tiled;
       o.cp_layout = layout;
       const auto [forward_time, backward_time] = times_of_attention(o, context, world);
@@ -554,7 +558,7 @@ TEST_CASE("06: the time of Ulysses", "[06][time]") {
   const double of_dots = of_matrix / size * sizeof(accum) / sizeof(real);
   World world(nullptr, nullptr);
   Communicator context(world, world.all(), "context");
-  Options o = test_options(1, 2 * n * size, 2 * n, 2 * n, 1, 2, rows * n, 1, 1);
+  CombinedOptions o = test_options<CombinedOptions>(1, 2 * n * size, 2 * n, 2 * n, 1, 2, rows * n, 1, 1);
   o.attention = Attention::tiled;
   o.cp_exchange = CpExchange::ulysses;
   for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {

@@ -85,7 +85,7 @@ class Workspace {
 Options options_of(const std::vector<std::string>& arguments) {
   std::vector<const char*> argv = {"bench"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  return parse_options(static_cast<int>(argv.size()), argv.data(), "");
+  return parse_options<Options>(static_cast<int>(argv.size()), argv.data(), "");
 }
 
 // ---- Kernels ----------------------------------------------------------------------------------------------

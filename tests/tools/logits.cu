@@ -39,7 +39,7 @@ void write_logits(const Options& options) {
 
 int main(int argc, char** argv) {
   return run_program([&] {
-    const Options options = parse_options(argc, argv, "Writes the logits of a micro-batch.");
+    const Options options = parse_options<Options>(argc, argv, "Writes the logits of a micro-batch.");
     configure_device(options);
     write_logits(options);
   });

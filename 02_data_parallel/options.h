@@ -1,0 +1,43 @@
+// The options of data parallelism.
+#pragma once
+
+#include <algorithm>
+
+#include "program/options.h"
+
+namespace pentatron {
+
+// When data-parallel ranks sum their gradients: after backward, unit by unit during it, or in buckets of
+// equal size.
+enum class DpSync { naive, overlap, bucket };
+inline const Names<DpSync> dp_sync_names = {
+    {"naive", DpSync::naive}, {"overlap", DpSync::overlap}, {"bucket", DpSync::bucket}};
+inline std::string_view to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
+
+struct DataParallelOptions : virtual Options {
+  DpSync dp_sync = DpSync::bucket;
+  double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
+};
+
+// 25, or an eighth of all gradients (of 4 bytes) where that is less.
+inline double default_bucket_mb(const ModelConfig& model) {
+  return std::min(25.0, 4e-6 * static_cast<double>(parameter_count(model)) / 8);
+}
+
+inline void declare_data_parallel(CommandLine& line, DataParallelOptions& o) {
+  line.group("Data parallelism");
+  line.choice("--dp-sync", o.dp_sync, dp_sync_names,
+              "when gradients are summed over the ranks");
+  line.number("--bucket-mb", o.bucket_mb, 1e-6, 1e6, "megabytes of gradients that are summed at once",
+              "25, or an eighth of all where that is less");
+}
+inline void declare_options(CommandLine& line, DataParallelOptions& o) {
+  declare_communication(line, o);
+  declare_data_parallel(line, o);
+}
+
+inline void complete_options(DataParallelOptions& o, const CommandLine& line) {
+  if (!line.given("--bucket-mb")) o.bucket_mb = default_bucket_mb(o.model);
+}
+
+}  // namespace pentatron

@@ -1,0 +1,137 @@
+// The options of pipeline parallelism.
+#pragma once
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "program/options.h"
+
+namespace pentatron {
+
+// The order in which pipeline ranks take their micro-batches.
+//   afab         all forward, then all backward
+//   one_f_one_b  one forward, one backward
+//   interleaved  one forward, one backward, with several model chunks on a rank
+//   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
+//   zb_v         the same with two chunks on a rank, the second ones in reverse order
+//   dualpipe     two copies of the model, one in reverse order; micro-batches enter at both ends
+//   dualpipe_v   two chunks as in zb_v; a forward of one beside a backward of the other
+//   from_file    any order, which a file says
+enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe, dualpipe_v, from_file };
+inline const Names<PpSchedule> pp_schedule_names = {{"afab", PpSchedule::afab},
+                                                    {"1f1b", PpSchedule::one_f_one_b},
+                                                    {"interleaved", PpSchedule::interleaved},
+                                                    {"zb-h1", PpSchedule::zb_h1},
+                                                    {"zb-v", PpSchedule::zb_v},
+                                                    {"dualpipe", PpSchedule::dualpipe},
+                                                    {"dualpipe-v", PpSchedule::dualpipe_v}};
+inline std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
+
+// How pipeline ranks exchange activations and gradients: on a stream for each kind and direction, or in
+// groups on one.
+enum class PpMessages { streams, grouped };
+inline const Names<PpMessages> pp_messages_names = {{"streams", PpMessages::streams},
+                                                    {"grouped", PpMessages::grouped}};
+inline std::string_view to_string(PpMessages messages) { return name_of(pp_messages_names, messages); }
+
+struct PipelineOptions : virtual Options {
+  PpSchedule pp_schedule = PpSchedule::one_f_one_b;
+  std::string pp_schedule_file;  // path, with from_file
+  std::string pp_schedule_text;  // all that is in this file
+  std::vector<double> pp_costs;  // forward, input gradient, weight gradient, transfer; empty: not given
+  int pp_max_in_flight = 0;      // micro-batches that a rank may keep, over its chunks; 0: any number
+  PpMessages pp_messages = PpMessages::streams;
+  int vpp = 1;                    // model chunks on a pipeline rank
+  int pp = 0;                     // pipeline ranks; 0: all (in 07: one)
+  bool show_schedule = false;     // draw the schedule, and train nothing
+  std::string show_schedule_svg;  // path; empty: no picture of it
+};
+
+// A name, or the path of a file, which is read here.
+inline void use_schedule(PipelineOptions& o, const std::string& given) {
+  for (const auto& [name, named] : pp_schedule_names) {
+    if (name == given) {
+      o.pp_schedule = named;
+      return;
+    }
+  }
+  constexpr size_t most = 1 << 20;
+  std::ifstream file(given, std::ios::binary);
+  std::string& text = o.pp_schedule_text;
+  text.resize(most + 1);
+  file.read(text.data(), std::ssize(text));
+  text.resize(file.gcount());
+  if (!file.is_open() || file.bad()) {
+    throw UsageError("--pp-schedule", given,
+                     "one of " + join(words_of(pp_schedule_names), ", ") + ", or a file that can be read");
+  }
+  if (text.size() > most) throw UsageError("--pp-schedule", given, "a file of at most 1 MiB");
+  o.pp_schedule = PpSchedule::from_file;
+  o.pp_schedule_file = given;
+}
+
+// Model chunks on a pipeline rank, unless --vpp says another number.
+inline int chunks_of(PpSchedule schedule) {
+  return schedule == PpSchedule::interleaved || schedule == PpSchedule::zb_v ||
+                 schedule == PpSchedule::dualpipe || schedule == PpSchedule::dualpipe_v
+             ? 2
+             : 1;
+}
+
+inline std::string schedule_name(const PipelineOptions& o) {
+  const bool is_file = o.pp_schedule == PpSchedule::from_file;
+  return is_file ? o.pp_schedule_file : std::string(to_string(o.pp_schedule));
+}
+
+inline void read_costs(PipelineOptions& o, const std::string& given) {
+  const std::string expected =
+      "four numbers such as 1,1.2,0.8,0.1: forward, input gradient, weight gradient (above 0), transfer; "
+      "none over 100 times the first";
+  std::vector<double>& costs = o.pp_costs;
+  costs.clear();
+  std::istringstream in(given);
+  for (std::string part; std::getline(in, part, ',');)
+    costs.push_back(convert_number("--pp-costs", part, costs.size() < 3 ? 1e-9 : 0, 1e9, expected));
+  const bool complete = costs.size() == 4 && given.back() != ',';
+  if (!complete || *std::max_element(costs.begin(), costs.end()) > 100 * costs[0])
+    throw UsageError("--pp-costs", given, expected);
+}
+
+inline void declare_pipeline(CommandLine& line, PipelineOptions& o) {
+  line.group("Pipeline parallelism");
+  line.add(
+      "--pp-schedule", join(words_of(pp_schedule_names), "|") + "|FILE", schedule_name(o),
+      "in which order ranks take their micro-batches; FILE: a line a rank, such as F0 F1 B0 B1",
+      [&](const std::string& given) { use_schedule(o, given); }, [&] { return schedule_name(o); });
+  line.whole("--vpp", o.vpp, 1, 1000, "model chunks on a rank", "1 with afab, 1f1b, zb-h1, else 2");
+  line.add(
+      "--pp-costs", "F,B,W,T", "",
+      "times of a rank's layers, for zb-h1 and for pictures, such as 1,1.2,0.8,0.1",
+      [&](const std::string& given) { read_costs(o, given); }, [&] { return o.pp_costs; });
+  line.whole("--pp-max-in-flight", o.pp_max_in_flight, 0, 1 << 20,
+             "refuse a schedule if a rank keeps more micro-batches, over its chunks; 0: any number");
+  line.choice("--pp-messages", o.pp_messages, pp_messages_names,
+              "a stream for each kind and direction, or one for groups of a send and a receive");
+  line.whole("--pp", o.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
+  line.flag("--show-schedule", o.show_schedule, "draw the schedule, train nothing");
+  line.output("--show-schedule-svg", o.show_schedule_svg, "and write it as an SVG picture");
+  line.reads("--pp-schedule", o.pp_schedule_file);
+}
+inline void declare_options(CommandLine& line, PipelineOptions& o) {
+  declare_communication(line, o);
+  declare_pipeline(line, o);
+}
+
+inline void complete_options(PipelineOptions& o, const CommandLine& line) {
+  const int chunks = chunks_of(o.pp_schedule);
+  if (!line.given("--vpp")) o.vpp = chunks;
+  if (!o.show_schedule_svg.empty()) o.show_schedule = true;
+  if (o.vpp != chunks && o.pp_schedule != PpSchedule::interleaved) {
+    throw UsageError("--vpp", std::to_string(o.vpp),
+                     std::to_string(chunks) + " with --pp-schedule " + schedule_name(o) +
+                         "; only interleaved can have another number of chunks");
+  }
+}
+
+}  // namespace pentatron

@@ -1,0 +1,147 @@
+// The options of experts, and of all techniques at once.
+#pragma once
+
+#include "../02_data_parallel/options.h"
+#include "../03_zero/options.h"
+#include "../04_tensor_parallel/options.h"
+#include "../05_pipeline_parallel/options.h"
+#include "../06_context_parallel/options.h"
+
+namespace pentatron {
+
+inline const Names<Balance> balance_names = {
+    {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
+inline std::string_view to_string(Balance balance) { return name_of(balance_names, balance); }
+
+// How rows get to their experts: each tensor rank sends all its rows, or a share of them.
+enum class Dispatch { direct, once };
+inline const Names<Dispatch> dispatch_names = {{"direct", Dispatch::direct}, {"once", Dispatch::once}};
+inline std::string_view to_string(Dispatch dispatch) { return name_of(dispatch_names, dispatch); }
+
+// Whether the products of a rank's experts are one launch, or one for each expert.
+enum class ExpertProducts { grouped, loop };
+inline const Names<ExpertProducts> expert_products_names = {{"grouped", ExpertProducts::grouped},
+                                                            {"loop", ExpertProducts::loop}};
+inline std::string_view to_string(ExpertProducts products) {
+  return name_of(expert_products_names, products);
+}
+
+// Beside what the model has of them.
+struct ExpertOptions : virtual Options {
+  int ep = 1;                  // ranks that share out the experts
+  double aux_loss = 0.01;      // weight of the loss that balances the experts
+  double balance_rate = 1e-3;  // by which the bias of an expert moves in a step
+  double expert_buffer = 0;    // rows of an expert rank's buffer, over its even share; 0: for all cases
+  double drop_tokens = 0;      // rows that an expert takes, over an even share; 0: all
+  double z_loss = 0;           // weight of the loss that keeps the router's logits small
+  int expert_chunks = 1;       // of a micro-batch that travel to the experts by themselves
+  Dispatch dispatch = Dispatch::direct;
+  ExpertProducts expert_products = ExpertProducts::grouped;
+};
+
+inline void declare_experts(CommandLine& line, ExpertOptions& o) {
+  line.group("Experts");
+  line.whole("--experts", o.model.experts, 0, 1024, "MLPs of a layer that has several, 0: none has");
+  line.whole("--top-k", o.model.top_k, 1, 1024, "experts that a token is sent to");
+  line.whole("--shared-experts", o.model.shared_experts, 0, 1024,
+             "experts that get all tokens, beside those");
+  line.whole("--moe-every", o.model.moe_every, 1, 1000, "the last of so many layers has experts");
+  line.choice("--balance", o.model.balance, balance_names,
+              "experts by a loss, by a bias of the choice, or not");
+  line.number("--aux-loss", o.aux_loss, 0, 1000, "weight of this loss");
+  line.number("--balance-rate", o.balance_rate, 1e-9, 1, "step of this bias");
+  line.number("--z-loss", o.z_loss, 0, 1000, "weight of the squares of the router's log-sum-exps");
+  line.number("--drop-tokens", o.drop_tokens, 0, 1e6,
+              "an expert takes so many times an even share of a micro-batch, 0: all");
+  line.number("--expert-buffer", o.expert_buffer, 0, 1e6,
+              "room for so many times an even share of rows, 0: for all cases");
+  line.choice("--expert-products", o.expert_products, expert_products_names,
+              "of a rank's experts: one launch, or one each");
+  line.whole("--expert-chunks", o.expert_chunks, 1, 1024,
+             "parts of a micro-batch that travel while the experts compute others");
+  line.choice("--dispatch", o.dispatch, dispatch_names,
+              "rows that tensor ranks all hold: each sends all, or a share");
+  line.of_training({"aux-loss", "balance", "balance-rate", "z-loss", "drop-tokens"});
+}
+
+// Of ranks whose sequences are cut among `cp`. Throws UsageError.
+inline void check_experts(const ExpertOptions& o, int cp) {
+  const ModelConfig& model = o.model;
+  const auto check = [](bool valid, const char* option, int value, const std::string& expected) {
+    if (!valid) throw UsageError(option, std::to_string(value), expected);
+  };
+  if (model.experts == 0) {
+    check(model.shared_experts == 0, "--shared-experts", model.shared_experts, "0 without --experts");
+    return check(o.ep == 1, "--ep", o.ep, "1 without --experts");
+  }
+  const std::string experts = "--experts (" + std::to_string(model.experts) + ")";
+  check(model.top_k <= model.experts, "--top-k", model.top_k, "at most " + experts);
+  check(model.moe_every <= model.layers, "--moe-every", model.moe_every,
+        "at most --layers (" + std::to_string(model.layers) + ")");
+  check(model.experts % o.ep == 0, "--ep", o.ep, "a divisor of " + experts);
+  const int64_t rows = int64_t{o.micro_batch_size} * o.sequence_length / cp;
+  check(rows % o.expert_chunks == 0, "--expert-chunks", o.expert_chunks,
+        "a divisor of the tokens that a rank has of a micro-batch (" + std::to_string(rows) + ")");
+  if (o.drop_tokens > 0 && o.expert_chunks > 1)
+    throw UsageError("--drop-tokens", text(o.drop_tokens),
+                     "0 with --expert-chunks, which split the micro-batch, too");
+  if (o.drop_tokens > 0 && cp > 1) {
+    throw UsageError(
+        "--drop-tokens", text(o.drop_tokens),
+        "0 with --cp: an expert takes the first tokens of a micro-batch, which context ranks split");
+  }
+  if (o.expert_buffer > 0 && o.expert_buffer < 1)
+    throw UsageError("--expert-buffer", text(o.expert_buffer), "0, or 1 or more");
+  // A sample does not need all rows of a micro-batch. The others are alike, and would all choose the
+  // same experts.
+  check(o.expert_buffer == 0 || o.sample == 0, "--sample", o.sample, "0 with --expert-buffer");
+}
+
+// The data-parallel ranks of experts.cu.
+struct ExpertProgramOptions : DataParallelOptions, ExpertOptions {};
+
+inline void declare_options(CommandLine& line, ExpertProgramOptions& o) {
+  declare_options(line, static_cast<DataParallelOptions&>(o));
+  declare_experts(line, o);
+}
+inline void complete_options(ExpertProgramOptions& o, const CommandLine& line) {
+  complete_options(static_cast<DataParallelOptions&>(o), line);
+  check_experts(o, 1);
+}
+
+struct CombinedOptions : DataParallelOptions,
+                         ZeroOptions,
+                         TensorParallelOptions,
+                         PipelineOptions,
+                         ContextParallelOptions,
+                         ExpertOptions {
+  int tp = 1, cp = 1;      // tensor and context ranks
+  int dp = 0;              // data ranks; 0: what the other axes leave
+  bool show_mesh = false;  // print each rank's place, and train nothing
+};
+
+inline void declare_options(CommandLine& line, CombinedOptions& o) {
+  line.group("Mesh");
+  line.whole("--tp", o.tp, 1, 1 << 20, "tensor ranks");
+  line.whole("--cp", o.cp, 1, 1 << 20, "context ranks");
+  line.whole("--dp", o.dp, 0, 1 << 20, "data ranks, 0: what the other axes leave");
+  line.whole("--ep", o.ep, 1, 1 << 20, "ranks that share out the experts");
+  line.flag("--show-mesh", o.show_mesh, "print who is who, train nothing");
+  declare_data_parallel(line, o);
+  declare_zero(line, o);
+  declare_tensor_parallel(line, o);
+  declare_pipeline(line, o);
+  declare_context_parallel(line, o);
+  declare_experts(line, o);
+  declare_communication(line, o);
+}
+inline void complete_options(CombinedOptions& o, const CommandLine& line) {
+  complete_options(static_cast<DataParallelOptions&>(o), line);
+  complete_options(static_cast<TensorParallelOptions&>(o), line);
+  complete_options(static_cast<PipelineOptions&>(o), line);
+  check_experts(o, o.cp);
+  if (o.fp8_communication && o.model.experts > 0)
+    throw UsageError("--fp8-communication", "given", "none with --experts, whose router reads bf16");
+}
+
+}  // namespace pentatron
