@@ -1,8 +1,4 @@
-// 01: one GPU. All seven programs share these steps: read options, open the token data, declare the
-// parameters, build the transformer, and loop over steps. A step loops over micro-batches (gradient
-// accumulation), then runs the optimizer and logs.
-//
-// Each later program adds one technique. Compare its main.cu with this one.
+// 01: one GPU. A step loops over micro-batches (gradient accumulation), then updates the weights.
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -25,8 +21,7 @@ void train(const Options& options) {
 
   Parameters parameters;
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1));
+  const MemoryPrediction predicted = predict_memory(options);
   require_memory(predicted);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
@@ -62,10 +57,4 @@ void train(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_program([&] {
-    const auto options = parse_options<Options>(argc, argv, "Trains a transformer on one GPU.");
-    configure_device(options);
-    train(options);
-  });
-}
+int main(int argc, char** argv) { return run_program(argc, argv, "Trains a transformer on one GPU.", train); }

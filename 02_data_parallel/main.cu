@@ -22,10 +22,9 @@ void train(const DataParallelOptions& options, World& world) {
 
   Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(
-      options, element_sizes, micro_batches_of_a_rank(options, world.ranks()), {.replicas = {world.ranks()}});
+  const MemoryPrediction predicted = predict_memory(options, world.ranks(), {.replicas = {world.ranks()}});
   Communicator data_ranks(world, world.all(), "data");
-  require_memory(predicted, world);
+  require_memory(predicted);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
@@ -34,10 +33,10 @@ void train(const DataParallelOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals, world);
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
@@ -64,10 +63,5 @@ void train(const DataParallelOptions& options, World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    const auto options =
-        parse_options<DataParallelOptions>(argc, argv, "Trains a transformer with data parallelism.");
-    world.configure(options);
-    train(options, world);
-  });
+  return run_program(argc, argv, "Trains a transformer with data parallelism.", train);
 }

@@ -26,8 +26,7 @@ inline double default_bucket_mb(const ModelConfig& model) {
 
 inline void declare_data_parallel(CommandLine& line, DataParallelOptions& o) {
   line.group("Data parallelism");
-  line.choice("--dp-sync", o.dp_sync, dp_sync_names,
-              "when gradients are summed over the ranks");
+  line.choice("--dp-sync", o.dp_sync, dp_sync_names, "when gradients are summed over the ranks");
   line.number("--bucket-mb", o.bucket_mb, 1e-6, 1e6, "megabytes of gradients that are summed at once",
               "25, or an eighth of all where that is less");
 }

@@ -23,11 +23,10 @@ void train(const ZeroOptions& options, World& world) {
 
   Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
-                     {.replicas = {world.ranks()}, .sharded_states = options.zero_stage});
+  const MemoryPrediction predicted = predict_memory(
+      options, world.ranks(), {.replicas = {world.ranks()}, .sharded_states = options.zero_stage});
   Communicator data_ranks(world, world.all(), "data");
-  require_memory(predicted, world);
+  require_memory(predicted);
   Zero zero(options.zero_stage, parameters.group(), data_ranks, compute);
   load_or_initialise(options, parameters, compute);
   zero.weights_changed();
@@ -36,10 +35,10 @@ void train(const ZeroOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals, world);
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
@@ -66,10 +65,4 @@ void train(const ZeroOptions& options, World& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    const auto options = parse_options<ZeroOptions>(argc, argv, "Trains a transformer with ZeRO.");
-    world.configure(options);
-    train(options, world);
-  });
-}
+int main(int argc, char** argv) { return run_program(argc, argv, "Trains a transformer with ZeRO.", train); }

@@ -15,7 +15,6 @@ using namespace pentatron;
 namespace {
 
 void train(const TensorParallelOptions& options, World& world) {
-  check_tensor_parallel(options, world.ranks(), rows_of(options, {}).inside);
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   AttentionCore attention(options.attention);
@@ -24,10 +23,9 @@ void train(const TensorParallelOptions& options, World& world) {
   Parameters parameters({.tensor_rank = world.rank(), .tensor_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
-                     tensor_parallel_share(options, world.ranks()));
+      predict_memory(options, 1, tensor_parallel_share(options, world.ranks()));
   Communicator tensor_ranks(world, world.all(), "tensor", tensor_blocks);
-  require_memory(predicted, world);
+  require_memory(predicted);
   TensorParallel tensor_parallel(options, rows_of(options, {}).inside, tensor_ranks, compute);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
@@ -36,10 +34,10 @@ void train(const TensorParallelOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals, world);
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
@@ -66,10 +64,5 @@ void train(const TensorParallelOptions& options, World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    const auto options =
-        parse_options<TensorParallelOptions>(argc, argv, "Trains a transformer with tensor parallelism.");
-    world.configure(options);
-    train(options, world);
-  });
+  return run_program(argc, argv, "Trains a transformer with tensor parallelism.", train);
 }

@@ -295,5 +295,8 @@ inline void check_tensor_parallel(const TensorParallelOptions& options, int rank
         "a multiple of 128 x the tensor ranks (" + std::to_string(ranks) + ") with --fp8-communication");
   }
 }
+inline void fit_to_ranks(TensorParallelOptions& options, int ranks) {
+  check_tensor_parallel(options, ranks, rows_of(options, {}).inside);
+}
 
 }  // namespace pentatron

@@ -179,10 +179,11 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
   return text.str();
 }
 
-// Prints the schedule of m micro-batches (--show-schedule), and beside which others it stands; writes it to a
-// file (--show-schedule-svg). The unit of time is that of --pp-costs, or the forward of a rank's layers.
-// Throws UsageError if the file cannot be written.
-inline void show_schedule(const PipelineOptions& options, int m) {
+// Rank 0 prints the schedule of m micro-batches (--show-schedule), and beside which others it stands; writes
+// it to a file (--show-schedule-svg). The unit of time is that of --pp-costs, or the forward of a rank's
+// layers. Throws UsageError if the file cannot be written.
+inline void show_schedule(const PipelineOptions& options, int m, int rank = 0) {
+  if (rank > 0) return;
   const Schedule schedule = make_schedule(options, options.pp, m);
   const Costs costs = costs_of_chunk(options, schedule.p, schedule.stages());
   const Simulation played = simulate(schedule, costs);

@@ -10,13 +10,23 @@
 #include <optional>
 #include <vector>
 
+#include "model/batch.h"
 #include "model/memory.h"
 #include "model/transformer.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
+#include "schedule_file.h"
 #include "simulate.h"
 
 namespace pentatron {
+
+// The schedule of a pipeline that has the whole batch.
+inline Schedule schedule_of(const PipelineOptions& options) {
+  return make_schedule(options, options.pp, micro_batches_of_a_rank(options, 1));
+}
+inline void fit_to_ranks(PipelineOptions& options, int ranks) {
+  complete_pipeline_options(options, ranks, micro_batches_of_a_rank(options, 1));
+}
 
 // The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
 // counts; the embedding is a lookup and does not.

@@ -175,8 +175,8 @@ inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
 }
 
 // Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
-// micro-batches or the layers fit no schedule, or a schedule cannot run. (options.cc has checked that --vpp
-// fits the schedule.)
+// micro-batches or the layers fit no schedule, or a schedule cannot run. (complete_options has checked that
+// --vpp fits the schedule.)
 inline void complete_pipeline_options(PipelineOptions& options, int ranks, int m) {
   if (options.pp == 0) options.pp = ranks;
   if (options.pp == 1 && !is_v_shaped(options.pp_schedule)) options.vpp = 1;  // nothing to interleave

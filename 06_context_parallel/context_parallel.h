@@ -81,5 +81,8 @@ inline void check_context_parallel(const ContextParallelOptions& options, int ra
                          " with --cp-exchange " + exchange);
   }
 }
+inline void fit_to_ranks(ContextParallelOptions& options, int ranks) {
+  check_context_parallel(options, ranks);
+}
 
 }  // namespace pentatron

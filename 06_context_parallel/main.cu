@@ -1,5 +1,4 @@
-// 06: context parallelism. Each rank has a part of every sequence. context_parallel.h lets its queries see
-// the keys of the other parts; data_parallel.h of 02 sums the gradients over the ranks.
+// 06: context parallelism. Each rank has a part of every sequence; its queries see the keys of the others.
 #include "../02_data_parallel/data_parallel.h"
 #include "context_parallel.h"
 #include "model/batch.h"
@@ -16,7 +15,6 @@ using namespace pentatron;
 namespace {
 
 void train(const ContextParallelOptions& options, World& world) {
-  check_context_parallel(options, world.ranks());
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -24,12 +22,11 @@ void train(const ContextParallelOptions& options, World& world) {
 
   Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, 1),
-                     context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}}));
+  const MemoryPrediction predicted = predict_memory(
+      options, 1, context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}}));
   Communicator context_ranks(world, world.all(), "context");
   Communicator gradient_ranks(world, world.all(), "gradients");
-  require_memory(predicted, world);
+  require_memory(predicted);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const auto attention = context_attention(options, context_ranks);
@@ -41,10 +38,10 @@ void train(const ContextParallelOptions& options, World& world) {
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, 0, 1, positions);
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals, world);
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
@@ -71,10 +68,5 @@ void train(const ContextParallelOptions& options, World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    const auto options = parse_options<ContextParallelOptions>(
-        argc, argv, "Trains a transformer with context parallelism.", Attention::tiled);
-    world.configure(options);
-    train(options, world);
-  });
+  return run_program(argc, argv, "Trains a transformer with context parallelism.", train, Attention::tiled);
 }

@@ -23,7 +23,7 @@ inline constexpr const char* calculated_models[] = {"smollm-1.7b", "llama-3.2-1b
 // In bf16 with attention on tensor cores.
 inline CombinedOptions options_of_model(const std::string& model) {
   const char* const arguments[] = {"plan", "--model", model.c_str()};
-  CombinedOptions options = parse_combined_options(3, arguments);
+  auto options = parse_options<CombinedOptions>(3, arguments, "", Attention::tiled);
   options.attention = has_master_weights ? Attention::tensor_core : Attention::tiled;
   return options;
 }

@@ -20,11 +20,8 @@
 
 namespace pentatron {
 
-inline CombinedOptions parse_combined_options(int argc, const char* const* argv) {
-  return parse_options<CombinedOptions>(
-      argc, argv, "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.",
-      Attention::tiled);
-}
+constexpr const char* combined_description =
+    "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.";
 
 // Whether each rank completes the gradients of its last stage first, and those of its first stage last. A
 // schedule from a file may put off weight gradients in another order.
@@ -58,11 +55,8 @@ inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   }
 }
 
-// The degrees for `ranks` ranks, from options that are checked and completed. Throws UsageError.
-inline MeshShape checked_mesh(CombinedOptions& options, int ranks) {
-  const MeshShape shape = mesh_shape(options, ranks);
-  check_combined(options, shape);
-  return shape;
+inline void fit_to_ranks(CombinedOptions& options, int ranks) {
+  check_combined(options, mesh_shape(options, ranks));
 }
 
 // The pipeline schedule of one data rank's micro-batches.
@@ -74,7 +68,7 @@ inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& sha
 // the program does not train.
 inline bool show_pictures(const CombinedOptions& options, const MeshShape& shape, int rank) {
   if (rank == 0 && options.show_mesh) std::cout << draw_mesh(shape);
-  if (rank == 0 && options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp));
+  if (options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp), rank);
   return options.show_mesh || options.show_schedule;
 }
 

@@ -526,7 +526,7 @@ inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare s
 }
 
 // Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
-inline void complete_expert_options(ExpertOptions& options, int ranks) {
+inline void fit_to_ranks(ExpertOptions& options, int ranks) {
   options.ep = ranks;
   if (options.model.experts > 0 && options.model.experts % ranks == 0) return;
   throw UsageError("--experts", std::to_string(options.model.experts),

@@ -27,10 +27,9 @@ void train(const ExpertProgramOptions& options, World& world) {
       {.groups = {{world.rank(), world.ranks()}, {}}});  // group 1: no other rank holds these experts
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, micro_batches_of_a_rank(options, world.ranks()),
-                     expert_parallel_share(options, {.replicas = {world.ranks()}}));
+      predict_memory(options, world.ranks(), expert_parallel_share(options, {.replicas = {world.ranks()}}));
   Communicator data_ranks(world, world.all(), "data");
-  require_memory(predicted, world);
+  require_memory(predicted);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
@@ -39,10 +38,10 @@ void train(const ExpertProgramOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals, world);
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
@@ -70,11 +69,6 @@ void train(const ExpertProgramOptions& options, World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    auto options = parse_options<ExpertProgramOptions>(
-        argc, argv, "Trains a transformer with experts, which data-parallel ranks share out.");
-    complete_expert_options(options, world.ranks());
-    world.configure(options);
-    train(options, world);
-  });
+  return run_program(argc, argv, "Trains a transformer with experts, which data-parallel ranks share out.",
+                     train);
 }

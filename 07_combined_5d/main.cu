@@ -13,9 +13,11 @@ using namespace pentatron;
 
 namespace {
 
-void train(const CombinedOptions& options, const MeshShape& shape, World& world) {  // 07
+void train(const CombinedOptions& options, World& world) {  // 02-07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
+  const MeshShape shape = mesh_shape(options, world.ranks());                                // 07
+  if (show_pictures(options, shape, world.rank())) return;                                   // 05, 07
   Mesh mesh(shape, world);                                                                   // 07
   const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);   // 05
   const auto positions = positions_of_rank(options, mesh.place.cp, shape.cp);                // 06
@@ -26,7 +28,7 @@ void train(const CombinedOptions& options, const MeshShape& shape, World& world)
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted = predict_memory(options, element_sizes, shape, world.rank());  // 02-07
-  require_memory(predicted, world);
+  require_memory(predicted);
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   load_or_initialise(options, parameters, compute);
@@ -37,10 +39,10 @@ void train(const CombinedOptions& options, const MeshShape& shape, World& world)
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
   Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute, world);
+  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals, world);  // 02
+  Run run(options, data, parameters, totals);
 
   for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
     run.begin_step(step);
@@ -66,11 +68,5 @@ void train(const CombinedOptions& options, const MeshShape& shape, World& world)
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {      // 02
-    CombinedOptions options = parse_combined_options(argc, argv);  // 02-07
-    const MeshShape shape = checked_mesh(options, world.ranks());  // 07
-    if (show_pictures(options, shape, world.rank())) return;       // 05, 07
-    world.configure(options);                                      // 02
-    train(options, shape, world);                                  // 07
-  });
+  return run_program(argc, argv, combined_description, train, Attention::tiled);  // 06
 }

@@ -68,7 +68,8 @@ Request parse(int argc, char** argv) {
   request.model = app.remaining();
   std::vector<const char*> arguments = {argv[0], "--micro-batch-size", "1"};  // layouts say another one
   for (const std::string& word : request.model) arguments.push_back(word.c_str());
-  request.base = parse_combined_options(static_cast<int>(arguments.size()), arguments.data());
+  request.base = parse_options<CombinedOptions>(static_cast<int>(arguments.size()), arguments.data(), "",
+                                                Attention::tiled);
   if (has_fp8_products) throw UsageError("PRECISION", "fp8", "another one: a plan does not know fp8's time");
   if (request.base.pp_messages == PpMessages::grouped)
     throw UsageError("--pp-messages", "grouped", "streams, the only messages that a plan knows");

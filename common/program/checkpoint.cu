@@ -110,12 +110,12 @@ void load_or_initialise(const Options& options, Parameters& parameters, cudaStre
 }
 
 Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer,
-                         cudaStream_t compute, const Peers& peers)
+                         cudaStream_t compute, const Peers& ranks)
     : options_(options),
       parameters_(parameters),
       optimizer_(optimizer),
       compute_(compute),
-      rank_(peers.rank()) {
+      rank_(ranks.rank()) {
   if (!options.load.empty()) load_states();
   if (!options.load_weights.empty() && rank_ == 0) {
     const bool tied = !SafetensorsFolder("--load-weights", options.load_folder, "model").has(head_name);
@@ -123,7 +123,7 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
                 tied ? ": its head is tied to the embedding; here it is a copy, and learns by itself" : "");
   }
   if (options.save.empty()) return;
-  agreement_ = peers.agreement();
+  agreement_ = ranks.agreement();
   std::string error;
   if (rank_ == 0) {
     std::error_code made;

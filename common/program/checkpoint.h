@@ -45,7 +45,7 @@ class Checkpoints {
   // With --load, sets the optimizer's states. With --save, makes the folder. Throws UsageError. All ranks
   // construct it, and call each function, at the same steps.
   Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute,
-              const Peers& peers = single_process);
+              const Peers& ranks = peers());
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;

@@ -64,6 +64,8 @@ void declare_communication(CommandLine& line, CommunicationConfig& config);
 // What a stage adds. A program of one rank adds nothing.
 inline void declare_options(CommandLine&, Options&) {}
 inline void complete_options(Options&, const CommandLine&) {}
+// Completes and checks what depends on the number of ranks. Throws UsageError.
+inline void fit_to_ranks(Options&, [[maybe_unused]] int ranks) {}
 
 // Reads the arguments into `options`. `declare`: a stage's options, `complete`: checks and completes them.
 // Throws UsageError or HelpRequest. `attention`: the default for --attention in a CPU build.

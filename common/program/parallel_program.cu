@@ -6,7 +6,7 @@
 
 namespace pentatron {
 
-int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train) {
+int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program) {
   World world(&argc, &argv);
   // Usually all ranks find the same fault, and rank 0 prints it. A rank that finds one alone prints it
   // and ends the others.
@@ -14,7 +14,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   int status_of_complaint = exit_bad_usage;
   const int status = run_program([&] {
     try {
-      train(world);
+      program(world);
     } catch (const UsageError& error) {
       complaint = error.what();
       if (dynamic_cast<const RunError*>(&error)) status_of_complaint = exit_run_error;
@@ -29,5 +29,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   if (!all) end_all_ranks(status_of_complaint);
   return status_of_complaint;
 }
+
+void configure(World& world, const CommunicationConfig& config) { world.configure(config); }
 
 }  // namespace pentatron

@@ -48,9 +48,9 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 
 }  // namespace
 
-int run_program(const std::function<void()>& train) try {
+int run_program(const std::function<void()>& program) try {
   set_environment();
-  train();
+  program();
   return 0;
 } catch (const HelpRequest& help) {
   std::cout << help.what();
@@ -69,13 +69,13 @@ size_t free_device_memory() {
   return std::min(free, total / processes_of_device());
 }
 
-void require_memory(const MemoryPrediction& predicted, const Peers& peers) {
+void require_memory(const MemoryPrediction& predicted, const Peers& ranks) {
   const auto text = [](size_t bytes) { return human_bytes(static_cast<double>(bytes)); };
   // Some of it may have been allocated.
   const size_t total = sum_of(predicted.total()), available = free_device_memory() + sum_of(memory_in_use());
   size_t libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
-  if (is_dry_run()) libraries = peers.library_bytes();
-  if (modelled_gpu().empty()) libraries = peers.library_bytes() - Peers::context_bytes;
+  if (is_dry_run()) libraries = ranks.library_bytes();
+  if (modelled_gpu().empty()) libraries = ranks.library_bytes() - Peers::context_bytes;
   if (total + libraries <= available) return;
   const std::string needs = text(total) + ", and CUDA and NCCL about " + text(libraries);
   if (is_dry_run()) {
@@ -132,22 +132,22 @@ double flops_per_token(const TrainingConfig& training) {
 }
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
-         Peers& peers)
+         Peers& ranks)
     : options_(options),
-      peers_(peers),
+      peers_(ranks),
       totals_(totals),
       trained_(parameters),
       parameters_(parameters.global_size()) {
-  check_work_queues(static_cast<int>(peers.largest({static_cast<double>(streams_in_use())})[0]));
-  const std::string places = peers.places();
-  if (peers.rank() == 0) {
+  check_work_queues(static_cast<int>(ranks.largest({static_cast<double>(streams_in_use())})[0]));
+  const std::string places = ranks.places();
+  if (ranks.rank() == 0) {
     log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
-                 peak_flops(), peers.ranks());
+                 peak_flops(), ranks.ranks());
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters_, peers.ranks(), places);
+    print_banner(options, data, parameters_, ranks.ranks(), places);
   }
-  peers.begin_counting();
-  peers.largest({0});  // all ranks meet here, so their times begin together
+  ranks.begin_counting();
+  ranks.largest({0});  // all ranks meet here, so their times begin together
   if (is_modelled()) start_trace();
   origin_ = begin_ = now();
   wall_begin_ = std::chrono::steady_clock::now();

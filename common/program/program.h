@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda.h"
 #include "kernels/matmul.h"
+#include "model/batch.h"
 #include "model/data.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -20,21 +22,50 @@
 
 namespace pentatron {
 
-// Calls `train` and returns the program's exit status: 0; after bad input 2, and after a dry run that
-// does not fit 1, both with one line on stderr.
-int run_program(const std::function<void()>& train);
+// Calls `program` and returns the exit status: 0; after bad input 2, and after a dry run that does not fit 1,
+// both with one line on stderr.
+int run_program(const std::function<void()>& program);
 
 class World;  // ranks/comm.h
 // As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
-int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& train);
+int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
+void configure(World& world, const CommunicationConfig& config);
+
+// main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
+// --attention in a CPU build.
+template <class ProgramOptions>
+int run_program(int argc, char** argv, std::string_view description, void (*train)(const ProgramOptions&),
+                Attention attention = Attention::naive) {
+  return run_program([&] {
+    const auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
+    configure_device(options);
+    train(options);
+  });
+}
+template <class ProgramOptions>
+int run_program(int argc, char** argv, std::string_view description,
+                void (*train)(const ProgramOptions&, World&), Attention attention = Attention::naive) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
+    fit_to_ranks(options, peers().ranks());
+    configure(world, options);
+    train(options, world);
+  });
+}
 
 constexpr ElementSizes element_sizes = {sizeof(real),   sizeof(accum),  has_master_weights,
                                         blas_workspace, has_loss_scale, has_fp8_products};
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
+// What a rank needs that has this share of the model, and that trains on one of `data_ranks` parts of the
+// batch.
+inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ranks = 1,
+                                       const RankShare& share = {}) {
+  return predict_memory(config, element_sizes, micro_batches_of_a_rank(config, data_ranks), share);
+}
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
 // CUDA and NCCL take. Called when the communicators exist.
-void require_memory(const MemoryPrediction& predicted, const Peers& peers = single_process);
+void require_memory(const MemoryPrediction& predicted, const Peers& ranks = peers());
 
 // The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
 // infinite where tensor cores cannot be used.
@@ -54,7 +85,7 @@ double flops_per_token(const TrainingConfig& training);
 class Run {
  public:
   Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
-      Peers& peers = single_process);
+      Peers& ranks = peers());
 
   void begin_step(int64_t step);
   void end_step(std::optional<Dropped> dropped = {});  // all work of the step has been issued

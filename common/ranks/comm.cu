@@ -121,6 +121,7 @@ World::World(int* argc, char*** argv) {
 #endif
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
+  peers_before_ = std::exchange(peers_now, this);
 }
 
 // Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
@@ -161,6 +162,7 @@ class MpiAgreement : public Agreement {
 std::unique_ptr<Agreement> World::agreement() const { return std::make_unique<MpiAgreement>(); }
 
 World::~World() {
+  peers_now = peers_before_;
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();
   if (between_hosts) all_arrive(patience);

@@ -82,6 +82,7 @@ class World : public Peers {
   std::set<std::string> names_;
   std::set<Communicator*> communicators_;
   std::unique_ptr<Watchdog> watchdog_;
+  Peers* peers_before_;
 };
 
 // The most thread blocks (NCCL: CTAs) of one operation. A block of NCCL's keeps a multiprocessor from the

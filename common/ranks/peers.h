@@ -62,6 +62,9 @@ class Peers {
 };
 
 inline Peers single_process;
+// The ranks that this process trains with: itself, or all of the World that exists (comm.h).
+inline Peers* peers_now = &single_process;
+inline Peers& peers() { return *peers_now; }
 
 struct CommunicationConfig : DeviceConfig {
   double timeout = 300;  // seconds without progress after which the watchdog ends the run
