@@ -157,7 +157,7 @@ $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/objects/%/main.cu.o $(COMMON) $(S
 $(BUILD)/tests$(TAG:%=-%): $(TESTS) $(COMMON) $(STANDINS)
 $(BUILD)/bench $(BUILD)/logits: $(BUILD)/%: $(BUILD)/objects/tests/tools/%.cu.o $(COMMON) $(STANDINS)
 $(BUILD)/tsan_cases: $(SHARED)/tests/cpu/tsan_cases.cc.o $(STANDINS) $(PROFILE)
-$(foreach p,$(SIDE_PROGRAMS) 07_combined_5d/plan,$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
+$(foreach p,$(SIDE_PROGRAMS) 07_combined_5d/plan/plan,$(eval $(BUILD)/$(notdir $(p)): $(BUILD)/objects/$(p).cu.o $(COMMON) $(STANDINS)))
 $(BUILD)/mpi_tests$(TAG:%=-%): $(MPI_TESTS) $(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN)
 PARALLEL_PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out 01_single_gpu,$(PROGRAMS)) $(notdir $(SIDE_PROGRAMS)) plan)
 $(PARALLEL_PROGRAMS): $(PARALLEL) $(NCCL_STANDIN)
@@ -193,7 +193,7 @@ $(HOST)/flags $(SHARED)/flags $(BUILD)/objects/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMMANDS)' | cmp -s - $@ || echo '$(COMMANDS)' > $@
 
 -include $(patsubst %.o,%.d,$(COMMON) $(PARALLEL) $(STANDINS) $(NCCL_STANDIN) $(TESTS) $(MPI_TESTS) \
-  $(call objects,$(addsuffix /main.cu,$(PROGRAMS)) $(addsuffix .cu,$(SIDE_PROGRAMS) 07_combined_5d/plan) $(wildcard tests/tools/*.cu tests/cpu/*cases.cc)))
+  $(call objects,$(addsuffix /main.cu,$(PROGRAMS)) $(addsuffix .cu,$(SIDE_PROGRAMS) 07_combined_5d/plan/plan) $(wildcard tests/tools/*.cu tests/cpu/*cases.cc)))
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 

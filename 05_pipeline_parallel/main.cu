@@ -1,5 +1,4 @@
 // 05: pipeline parallelism. Each rank holds some layers; micro-batches go through them as a schedule says.
-#include "draw_schedule.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -9,6 +8,7 @@
 #include "program/program.h"
 #include "program/sample.h"
 #include "program/totals.h"
+#include "workbench/draw_schedule.h"
 
 using namespace pentatron;
 

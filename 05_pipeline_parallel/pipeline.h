@@ -10,13 +10,12 @@
 #include <optional>
 #include <vector>
 
+#include "choose_schedule.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/transformer.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
-#include "schedule_file.h"
-#include "simulate.h"
 
 namespace pentatron {
 

@@ -1,6 +1,6 @@
 // Pipeline schedules as data: for each rank a list of instructions. Pure functions make the lists (orders.h).
-// The executor (pipeline.h) runs one of them on a GPU, validate.h and the simulator (simulate.h) check and
-// time all, and draw_schedule.h draws them. All of these treat all schedules alike.
+// The executor (pipeline.h) runs one of them on a GPU, and the files in workbench/ check, time
+// and draw all of them. All of these treat all schedules alike.
 //
 // There are p ranks, m micro-batches, and v model chunks on each rank. Which stage a chunk is, is data, too:
 // the placement.

@@ -10,7 +10,7 @@
 #include "../02_data_parallel/data_parallel.h"
 #include "../03_zero/zero.h"
 #include "../04_tensor_parallel/tensor_parallel.h"
-#include "../05_pipeline_parallel/draw_schedule.h"
+#include "../05_pipeline_parallel/workbench/draw_schedule.h"
 #include "../05_pipeline_parallel/pipeline.h"
 #include "../06_context_parallel/context_parallel.h"
 #include "expert_parallel.h"

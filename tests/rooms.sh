@@ -40,9 +40,9 @@ for room in "${rooms[@]}"; do
     judge "$file" "$lines"
   done
 done
-for file in 0[1-7]_*/*; do
+for file in 0[1-7]_*/*.* 0[1-7]_*/*/*.*; do
   stage=${file:1:1}
-  lines=$(grep -nE "^ *#include \"\.\./0[$((stage + 1))-9]" "$file")
+  lines=$(grep -nE "^ *#include \"(\.\./)+0[$((stage + 1))-9]" "$file")
   [ "$stage" = 1 ] || lines+=$'\n'$(grep -niP "$(later_words "$stage")" "$file")
   judge "$file" "$lines"
 done

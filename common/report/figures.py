@@ -235,7 +235,7 @@ def pipeline(bars):
 
 
 def calculator(precisions):
-    """The memory of a layout, from the tables of plan --calculator (07_combined_5d/calculator.h) in each precision."""
+    """The memory of a layout, from the tables of plan --calculator (07_combined_5d/plan/calculator.h) in each precision."""
     tables = precisions[0]  # all have the same choices
     tables["choices"]["precision"] = [of["precision"] for of in precisions]
     names = {

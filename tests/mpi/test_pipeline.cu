@@ -1,8 +1,8 @@
 // What a pipeline sends, keeps and wastes, against the formulas and the simulator
-// (05_pipeline_parallel/simulate.h).
+// (05_pipeline_parallel/workbench/simulate.h).
 #include <algorithm>
 
-#include "../../05_pipeline_parallel/simulate.h"
+#include "../../05_pipeline_parallel/workbench/simulate.h"
 #include "memory_check.h"
 #include "model/memory.h"
 #include "parallel_model.h"

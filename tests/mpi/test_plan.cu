@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <random>
 
-#include "../../07_combined_5d/layouts.h"
+#include "../../07_combined_5d/plan/layouts.h"
 #include "../catch.h"
 #include "mpi_tests.h"
 

@@ -13,7 +13,7 @@
 #include <set>
 #include <sstream>
 
-#include "../../05_pipeline_parallel/simulate.h"
+#include "../../05_pipeline_parallel/workbench/simulate.h"
 #include "parallel_model.h"
 
 namespace pentatron {

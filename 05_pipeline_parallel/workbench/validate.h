@@ -7,7 +7,7 @@
 // Whether ranks wait for each other forever, the simulator finds out (simulate.h).
 #pragma once
 
-#include "schedule.h"
+#include "../schedule.h"
 
 namespace pentatron {
 

@@ -2,8 +2,8 @@
 // the order of transformer.cu, with each kernel's cost as its launch declares it (device/cost.h).
 #pragma once
 
-#include "../common/cpu/nccl/modelled_link.h"
-#include "combined.h"
+#include "../../common/cpu/nccl/modelled_link.h"
+#include "../combined.h"
 #include "device/device_profile.h"
 #include "style.h"
 

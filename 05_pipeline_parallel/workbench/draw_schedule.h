@@ -13,7 +13,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "schedule_file.h"
+#include "../choose_schedule.h"
 
 namespace pentatron {
 
