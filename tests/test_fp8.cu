@@ -221,7 +221,7 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
   // section 3.3.2).
   constexpr double inside_tensor_cores = 0x1p-12;
   if (this_device().major == 9 && rows % 16 == 0) {
-    const Blas blas(device.stream, {Fp8Format::e4m3, Fp8Scales::tile, largest_operand(rows, in, out)});
+    const Blas blas(device.stream, {{}, largest_operand(rows, in, out)});
     const Fp8Operand operands[] = {{device_d_y, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3},
                                    {device_x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}};
     CHECK(CodesProduct(blas, operands[0], operands[1], d_w).possible());
@@ -231,7 +231,7 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
 #endif
   for (const Fp8Format gradients : {Fp8Format::e4m3, Fp8Format::e5m2}) {
     for (const Fp8Scales scales : {Fp8Scales::tile, Fp8Scales::tensor}) {
-      const Blas blas(device.stream, {gradients, scales, largest_operand(rows, in, out)});
+      const Blas blas(device.stream, {{gradients, scales}, largest_operand(rows, in, out)});
       for (const int layer : {0, -1}) {  // -1: not a layer's, and so not in fp8
         CAPTURE(int(gradients), int(scales), layer);
         trace::here.layer = layer;

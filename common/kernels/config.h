@@ -19,11 +19,11 @@ constexpr int64_t backward_turns(int64_t sequences, int64_t heads, int64_t queri
 // Numbers of 8 bits, and how many of them share a scale: 128 or 128 x 128, or a whole tensor (fp8.h).
 enum class Fp8Format { e4m3, e5m2 };
 enum class Fp8Scales { tile, tensor };
-// How the products of layers are made. elements: of the largest operand; 0: not in fp8.
-struct Fp8Products {
-  Fp8Format gradients = Fp8Format::e4m3;
-  Fp8Scales scales = Fp8Scales::tile;
-  int64_t elements = 0;
+// How the products of layers are made, in fp8.
+struct ProductFormat {
+  Fp8Format fp8_gradients = Fp8Format::e4m3;
+  Fp8Scales fp8_scales = Fp8Scales::tile;
+  bool operator==(const ProductFormat&) const = default;
 };
 inline constexpr int fp8_parts = 256;  // of the search for a tensor's largest element
 // Elements of the largest operand of a linear layer's three products: x [rows, in], W [out, in], y [rows,

@@ -54,7 +54,7 @@ template <class C>
 void fp8_product(const Blas& blas, Fp8Operand a, Fp8Operand b, accum beta, Matrix<C> c, const char* name,
                  double share = of_layer(), bool new_b = true) {
   if (c.rows == 0) return;
-  if (blas.fp8().scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
+  if (blas.format().fp8_scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
   CodesProduct codes(blas, a, b, c);
   const auto quantised = [&](int which, const Fp8Operand& operand, bool is_new) {
     const Fp8Matrix out = blas.operand(which, codes.possible());
@@ -82,12 +82,12 @@ void fp8_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y, double sha
 }
 
 void fp8_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  fp8_product(blas, {d_y, Transpose::no, Fp8Tile::row, blas.fp8().gradients},
+  fp8_product(blas, {d_y, Transpose::no, Fp8Tile::row, blas.format().fp8_gradients},
               {weight, Transpose::yes, Fp8Tile::square, Fp8Format::e4m3}, 0, d_x, "gemm_dgrad");
 }
 
 void fp8_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
-  fp8_product(blas, {d_y, Transpose::yes, Fp8Tile::row, blas.fp8().gradients},
+  fp8_product(blas, {d_y, Transpose::yes, Fp8Tile::row, blas.format().fp8_gradients},
               {x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}, d_weight.add ? 1 : 0, d_weight.sum,
               "gemm_wgrad");
 }
@@ -170,11 +170,25 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
   if (status != CUBLAS_STATUS_SUCCESS) fail(call, cublasGetStatusString(status), file, line);
 }
 
-Blas::Blas(cudaStream_t stream, const Fp8Products& fp8) : stream_(stream), fp8_(fp8) {
-  if (fp8.elements > 0) {
-    for (DeviceArray<real>& operand : operands_) operand = {size_t(fp8.elements), Purpose::activations};
+LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
+                                 std::initializer_list<std::pair<const char*, int64_t>> columns) {
+  if (!has_fp8_products) {
+    if (format != ProductFormat())
+      throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
+    return {};
+  }
+  for (const auto& [what, width] : columns) {
+    if (width % fp8_tile != 0)
+      throw UsageError(what, std::to_string(width) + " columns of a rank", "a multiple of 128 in fp8");
+  }
+  return {format, largest_operand};
+}
+
+Blas::Blas(cudaStream_t stream, const LayerProducts& products) : stream_(stream), products_(products) {
+  if (products.elements > 0) {
+    for (DeviceArray<real>& operand : operands_) operand = {size_t(products.elements), Purpose::activations};
     for (DeviceArray<float>& scales : scales_)
-      scales = {size_t(fp8.elements / fp8_tile), Purpose::activations};
+      scales = {size_t(products.elements / fp8_tile), Purpose::activations};
     largest_ = {fp8_parts, Purpose::activations};
   }
   CUBLAS_CHECK(cublasCreate(&handle_));

@@ -5,6 +5,8 @@
 
 #include <cublas_v2.h>
 
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "device/tensor.h"
@@ -30,10 +32,20 @@ struct RowBlocks {
   int64_t count = 1, stride = 0;
 };
 
+// The products of layers. elements: of the largest operand in fp8; 0: none is.
+struct LayerProducts {
+  ProductFormat format;
+  int64_t elements = 0;
+};
+// Products whose operands have these columns; the names are for who reads an error. Throws UsageError if this
+// build can't make them in this format.
+LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
+                                 std::initializer_list<std::pair<const char*, int64_t>> columns);
+
 // A cuBLAS handle bound to one stream.
 class Blas {
  public:
-  explicit Blas(cudaStream_t stream, const Fp8Products& fp8 = {});
+  explicit Blas(cudaStream_t stream, const LayerProducts& products = {});
   ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
@@ -41,11 +53,11 @@ class Blas {
   cudaStream_t stream() const { return stream_; }
 
   // Whether the product that is made now is one of a layer, in fp8.
-  bool multiplies_fp8() const { return fp8_.elements > 0 && trace::here.layer >= 0; }
+  bool multiplies_fp8() const { return products_.elements > 0 && trace::here.layer >= 0; }
   // Work space for an operand of such a product, the first (0) or second one: for codes and scales or,
   // without `codes`, for what they are worth.
   Fp8Matrix operand(int which, bool codes) const;
-  const Fp8Products& fp8() const { return fp8_; }
+  const ProductFormat& format() const { return products_.format; }
   accum* largest() const { return largest_.data(); }          // as quantise() wants it
   std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
 
@@ -53,7 +65,7 @@ class Blas {
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
   DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
-  const Fp8Products fp8_;
+  const LayerProducts products_;
   DeviceArray<real> operands_[2];  // values, or codes
   DeviceArray<float> scales_[2];
   DeviceArray<accum> largest_;

@@ -57,7 +57,7 @@ enum class Recompute { none, selective, full };
 
 enum class OptimizerKind { adamw, sgd };
 
-struct TrainingConfig {
+struct TrainingConfig : ProductFormat {
   ModelConfig model;
 
   int sequence_length = 0;     // tokens
@@ -78,8 +78,6 @@ struct TrainingConfig {
   double grad_clip = 1.0;     // highest norm of the gradient; 0: not clipped
   double loss_scale = 65536;  // in fp16: by what the gradients are multiplied at first
   int scale_window = 2000;    // good steps after which this doubles; 0: it never changes
-  Fp8Format fp8_gradients = Fp8Format::e4m3;
-  Fp8Scales fp8_scales = Fp8Scales::tile;
 
   Recompute recompute = Recompute::none;
   Attention attention = Attention::naive;

@@ -64,29 +64,16 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
   return ids;
 }
 
-// Throws UsageError if the widths are no multiples of a tile.
-static Fp8Products fp8_products(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
-                                const FeedForward& feed_forward) {
-  if (!has_fp8_products) {
-    const TrainingConfig plain{};
-    if (config.fp8_gradients != plain.fp8_gradients || config.fp8_scales != plain.fp8_scales)
-      throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
-    return {};
-  }
+static LayerProducts layer_products(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
+                                    const FeedForward& feed_forward) {
   const ModelConfig& m = config.model;
   const int64_t size = m.head_size(), q = m.heads * size / tensor_ranks,
-                kv = m.kv_heads * size / tensor_ranks;
-  for (const auto& [what, width] : {std::pair<const char*, int64_t>{"--d-model", m.d_model},
-                                    {"--heads", q},
-                                    {"--kv-heads", kv},
-                                    {"--d-ff", m.d_ff / tensor_ranks}}) {
-    if (width % fp8_tile != 0)
-      throw UsageError(what, std::to_string(width) + " columns of a rank", "a multiple of 128 in fp8");
-  }
-  const int64_t rows = config.micro_batch_size * tokens;
-  return {
-      config.fp8_gradients, config.fp8_scales,
-      std::max(largest_operand(rows, m.d_model, q + 2 * kv), feed_forward.largest_operand(rows, m.d_model))};
+                kv = m.kv_heads * size / tensor_ranks, rows = config.micro_batch_size * tokens;
+  const int64_t largest =
+      std::max(largest_operand(rows, m.d_model, q + 2 * kv), feed_forward.largest_operand(rows, m.d_model));
+  return products_of_layers(
+      config, largest,
+      {{"--d-model", m.d_model}, {"--heads", q}, {"--kv-heads", kv}, {"--d-ff", m.d_ff / tensor_ranks}});
 }
 
 Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,
@@ -97,7 +84,7 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
       recompute_(config.recompute),
       seams_(seams),
       stream_(stream),
-      blas_(stream, fp8_products(config, parameters.layout().tensor_ranks, tokens, *seams.feed_forward)) {
+      blas_(stream, layer_products(config, parameters.layout().tensor_ranks, tokens, *seams.feed_forward)) {
   const int size = model_.head_size(), tensor_ranks = parameters.layout().tensor_ranks, d = model_.d_model;
   const HeadShape heads = {model_.heads / tensor_ranks, model_.kv_heads / tensor_ranks, size};
   shape_ = {config.micro_batch_size, static_cast<int>(tokens), heads};
