@@ -61,48 +61,12 @@ class TensorParallel : public TensorRegion {
     return sequence_parallel_ ? rows / tensor_.ranks() : rows;
   }
 
-  // ---- The borders of a region
+  // ---- The borders of a region: f and f-bar, g and g-bar
 
   Tensor enter(Tensor x) override { return sends_fp8() ? gather_fp8(x) : gather(x); }
 
   Tensor leave(Tensor partial) override {
     const Tensor sum = begin_sum(partial);
-    wait_stream(compute_, tensor_.stream());
-    return sum;
-  }
-
-  // With --tp-overlap chunks, a product at a border is made in chunks of rows. While the compute stream
-  // multiplies one, the communication stream gathers the next one or sums the one before.
-
-  void enter_linear(const Blas& blas, Tensor x, Tensor weight, Tensor y) override {
-    if (!sequence_parallel_ || chunks() == 0) return TensorRegion::enter_linear(blas, x, weight, y);
-    const Tensor entered = gathered_.row_range(0, y.rows);
-    wait_stream(tensor_.stream(), compute_);
-    for (int i = 0; i < chunks(); ++i) {
-      const Tensor own = chunk(x, i);
-      all_gather(own, packed(entered, i).first.data, Transpose::no);
-      chunk_came_[i].record(tensor_.stream());
-    }
-    for (int i = 0; i < chunks(); ++i) {
-      wait_event(compute_, chunk_came_[i]);
-      linear_forward_blocks(blas, packed(entered, i), weight, in_place(y, i), share_of_chunk(y, i));
-    }
-  }
-
-  Tensor leave_linear(const Blas& blas, Tensor x, Tensor weight, Tensor partial) override {
-    if (chunks() == 0) return TensorRegion::leave_linear(blas, x, weight, partial);
-    const Tensor sum = sequence_parallel_ ? gathered_.row_range(0, x.rows / parts_) : partial;
-    for (int i = 0; i < chunks(); ++i) {
-      const Tensor of_chunk = chunk(sum, i);
-      const RowBlocks terms = packed(partial, i);
-      linear_forward_blocks(blas, in_place(x, i), weight, terms, share_of_chunk(x, i));
-      wait_stream(tensor_.stream(), compute_);
-      if (sequence_parallel_) {
-        tensor_.reduce_scatter(terms.first.data, of_chunk.data, of_chunk.size());
-      } else {
-        tensor_.all_reduce(terms.first.data, of_chunk.data, of_chunk.size());
-      }
-    }
     wait_stream(compute_, tensor_.stream());
     return sum;
   }
@@ -119,6 +83,34 @@ class TensorParallel : public TensorRegion {
     wait_stream(compute_, tensor_.stream());
     return sum;
   }
+
+ private:
+  // x [outside, d] -> [rows, d]: all ranks' rows in the order of the ranks. Without sequence parallelism, x.
+  Tensor gather(Tensor x) {
+    if (!sequence_parallel_) return x;
+    wait_stream(tensor_.stream(), compute_);
+    tensor_.all_gather(x.data, gathered_.data, x.size());
+    wait_stream(compute_, tensor_.stream());
+    return gathered_.row_range(0, x.rows * tensor_.ranks());
+  }
+
+  // Starts the sum of `partial` [rows, d] over the ranks, in place. Returns the sum of all rows or, with
+  // sequence parallelism, of this rank's. The caller makes the compute stream wait for it.
+  Tensor begin_sum(Tensor partial) {
+    if (tensor_.ranks() == 1) return partial;
+    wait_stream(tensor_.stream(), compute_);
+    if (!sequence_parallel_) {
+      tensor_.all_reduce(partial.data, partial.data, partial.size());
+      return partial;
+    }
+    const int64_t rows = partial.rows / tensor_.ranks();
+    const Tensor own = partial.row_range(tensor_.rank() * rows, rows);
+    tensor_.reduce_scatter(partial.data, own.data, own.size());
+    return own;
+  }
+
+ public:
+  // ---- A region's input again, for the weight gradients (with sequence parallelism)
 
   // The communication stream gathers x while the compute stream makes the input gradient. It need not wait
   // for x, because enter(x) has done so; it waits until the last reader of entered_ is done.
@@ -177,6 +169,44 @@ class TensorParallel : public TensorRegion {
     wait_stream(compute_, tensor_.stream());
   }
 
+  // ---- --tp-overlap chunks: the products at the borders in parts
+
+  // With --tp-overlap chunks, a product at a border is made in chunks of rows. While the compute stream
+  // multiplies one, the communication stream gathers the next one or sums the one before.
+
+  void enter_linear(const Blas& blas, Tensor x, Tensor weight, Tensor y) override {
+    if (!sequence_parallel_ || chunks() == 0) return TensorRegion::enter_linear(blas, x, weight, y);
+    const Tensor entered = gathered_.row_range(0, y.rows);
+    wait_stream(tensor_.stream(), compute_);
+    for (int i = 0; i < chunks(); ++i) {
+      const Tensor own = chunk(x, i);
+      all_gather(own, packed(entered, i).first.data, Transpose::no);
+      chunk_came_[i].record(tensor_.stream());
+    }
+    for (int i = 0; i < chunks(); ++i) {
+      wait_event(compute_, chunk_came_[i]);
+      linear_forward_blocks(blas, packed(entered, i), weight, in_place(y, i), share_of_chunk(y, i));
+    }
+  }
+
+  Tensor leave_linear(const Blas& blas, Tensor x, Tensor weight, Tensor partial) override {
+    if (chunks() == 0) return TensorRegion::leave_linear(blas, x, weight, partial);
+    const Tensor sum = sequence_parallel_ ? gathered_.row_range(0, x.rows / parts_) : partial;
+    for (int i = 0; i < chunks(); ++i) {
+      const Tensor of_chunk = chunk(sum, i);
+      const RowBlocks terms = packed(partial, i);
+      linear_forward_blocks(blas, in_place(x, i), weight, terms, share_of_chunk(x, i));
+      wait_stream(tensor_.stream(), compute_);
+      if (sequence_parallel_) {
+        tensor_.reduce_scatter(terms.first.data, of_chunk.data, of_chunk.size());
+      } else {
+        tensor_.all_reduce(terms.first.data, of_chunk.data, of_chunk.size());
+      }
+    }
+    wait_stream(compute_, tensor_.stream());
+    return sum;
+  }
+
  private:
   bool is_partial(TensorSplit split) const {
     return split == TensorSplit::held_inside || (split == TensorSplit::held_outside && sequence_parallel_);
@@ -203,29 +233,7 @@ class TensorParallel : public TensorRegion {
     return static_cast<double>(in_place(all, i).first.rows * parts_) / all.rows;
   }
 
-  // x [outside, d] -> [rows, d]: all ranks' rows in the order of the ranks. Without sequence parallelism, x.
-  Tensor gather(Tensor x) {
-    if (!sequence_parallel_) return x;
-    wait_stream(tensor_.stream(), compute_);
-    tensor_.all_gather(x.data, gathered_.data, x.size());
-    wait_stream(compute_, tensor_.stream());
-    return gathered_.row_range(0, x.rows * tensor_.ranks());
-  }
-
-  // Starts the sum of `partial` [rows, d] over the ranks, in place. Returns the sum of all rows or, with
-  // sequence parallelism, of this rank's. The caller makes the compute stream wait for it.
-  Tensor begin_sum(Tensor partial) {
-    if (tensor_.ranks() == 1) return partial;
-    wait_stream(tensor_.stream(), compute_);
-    if (!sequence_parallel_) {
-      tensor_.all_reduce(partial.data, partial.data, partial.size());
-      return partial;
-    }
-    const int64_t rows = partial.rows / tensor_.ranks();
-    const Tensor own = partial.row_range(tensor_.rank() * rows, rows);
-    tensor_.reduce_scatter(partial.data, own.data, own.size());
-    return own;
-  }
+  // ---- --fp8-communication
 
   // With --fp8-communication, the inputs of a layer's products travel in 8 bits, with scales along the sum:
   // for the weight gradients along x's columns, Transpose::yes. What leaves a region and returns can't: both
