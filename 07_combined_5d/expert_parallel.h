@@ -11,16 +11,6 @@
 // own. Tensor ranks split each expert as they split a dense MLP. The router lies inside the tensor region:
 // all tensor ranks choose the same experts, and each computes a part of the router's gradient.
 //
-// The balance loss of a micro-batch and layer is coefficient * E * sum over experts of f P (Fedus et al.,
-// "Switch", 2021). f is the part of the copies that an expert gets, P its mean probability. The ranks that
-// split a micro-batch sum f. The step's loss gets the mean over all micro-batches. So the balance loss does
-// not depend on which ranks hold the tokens.
-//
-// Or there is no such loss, but a bias for each expert, which is added to its probability for the choice
-// alone (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3). A step moves it by a fixed
-// rate, up where the expert got fewer copies than the mean, else down. The bias is a parameter of the dense
-// group: its gradient is the number of copies. So the ranks that sum gradients sum it, too.
-//
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
 // rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the
 // experts compute the rows of one while those of others are on their way.
@@ -29,18 +19,17 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "expert_exchange.h"
+#include "expert_memory.h"
 #include "kernels/expert_kernels.h"
-#include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"
 #include "program/log.h"
-#include "program/totals.h"
+#include "router.h"
 
 namespace pentatron {
 
@@ -49,11 +38,7 @@ constexpr int dense_group = 0, expert_group = 1;
 
 // The chunks of a micro-batch are equal parts of its rows, its copies, and the buffer. Each is permuted and
 // dispatched by itself.
-struct ExpertActivations {
-  AccumTensor probabilities;      // [rows, experts]
-  Matrix<int32_t> chosen, place;  // [rows, top_k]
-  AccumTensor fractions;          // [1, experts]: f, of a micro-batch's copies
-  AccumTensor lse;                // [rows, 1] for the z-loss, else nothing
+struct ExpertActivations : Choice {
   Tensor dispatched;              // [buffer, d]
   Tensor gate_up, product;        // [buffer, gate | up], [buffer, f]
   Tensor returned;                // [copies, d]
@@ -68,29 +53,6 @@ struct ExpertGradients {
   FeedForwardGradients shared;
 };
 
-// Copies that an expert takes of a micro-batch of `rows` tokens: options.drop_tokens even shares.
-inline int64_t expert_capacity(const ExpertOptions& options, int64_t rows) {
-  if (options.drop_tokens == 0) return rows;
-  const double even = static_cast<double>(rows * options.model.top_k) / options.model.experts;
-  return std::min(rows, static_cast<int64_t>(std::ceil(options.drop_tokens * even)));
-}
-
-// Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
-// case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
-// even shares, and an even share is rows * top_k. Each chunk has as much room as any other.
-inline int64_t expert_buffer_rows(const ExpertOptions& options, int64_t rows) {
-  if (options.expert_chunks > 1) {
-    ExpertOptions of_chunk = options;
-    of_chunk.expert_chunks = 1;
-    return options.expert_chunks * expert_buffer_rows(of_chunk, rows / options.expert_chunks);
-  }
-  const int64_t own = options.model.experts / options.ep;
-  const int64_t chosen = rows * std::min<int64_t>(options.model.top_k, own);  // by the tokens of one rank
-  const int64_t all = options.ep * std::min(chosen, own * expert_capacity(options, rows));
-  if (options.expert_buffer == 0) return all;
-  return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.model.top_k))));
-}
-
 class ExpertParallel : public FeedForward {
  public:
   // `experts`: the ranks that share out the experts. `tokens`: the ranks that share out the tokens of a
@@ -104,15 +66,12 @@ class ExpertParallel : public FeedForward {
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
         own_(options.model.experts / experts.ranks()),
         chunks_(options.expert_chunks),
-        first_tensor_rank_(!tensor || tensor->rank() == 0),
+        router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
         shared_("mlp.shared_experts.", options.model.shared_experts),
         experts_(experts),
         exchange_(options_, experts, tensor, compute),
-        tokens_(tokens),
         compute_(compute) {
     if (options_.model.experts == 0) return;
-    loss_ = memory_.matrix<accum>(1, 1);
-    CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
     counts_ = memory_.matrix<int32_t>(4 * chunks_, options_.model.experts);
     bands_ = memory_.matrix<int32_t>(copy_bands(rows_ / chunks_), options_.model.experts);
     d_chosen_ = memory_.matrix<accum>(rows_, options_.model.top_k);
@@ -124,20 +83,14 @@ class ExpertParallel : public FeedForward {
     exchange_.connect(counts_.row_range(0, 2), permuted_.row_range(0, 1));
   }
 
-  // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears
-  // it. Call it once a step, after the last forward.
-  AccumTensor balance_loss() const { return loss_; }
-  void add_balance_loss(StepTotals& totals) {
-    if (options_.model.experts == 0) return;
-    totals.add_loss(loss_);
-    CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
-  }
-
   // The copies that this rank has dropped since the last call; nothing where experts take all.
   std::optional<Dropped> take_dropped() {
     if (options_.drop_tokens == 0) return {};
     return std::exchange(dropped_, {});
   }
+
+  AccumTensor balance_loss() const { return router_.balance_loss(); }
+  void add_balance_loss(StepTotals& totals) { router_.add_balance_loss(totals); }
 
   // How many copies this rank has sent to each expert of a layer, [experts], since it was made.
   const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
@@ -145,14 +98,12 @@ class ExpertParallel : public FeedForward {
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
-    router_.resize(model.layers);
     loads_.resize(model.layers, std::vector<int64_t>(options_.model.experts));
     if (!options_.model.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
     const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
     const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
     const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
-    router_[layer] = parameters.declare(
-        {prefix + "gate.weight", unit, options_.model.experts, d, TensorSplit::held_inside, into});
+    router_.declare(parameters, layer);
     for (int e = 0; e < options_.model.experts; ++e) {
       const std::string name = prefix + "experts." + std::to_string(e) + ".";
       const auto declare = [&](const char* matrix, int rows, int columns, TensorSplit split,
@@ -165,16 +116,7 @@ class ExpertParallel : public FeedForward {
       declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
     }
     if (has_shared()) shared_.declare(parameters, model, layer);
-    if (!options_.model.has_balance_bias()) return;
-    const double copies =
-        double(options_.global_batch_size) * options_.sequence_length * options_.model.top_k;
-    parameters.declare({.name = prefix + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
-                        .unit = unit,
-                        .rows = 1,
-                        .columns = options_.model.experts,
-                        .tensor_split = TensorSplit::held_inside,
-                        .sign_rate = options_.balance_rate,
-                        .target = copies / options_.model.experts});
+    router_.declare_bias(parameters, layer);
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const override {
@@ -182,13 +124,16 @@ class ExpertParallel : public FeedForward {
     if (may_be_dense(layer)) t = FeedForward::allocate_kept(arena, layer, rows);
     if (!may_have_experts(layer)) return t;
     const int e = options_.model.experts, d = options_.model.d_model;
-    const auto a = std::make_shared<ExpertActivations>(ExpertActivations{
-        arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
-        arena.matrix<int32_t>(rows, options_.model.top_k), arena.matrix<accum>(1, e),
-        arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1), arena.matrix<real>(buffer_rows_, d),
-        arena.matrix<real>(buffer_rows_, 2 * f_), arena.matrix<real>(buffer_rows_, f_),
-        arena.matrix<real>(copies_, d), std::vector<RowCounts>(),
-        has_shared() ? shared_.allocate_kept(arena, layer, rows) : FeedForwardTensors()});
+    const auto a = std::make_shared<ExpertActivations>(
+        ExpertActivations{{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
+                           arena.matrix<int32_t>(rows, options_.model.top_k), arena.matrix<accum>(1, e),
+                           arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1)},
+                          arena.matrix<real>(buffer_rows_, d),
+                          arena.matrix<real>(buffer_rows_, 2 * f_),
+                          arena.matrix<real>(buffer_rows_, f_),
+                          arena.matrix<real>(copies_, d),
+                          std::vector<RowCounts>(),
+                          has_shared() ? shared_.allocate_kept(arena, layer, rows) : FeedForwardTensors()});
     for (int i = 0; i < chunks_; ++i) a->counts.emplace_back(e);
     t.other = a;
     return t;
@@ -222,9 +167,7 @@ class ExpertParallel : public FeedForward {
     ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
     const Tensor results = exchange_.one_rank() ? a.returned : results_;
-    router_logits(blas, h, parameters.weights(router_[layer]), a.probabilities);
-    const Tensor bias = options_.model.has_balance_bias() ? parameters.weights(bias_of(layer)) : Tensor();
-    route_tokens(a.probabilities, options_.model.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
+    router_.choose(blas, h, parameters, layer, a);
     for (int i = 0; i < chunks_; ++i) {
       const Matrix<int32_t> counts = counts_.row_range(4 * i, 4);
       make_permutation(chunk(a.chosen, i).data, rows_ / chunks_, options_.model.top_k,
@@ -234,7 +177,7 @@ class ExpertParallel : public FeedForward {
     }
     for (int i = 0; i < chunks_; ++i)
       permute_tokens(chunk(h, i), chunk(a.place, i).data, options_.model.top_k, chunk(permuted, i), compute_);
-    balance(batch, recomputing, a);
+    router_.balance(batch, recomputing, a);
     await_counts(a);
     if (!recomputing) note_loads(a, layer);
 
@@ -281,9 +224,7 @@ class ExpertParallel : public FeedForward {
                               chunk(d_returned, i), chunk(d_chosen_, i).data, compute_);
       exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
     }
-    route_tokens_backward(a.probabilities, a.chosen.data, options_.model.top_k, d_chosen_.data,
-                          a.fractions.data, balance_scale(batch), g.logits, compute_, z_scale(batch),
-                          a.lse.data, parameters.loss_scale());
+    router_.backward(batch, a, d_chosen_, g.logits, parameters.loss_scale());
     if (has_shared()) {
       shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
                        d_h);
@@ -311,17 +252,14 @@ class ExpertParallel : public FeedForward {
         grouped_linear_wgrad(blas, rows.of_each(chunk(g.gate_up, i)), rows.of_each(chunk(a.dispatched, i)),
                              gradients_of(parameters, layer, add, 0, 2), addresses_);
       }
-      router_wgrad(g.logits, region.entered(normed), parameters.gradients(router_[layer]), compute_);
-      // All tensor ranks route the same rows, and their sum is taken.
-      if (options_.model.has_balance_bias())
-        count_loads(a.chosen, first_tensor_rank_, parameters.gradients(bias_of(layer)), compute_);
+      router_.weight_gradient(g.logits, region.entered(normed), a, parameters, layer);
     });
     queue.drain();  // while the gradients travel
     wait_stream(compute_, exchange_.returned());
     for (int i = 0; i < chunks_; ++i) {
       permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i).data, options_.model.top_k,
-                              chunk(g.logits, i), parameters.weights(router_[layer]), chunk(d_h, i), compute_,
-                              has_shared());
+                              chunk(g.logits, i), parameters.weights(router_.gate(layer)), chunk(d_h, i),
+                              compute_, has_shared());
     }
   }
 
@@ -345,9 +283,6 @@ class ExpertParallel : public FeedForward {
   }
 
   bool has_shared() const { return options_.model.shared_experts > 0; }
-  int bias_of(int layer) const {
-    return router_[layer] + 1 + 3 * options_.model.experts + (has_shared() ? 3 : 0);
-  }
   bool may_have_experts(int layer) const {
     return layer == any_layer ? options_.model.experts > 0 : options_.model.has_experts(layer);
   }
@@ -356,18 +291,9 @@ class ExpertParallel : public FeedForward {
                               : !options_.model.has_experts(layer);
   }
 
-  // logits [rows, experts] = h [rows, d] times router [experts, d]^T, in `accum`. After rounding to bf16 two
-  // logits may tie, or another expert may win.
-  static void router_logits(const Blas& blas, Tensor h, Tensor router, AccumTensor logits) {
-    const auto e = static_cast<int>(router.rows), d = static_cast<int>(h.columns);
-    batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
-                    {h.data, real_type, d, 0}, {router.data, real_type, d, 0}, 0,
-                    {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
-  }
-
   // Parameter `of` (0: gate, 1: up, 2: down) of each of this rank's experts, and so many more after it.
   int parameter(int layer, int i, int of) const {
-    return router_[layer] + 1 + 3 * (experts_.rank() * own_ + i) + of;
+    return router_.gate(layer) + 1 + 3 * (experts_.rank() * own_ + i) + of;
   }
   std::vector<Tensor> weights(const Parameters& parameters, int layer, int of, int count = 1) const {
     std::vector<Tensor> each;
@@ -420,62 +346,23 @@ class ExpertParallel : public FeedForward {
     return r;
   }
 
-  int64_t tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
-
-  // The factor of f in the gradient of each probability, and of f times the probability in the loss. Only the
-  // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
-  double balance_scale(const Batch& batch) const {
-    if (!first_tensor_rank_) return 0;
-    if (options_.model.balance != Balance::loss) return 0;
-    return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches /
-           static_cast<double>(tokens_of_micro_batch());
-  }
-
-  // The same of the squares of lse, in the mean over all tokens (Zoph et al., "ST-MoE", 2022): it keeps the
-  // logits small.
-  double z_scale(const Batch& batch) const {
-    return first_tensor_rank_
-               ? options_.z_loss * batch.inverse_micro_batches / static_cast<double>(tokens_of_micro_batch())
-               : 0;
-  }
-
-  // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
-  // f fixed, the loss is a sum over rows.
-  void balance(const Batch& batch, bool recomputing, const ExpertActivations& a) {
-    if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
-    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.model.top_k);
-    count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
-    if (options_.model.balance != Balance::loss) return;
-    if (tokens_ && tokens_->ranks() > 1) {
-      wait_stream(tokens_->stream(), compute_);
-      tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.model.experts);
-      wait_stream(compute_, tokens_->stream());
-    }
-    if (recomputing) return;
-    pentatron::add_balance_loss(a.probabilities, a.fractions.data, balance_scale(batch), loss_.data,
-                                compute_);
-  }
-
   const ExpertOptions options_;
   const int64_t rows_, copies_;
   const int64_t buffer_rows_;  // for dispatched rows
   const int64_t f_;            // columns of this rank's part of an expert
   const int own_;              // experts of this rank
   const int chunks_;           // of a micro-batch
-  const bool first_tensor_rank_;
+  Router router_;
   FeedForward shared_;
   TensorRegion inside_;  // what the shared experts see: their input is entered already
   Communicator& experts_;
   ExpertExchange exchange_;
-  Communicator* tokens_;
   cudaStream_t compute_;
-  std::vector<int> router_;                  // [layers]: its number; the experts' parameters follow
   std::vector<std::vector<int64_t>> loads_;  // [layers, experts]
 
   std::vector<Event> arrived_ = std::vector<Event>(chunks_);  // the rows of a chunk
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
-  AccumTensor loss_;  // [1, 1]
   Dropped dropped_;
   Matrix<int32_t> counts_;  // [chunks, 4, experts]: those of make_permutation, and rows that come
   Matrix<int32_t> bands_;   // [copy_bands, experts]
@@ -485,45 +372,6 @@ class ExpertParallel : public FeedForward {
   Tensor permuted_;       // [copies, d]: rows in forward, gradients of returned rows in backward
   Tensor results_;  // [buffer, d]: what experts return in forward, gradients of dispatched rows in backward
 };
-
-// Adds the experts to the memory that `share` describes: replicas[0] / options.ep ranks hold the same
-// experts. replicas[1] becomes that number.
-inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare share) {
-  if (options.model.experts == 0) return share;
-  const Columns c = columns_of(options.model, share.tensor_ranks);
-  const int64_t r = rows_of(options, share).inside, e = options.model.experts,
-                copies = r * options.model.top_k;
-  const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
-  const FeedForwardMemory dense = {{mlp},
-                                   {r * 3 * c.f},
-                                   {r * 3 * c.f},
-                                   largest_operand(options.model.moe_every > 1 ? r : 0, c.d, 2 * c.f)};
-  const int64_t bias = options.model.has_balance_bias() ? e : 0, shared = options.model.shared_experts;
-  const FeedForwardMemory experts = {
-      {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
-      {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f,
-       (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
-      {buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f, r * e},
-      std::max(largest_operand(buffer / options.expert_chunks, c.d, 2 * c.f),
-               shared > 0 ? largest_operand(r, c.d, 2 * c.f * shared) : 0)};
-  share.replicas.push_back(share.replicas[0] / options.ep);
-  share.feed_forward = [=](int layer) {
-    if (layer != any_layer) return options.model.has_experts(layer) ? experts : dense;
-    if (options.model.moe_every == 1) return experts;
-    return FeedForwardMemory{{},
-                             experts.kept + dense.kept,
-                             experts.gradients + dense.gradients,
-                             std::max(experts.operand, dense.operand)};
-  };
-  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands. An
-  // address is as long as two integers.
-  const int64_t chunks = options.expert_chunks;
-  const int64_t addresses = options.expert_products == ExpertProducts::grouped ? 3 * e / options.ep : 0;
-  share.work +=
-      {copies * c.d, copies + 1, (4 * chunks + std::min<int64_t>(r / chunks, 256)) * e + 2 * addresses};
-  if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
-  return share;
-}
 
 // Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
 inline void fit_to_ranks(ExpertOptions& options, int ranks) {

@@ -1,0 +1,160 @@
+// The router: which experts a token is sent to, and what keeps the experts equally busy.
+//
+// The balance loss of a micro-batch and layer is coefficient * E * sum over experts of f P (Fedus et al.,
+// "Switch", 2021). f is the part of the copies that an expert gets, P its mean probability. The ranks that
+// split a micro-batch sum f. The step's loss gets the mean over all micro-batches. So the balance loss does
+// not depend on which ranks hold the tokens.
+//
+// Or there is no such loss, but a bias for each expert, which is added to its probability for the choice
+// alone (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3). A step moves it by a fixed
+// rate, up where the expert got fewer copies than the mean, else down. The bias is a parameter of the dense
+// group: its gradient is the number of copies. So the ranks that sum gradients sum it, too.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/expert_kernels.h"
+#include "model/seams.h"
+#include "options.h"
+#include "program/totals.h"
+#include "ranks/comm.h"
+
+namespace pentatron {
+
+// What the router says of the rows of a micro-batch.
+struct Choice {
+  AccumTensor probabilities;      // [rows, experts]
+  Matrix<int32_t> chosen, place;  // [rows, top_k]: the experts, and where a copy is among those of its expert
+  AccumTensor fractions;          // [1, experts]: f, of a micro-batch's copies
+  AccumTensor lse;                // [rows, 1] for the z-loss, else nothing
+};
+
+class Router {
+ public:
+  // For `rows` tokens of a micro-batch, which the ranks of `tokens` share out (null: none do).
+  Router(const ExpertOptions& options, int64_t rows, Communicator* tokens, bool first_tensor_rank,
+         cudaStream_t compute)
+      : options_(options),
+        rows_(rows),
+        tokens_(tokens),
+        first_tensor_rank_(first_tensor_rank),
+        compute_(compute),
+        gate_(options.model.layers),
+        bias_(options.model.layers) {
+    if (options_.model.experts == 0) return;
+    loss_ = memory_.matrix<accum>(1, 1);
+    CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
+  }
+
+  int gate(int layer) const { return gate_[layer]; }  // the number of its parameter
+  void declare(Parameters& parameters, int layer) {
+    const int d = options_.model.d_model;
+    gate_[layer] =
+        parameters.declare({prefix_of(layer) + "gate.weight", unit_of_layer(layer), options_.model.experts, d,
+                            TensorSplit::held_inside, initial_deviation(d)});
+  }
+  void declare_bias(Parameters& parameters, int layer) {
+    if (!options_.model.has_balance_bias()) return;
+    const double copies =
+        double(options_.global_batch_size) * options_.sequence_length * options_.model.top_k;
+    bias_[layer] = parameters.declare(
+        {.name = prefix_of(layer) + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
+         .unit = unit_of_layer(layer),
+         .rows = 1,
+         .columns = options_.model.experts,
+         .tensor_split = TensorSplit::held_inside,
+         .sign_rate = options_.balance_rate,
+         .target = copies / options_.model.experts});
+  }
+
+  // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears
+  // it. Call it once a step, after the last forward.
+  AccumTensor balance_loss() const { return loss_; }
+  void add_balance_loss(StepTotals& totals) {
+    if (options_.model.experts == 0) return;
+    totals.add_loss(loss_);
+    CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
+  }
+
+  // h [rows, d] -> a.probabilities, a.chosen, a.lse.
+  void choose(const Blas& blas, Tensor h, const Parameters& parameters, int layer, const Choice& a) const {
+    router_logits(blas, h, parameters.weights(gate_[layer]), a.probabilities);
+    const Tensor bias = options_.model.has_balance_bias() ? parameters.weights(bias_[layer]) : Tensor();
+    route_tokens(a.probabilities, options_.model.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
+  }
+
+  // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
+  // f fixed, the loss is a sum over rows.
+  void balance(const Batch& batch, bool recomputing, const Choice& a) {
+    if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
+    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.model.top_k);
+    count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
+    if (options_.model.balance != Balance::loss) return;
+    if (tokens_ && tokens_->ranks() > 1) {
+      wait_stream(tokens_->stream(), compute_);
+      tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.model.experts);
+      wait_stream(compute_, tokens_->stream());
+    }
+    if (recomputing) return;
+    pentatron::add_balance_loss(a.probabilities, a.fractions.data, balance_scale(batch), loss_.data,
+                                compute_);
+  }
+
+  // d_chosen [rows, top_k]: the gradients of the chosen probabilities -> d_logits [rows, experts].
+  void backward(const Batch& batch, const Choice& a, AccumTensor d_chosen, AccumTensor d_logits,
+                const LossScale* loss_scale) const {
+    route_tokens_backward(a.probabilities, a.chosen.data, options_.model.top_k, d_chosen.data,
+                          a.fractions.data, balance_scale(batch), d_logits, compute_, z_scale(batch),
+                          a.lse.data, loss_scale);
+  }
+  void weight_gradient(AccumTensor d_logits, Tensor h, const Choice& a, const Parameters& parameters,
+                       int layer) const {
+    router_wgrad(d_logits, h, parameters.gradients(gate_[layer]), compute_);
+    // All tensor ranks route the same rows, and their sum is taken.
+    if (options_.model.has_balance_bias())
+      count_loads(a.chosen, first_tensor_rank_, parameters.gradients(bias_[layer]), compute_);
+  }
+
+ private:
+  static std::string prefix_of(int layer) { return "model.layers." + std::to_string(layer) + ".mlp."; }
+
+  // logits [rows, experts] = h [rows, d] times router [experts, d]^T, in `accum`. After rounding to bf16 two
+  // logits may tie, or another expert may win.
+  static void router_logits(const Blas& blas, Tensor h, Tensor router, AccumTensor logits) {
+    const auto e = static_cast<int>(router.rows), d = static_cast<int>(h.columns);
+    batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
+                    {h.data, real_type, d, 0}, {router.data, real_type, d, 0}, 0,
+                    {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
+  }
+
+  int64_t tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
+
+  // The factor of f in the gradient of each probability, and of f times the probability in the loss. Only the
+  // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
+  double balance_scale(const Batch& batch) const {
+    if (!first_tensor_rank_) return 0;
+    if (options_.model.balance != Balance::loss) return 0;
+    return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches /
+           static_cast<double>(tokens_of_micro_batch());
+  }
+
+  // The same of the squares of lse, in the mean over all tokens (Zoph et al., "ST-MoE", 2022): it keeps the
+  // logits small.
+  double z_scale(const Batch& batch) const {
+    return first_tensor_rank_
+               ? options_.z_loss * batch.inverse_micro_batches / static_cast<double>(tokens_of_micro_batch())
+               : 0;
+  }
+
+  const ExpertOptions& options_;
+  const int64_t rows_;
+  Communicator* const tokens_;
+  const bool first_tensor_rank_;
+  cudaStream_t compute_;
+  std::vector<int> gate_, bias_;  // [layers]: their numbers; the experts' parameters lie between
+  DeviceArena memory_{Purpose::activations};
+  AccumTensor loss_;  // [1, 1]
+};
+
+}  // namespace pentatron
