@@ -156,6 +156,18 @@ TEST_CASE("documents in one sequence have the gradient of sequences of their own
   }
 }
 
+// Attention cannot tell: a rotary embedding only says how far apart two tokens are.
+TEST_CASE("positions begin anew in each document", "[01][transformer]") {
+  Options options = test_options(1, 8, 2, 1, 8, 11, /*sequence=*/6, /*micro_batch=*/1, 1);
+  options.document_end = 10;
+  const std::vector<int32_t> tokens = {1, 2, 10, 3, 10, 4};
+  const Stream stream("compute");
+  BatchBuffer buffer(options, all_positions(options));
+  buffer.write(tokens, tokens);
+  const Batch batch = buffer.upload(6, 1, true, stream);
+  CHECK(to_host(batch.positions, 6, stream) == std::vector<double>{0, 1, 2, 0, 1, 0});
+}
+
 // Of the initialisation (kaiming uniform's): 1 / sqrt(3 fan_in), and what adds to the stream is smaller.
 TEST_CASE("weights begin with the standard deviation of their layer", "[01][transformer]") {
   const Options options = test_options(/*layers=*/2, /*d_model=*/64, /*heads=*/4, /*kv_heads=*/2,
