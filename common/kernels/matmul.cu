@@ -172,16 +172,13 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 
 LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
                                  std::initializer_list<std::pair<const char*, int64_t>> columns) {
-  if (!has_fp8_products) {
-    if (format != ProductFormat())
-      throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
-    return {};
-  }
+  if (!has_fp8_products && format != ProductFormat())
+    throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
   for (const auto& [what, width] : columns) {
-    if (width % fp8_tile != 0)
+    if (has_fp8_products && width % fp8_tile != 0)
       throw UsageError(what, std::to_string(width) + " columns of a rank", "a multiple of 128 in fp8");
   }
-  return {format, largest_operand};
+  return {format, has_fp8_products ? largest_operand : 0};
 }
 
 Blas::Blas(cudaStream_t stream, const LayerProducts& products) : stream_(stream), products_(products) {
