@@ -141,7 +141,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check format compile-commands test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -241,9 +241,21 @@ which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@common/setup.sh cpu python3:python3
 	@$(MAKE) --no-print-directory runs
 
-# $(call venv,FOLDER,PACKAGES): a virtual environment of Python with these packages, made once.
-venv = [ -e $(1)/ready ] || { mkdir -p build && rm -rf $(1) && /usr/bin/python3 -m venv $(1) && \
-  $(1)/bin/pip install -q --disable-pip-version-check $(2) && touch $(1)/ready; }
+# $(call venv,NAME): build/python-NAME, a virtual environment with these packages, made once.
+PYTHON_format := clang-format==14.0.6
+PYTHON_report := altair==6.3.0 vl-convert-python==1.9.0.post1
+PYTHON_precisions := $(PYTHON_report) numpy==2.2.6 safetensors==0.6.2
+PYTHON_browser := playwright==1.65.2
+PYTHON_tokens := tokenizers
+venv = [ -e build/python-$(1)/ready ] || { mkdir -p build && rm -rf build/python-$(1) && \
+  /usr/bin/python3 -m venv build/python-$(1) && \
+  build/python-$(1)/bin/pip install -q --disable-pip-version-check $(PYTHON_$(1)) && touch build/python-$(1)/ready; }
+# What CI needs of them, all at once.
+environments:
+	@$(call venv,format)
+	@$(call venv,browser)
+	@$(call venv,report)
+	@tests/hugging_face.sh
 
 # One page about the runs of make run, or about RUNS='a.json b.json'. It asks plan, and 07 for dry runs of pipelines.
 REPORT := build/report.html
@@ -252,7 +264,7 @@ report:
 	@common/setup.sh cpu ensurepip.py:python3-venv
 	@for p in bf16 fp32; do \
 	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= build/cpu-$$p/plan build/cpu-$$p/07_combined_5d || exit 1; done
-	@$(call venv,build/python-report,altair==6.3.0 vl-convert-python==1.9.0.post1)
+	@$(call venv,report)
 	@build/python-report/bin/python common/report/report.py $(REPORT) build $(RUNS)
 
 # The page in a browser without a window, and its numbers against the programs. The runs are few and short.
@@ -264,7 +276,7 @@ test-report:
 	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4
 	@$(OURS) report RUNS=$(FOLDER)/runs
 	@common/setup.sh cpu chromium:chromium
-	@$(call venv,build/python-browser,playwright==1.65.2)
+	@$(call venv,browser)
 	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build
 
 # The planner's ten fastest layouts, run on the GPUs, or in virtual time:  make sweep GPUS=8 MODEL=smollm-1.7b
@@ -281,7 +293,7 @@ precisions:
 	@common/setup.sh
 	@for p in fp32 bf16 fp16 fp8; do \
 	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= build/cpu-$$p/01_single_gpu || exit 1; done
-	@$(call venv,build/python-precisions,altair==6.3.0 vl-convert-python==1.9.0.post1 numpy==2.2.6 safetensors==0.6.2)
+	@$(call venv,precisions)
 	@build/python-precisions/bin/python common/report/precisions.py build/precisions build $(STEPS)
 
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
@@ -338,8 +350,8 @@ VOCAB ?= 4096
 tokens:
 	@[ -n "$(TEXT)" ] || { echo "TEXT: missing; expected a text file, as in make tokens TEXT=book.txt VOCAB=4096" >&2; exit 2; }
 	@common/setup.sh cpu ensurepip.py:python3-venv
-	@$(call venv,build/python,tokenizers)
-	@build/python/bin/python common/tokens.py "$(TEXT)" "$(VOCAB)" "$(TOKENIZER)" "$(or $(TO),.)"
+	@$(call venv,tokens)
+	@build/python-tokens/bin/python common/tokens.py "$(TEXT)" "$(VOCAB)" "$(TOKENIZER)" "$(or $(TO),.)"
 
 # Against Hugging Face's transformers: their models here, ours there.
 test-hf:
@@ -369,7 +381,7 @@ test-kills:
 CLANG_FORMAT = git ls-files '*.cu' '*.h' '*.cc' | xargs build/python-format/bin/clang-format
 format test-format:
 	@common/setup.sh cpu ensurepip.py:python3-venv
-	@{ $(call venv,build/python-format,clang-format==14.0.6) } || { echo "skipped: clang-format can not be installed here"; exit 0; }; \
+	@{ $(call venv,format) } || { echo "skipped: clang-format can not be installed here"; exit 0; }; \
 	$(if $(filter format,$@),$(CLANG_FORMAT) -i,$(CLANG_FORMAT) --dry-run -Werror && echo "1 passed, 0 failed")
 
 # What clangd asks for, of this build (.clangd).

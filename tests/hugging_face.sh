@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# hugging_face.sh BUILDS: runs hugging_face.py with PyTorch and transformers, which it installs: PyTorch as Debian's
+# hugging_face.sh [BUILDS]: runs hugging_face.py (without BUILDS not) with PyTorch and transformers, which it installs: PyTorch as Debian's
 # package, because that is without CUDA; the rest into build/python-hf. Where they can not be had, it says "skipped".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-builds=$1 folder=build/python-hf
+builds=${1:-} folder=build/python-hf
 skip() { echo "skipped: PyTorch or transformers can not be installed here"; exit 0; }
 common/setup.sh cpu torch.py:python3-torch numpy.py:python3-numpy ensurepip.py:python3-venv || skip
 if [ ! -e $folder/ready ]; then
@@ -11,4 +11,5 @@ if [ ! -e $folder/ready ]; then
   { /usr/bin/python3 -m venv --system-site-packages $folder &&
     $folder/bin/pip install -q --disable-pip-version-check 'transformers==4.45.2' && touch $folder/ready; } || skip
 fi
+[ -n "$builds" ] || exit 0
 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error exec $folder/bin/python tests/hugging_face.py "$builds"

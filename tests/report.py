@@ -106,7 +106,7 @@ def check_calculator(page):
 
 def check_choices(page):
     for name, figure, value in (
-        ("traced_run", "timeline", "04-tp"),
+        ("traced_run", "timeline", "07-3d"),
         ("traced_rank", "timeline", "all"),
         ("piped_run", "pipeline", "07-3d"),
     ):
