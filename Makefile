@@ -173,7 +173,7 @@ OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tes
   $(if $(filter common/program/%.cc tests/main.cc tests/test_options.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
-KERNELS := $(shell grep -l '__global__' -r common tests --include=*.cu)
+KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
 LANGUAGE = -x $(if $(and $(filter cuda,$(BACKEND)),$(filter $(KERNELS),$<)),cu,c++)
 
 # $(call compile,FOLDER,COMMAND,SUFFIX): compiles the sources of this kind. The commands are noted; when they change,

@@ -22,8 +22,7 @@ inline Costs costs_of_chunk(const PipelineOptions& options, int p, int stages) {
 }
 
 // zb-h1, or with --pp-costs the order made for them, if that is faster. It keeps p micro-batches, or as many
-// as
-// --pp-max-in-flight allows.
+// as --pp-max-in-flight allows.
 inline Schedule zb_h1_of(const PipelineOptions& options, int p, int m) {
   const Schedule fixed = make_schedule(PpSchedule::zb_h1, p, m, 1);
   if (options.pp_costs.empty()) return fixed;

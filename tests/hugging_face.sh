@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# hugging_face.sh [BUILDS]: runs hugging_face.py (without BUILDS not) with PyTorch and transformers, which it installs: PyTorch as Debian's
-# package, because that is without CUDA; the rest into build/python-hf. Where they can not be had, it says "skipped".
+# hugging_face.sh [BUILDS]: installs PyTorch and transformers, and runs hugging_face.py with these builds. PyTorch is Debian's
+# package, because that is without CUDA; the rest is in build/python-hf. Where they can not be had, it says "skipped".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 builds=${1:-} folder=build/python-hf
