@@ -137,7 +137,9 @@ class Planner {
  public:
   // `base`: the model, the batch, and all that is not a layout's.
   Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Style& style = {})
-      : base_(base), gpus_(gpus), gpu_(gpu), style_(style) {}
+      : base_(base), gpus_(gpus), gpu_(gpu), style_(style) {
+    base_.as_json.clear(), base_.training.clear();  // each plan copies the options; it needs no texts
+  }
 
   // Throws UsageError if 07 would refuse it.
   Plan plan(const Layout& layout) {
@@ -303,7 +305,7 @@ class Planner {
     p.mfu = p.tokens_per_second * flops_per_token(p.options) / gpu_.flops_bf16;
   }
 
-  const CombinedOptions base_;
+  CombinedOptions base_;
   const int gpus_;
   const DeviceProfile gpu_;
   const Style style_;
