@@ -72,9 +72,10 @@ MPI_TESTS_fp8 := $(call mpi_tests,fp8)
 MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS)),$(MPI_TESTS_$(PRECISION)))
 CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(if $(filter fp16,$(PRECISION)),\
   $(patsubst %,tests/test_%.cu,attention kernels loss_scale),$(wildcard tests/test_*.cu)))
-# Tests of faults start ranks that hang. Models in parallel are what all but those of NCCL over MPI look at.
+# Tests of faults start ranks that hang. Models in parallel are what all but those of NCCL over MPI look at; fp16 and fp8
+# look at 07's only.
 MPI_TESTS := $(call objects,tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
-  $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/*_model.cu)))
+  $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/$(if $(filter fp16 fp8,$(PRECISION)),combined,*)_model.cu)))
 TESTS := $(call objects,tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS)))
 ifneq ($(filter fp32,$(PRECISION))$(TAG),)
   TESTS += $(call objects,$(call with_tag,$(wildcard tests/test_*.cc)))

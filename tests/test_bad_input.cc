@@ -65,6 +65,29 @@ TEST_CASE("01: wrong options end with one line and status 2", "[01][bad-input]")
   check_refused(folder, "--log-json /nowhere/log", "--log-json: /nowhere/log is not valid; ");
 }
 
+// What a launcher tells the processes of an MPI that is not theirs.
+TEST_CASE("02: a process that is alone, and should not be, is refused", "[02][bad-input]") {
+  const TemporaryFolder folder;
+  const std::string tests = std::filesystem::read_symlink("/proc/self/exe").filename().string();
+  for (const std::string& program : {std::string("02_data_parallel"), "mpi_" + tests}) {
+    for (const std::string before :
+         {"PMI_SIZE=2 PMI_RANK=0 ", "MPI_LOCALNRANKS=8 MPI_LOCALRANKID=0 ",
+          "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=0 ", "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "}) {
+      const Outcome first = run(folder, "--steps 1", program, before);
+      CAPTURE(program, before, first.out, first.err);
+      CHECK(first.status == 2);
+      CHECK(first.out.empty());
+      CHECK(first.err.starts_with("mpirun: " + before.substr(before.find('=') + 1, 1) +
+                                  " processes were started, and each is alone; expected "));
+      CHECK(std::count(first.err.begin(), first.err.end(), '\n') == 1);
+    }
+    const Outcome other = run(folder, "--steps 1", program, "PMI_SIZE=2 PMI_RANK=1 ");
+    CHECK(other.status == 2);
+    CHECK((other.out + other.err).empty());  // the first one says it
+  }
+  CHECK(run(folder, "--steps 1 --layers 1", "02_data_parallel", "SLURM_STEP_NUM_TASKS=1 ").status == 0);
+}
+
 TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {
   const TemporaryFolder folder;
   for (const std::string option : {"--log-json", "--trace"}) {

@@ -89,10 +89,11 @@ class Job {
     return within(kSoon, [&] { return out().find("\n       1 ") != std::string::npos; });
   }
 
-  // The same for a job in which the process `stopped` takes no signal but SIGKILL. Launchers differ in whether
-  // they send that; so it is sent here when the watchdog has said its last line.
+  // The same for a job in which the process `stopped` takes no signal but SIGKILL. Launchers differ in
+  // whether they send that; so it is sent here when the watchdog has said its last line.
   bool ends_after_accusing(pid_t stopped) {
-    const bool accused = within(kSoon, [&] { return err().find(" holds up the others") != std::string::npos; });
+    const bool accused =
+        within(kSoon, [&] { return err().find(" holds up the others") != std::string::npos; });
     return kill(stopped, SIGKILL) == 0 && accused && ends_within(kSoon);
   }
 

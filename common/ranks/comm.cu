@@ -106,6 +106,7 @@ World::World(int* argc, char*** argv) {
   MPI_CHECK(MPI_Query_thread(&provided));
   MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
   MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &ranks_));
+  require_all_ranks(ranks_);
   MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));  // MPI_CHECK reports them
   if (provided < MPI_THREAD_MULTIPLE)
     fail("MPI_Init_thread", "MPI_THREAD_MULTIPLE is missing", __FILE__, __LINE__);

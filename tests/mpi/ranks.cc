@@ -81,6 +81,7 @@ void start(int* argc, char*** argv) {
   MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &all_ranks);
+  pentatron::require_all_ranks(all_ranks);
   MPI_Comm_dup(MPI_COMM_WORLD, &verdicts);
   std::thread(watch).detach();
 }

@@ -153,6 +153,31 @@ TEST_CASE("two ranks that send to each other: grouped they exchange", "[standin]
   }
 }
 
+// Rank 1 comes to its last send only when it has both of rank 0's messages.
+TEST_CASE("a message of a group does not wait for the others of the group", "[standin]") {
+  if (ranks() < 2) return;
+  const Communicator comm;
+  const Stream stream("communication");
+  for (size_t count : {kSmall, kLarge}) {
+    const Array<float> a(std::vector<float>(count, 1)), b(std::vector<float>(count, 2)), in(count),
+        other(count);
+    if (rank() == 0) {
+      require_nccl(ncclGroupStart());
+      require_nccl(ncclRecv(in.data(), count, ncclFloat, 1, comm, stream));
+      require_nccl(ncclSend(a.data(), count, ncclFloat, 1, comm, stream));
+      require_nccl(ncclSend(b.data(), count, ncclFloat, 1, comm, stream));
+      require_nccl(ncclGroupEnd());
+    } else if (rank() == 1) {
+      require_nccl(ncclRecv(other.data(), count, ncclFloat, 0, comm, stream));
+      require_nccl(ncclRecv(in.data(), count, ncclFloat, 0, comm, stream));
+      require_nccl(ncclSend(in.data(), count, ncclFloat, 0, comm, stream));
+    }
+    REQUIRE(is_done_within(stream, kSoon));
+    if (rank() == 1) CHECK(other.get(count) == std::vector<float>(count, 1));
+    if (rank() < 2) CHECK(in.get(count) == std::vector<float>(count, 2));
+  }
+}
+
 TEST_CASE("two ranks that send to each other: ungrouped they deadlock, and an abort frees their streams",
           "[standin]") {
   if (ranks() < 2) return;

@@ -11,21 +11,21 @@
 namespace pentatron {
 namespace {
 
-CombinedOptions pipeline_options(int layers, int micro_batches) {
+CombinedOptions pipeline_options(int layers, int micro_batches, int sequences = 2) {
   CombinedOptions o = test_options<CombinedOptions>(
       layers, /*d_model=*/32, /*heads=*/4, /*kv_heads=*/4, /*d_ff=*/96, /*vocab_size=*/32,
-      /*sequence=*/8, /*micro_batch=*/2, /*global_batch=*/2 * micro_batches);
+      /*sequence=*/8, /*micro_batch=*/sequences, /*global_batch=*/sequences * micro_batches);
   o.optimizer = OptimizerKind::sgd;
   return o;
 }
 
 // Every stage but the last sends an activation a micro-batch, and every one but the first a gradient, unless
 // the neighbour is on the same rank.
-void check_messages(const Technique& technique, int micro_batches) {
+void check_messages(const Technique& technique, int micro_batches, int sequences = 2) {
   const int p = mpi_tests::ranks(), stages = technique.schedule_of(p, micro_batches).stages();
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
-  const CombinedOptions options = pipeline_options(stages + 1, micro_batches);
+  const CombinedOptions options = pipeline_options(stages + 1, micro_batches, sequences);
   ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
 
@@ -68,6 +68,20 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
     check_messages(grouped(PpSchedule::zb_h1), m);
     if (p % 2 == 0 && m % 2 == 0) check_messages(pipeline(PpSchedule::dualpipe, 2), m);
     if (p > 1 && m % p == 0) check_messages(pipeline(PpSchedule::interleaved, 2), m);
+  }
+}
+
+// The stand-in passes up to 8 KiB on without waiting for the receiver: 1 KiB or 4 here, and 10 or 40.
+TEST_CASE("05: messages of any size pass, grouped or not", "[05][traffic]") {
+  const int m = 2 * mpi_tests::ranks();
+  for (const int sequences : {2, 20}) {
+    for (const PpSchedule schedule : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
+      check_messages(pipeline(schedule), m, sequences);
+      check_messages(grouped(schedule), m, sequences);
+    }
+    for (const PpSchedule schedule : {PpSchedule::interleaved, PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
+      if (mpi_tests::ranks() > 1) check_messages(pipeline(schedule, 2), m, sequences);
+    }
   }
 }
 

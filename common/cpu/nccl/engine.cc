@@ -77,37 +77,24 @@ void Engine::pass(int64_t met, double seconds) {
 // ---- Sends and receives -----------------------------------------------------------------------------------
 
 void Engine::run_point_to_point(std::span<const Call> calls, std::vector<Message>* messages) {
-  size_t longest = 0;
-  for (const Call& call : calls) {
-    if (!is_dry_run()) longest = std::max(longest, bytes_of(call));
-  }
-  int64_t met = 0;
   std::vector<Meeting> meetings;
-  for (size_t first = 0; first == 0 || first < longest; first += chunk_) {
-    meetings.clear();
-    for (const Call& call : calls) {
-      const size_t bytes = is_dry_run() ? 0 : std::min(chunk_, std::max(bytes_of(call), first) - first);
-      if (first > 0 && bytes == 0) continue;
-      Meeting meeting = {&call, call.root, {}, {}, 0};
-      if (call.kind == Kind::send) {
-        meeting.message = new_message();
-        meeting.out = {window_.read(static_cast<const std::byte*>(call.send) + first, bytes), bytes};
-      } else {
-        meeting.in = {window_.write(static_cast<std::byte*>(call.receive) + first, bytes), bytes};
-      }
-      meetings.push_back(meeting);
-    }
-    window_.load();
-    if (first == 0) {
-      met = rendezvous_ ? rendezvous_->meet(meetings, span_.end) : transport_.meet(meetings, span_.end);
-      for (const Meeting& m : meetings) {
-        if (m.peer == rank_) continue;
-        messages->push_back({m.call->kind == Kind::send, m.message, static_cast<double>(bytes_of(*m.call))});
-      }
+  for (const Call& call : calls) {
+    const size_t bytes = is_dry_run() ? 0 : bytes_of(call);
+    Meeting& meeting = meetings.emplace_back(&call, call.root, Piece{}, Piece{}, 0);
+    if (call.kind == Kind::send) {
+      meeting.message = new_message();
+      meeting.out = {window_.read(static_cast<const std::byte*>(call.send), bytes), bytes};
     } else {
-      transport_.move(meetings);
+      meeting.in = {window_.write(static_cast<std::byte*>(call.receive), bytes), bytes};
     }
-    window_.store();
+  }
+  window_.load();
+  const int64_t met =
+      rendezvous_ ? rendezvous_->meet(meetings, span_.end) : transport_.meet(meetings, span_.end);
+  window_.store();
+  for (const Meeting& m : meetings) {
+    if (m.peer == rank_) continue;
+    messages->push_back({m.call->kind == Kind::send, m.message, static_cast<double>(bytes_of(*m.call))});
   }
   pass(met, seconds(calls));
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "device/errors.h"
 #include "device_access.h"
@@ -98,7 +99,6 @@ Transport::Transport(MPI_Comm comm, const std::vector<int>& world_ranks, const s
 }
 
 int64_t Transport::meet(std::span<Meeting> meetings, int64_t time) {
-  int64_t came = time;
   sent_.resize(std::max(sent_.size(), meetings.size()));
   received_.resize(sent_.size());
   for (size_t i = 0; i < meetings.size(); ++i) {
@@ -110,43 +110,71 @@ int64_t Transport::meet(std::span<Meeting> meetings, int64_t time) {
     if (enclosed > 0) std::memcpy(sent_[i].data, out.data, enclosed);
     send(&sent_[i], sizeof(Header) + enclosed, meetings[i].peer, tag_out(call.kind));
   }
-  wait();
-  check_agreement(meetings);
 
-  std::vector<Meeting> rest;
-  for (size_t i = 0; i < meetings.size(); ++i) {
-    Meeting& meeting = meetings[i];
-    if (meeting.call->kind == Kind::receive) meeting.message = received_[i].header.message;
-    came = std::max(came, received_[i].header.came);
-    if (fits_letter(meeting.in) && meeting.in.bytes > 0) {
-      std::memcpy(meeting.in.data, received_[i].data, meeting.in.bytes);
+  // A collective goes on when all its ranks are here; a message when its two are, whatever else is in the
+  // group, as in NCCL: its receiver may need it before it comes to the rest. Messages from one rank to
+  // another keep their order.
+  int64_t came = time;
+  const size_t together = meetings.empty() || is_point_to_point(meetings[0].call->kind) ? 1 : meetings.size();
+  std::vector<bool> begun(meetings.size());
+  wait([&] {
+    std::set<std::pair<int, Kind>> late;
+    for (size_t i = 0; i < meetings.size(); i += together) {
+      const std::pair partner(meetings[i].peer, meetings[i].call->kind);
+      if (begun[i] || late.contains(partner)) continue;
+      begun[i] = letters_are_here(i, together);
+      if (begun[i])
+        came = std::max(came, open_letters(meetings.subspan(i, together), i));
+      else
+        late.insert(partner);
     }
-    const Meeting large = {meeting.call, meeting.peer, fits_letter(meeting.out) ? Piece{} : meeting.out,
-                           fits_letter(meeting.in) ? Piece{} : meeting.in, 0};
-    if (large.out.bytes > 0 || large.in.bytes > 0) rest.push_back(large);
-  }
-  move(rest);
+    return late.empty();
+  });
   return came;
 }
 
+bool Transport::letters_are_here(size_t first, size_t count) {
+  Unseen unseen;
+  int here = 0;
+  check_mpi(MPI_Testall(static_cast<int>(count), &receives_[first], &here, MPI_STATUSES_IGNORE));
+  return here;
+}
+
+// Reads the letters from `first` on, and begins to move what did not fit. Returns when their senders came.
+int64_t Transport::open_letters(std::span<Meeting> meetings, size_t first) {
+  check_agreement(meetings, first);
+  int64_t came = 0;
+  for (size_t i = 0; i < meetings.size(); ++i) {
+    Meeting& meeting = meetings[i];
+    const Letter& letter = received_[first + i];
+    if (meeting.call->kind == Kind::receive) meeting.message = letter.header.message;
+    came = std::max(came, letter.header.came);
+    if (fits_letter(meeting.in) && meeting.in.bytes > 0)
+      std::memcpy(meeting.in.data, letter.data, meeting.in.bytes);
+    begin_move({meeting.call, meeting.peer, fits_letter(meeting.out) ? Piece{} : meeting.out,
+                fits_letter(meeting.in) ? Piece{} : meeting.in});
+  }
+  return came;
+}
+
+void Transport::begin_move(const Meeting& meeting) {
+  if (meeting.in.bytes > 0) receive(meeting.in.data, meeting.in.bytes, meeting.peer, kData);
+  if (meeting.out.bytes > 0) send(meeting.out.data, meeting.out.bytes, meeting.peer, kData);
+}
+
 void Transport::move(std::span<const Meeting> meetings) {
-  for (const Meeting& meeting : meetings) {
-    if (meeting.in.bytes > 0) receive(meeting.in.data, meeting.in.bytes, meeting.peer, kData);
-  }
-  for (const Meeting& meeting : meetings) {
-    if (meeting.out.bytes > 0) send(meeting.out.data, meeting.out.bytes, meeting.peer, kData);
-  }
-  wait();
+  for (const Meeting& meeting : meetings) begin_move(meeting);
+  wait([] { return true; });
 }
 
 // All ranks of a collective see the same letters, and so come to the same verdict. In a send only its two
 // ranks do.
-void Transport::check_agreement(std::span<const Meeting> meetings) const {
+void Transport::check_agreement(std::span<const Meeting> meetings, size_t first) const {
   const auto name = [&](int rank) { return pentatron::rank_name(world_ranks_[rank]); };
   std::map<std::string, std::string> ranks_by_call;
   for (size_t i = 0; i < meetings.size(); ++i) {
     const Call& mine = *meetings[i].call;
-    const Header& theirs = received_[i].header;
+    const Header& theirs = received_[first + i].header;
     const Call call = {theirs.kind, nullptr, nullptr, theirs.count, theirs.type, theirs.op, theirs.root};
     if (is_point_to_point(mine.kind)) {
       if (call.count == mine.count && call.type == mine.type) continue;
@@ -177,15 +205,22 @@ void Transport::receive(void* data, size_t bytes, int peer, int tag) {
   check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &receives_.back()));
 }
 
-void Transport::wait() {
+void Transport::wait(const std::function<bool()>& has_begun) {
   Unseen unseen;
   Patience patience;
   for (;; patience.wait()) {
+    bool begun = false;
+    try {
+      begun = has_begun();
+    } catch (const Failure&) {
+      cancel();
+      throw;
+    }
     int sent = 0, received = 0;
     check_mpi(
         MPI_Testall(static_cast<int>(receives_.size()), receives_.data(), &received, MPI_STATUSES_IGNORE));
     check_mpi(MPI_Testall(static_cast<int>(sends_.size()), sends_.data(), &sent, MPI_STATUSES_IGNORE));
-    if (sent && received) break;
+    if (begun && sent && received) break;
     if (aborted_.load(std::memory_order_relaxed)) {
       cancel();
       throw_if_aborted();

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -97,10 +98,15 @@ class Transport {
     std::byte data[letter_bytes];
   };
 
-  void check_agreement(std::span<const Meeting> meetings) const;
+  // `first`: the number of the first of their letters.
+  bool letters_are_here(size_t first, size_t count);
+  int64_t open_letters(std::span<Meeting> meetings, size_t first);
+  void check_agreement(std::span<const Meeting> meetings, size_t first) const;
+  void begin_move(const Meeting& meeting);
   void send(const void* data, size_t bytes, int peer, int tag);
   void receive(void* data, size_t bytes, int peer, int tag);
-  void wait();
+  // Until all messages have passed; `has_begun`: whether they have all begun.
+  void wait(const std::function<bool()>& has_begun);
   void cancel();
   void throw_if_aborted() const;
 
