@@ -300,6 +300,29 @@ TEST_CASE("the watchdog shows two ranks that send to each other, ungrouped", "[0
   CHECK(grouped.err().empty());
 }
 
+// As where NCCL was built with a CUDA before 12.3.
+TEST_CASE("05: if operations are started one after the other, messages deadlock, and grouped ones do not",
+          "[05][faults]") {
+  const std::string model = "--steps 2 --layers 4 --global-batch-size 16 --micro-batch-size 1 --timeout 6";
+  for (const std::string schedule : {"1f1b", "zb-h1"}) {
+    CAPTURE(schedule);
+    const TemporaryFolder folder, other_folder;
+    Job job(folder, model + " --pp-schedule " + schedule, "05_pipeline_parallel",
+            "NCCL_CPU_SERIAL_LAUNCHES=1");
+    Job grouped(other_folder, model + " --timeout 60 --pp-messages grouped --pp-schedule " + schedule,
+                "05_pipeline_parallel", "NCCL_CPU_SERIAL_LAUNCHES=1");
+    const bool ended = job.ends_within(kSoon), grouped_ended = grouped.ends_within(kSoon);
+    INFO(job.err() << grouped.err());
+    REQUIRE(ended);
+    REQUIRE(grouped_ended);
+    CHECK(job.status() != 0);
+    CHECK(job.err().find(
+              "they wait for each other\nmessages of one group would not: --pp-messages grouped\n") !=
+          std::string::npos);
+    CHECK(grouped.status() == 0);
+  }
+}
+
 TEST_CASE("streams that share a work queue deadlock, and a program refuses it", "[05][faults]") {
   const TemporaryFolder folder;
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);

@@ -1,6 +1,10 @@
 // Which rank the watchdog names, from states as ranks would report them.
+#include <fstream>
+
 #include "catch.h"
 #include "device/errors.h"
+#include "files.h"
+#include "ranks/nccl_build.h"
 #include "ranks/suspects.h"
 
 using namespace pentatron;
@@ -38,6 +42,21 @@ void let_wait(RankState& state, int edge, int peer) {
 }
 
 }  // namespace
+
+TEST_CASE("an NCCL library says which CUDA it was built with", "[02]") {
+  const tests::TemporaryFolder folder;
+  const auto built_with = [&](const std::string& bytes) {
+    std::ofstream(folder.path() + "/libnccl.so.2") << bytes;
+    return cuda_of_nccl(folder.path() + "/libnccl.so.2");
+  };
+  using namespace std::string_literals;
+  CHECK(built_with("\x7f"
+                   "ELF\0\0NCCL version %d\0NCCL version 2.26.2+cuda12.2\0NCCL version 1.1.1+cuda13.0\0"s) ==
+        12020);
+  CHECK(built_with("NCCL version 2.28.9+cuda13.0"s) == 13000);
+  CHECK(built_with("NCCL version 2.30.1, built otherwise"s) == 0);
+  CHECK_THROWS_AS(cuda_of_nccl(folder.path() + "/none"), UsageError);
+}
 
 TEST_CASE("a rank is named with its host where there are several", "[02][watchdog]") {
   at_failure(0, {"node-a", "node-a"}, nullptr);
@@ -90,6 +109,18 @@ TEST_CASE("suspects: ranks that wait for each other", "[05][watchdog]") {
   states[2].communicators[0].members = {0, 2};
   states[2].unfinished = {{0, 5, 0, true}};
   CHECK(suspects(states).empty());
+}
+
+// Rank 1 has come to rank 0's message, and has one that rank 2 has come to: NCCL does not begin the one
+// before the other. (Rank 1 has not come to rank 2's next message, and is not to blame.)
+TEST_CASE("suspects: a rank whose message waits for another one", "[05][watchdog]") {
+  std::vector<RankState> states = pipeline(3);
+  let_wait(states[1], 1, 2);
+  let_wait(states[2], 1, 1);
+  let_wait(states[2], 1, 1);
+  CHECK(suspects(states).empty());
+  states[1].unfinished.clear();
+  CHECK(suspects(states) == std::vector{1});
 }
 
 TEST_CASE("suspects: a rank whose host is in no call while others wait for all", "[02][watchdog]") {

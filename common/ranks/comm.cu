@@ -1,3 +1,5 @@
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -9,6 +11,7 @@
 
 #include "ranks/comm.h"
 #include "ranks/mpi_wait.h"
+#include "ranks/nccl_build.h"
 #ifdef NCCL_OVER_MPI
 #include "modelled_link.h"
 #endif
@@ -77,7 +80,8 @@ std::vector<std::string> hosts_of_ranks(int ranks) {
 
 // Several communicators may be in use together only if their operations start in the order in which the
 // host issued them (NCCL's and CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT). Otherwise
-// sends and receives between two ranks deadlock.
+// sends and receives between two ranks deadlock. That needs CUDA 12.3: here, in the driver, and where NCCL
+// was built.
 void check_versions() {
 #ifndef NCCL_OVER_MPI
   int nccl = 0, driver = 0;
@@ -86,6 +90,11 @@ void check_versions() {
   if (nccl < NCCL_VERSION(2, 26, 0)) fail("NCCL", "version 2.26 or later is needed", __FILE__, __LINE__);
   if (std::min(driver, CUDART_VERSION) < 12030)
     fail("CUDA", "a toolkit and a driver for CUDA 12.3 or later are needed", __FILE__, __LINE__);
+  Dl_info library;
+  if (dladdr(reinterpret_cast<const void*>(ncclGetVersion), &library) == 0) return;
+  const int built_with = cuda_of_nccl(library.dli_fname);
+  if (built_with > 0 && built_with < 12030)
+    fail("NCCL", "a library that was built with CUDA 12.3 or later is needed", __FILE__, __LINE__);
 #endif
 }
 

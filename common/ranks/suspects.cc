@@ -21,20 +21,34 @@ bool has_come(const RankState& rank, uint64_t communicator, int64_t number) {
   });
 }
 
+// The ranks that have not come to this operation of `rank`.
+std::set<int> missing(const UnfinishedOperation& o, int rank, const std::vector<RankState>& ranks) {
+  std::set<int> others;
+  const std::vector<int> all = ranks[rank].communicators.at(o.communicator).members;
+  for (const int other : o.peer >= 0 ? std::vector{o.peer} : all) {
+    if (other != rank && !has_come(ranks[other], o.communicator, o.number)) others.insert(other);
+  }
+  return others;
+}
+
 std::set<int> waits_for(int rank, const std::vector<RankState>& ranks) {
   const RankState& state = ranks[rank];
   std::set<int> others;
   for (const UnfinishedOperation& o : state.unfinished) {
-    if (!o.reached) continue;
-    const std::vector<int> all = state.communicators.at(o.communicator).members;
-    for (const int other : o.peer >= 0 ? std::vector{o.peer} : all) {
-      if (other != rank && !has_come(ranks[other], o.communicator, o.number)) others.insert(other);
-    }
+    if (o.reached) others.merge(missing(o, rank, ranks));
   }
   for (int other = 0; state.in_call && other < static_cast<int>(ranks.size()); ++other) {
     if (other != rank && !ranks[other].in_call) others.insert(other);
   }
   return others;
+}
+
+// Whether all ranks of an operation have come to it, and it does not end: another operation holds it up.
+bool has_complete_operation(int rank, const std::vector<RankState>& ranks) {
+  const auto& unfinished = ranks[rank].unfinished;
+  return std::any_of(unfinished.begin(), unfinished.end(), [&](const UnfinishedOperation& o) {
+    return o.reached && missing(o, rank, ranks).empty();
+  });
 }
 
 }  // namespace
@@ -48,7 +62,7 @@ std::vector<int> suspects(const std::vector<RankState>& ranks) {
   std::set<int> waited_for, waiting;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     const std::set<int> others = waits_for(rank, ranks);
-    if (!others.empty()) waiting.insert(rank);
+    if (!others.empty() || has_complete_operation(rank, ranks)) waiting.insert(rank);
     waited_for.insert(others.begin(), others.end());
   }
   std::vector<int> found;

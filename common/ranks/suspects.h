@@ -31,7 +31,8 @@ struct RankState {
 
 // The ranks for which others wait, and which wait for nobody themselves; or, if some ranks do not answer,
 // those. Empty if ranks wait for each other in a circle. A rank waits for another if it has come to an
-// operation to which the other one has not, or if its host is in a call and the other's is not.
+// operation to which the other one has not, or if its host is in a call and the other's is not. It waits for
+// NCCL if all have come to an operation that does not end.
 std::vector<int> suspects(const std::vector<RankState>& ranks);
 
 // To send a state to another rank, and back.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 #include <vector>
@@ -253,7 +254,13 @@ void Watchdog::ask_and_abort(const std::string& reason) {
          << (states[peer].answers ? " holds up the others: they wait for it, and it waits for no rank\n"
                                   : " holds up the others: it is stopped, or its host is gone\n");
   }
-  if (found.empty()) text << "no rank holds up the others: they wait for each other\n";
+  if (found.empty()) {
+    const bool messages = std::any_of(states.begin(), states.end(), [](const RankState& s) {
+      return std::any_of(s.unfinished.begin(), s.unfinished.end(), [](const auto& o) { return o.peer >= 0; });
+    });
+    text << "no rank holds up the others: they wait for each other\n";
+    if (messages) text << "messages of one group would not: --pp-messages grouped\n";
+  }
   const bool all_answer =
       std::all_of(states.begin(), states.end(), [](const RankState& s) { return s.answers; });
   if (!call_has_failed || !all_answer) std::fputs(text.str().c_str(), stderr);

@@ -214,7 +214,7 @@ bool ncclComm::run_next() {
   const int64_t order = launch_order().wait_for_turn(operation.number, aborted_);
   if (ends()) return false;
   const int64_t start = std::max({operation.came.load(std::memory_order_relaxed), order, idle_since_});
-  launch_order().started(operation.number, start);
+  if (!launch_order().is_serial()) launch_order().started(operation.number, start);
   nccl_mpi::Span span;
   std::vector<nccl_mpi::Message> messages;
   try {
@@ -225,6 +225,7 @@ bool ncclComm::run_next() {
     if (!aborted_) error_ = nccl_mpi::fail(failure.result, failure.text);
     return false;
   }
+  if (launch_order().is_serial()) launch_order().started(operation.number, span.end);
   operation.hold.release(span, std::move(messages));
   drop_current();
   return true;

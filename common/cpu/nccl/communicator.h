@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -56,6 +57,7 @@ class LaunchOrder {
   // Returns when the one before started, in nanoseconds of the streams' clock.
   int64_t wait_for_turn(uint64_t number, const std::atomic<bool>& aborted);
   void started(uint64_t number, int64_t time = 0);  // or given up
+  bool is_serial() const { return is_serial_; }     // the next one starts when the one before has ended
   void wake();                                      // those who wait, to look at `aborted`
 
  private:
@@ -66,6 +68,7 @@ class LaunchOrder {
   uint64_t issued_ = 0;
   int64_t last_start_ = 0;
   Bell bell_;
+  const bool is_serial_ = std::getenv("NCCL_CPU_SERIAL_LAUNCHES") != nullptr;
 };
 
 // One or several calls of the program that are carried out as one.

@@ -12,7 +12,8 @@
 //
 // Sums are formed in rank order, of bfloat16 and half in float and rounded once, and are the same bits on all
 // ranks. The program initialises MPI, with MPI_THREAD_MULTIPLE. Environment: NCCL_CPU_LINK and its sisters
-// (modelled_link.h), NCCL_DEBUG=WARN prints errors.
+// (modelled_link.h), NCCL_DEBUG=WARN prints errors; with NCCL_CPU_SERIAL_LAUNCHES set, operations of a rank
+// run one after the other, as where NCCL was built with a CUDA before 12.3.
 #pragma once
 
 #include <cuda_runtime.h>
