@@ -101,7 +101,9 @@ PACKAGE_FLAGS := $(addprefix -isystem ,$(subst :, ,$(PACKAGE_HEADERS)))
 PACKAGE_LINK := $(foreach folder,$(subst :, ,$(PACKAGE_LIBRARIES)),-L$(folder) -Xlinker -rpath -Xlinker $(folder))
 ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
   PACKAGE_LINK += -Xlinker --disable-new-dtags  # the libraries there look for others there
-  export PATH := $(CURDIR)/.mpich/bin:$(PATH)
+endif
+ifneq ($(PACKAGE_PROGRAMS),)
+  export PATH := $(PACKAGE_PROGRAMS):$(PATH)
 endif
 CCACHE := $(and $(shell command -v ccache),ccache)
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
@@ -142,11 +144,16 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
+ifneq ($(PACKAGES_MISSING),)
+  ifneq ($(filter all programs,$(or $(MAKECMDGOALS),all)),)
+    $(error missing: $(subst :, ,$(PACKAGES_MISSING)); make setup BACKEND=$(BACKEND) installs what is missing)
+  endif
+endif
 # What make test runs. In fp32 and fp64 the tests start programs; those of stage 01 only its own.
 tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
@@ -235,11 +242,13 @@ $(call add_run_of,07-experts-5d,07_combined_5d,$(if $(filter mpi,$(NCCL)),16,$(R
 runs: $(RUN_NAMES:%=run-%) $(if $(ONLY),,programs)
 	@python3 common/report/runs.py $(LOGS)
 	@echo "What each run printed is in $(LOGS)/*.txt; all steps are in $(LOGS)/*.json, timelines in $(LOGS)/*.trace."
+setup:
+	@common/setup.sh $(BACKEND)
 run:
 	@case " 1 2 4 8 " in *" $(RANKS) "*) ;; *) echo "RANKS: $(RANKS) is not valid; expected 1, 2, 4 or 8, \
 which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@[ -n "$(RUN_NAMES)" ] || { echo "ONLY: $(ONLY) is not valid; expected names of runs, as in ONLY='01 05-%'" >&2; exit 2; }
-	@common/setup.sh cpu python3:python3
+	@common/setup.sh $(BACKEND) python3:python3
 	@$(MAKE) --no-print-directory runs
 
 # $(call venv,NAME): build/python-NAME, a virtual environment with these packages, made once.
@@ -315,7 +324,7 @@ endif
 # The first precision's build has all that the others share; then these may be built side by side.
 TESTED_AFTER := $(patsubst %,tested-%,$(wordlist 2,9,$(TEST_PRECISIONS)) $(if $(filter cpu,$(BACKEND)),races))
 test:
-	@common/setup.sh
+	@common/setup.sh $(BACKEND)
 	@$(MAKE) --no-print-directory tested-$(firstword $(TEST_PRECISIONS))
 	@$(if $(TESTED_AFTER),$(MAKE) --no-print-directory $(TESTED_AFTER))
 	@tests/run.sh '' $(TEST_FOLDERS)

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # packages.sh [NVCC]: where the packages are that the build needs, for the Makefile. The compilers find what is
 # installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/ beside these
-# folders; in .mpich/ (make gpu-bundle); or in the wheels that Python has for PyTorch. Prints three words:
+# folders; in build/python-packages (setup.sh); in .mpich/ (make gpu-bundle); or in the wheels that Python has for PyTorch.
+# Prints four words:
 #   PACKAGE_HEADERS=...    folders with headers that the compilers do not search
 #   PACKAGE_LIBRARIES=...  folders with libraries, for the linker and for a program that starts
+#   PACKAGE_PROGRAMS=...   a folder with the mpirun of the MPI library, if that is not the first one in PATH
 #   PACKAGES_MISSING=...   packages that are nowhere; NCCL and cuBLAS count where there is an nvcc
 set -uo pipefail
 shopt -s nullglob
@@ -35,7 +37,24 @@ END
     chmod +x .mpich/bin/mpirun
   fi
 fi
-command -v mpirun > /dev/null || [ -e .mpich/bin/mpirun ] || libraries[MPI]="(no mpirun)"
+
+# With the mpirun of another MPI, each process is rank 0 of 1. So it is with Ubuntu 24.04's MPICH, too (Ubuntu's bug
+# 2072338); there setup.sh gets one from PyPI, and NCCL, which may be missing beside a CUDA toolkit.
+pypi=build/python-packages
+found_programs=''
+if [ -e $pypi/bin/mpirun ]; then
+  ln -sf libmpi.so.12 $pypi/lib/libmpich.so
+  found_programs=$PWD/$pypi/bin
+elif [ ! -e .mpich/bin/mpirun ] && grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then
+  libraries[MPI]="(broken)"
+elif mpich=$(command -v mpirun.mpich); then
+  if [ ! "$mpich" -ef "$(command -v mpirun)" ]; then
+    mkdir -p build/packages/bin && ln -sf "$mpich" build/packages/bin/mpirun
+    found_programs=$PWD/build/packages/bin
+  fi
+elif [ ! -e .mpich/bin/mpirun ] && ! mpirun --version 2> /dev/null | grep -q HYDRA; then
+  libraries[MPI]="(no mpirun)"
+fi
 
 system=(/usr/lib/"$multiarch" /usr/lib64 /usr/local/lib)  # linker and loader look here anyway
 header_folders=() library_folders=()
@@ -44,9 +63,10 @@ for folder in "${named[@]}"; do
   case $folder in '' | */stubs*) continue ;; esac  # a stub is for linking only
   header_folders+=("$folder"/../include) library_folders+=("$folder")
 done
-header_folders+=(/usr/include/{"$multiarch"/mpich,mpich-*} .mpich/usr/include{/"$multiarch"/mpich,} .mpich/include)
-library_folders+=("${system[@]}" ${cuda:+"$cuda"/lib64 "$cuda"/lib} /usr/lib64/mpich/lib
-  .mpich/usr/lib/"$multiarch" .mpich/lib)
+header_folders+=($pypi/include $pypi/lib/python3*/site-packages/nvidia/*/include /usr/include/{"$multiarch"/mpich,mpich-*}
+  .mpich/usr/include{/"$multiarch"/mpich,} .mpich/include)
+library_folders+=($pypi/lib "${system[@]}" $pypi/lib/python3*/site-packages/nvidia/*/lib ${cuda:+"$cuda"/lib64 "$cuda"/lib}
+  /usr/lib64/mpich/lib .mpich/usr/lib/"$multiarch" .mpich/lib)
 
 # The packages whose headers the compilers find.
 known=" $(for package in "${packages[@]}"; do
@@ -94,7 +114,10 @@ for package in "${packages[@]}"; do
     { missing+=:$package; continue; }
   found_headers+=:$header_folder found_libraries+=:$library_folder
 done
-case $found_headers in */.mpich/*) found_libraries+=:$PWD/.mpich/usr/lib/$multiarch ;; esac  # Catch2 3 has a library
+case $found_headers in */.mpich/*)
+  found_programs=$PWD/.mpich/bin
+  found_libraries+=:$PWD/.mpich/usr/lib/$multiarch ;;  # Catch2 3 has a library
+esac
 list() { tr : '\n' | awk 'NF && !seen[$0]++' | paste -sd :; }
 echo "PACKAGE_HEADERS=$(list <<< "$found_headers") PACKAGE_LIBRARIES=$(list <<< "$found_libraries")" \
-  "PACKAGES_MISSING=${missing#:}"
+  "PACKAGE_PROGRAMS=$found_programs PACKAGES_MISSING=${missing#:}"

@@ -1,23 +1,36 @@
 #!/usr/bin/env bash
 # setup.sh [cpu|cuda [COMMAND:PACKAGE...]]: finds out what the build needs and does not have, and which of these commands
-# (MODULE.py: modules of Python), and installs it where apt-get can (Debian, Ubuntu). Elsewhere one line says what is
-# missing. That is a failure; with cuda only if nothing can be built without it.
+# (MODULE.py: modules of Python), and installs it where apt-get can (Debian, Ubuntu). NCCL, and MPICH where the system's is
+# broken, come from PyPI, into build/python-packages. Elsewhere one line says what is missing. That is a failure; with cuda
+# only if nothing can be built without it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 missing=()     # packages, by Debian's names
+from_pypi=()   # likewise, for Python's pip
 has_command() { command -v "$1" > /dev/null; }
 has_command "${CXX:-g++}" || missing+=(g++)
-found=$(common/packages.sh)
+nvcc=''
+[ "${1:-cpu}" = cpu ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+[ -x "$nvcc" ] || nvcc=''
+found=$(common/packages.sh $nvcc)
 IFS=: read -ra absent <<< "${found##*PACKAGES_MISSING=}"
 for package in "${absent[@]}"; do
   case $package in
     CLI11) missing+=(libcli11-dev) ;;
     nlohmann-json) missing+=(nlohmann-json3-dev) ;;
     Catch2) missing+=(catch2) ;;
-    MPI) missing+=(mpich libmpich-dev) ;;
+    MPI)
+      if grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then  # whose own is broken (packages.sh)
+        from_pypi+=(mpich==4.3.2)
+      else
+        missing+=(mpich libmpich-dev)
+      fi ;;
+    NCCL) from_pypi+=("nvidia-nccl-cu$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')==2.28.9") ;;
+    cuBLAS) missing+=("cuBLAS (a part of the CUDA toolkit)") ;;
   esac
 done
+[ ${#from_pypi[@]} -eq 0 ] || /usr/bin/python3 -c 'import ensurepip' 2> /dev/null || missing+=(python3-venv)
 # Any BLAS may have brought a cblas.h, so the library is asked for.
 multiarch=$("${CXX:-g++}" -print-multiarch 2> /dev/null)
 links_with() { echo 'int main() {}' | ${CXX:-g++} -x c++ - -o /dev/null "$@" > /dev/null 2>&1; }
@@ -30,7 +43,17 @@ for needed in "${@:2}"; do
   esac
 done
 
-[ ${#missing[@]} -eq 0 ] && exit 0
+install_from_pypi() {
+  local folder=build/python-packages
+  [ ${#from_pypi[@]} -gt 0 ] || exit 0
+  echo "Installs ${from_pypi[*]} in $folder"
+  /usr/bin/python3 -m venv $folder &&
+    $folder/bin/pip install -q --disable-pip-version-check "${from_pypi[@]}" && exit 0
+  reason="pip failed"
+}
+
+reason="no apt-get"
+[ ${#missing[@]} -eq 0 ] && install_from_pypi
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
 # apt WHAT...: a network that does not answer is given up soon.
@@ -38,14 +61,17 @@ apt() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -qq -o Acquire::http::Timeout=10 -o Acquire::Retries=0 "$@" 3>&1 > /dev/null 2>&3  # errors only
 }
-reason="no apt-get"
-if has_command apt-get && has_command "${as_root[0]:-true}"; then
+if [ ${#missing[@]} -gt 0 ] && has_command apt-get && has_command "${as_root[0]:-true}"; then
   echo "Installs ${missing[*]}"
   apt update > /dev/null
-  reason=$(apt install -y --no-install-recommends "${missing[@]}") && exit 0
-  reason=$(tail -n 1 <<< "$reason")
+  if said=$(apt install -y --no-install-recommends "${missing[@]}"); then
+    missing=()
+    install_from_pypi
+  else
+    reason=$(tail -n 1 <<< "$said")
+  fi
 fi
-echo "Missing, by Debian's names: ${missing[*]}; what needs them cannot be built ($reason)" >&2
+echo "Missing, by Debian's names: ${missing[*]} ${from_pypi[*]}; what needs them cannot be built ($reason)" >&2
 [ "${1:-cpu}" = cuda ] || exit 1
 case " ${missing[*]} " in *" g++ "* | *" libcli11-dev "* | *" nlohmann-json3-dev "*) exit 1 ;; esac
 exit 0
