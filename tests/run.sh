@@ -76,7 +76,7 @@ run_on_ranks() {
 
 # What a shell has set for a run of its own is not what the tests expect.
 unset CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CPU_DEVICES CUDA_CPU_MEMORY NCCL_CPU_LINK \
-  NCCL_CPU_LINK_BETWEEN_NODES NCCL_CPU_RANKS_PER_NODE NCCL_CPU_SERIAL_LAUNCHES
+  NCCL_CPU_LINK_BETWEEN_NODES NCCL_CPU_RANKS_PER_NODE NCCL_CPU_SERIAL_LAUNCHES CUDA_CPU_UUID
 
 # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac

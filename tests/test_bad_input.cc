@@ -88,6 +88,22 @@ TEST_CASE("02: a process that is alone, and should not be, is refused", "[02][ba
   CHECK(run(folder, "--steps 1 --layers 1", "02_data_parallel", "SLURM_STEP_NUM_TASKS=1 ").status == 0);
 }
 
+// Each rank may see one GPU, and it is another one for each, or the same.
+TEST_CASE("02: ranks that share a GPU share its memory", "[02][bad-input]") {
+  const TemporaryFolder folder;
+  const auto run_with = [&](const std::string& other) {
+    const std::filesystem::path tests = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+    const std::string program = (tests / "02_data_parallel").string(), options = "--steps 1 --layers 2";
+    return run(folder, options + " : -n 1 -env CUDA_CPU_UUID " + other + " '" + program + "' " + options,
+               "02_data_parallel", "CUDA_CPU_MEMORY=20MiB mpirun -n 1 -env CUDA_CPU_UUID A ");
+  };
+  const Outcome apart = run_with("B"), together = run_with("A");
+  INFO(apart.err << together.err);
+  CHECK(apart.status == 0);
+  CHECK(together.status == 2);
+  CHECK(together.err.find("at most the 10.0 MiB of device memory") != std::string::npos);
+}
+
 TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {
   const TemporaryFolder folder;
   for (const std::string option : {"--log-json", "--trace"}) {

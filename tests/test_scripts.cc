@@ -28,8 +28,8 @@ TEST_CASE("a test on GPUs starts no more ranks than there are, but with NCCL ove
   const auto run = [&](const std::string& build) {
     for (const char* program : {"/tests-02", "/mpi_tests-02"})
       write_script(folder.path() + "/" + build + program, "echo 1 passed, 0 failed");
-    const std::string command = "cd '" + folder.path() + "' && PATH='" + bin + "':$PATH '" PENTATRON_TESTS
-                                "/run.sh' '[02]' " + build + " > out 2>&1";
+    const std::string command = "cd '" + folder.path() + "' && PATH='" + bin +
+                                "':$PATH '" PENTATRON_TESTS "/run.sh' '[02]' " + build + " > out 2>&1";
     CHECK(std::system(command.c_str()) == 0);
     return read_file(folder.path() + "/out");
   };
@@ -39,6 +39,7 @@ TEST_CASE("a test on GPUs starts no more ranks than there are, but with NCCL ove
   for (const std::string ranks : {"4", "8", "16"}) {
     CHECK(nccl.find("started " + ranks + " ranks") == std::string::npos);
     CHECK(nccl.find("left out: cuda-fp64 on " + ranks + " ranks; GPUs: 3") != std::string::npos);
-    for (const std::string& all : {over_mpi, cpu}) CHECK(all.find("started " + ranks + " ranks") != std::string::npos);
+    for (const std::string& all : {over_mpi, cpu})
+      CHECK(all.find("started " + ranks + " ranks") != std::string::npos);
   }
 }

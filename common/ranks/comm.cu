@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <iomanip>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -64,18 +65,31 @@ void check_link(const std::string& option, const std::string& link) {
 #endif
 }
 
-std::vector<std::string> hosts_of_ranks(int ranks) {
-  std::array<char, MPI_MAX_PROCESSOR_NAME> host = {};
-  int length = 0;
-  MPI_CHECK(MPI_Get_processor_name(host.data(), &length));
-  std::vector<decltype(host)> hosts(ranks);
+// What each rank says: fewer than MPI_MAX_PROCESSOR_NAME characters.
+std::vector<std::string> all_gather(const std::string& text, int ranks) {
+  using Text = std::array<char, MPI_MAX_PROCESSOR_NAME>;
+  Text mine = {};
+  text.copy(mine.data(), mine.size());
+  std::vector<Text> all(ranks);
   MPI_Request request;
-  MPI_CHECK(MPI_Iallgather(host.data(), sizeof host, MPI_BYTE, hosts.data(), sizeof host, MPI_BYTE,
+  MPI_CHECK(MPI_Iallgather(mine.data(), sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE,
                            MPI_COMM_WORLD, &request));
   wait(request);
-  std::vector<std::string> names;
-  for (const auto& name : hosts) names.emplace_back(name.data());
-  return names;
+  std::vector<std::string> texts;
+  for (const Text& one : all) texts.emplace_back(one.data());
+  return texts;
+}
+
+// Of the device in use, as digits. No other one of its host has it.
+std::string device_uuid() {
+  int device = 0;
+  cudaDeviceProp gpu;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
+  std::ostringstream digits;
+  for (const unsigned char byte : gpu.uuid.bytes)
+    digits << std::hex << std::setw(2) << std::setfill('0') << int{byte};
+  return digits.str();
 }
 
 // Several communicators may be in use together only if their operations start in the order in which the
@@ -119,16 +133,18 @@ World::World(int* argc, char*** argv) {
   MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));  // MPI_CHECK reports them
   if (provided < MPI_THREAD_MULTIPLE)
     fail("MPI_Init_thread", "MPI_THREAD_MULTIPLE is missing", __FILE__, __LINE__);
-  hosts_ = hosts_of_ranks(ranks_);
+  char host[MPI_MAX_PROCESSOR_NAME];
+  int length = 0;
+  MPI_CHECK(MPI_Get_processor_name(host, &length));
+  hosts_ = all_gather(host, ranks_);
   at_failure(rank_, hosts_, Watchdog::end_after_failure);
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
   const auto lower = std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[rank_]);  // on this host
   CUDA_CHECK(cudaSetDevice(static_cast<int>(lower) % devices));
-#ifndef CUDA_CPU
-  const auto ranks_here = std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]);
-  share_device((static_cast<int>(ranks_here) + devices - 1) / devices);
-#endif
+  // Slurm shows each rank one GPU, all with the number 0, so GPUs are told apart by their UUIDs.
+  const std::vector<std::string> gpus = all_gather(host + device_uuid(), ranks_);
+  share_device(static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_])));
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
   peers_before_ = std::exchange(peers_now, this);

@@ -307,6 +307,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   cudaMemGetInfo(&free, &total);
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   *properties = {.name = {},
+                 .uuid = {},
                  .totalGlobalMem = total,
                  .sharedMemPerBlock = kDefaultSharedBytes,
                  .sharedMemPerBlockOptin = kMaxSharedBytes,
@@ -318,6 +319,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                  .minor = 0,
                  .multiProcessorCount = cores};
   std::snprintf(properties->name, sizeof properties->name, "CPU (%d cores)", cores);
+  const char* const uuid = std::getenv("CUDA_CPU_UUID");
+  const std::string unique = uuid != nullptr ? uuid : std::to_string(getpid()) + "/" + std::to_string(device);
+  unique.copy(properties->uuid.bytes, sizeof properties->uuid.bytes);
   return cudaSuccess;
 }
 

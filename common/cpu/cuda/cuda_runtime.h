@@ -90,8 +90,13 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 
+struct cudaUUID_t {
+  char bytes[16];
+};
+
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;           // of the process and the device, or CUDA_CPU_UUID
   size_t totalGlobalMem;     // bytes
   size_t sharedMemPerBlock;  // bytes
   size_t sharedMemPerBlockOptin;
