@@ -124,6 +124,12 @@ __device__ T lane_sum(T value, int lanes = 32) {
   return value;
 }
 
+// The largest value of the lanes of a warp, likewise.
+inline __device__ float lane_max(float value) {
+  for (int bit = 16; bit > 0; bit /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, bit));
+  return value;
+}
+
 // Waits for all lanes of one warp, or of one part of it. After it each lane sees what the others wrote
 // before.
 inline __device__ void lane_barrier(int lanes = 32) {
@@ -171,6 +177,7 @@ template <class T>
 T lane_sum(T value, [[maybe_unused]] int lanes = 32) {
   return value;
 }
+inline float lane_max(float value) { return value; }
 inline void lane_barrier([[maybe_unused]] int lanes = 32) {}
 
 template <class T>

@@ -3,6 +3,7 @@
 
 #include "device/kernel.h"
 #include "kernels/fp8.h"
+#include "kernels/pack.h"
 
 namespace pentatron {
 
@@ -53,57 +54,66 @@ struct Square {
   __device__ int64_t scale_of_row(int i) const { return tile_column * rows + first_row + i; }
 };
 
-// A block's codes begin a row every 132 bytes, so that threads that write beside each other, each in a row of
-// its own, use different banks of the shared memory.
-constexpr int row_of_codes = fp8_tile + 4;
+// A block's part of x begins a row every 65 words of the shared memory, so that the lanes of a warp, which
+// read neighbours of a row or of a column, use different banks.
+constexpr int row_of_square = fp8_tile + 2;
 
-template <Fp8Tile tile, Fp8Format format>
+// The square as it lies in x is read by packs, half a warp a row. Then a warp has a row of the result, which
+// is a column of the square if x is transposed.
+template <Fp8Tile tile, Fp8Format format, int width>
 __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
                                 Transpose transpose, const accum* __restrict__ largest_parts, Fp8Matrix out) {
+  constexpr int lanes = fp8_tile / 8;
   const Square square(rows, columns, transpose);
-  const auto largest_of_row = [&](int i) {
-    float largest = 0;
-    for (int j = 0; j < square.width; ++j) largest = fmaxf(largest, fabsf(float(x[square.of(i, j)])));
-    return largest;
-  };
+  const bool transposed = square.transposed;
+  real* const values = block_memory<real>();
   float largest = 0;
-  if (tile == Fp8Tile::square)
-    for (int i : block_range(square.height)) largest = fmaxf(largest, largest_of_row(i));
+  for (int i : warp_range(transposed ? square.width : square.height, lanes)) {
+    for (int j : lane_range(transposed ? square.height : square.width, width, lanes)) {
+      const Pack<width> pack = load<width>(x + (transposed ? square.of(j, i) : square.of(i, j)));
+      for (int e = 0; e < width; ++e) largest = fmaxf(largest, fabsf(float(pack[e])));
+      constexpr int part = std::min(2, width);
+      for (int e = 0; e < width; e += part) {
+        Pack<part> word;
+        for (int k = 0; k < part; ++k) word[k] = pack[e + k];
+        store(values + i * row_of_square + j + e, word);
+      }
+    }
+  }
   if (tile == Fp8Tile::all)
     for (int i : block_range(fp8_parts)) largest = fmaxf(largest, float(largest_parts[i]));
-  if (tile != Fp8Tile::row)
+  if (tile == Fp8Tile::row) {
+    __syncthreads();
+  } else {
     largest = block_reduce(largest, 0.0f, [](float a, float b) { return fmaxf(a, b); });
-
-  __nv_fp8_storage_t* const codes = block_memory<__nv_fp8_storage_t>();
-  float* const scales = reinterpret_cast<float*>(codes + fp8_tile * row_of_codes);  // of the rows
-  for (int i : block_range(square.height)) {
-    if (tile == Fp8Tile::row) largest = largest_of_row(i);
-    const float scale = scale_of<format>(largest), inverse = 1 / scale;  // exact: a power of two
-    for (int j = 0; j < square.width; ++j)
-      codes[i * row_of_codes + j] =
-          __nv_cvt_float_to_fp8(float(x[square.of(i, j)]) * inverse, __NV_SATFINITE, interpretation<format>);
-    scales[i] = scale;
   }
-  __syncthreads();
+
+  const int64_t padded = (square.tiles_of_row + 3) / 4 * 4;
   for (int i : warp_range(square.height)) {
+    const real* const row = values + (transposed ? i : i * row_of_square);
+    const int step = transposed ? row_of_square : 1;
+    if (tile == Fp8Tile::row) {
+      largest = 0;
+      for (int j : lane_range(square.width)) largest = fmaxf(largest, fabsf(float(row[j * step])));
+      largest = lane_max(largest);
+    }
+    const float scale = scale_of<format>(largest), inverse = 1 / scale;  // exact: a power of two
     for (int j : lane_range(square.width)) {
-      const __nv_fp8_storage_t code = codes[i * row_of_codes + j];
+      const __nv_fp8_storage_t code =
+          __nv_cvt_float_to_fp8(float(row[j * step]) * inverse, __NV_SATFINITE, interpretation<format>);
       if (out.values) {
-        out.values[square.at(i, j)] = worth<format>(code, scales[i]);
+        out.values[square.at(i, j)] = worth<format>(code, scale);
       } else {
         out.codes[square.at(i, j)] = code;
       }
     }
+    const bool has_scale =
+        !out.values && (tile == Fp8Tile::row || (i == 0 && (tile == Fp8Tile::square || blockIdx.x == 0)));
+    for ([[maybe_unused]] int once : lane_range(has_scale ? 1 : 0))
+      out.scales[tile == Fp8Tile::row      ? square.scale_of_row(i)
+                 : tile == Fp8Tile::square ? square.tile_row * padded + square.tile_column
+                                           : 0] = scale;
   }
-  if (out.values) return;
-  const int64_t padded = (square.tiles_of_row + 3) / 4 * 4;
-  const int written = tile == Fp8Tile::row                         ? square.height
-                      : tile == Fp8Tile::square || blockIdx.x == 0 ? 1
-                                                                   : 0;
-  for (int i : block_range(written))
-    out.scales[tile == Fp8Tile::row      ? square.scale_of_row(i)
-               : tile == Fp8Tile::square ? square.tile_row * padded + square.tile_column
-                                         : 0] = scales[i];
 }
 
 __global__ void dequantise_kernel(const __nv_fp8_storage_t* __restrict__ codes,
@@ -120,11 +130,15 @@ __global__ void dequantise_kernel(const __nv_fp8_storage_t* __restrict__ codes,
   }
 }
 
-template <Fp8Format format>
+template <Fp8Format format, int width>
 auto kernel_of(Fp8Tile tile) {
-  return tile == Fp8Tile::row      ? quantise_kernel<Fp8Tile::row, format>
-         : tile == Fp8Tile::square ? quantise_kernel<Fp8Tile::square, format>
-                                   : quantise_kernel<Fp8Tile::all, format>;
+  return tile == Fp8Tile::row      ? quantise_kernel<Fp8Tile::row, format, width>
+         : tile == Fp8Tile::square ? quantise_kernel<Fp8Tile::square, format, width>
+                                   : quantise_kernel<Fp8Tile::all, format, width>;
+}
+template <Fp8Format format>
+auto kernel_of(Fp8Tile tile, int width) {
+  return width == 1 ? kernel_of<format, 1>(tile) : kernel_of<format, pack_width>(tile);
 }
 
 __global__ void largest_kernel(const real* __restrict__ x, size_t size, accum* __restrict__ largest_parts) {
@@ -147,10 +161,11 @@ void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8
   const auto [rows, columns] =
       transpose == Transpose::yes ? std::pair(x.columns, x.rows) : std::pair(x.rows, x.columns);
   const double codes = 1.0 * x.size();  // bytes, as a GPU would write them; their scales are few
-  launch_with_memory(
-      format == Fp8Format::e4m3 ? kernel_of<Fp8Format::e4m3>(tile) : kernel_of<Fp8Format::e5m2>(tile),
-      squares(rows, columns), fp8_tile * (row_of_codes + sizeof(float)), moves(x.bytes() + codes), stream,
-      x.data, rows, columns, transpose, largest, out);
+  const int width = width_for(x.columns, x.data);
+  launch_with_memory(format == Fp8Format::e4m3 ? kernel_of<Fp8Format::e4m3>(tile, width)
+                                               : kernel_of<Fp8Format::e5m2>(tile, width),
+                     squares(rows, columns), fp8_tile * row_of_square * sizeof(real),
+                     moves(x.bytes() + codes), stream, x.data, rows, columns, transpose, largest, out);
 }
 
 void dequantise(const __nv_fp8_storage_t* codes, const float* scales, Transpose transpose, Tensor out,
