@@ -36,11 +36,7 @@ class Simulator {
   // `costs`: [stages], or one for all. `streams`: each rank's streams for messages. 4, or 2 (one for each
   // direction of travel), or 1 for all. Throws ScheduleError.
   Simulator(const Schedule& schedule, std::vector<Costs> costs, int streams = message_streams)
-      : s_(schedule),
-        valid_(schedule),
-        costs_(std::move(costs)),
-        streams_(schedule.grouped_messages ? 1 : streams),
-        ranks_(schedule.p) {}
+      : s_(schedule), costs_(std::move(costs)), streams_(schedule.grouped_messages ? 1 : streams) {}
 
   // Throws ScheduleError.
   Simulation run() {
@@ -221,10 +217,10 @@ class Simulator {
   }
 
   const Schedule& s_;
-  const ValidSchedule valid_;
+  const ValidSchedule valid_ = ValidSchedule(s_);
   const std::vector<Costs> costs_;
   const int streams_;
-  std::vector<Rank> ranks_;
+  std::vector<Rank> ranks_ = std::vector<Rank>(s_.p);
 };
 
 // Plays the schedule with these costs. Throws ScheduleError if it cannot run.
