@@ -137,7 +137,6 @@ class Pipeline {
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
       : rank_(std::find(line.begin(), line.end(), world.rank()) - line.begin()),
         schedule_(checked(schedule)),
-        list_(schedule_.ranks[rank_]),
         model_(model),
         compute_(compute),
         chunks_(make_chunks(ranges)),
@@ -323,7 +322,7 @@ class Pipeline {
 
   const int rank_;  // of the pipeline
   const Schedule schedule_;
-  const Instructions& list_;
+  const Instructions& list_ = schedule_.ranks[rank_];
   Transformer& model_;
   cudaStream_t compute_;
   DeviceArena memory_{Purpose::activations};

@@ -126,11 +126,10 @@ class CostModel : public DataCost {
   }
 
   double message(int stage) const {
-    if (shape_.pp == 1) return 0;
-    const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
     if (stage + 1 == schedule_.stages()) return 0;
     const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
     if (from == to) return 0;
+    const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
     return network_.between(line[from], line[to]).seconds(r * outside_ * c_.d) + style_.message_seconds;
   }
 

@@ -71,8 +71,7 @@ Request parse(int argc, char** argv) {
                      "ring, the only one whose time a plan knows");
   }
   const int size = request.base.model.head_size();
-  const bool chosen =
-      std::find(request.model.begin(), request.model.end(), "--attention") != request.model.end();
+  const bool chosen = std::ranges::count(request.model, "--attention") > 0;
   if (!chosen && (size == 64 || size == 128)) request.base.attention = Attention::tensor_core;
   request.gpu = load_profile(request.base.gpu.empty() ? "h100" : request.base.gpu);
   if (request.gpus_per_node > 0) request.gpu.gpus_per_node = request.gpus_per_node;
