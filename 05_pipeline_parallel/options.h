@@ -9,15 +9,8 @@
 
 namespace pentatron {
 
-// The order in which pipeline ranks take their micro-batches.
-//   afab         all forward, then all backward
-//   one_f_one_b  one forward, one backward
-//   interleaved  one forward, one backward, with several model chunks on a rank
-//   zb_h1        one forward, one backward, with weight gradients put off to fill the bubble
-//   zb_v         the same with two chunks on a rank, the second ones in reverse order
-//   dualpipe     two copies of the model, one in reverse order; micro-batches enter at both ends
-//   dualpipe_v   two chunks as in zb_v; a forward of one beside a backward of the other
-//   from_file    any order, which a file says
+// The order in which pipeline ranks take their micro-batches: that of a paper (orders.h), or any one, which a
+// file says.
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe, dualpipe_v, from_file };
 inline const Names<PpSchedule> pp_schedule_names = {{"afab", PpSchedule::afab},
                                                     {"1f1b", PpSchedule::one_f_one_b},

@@ -76,27 +76,25 @@ inline std::vector<Instructions> zb_by_costs(int p, int m, const Costs& costs, i
     Instructions list;
     int forwards = 0, input_gradients = 0, weight_gradients = 0;  // in the list
     double time = 0;
-    std::vector<double> activation, gradient;  // [micro-batches]: when they come
+    std::vector<double> activation, gradient;  // [micro-batches + 1]: when they come; the last never does
   };
   std::vector<Rank> ranks(p);
-  for (Rank& r : ranks) r.activation = r.gradient = std::vector(m, never);
-  ranks[0].activation.assign(m, 0);
+  for (Rank& r : ranks) r.activation = r.gradient = std::vector(m + 1, never);
+  std::fill_n(ranks[0].activation.begin(), m, 0);
   for (int left = 3 * m * p; left > 0; --left) {
     double begin = never;
     Instruction next = {};
     int rank = 0;
-    const auto propose = [&](int k, bool possible, Action action, int i, const std::vector<double>* needs) {
-      if (!possible) return;
-      const double time = needs == nullptr ? ranks[k].time : std::max(ranks[k].time, (*needs)[i]);
+    const auto propose = [&](int k, Action action, int i, double needed_at) {
+      const double time = std::max(ranks[k].time, needed_at);
       if (time < begin) begin = time, rank = k, next = {action, i, 0};
     };
     for (int k = 0; k < p; ++k) {
       const Rank& r = ranks[k];
       const bool has_room = r.forwards - r.weight_gradients < most;
-      propose(k, r.input_gradients < m, Action::input_gradient, r.input_gradients, &r.gradient);
-      propose(k, r.forwards < m && has_room, Action::forward, r.forwards, &r.activation);
-      propose(k, r.weight_gradients < r.input_gradients, Action::weight_gradient, r.weight_gradients,
-              nullptr);
+      propose(k, Action::input_gradient, r.input_gradients, r.gradient[r.input_gradients]);
+      if (has_room) propose(k, Action::forward, r.forwards, r.activation[r.forwards]);
+      if (r.weight_gradients < r.input_gradients) propose(k, Action::weight_gradient, r.weight_gradients, 0);
     }
     Rank& r = ranks[rank];
     r.list.push_back(next);
@@ -117,35 +115,33 @@ inline std::vector<Instructions> zb_by_costs(int p, int m, const Costs& costs, i
   return lists;
 }
 
-// A list that grows, of a rank with two chunks, each for m micro-batches. Each instruction takes the next
-// micro-batch of its action and chunk; where none is left, nothing is added.
+// A list that grows, of a rank with two chunks, each for m micro-batches. A letter is an instruction, as in
+// the pictures: F forward, B input gradient, W weight gradient, and small ones for chunk 1. It takes the next
+// micro-batch of its action and chunk; where none is left, nothing is added. L is a late weight gradient, of
+// the chunk that has more of them to make.
 class GrowingList {
  public:
-  explicit GrowingList(int m) : m_(m) {}
-  int left(Action action, int chunk) const { return m_ - next_[static_cast<int>(action)][chunk]; }
-  void add(Action action, int chunk) {
-    if (left(action, chunk) == 0) return;
-    list_.push_back({action, next_[static_cast<int>(action)][chunk]++, chunk});
-  }
-  void forward(int chunk) { add(Action::forward, chunk); }
-  void backward(int chunk) {
-    add(Action::input_gradient, chunk);
-    add(Action::weight_gradient, chunk);
-  }
-  void input_gradient(int chunk) { add(Action::input_gradient, chunk); }  // the weight gradient comes later
-  // Of the chunk that has more of them to make.
-  void late_weight_gradient() {
-    const auto late = [&](int chunk) {
-      return left(Action::weight_gradient, chunk) - left(Action::input_gradient, chunk);
-    };
-    add(Action::weight_gradient, late(1) >= late(0) ? 1 : 0);
+  explicit GrowingList(int m) : m_(m) { left_.fill(m); }
+  int left(char letter) const { return left_[letters_.find(letter)]; }
+  void add(int times, std::string_view letters) {
+    for (int i = 0; i < times; ++i) {
+      for (const char letter : letters) add(letter);
+    }
   }
   const Instructions& list() const { return list_; }
 
  private:
-  int m_;
+  void add(char letter) {
+    if (letter == 'L') letter = left('w') - left('b') >= left('W') - left('B') ? 'w' : 'W';
+    constexpr Action actions[] = {Action::forward, Action::input_gradient, Action::weight_gradient};
+    const int n = static_cast<int>(letters_.find(letter));
+    if (left_[n] > 0) list_.push_back({actions[n % 3], m_ - left_[n]--, n / 3});
+  }
+
+  static constexpr std::string_view letters_ = "FBWfbw";
+  const int m_;
+  std::array<int, 6> left_;  // [letters]: micro-batches
   Instructions list_;
-  std::array<std::array<int, 2>, 4> next_ = {};  // [actions][chunks]: micro-batch
 };
 
 // Two chunks in a V: the last rank begins chunk 1 without a message, and rank 0 has the loss. If T_F = T_B =
@@ -153,68 +149,32 @@ class GrowingList {
 // in 1f1b. With fewer than 2p - 1 micro-batches the bubble is larger.
 inline Instructions zb_v(int p, int m, int k) {
   GrowingList o(m);
-  for (int i = 0; i < 2 * (p - k) - 1; ++i) o.forward(0);  // until the first micro-batch is back here
-  for (int i = 0; i < k; ++i) {
-    o.forward(1);
-    o.forward(0);
-  }
-  for (int i = 0; i < p - k; ++i) {  // until the first gradient is back
-    o.forward(1);
-    o.backward(1);
-  }
-  while (o.left(Action::forward, 1) > 0) {
-    o.forward(0);
-    o.backward(0);
-    o.forward(1);
-    o.backward(1);
-  }
-  for (int i = 0; i < k; ++i) {  // the ranks before wait for these
-    o.input_gradient(1);
-    o.input_gradient(0);
-  }
-  while (o.left(Action::input_gradient, 0) > 0) {
-    o.input_gradient(0);
-    o.add(Action::weight_gradient, 0);
-  }
-  while (o.left(Action::weight_gradient, 0) + o.left(Action::weight_gradient, 1) > 0)
-    o.late_weight_gradient();
+  o.add(2 * (p - k) - 1, "F");  // until the first micro-batch is back here
+  o.add(k, "fF");
+  o.add(p - k, "fbw");  // until the first gradient is back
+  o.add(o.left('f'), "FBWfbw");
+  o.add(k, "bB");  // the ranks before wait for these
+  o.add(o.left('B'), "BW");
+  o.add(o.left('W') + o.left('w'), "L");
   return o.list();
 }
 
 // The steady state is pairs of a forward in one chunk and a backward in the other. DeepSeek-V3 runs a pair at
 // once, so that the messages of one hide behind the products of the other. Here they run one after
-// the other. A rank keeps half a micro-batch more than zb-v. The eight loops are the published steps; full
+// the other. A rank keeps half a micro-batch more than zb-v. The eight steps are the published ones; full
 // from m >= 2p on.
 inline Instructions dualpipe_v(int p, int m, int k) {
   GrowingList o(m);
   const int behind = p - k - 1;
-  for (int i = 0; i < 2 * behind; ++i) o.forward(0);
-  for (int i = 0; i <= k; ++i) {
-    o.forward(0);
-    o.forward(1);
-  }
-  for (int i = 0; i < behind; ++i) {
-    o.backward(1);
-    o.forward(1);
-  }
-  for (int i = 0; i <= m - 2 * p + k; ++i) {
-    o.forward(0);
-    o.backward(1);
-    o.forward(1);
-    o.backward(0);
-  }
-  for (int i = 0; i < behind; ++i) {
-    o.backward(1);
-    o.forward(1);
-    o.backward(0);
-  }
-  for (int i = 0; i <= k; ++i) o.backward(1 - i % 2);
-  for (int i = k + 1; i <= 2 * k + 1; ++i) o.input_gradient(1 - i % 2);
-  for (int i = 0; i < behind; ++i) {
-    o.late_weight_gradient();
-    o.input_gradient(0);
-  }
-  for (int i = 0; i <= k; ++i) o.late_weight_gradient();
+  o.add(2 * behind, "F");
+  o.add(k + 1, "Ff");
+  o.add(behind, "bwf");
+  o.add(m - 2 * p + k + 1, "FbwfBW");
+  o.add(behind, "bwfBW");
+  for (int i = 0; i <= k; ++i) o.add(1, i % 2 == 0 ? "bw" : "BW");
+  for (int i = k + 1; i <= 2 * k + 1; ++i) o.add(1, i % 2 == 0 ? "b" : "B");
+  o.add(behind, "LB");
+  o.add(k + 1, "L");
   return o.list();
 }
 
@@ -249,9 +209,7 @@ inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
                 .p = p,
                 .m = m,
                 .v = v,
-                .places = is_dual ? both_ways(p)
-                          : is_v  ? v_shaped(p)
-                                  : looped(p, v),
+                .places = is_v || is_dual ? v_shaped(p) : looped(p, v),
                 .ranks = {},
                 .copies = is_dual ? 2 : 1};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));

@@ -137,7 +137,6 @@ class Pipeline {
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
       : rank_(std::find(line.begin(), line.end(), world.rank()) - line.begin()),
         schedule_(checked(schedule)),
-        list_(schedule_.ranks[rank_]),
         model_(model),
         compute_(compute),
         chunks_(make_chunks(ranges)),
@@ -221,17 +220,15 @@ class Pipeline {
   }
 
   void compute(const Instruction& i, const Batch& batch, StepTotals* totals) {
-    switch (i.action) {
-      case Action::forward:
-        compute_forward(i, batch);
-        if (totals && flight(i).activations->range.head) totals->add_loss(flight(i).activations->loss);
-        return;
-      case Action::backward:
-      case Action::input_gradient:
-        return compute_backward(i, batch);
-      default:
-        model_.backward_weights(*flight(i).activations);
-        flight(i).weight_gradients_made.record(compute_);
+    Activations& a = *flight(i).activations;
+    if (i.action == Action::forward) {
+      compute_forward(i, batch);
+      if (totals && a.range.head) totals->add_loss(a.loss);
+    } else if (i.action == Action::weight_gradient) {
+      model_.backward_weights(a);
+      flight(i).weight_gradients_made.record(compute_);
+    } else {
+      compute_backward(i, batch);
     }
   }
 
@@ -325,7 +322,7 @@ class Pipeline {
 
   const int rank_;  // of the pipeline
   const Schedule schedule_;
-  const Instructions& list_;
+  const Instructions& list_ = schedule_.ranks[rank_];
   Transformer& model_;
   cudaStream_t compute_;
   DeviceArena memory_{Purpose::activations};
@@ -333,9 +330,9 @@ class Pipeline {
   Edges edges_;
 };
 
-// For the memory prediction: `share` with this rank's chunks, their flights and their input buffers.
-inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::vector<LayerRange>& chunks,
-                                RankShare share = {}) {
+// For the memory prediction: this rank's chunks, their flights and their input buffers.
+inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::vector<LayerRange>& chunks) {
+  RankShare share;
   const Instructions& list = schedule.ranks[rank];
   for (int c = 0; c < std::ssize(chunks); ++c) {
     share.parts.push_back({chunks[c], peak_in_flight(list, c).until_weight_gradient,

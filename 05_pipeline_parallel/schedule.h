@@ -48,15 +48,13 @@ inline Placement looped(int p, int v) {
   return places;
 }
 // Rank k holds the stages k and 2p - 1 - k. So rank 0 has both ends of the model, and the last rank hands
-// the middle over to itself.
+// the middle over to itself. With two copies of the model (dualpipe), these places are those of stage k of
+// the first and stage p - 1 - k of the second.
 inline Placement v_shaped(int p) {
   Placement places = looped(p, 1);
   for (int rank = p - 1; rank >= 0; --rank) places.push_back({rank, 1});
   return places;
 }
-// With two copies of the model the same places are those of stage k of the first and stage p - 1 - k of the
-// second.
-inline Placement both_ways(int p) { return v_shaped(p); }
 
 inline bool is_v_shaped(PpSchedule kind) {
   return kind == PpSchedule::zb_v || kind == PpSchedule::dualpipe_v;
@@ -276,12 +274,6 @@ inline int last_micro_batch(const Instructions& list, int chunk) {
     return i.chunk == chunk && !is_message(i.action);
   });
   return last->micro_batch;
-}
-
-// Messages that a rank sends in a step. Each has micro-batch size x sequence x d_model elements.
-inline int messages_sent(const Instructions& list) {
-  return static_cast<int>(
-      std::count_if(list.begin(), list.end(), [](const Instruction& i) { return is_send(i.action); }));
 }
 
 // Returns `first`, [stages + 1]: stage s gets the layers [first[s], first[s + 1]). The most expensive stage

@@ -39,13 +39,7 @@ class ExpertExchange {
   // `experts`: the ranks that share out the experts. `tensor`: those that split each expert, or null.
   ExpertExchange(const ExpertOptions& options, Communicator& experts, Communicator* tensor,
                  cudaStream_t compute)
-      : options_(options),
-        own_(options.model.experts / experts.ranks()),
-        experts_(experts),
-        tensor_(tensor),
-        shares_(tensor && options.dispatch == Dispatch::once ? tensor->ranks() : 1),
-        share_(shares_ > 1 ? tensor->rank() : 0),
-        compute_(compute) {}
+      : options_(options), experts_(experts), tensor_(tensor), compute_(compute) {}
 
   // With one rank nothing travels, and the two orders are one.
   bool one_rank() const { return experts_.ranks() == 1; }
@@ -176,11 +170,13 @@ class ExpertExchange {
   }
 
   const ExpertOptions& options_;
-  const int own_;  // experts of this rank
   Communicator& experts_;
   Communicator* tensor_;
-  const int shares_, share_;  // tensor ranks that share the rows out, and which of them this is
   cudaStream_t compute_;
+  const int own_ = options_.model.experts / experts_.ranks();  // experts of this rank
+  // Tensor ranks that share the rows out, and which of them this is.
+  const int shares_ = tensor_ && options_.dispatch == Dispatch::once ? tensor_->ranks() : 1;
+  const int share_ = shares_ > 1 ? tensor_->rank() : 0;
 };
 
 }  // namespace pentatron

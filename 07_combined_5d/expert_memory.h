@@ -9,7 +9,8 @@
 
 namespace pentatron {
 
-// Copies that an expert takes of a micro-batch of `rows` tokens: options.drop_tokens even shares.
+// Copies that an expert takes of a micro-batch of `rows` tokens: options.drop_tokens even shares (Fedus et
+// al., "Switch", 2021), or all (Gale et al., "MegaBlocks", 2022).
 inline int64_t expert_capacity(const ExpertOptions& options, int64_t rows) {
   if (options.drop_tokens == 0) return rows;
   const double even = static_cast<double>(rows * options.model.top_k) / options.model.experts;

@@ -1,33 +1,25 @@
 // Expert parallelism. Some layers have E MLPs, the experts, in place of one. A router chooses top_k experts
-// for each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). No token is dropped (Gale et al.,
-// "MegaBlocks", 2022), unless experts have a capacity (Fedus et al., "Switch", 2021). Each of n ranks holds E
-// / n experts. Tokens travel to their experts and back:
+// for each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). Each of n ranks holds E / n
+// experts. Tokens travel to their experts and back:
 //
 //   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
 //   backward   weigh the gradient   dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
 //
-// The n ranks have different tokens, and an expert computes the tokens of all n. So its gradient is summed
-// over the ranks that hold the same expert, 1 / n of all. Experts are therefore a parameter group of their
-// own. Tensor ranks split each expert as they split a dense MLP. The router lies inside the tensor region:
-// all tensor ranks choose the same experts, and each computes a part of the router's gradient.
+// An expert computes the tokens of all n ranks, so its gradient is summed over the ranks that hold the same
+// expert, 1 / n of all. Experts are therefore a parameter group of their own. Tensor ranks split each expert
+// as a dense MLP, and choose alike.
 //
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
 // rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the
 // experts compute the rows of one while those of others are on their way.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "expert_exchange.h"
 #include "expert_memory.h"
-#include "kernels/expert_kernels.h"
-#include "model/seams.h"
-#include "options.h"
 #include "program/log.h"
 #include "router.h"
 
@@ -61,14 +53,9 @@ class ExpertParallel : public FeedForward {
                  Communicator* tokens = nullptr, Communicator* tensor = nullptr)
       : options_(options),
         rows_(int64_t{options.micro_batch_size} * options.sequence_length / (tokens ? tokens->ranks() : 1)),
-        copies_(rows_ * options.model.top_k),
-        buffer_rows_(options.model.experts > 0 ? expert_buffer_rows(options, rows_) : 0),
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
-        own_(options.model.experts / experts.ranks()),
-        chunks_(options.expert_chunks),
-        router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
-        shared_("mlp.shared_experts.", options.model.shared_experts),
         experts_(experts),
+        router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
         exchange_(options_, experts, tensor, compute),
         compute_(compute) {
     if (options_.model.experts == 0) return;
@@ -347,15 +334,15 @@ class ExpertParallel : public FeedForward {
   }
 
   const ExpertOptions options_;
-  const int64_t rows_, copies_;
-  const int64_t buffer_rows_;  // for dispatched rows
-  const int64_t f_;            // columns of this rank's part of an expert
-  const int own_;              // experts of this rank
-  const int chunks_;           // of a micro-batch
-  Router router_;
-  FeedForward shared_;
-  TensorRegion inside_;  // what the shared experts see: their input is entered already
+  const int64_t rows_, f_;  // f: columns of this rank's part of an expert
+  const int64_t copies_ = rows_ * options_.model.top_k;
+  const int64_t buffer_rows_ = options_.model.experts > 0 ? expert_buffer_rows(options_, rows_) : 0;
   Communicator& experts_;
+  const int own_ = options_.model.experts / experts_.ranks();  // experts of this rank
+  const int chunks_ = options_.expert_chunks;                  // of a micro-batch
+  Router router_;
+  FeedForward shared_{"mlp.shared_experts.", options_.model.shared_experts};
+  TensorRegion inside_;  // what the shared experts see: their input is entered already
   ExpertExchange exchange_;
   cudaStream_t compute_;
   std::vector<std::vector<int64_t>> loads_;  // [layers, experts]

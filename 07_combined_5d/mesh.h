@@ -83,36 +83,33 @@ inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
                      options.dp, std::max(options.pp, 1),
                      options.ep, options.pp_schedule == PpSchedule::dualpipe ? 2 : 1};
   // In double, because a product of degrees may be too large for an int.
-  const auto product = [](std::initializer_list<int> degrees) {
+  const auto product = [](const std::vector<int>& degrees) {
     return std::accumulate(degrees.begin(), degrees.end(), 1.0, std::multiplies<double>());
   };
-  const auto times = [&](std::initializer_list<int> degrees) {
+  const auto times = [&](const std::vector<int>& degrees) {
     std::ostringstream text;
     for (const int degree : degrees) text << (text.tellp() > 0 ? " x " : "") << degree;
     text << " = " << std::fixed << std::setprecision(0) << product(degrees);
     return text.str();
   };
+  const auto check = [&](bool valid, const char* axes, const std::vector<int>& degrees,
+                         const std::string& expected) {
+    if (!valid) throw UsageError(axes, times(degrees), expected);
+  };
+  const char* const all_axes = "--tp x --cp x --dp x --pp";
   if (options.show_mesh || options.show_schedule) {
-    constexpr int most_drawn = 4096;
-    const std::initializer_list<int> degrees = {shape.tp, shape.cp, std::max(shape.dp, 1), shape.pp};
-    if (product(degrees) > most_drawn) {
-      throw UsageError("--tp x --cp x --dp x --pp", times(degrees),
-                       "at most " + std::to_string(most_drawn) + " ranks in a picture");
-    }
+    const std::vector<int> degrees = {shape.tp, shape.cp, std::max(shape.dp, 1), shape.pp};
+    check(product(degrees) <= 4096, all_axes, degrees, "at most 4096 ranks in a picture");
     ranks = static_cast<int>(product(degrees));
   }
   if (shape.dp == 0) {
-    const double others = product({shape.tp, shape.cp, shape.pp});
-    if (std::fmod(ranks, others) != 0) {
-      throw UsageError("--tp x --cp x --pp", times({shape.tp, shape.cp, shape.pp}),
-                       "a divisor of the number of ranks, " + std::to_string(ranks));
-    }
-    shape.dp = static_cast<int>(ranks / others);
+    const std::vector<int> others = {shape.tp, shape.cp, shape.pp};
+    check(std::fmod(ranks, product(others)) == 0, "--tp x --cp x --pp", others,
+          "a divisor of the number of ranks, " + std::to_string(ranks));
+    shape.dp = static_cast<int>(ranks / product(others));
   }
-  if (product({shape.tp, shape.cp, shape.dp, shape.pp}) != ranks) {
-    throw UsageError("--tp x --cp x --dp x --pp", times({shape.tp, shape.cp, shape.dp, shape.pp}),
-                     "the number of ranks, " + std::to_string(ranks));
-  }
+  const std::vector<int> degrees = {shape.tp, shape.cp, shape.dp, shape.pp};
+  check(product(degrees) == ranks, all_axes, degrees, "the number of ranks, " + std::to_string(ranks));
   if (shape.dp * shape.cp % shape.ep != 0) {
     throw UsageError("--ep", std::to_string(shape.ep),
                      "a divisor of --dp x --cp, " + times({shape.dp, shape.cp}));

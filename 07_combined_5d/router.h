@@ -88,7 +88,7 @@ class Router {
   // f fixed, the loss is a sum over rows.
   void balance(const Batch& batch, bool recomputing, const Choice& a) {
     if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
-    const double copies_of_micro_batch = static_cast<double>(tokens_of_micro_batch() * options_.model.top_k);
+    const double copies_of_micro_batch = tokens_of_micro_batch() * options_.model.top_k;
     count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
     if (options_.model.balance != Balance::loss) return;
     if (tokens_ && tokens_->ranks() > 1) {
@@ -128,23 +128,20 @@ class Router {
                     {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
   }
 
-  int64_t tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
+  double tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
 
   // The factor of f in the gradient of each probability, and of f times the probability in the loss. Only the
   // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
   double balance_scale(const Batch& batch) const {
     if (!first_tensor_rank_) return 0;
     if (options_.model.balance != Balance::loss) return 0;
-    return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches /
-           static_cast<double>(tokens_of_micro_batch());
+    return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches / tokens_of_micro_batch();
   }
 
   // The same of the squares of lse, in the mean over all tokens (Zoph et al., "ST-MoE", 2022): it keeps the
   // logits small.
   double z_scale(const Batch& batch) const {
-    return first_tensor_rank_
-               ? options_.z_loss * batch.inverse_micro_batches / static_cast<double>(tokens_of_micro_batch())
-               : 0;
+    return first_tensor_rank_ ? options_.z_loss * batch.inverse_micro_batches / tokens_of_micro_batch() : 0;
   }
 
   const ExpertOptions& options_;

@@ -143,7 +143,6 @@ TEST_CASE("05: messages: sent at once, received one compute instruction ahead", 
   CHECK(words(s, 0, true) == "F0 SA0 F1 SA1 RG0 F2 SA2 RG1 B0 RG2 B1 B2");
   CHECK(words(s, 1, true) == "RA0 RA1 F0 SA0 RG0 F1 SA1 RA2 B0 SG0 RG1 F2 SA2 RG2 B1 SG1 B2 SG2");
   CHECK(words(s, 2, true) == "RA0 F0 RA1 B0 SG0 F1 RA2 B1 SG1 F2 B2 SG2");
-  CHECK(messages_sent(s.ranks[1]) == 6);
 
   const Schedule one =
       make_schedule(PpSchedule::zb_h1, 2, 1, 1);  // the gradient not ahead of its own forward
@@ -155,7 +154,8 @@ TEST_CASE("05: messages: sent at once, received one compute instruction ahead", 
         "F0.0 SA0.0 RA0.1 F1.0 SA1.0 RA1.1 F0.1 SA0.1 RG0.1 F1.1 SA1.1 RG1.1 B0.1 SG0.1 RG0.0 B1.1 SG1.1 "
         "RG1.0 B0.0 B1.0");
   for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::interleaved, PpSchedule::zb_h1}) {
-    CHECK(messages_sent(make_schedule(kind, 1, 4, kind == PpSchedule::interleaved ? 3 : 1).ranks[0]) == 0);
+    const Schedule alone = make_schedule(kind, 1, 4, kind == PpSchedule::interleaved ? 3 : 1);
+    CHECK(words(alone, 0, true) == words(alone, 0));
   }
 }
 

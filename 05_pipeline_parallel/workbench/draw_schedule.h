@@ -149,7 +149,7 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
 // most on a rank, of all its layers (so two chunks of half of them are one).
 inline std::string compare_schedules(const PipelineOptions& options, int m) {
   std::ostringstream text;
-  text << std::setw(13) << std::left << "" << std::right << "    time  bubble  of the work  in flight\n";
+  text << std::string(13, ' ') << "    time  bubble  of the work  in flight\n";
   const auto add = [&](const PipelineOptions& o) {
     const Schedule s = make_schedule(o, o.pp, m);
     text << std::setw(13) << std::left << s.name << std::right;
@@ -165,14 +165,13 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
     }
     text << '\n';
   };
-  for (int kind = 0; kind < static_cast<int>(PpSchedule::from_file); ++kind) {
+  for (const auto& [name, kind] : pp_schedule_names) {
+    const bool interleaved = kind == PpSchedule::interleaved;
+    if (interleaved && m % options.pp != 0) continue;
+    if (kind == PpSchedule::dualpipe && (options.pp % 2 != 0 || m % 2 != 0)) continue;
     PipelineOptions o = options;
-    o.pp_schedule = static_cast<PpSchedule>(kind);
-    const bool interleaved = o.pp_schedule == PpSchedule::interleaved;
-    if (interleaved && m % o.pp != 0) continue;
-    if (o.pp_schedule == PpSchedule::dualpipe && (o.pp % 2 != 0 || m % 2 != 0)) continue;
-    const bool one = kind <= static_cast<int>(PpSchedule::one_f_one_b) || o.pp_schedule == PpSchedule::zb_h1;
-    o.vpp = one ? 1 : interleaved && options.pp_schedule == o.pp_schedule ? options.vpp : 2;
+    o.pp_schedule = kind;
+    if (!interleaved || options.pp_schedule != kind) o.vpp = chunks_of(kind);
     add(o);
   }
   if (options.pp_schedule == PpSchedule::from_file) add(options);

@@ -48,13 +48,12 @@ inline std::vector<ScheduleLine> lines_of(const std::string& name, const std::st
 
 // Sets v and the placement: each stage is on one rank, and all ranks have as many.
 inline void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
-  std::ptrdiff_t commas = -1;  // no line has stages
+  std::ptrdiff_t most = 0;  // no line has stages
   for (const ScheduleLine& line : lines) {
-    if (!line.stages.empty())
-      commas = std::max(commas, std::count(line.stages.begin(), line.stages.end(), ','));
+    if (!line.stages.empty()) most = std::max(most, 1 + std::ranges::count(line.stages, ','));
   }
-  if (commas < 0) return;
-  s.v = static_cast<int>(commas) + 1;
+  if (most == 0) return;
+  s.v = static_cast<int>(most);
   s.places.assign(s.p * s.v, {-1, -1});
   for (int rank = 0; rank < s.p; ++rank) {
     std::istringstream in(lines[rank].stages);

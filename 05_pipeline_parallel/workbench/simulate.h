@@ -10,6 +10,7 @@
 
 #include <limits>
 #include <map>
+#include <span>
 
 #include "validate.h"
 
@@ -35,15 +36,16 @@ class Simulator {
   // `costs`: [stages], or one for all. `streams`: each rank's streams for messages. 4, or 2 (one for each
   // direction of travel), or 1 for all. Throws ScheduleError.
   Simulator(const Schedule& schedule, std::vector<Costs> costs, int streams = message_streams)
-      : s_(schedule),
-        valid_(schedule),
-        costs_(std::move(costs)),
-        streams_(schedule.grouped_messages ? 1 : streams),
-        ranks_(schedule.p) {}
+      : s_(schedule), costs_(std::move(costs)), streams_(schedule.grouped_messages ? 1 : streams) {}
 
   // Throws ScheduleError.
   Simulation run() {
-    for (int rank = 0; rank < s_.p; ++rank) ranks_[rank].times.assign(s_.ranks[rank].size(), {never, never});
+    for (int rank = 0; rank < s_.p; ++rank) {
+      const Instructions& list = s_.ranks[rank];
+      ranks_[rank].times.assign(list.size(), {never, never});
+      for (size_t n = 0; n < list.size(); ++n)
+        (is_message(list[n].action) ? ranks_[rank].messages : ranks_[rank].computes).push_back(n);
+    }
     play();
     Simulation result = {};
     for (int rank = 0; rank < s_.p; ++rank) {
@@ -65,7 +67,8 @@ class Simulator {
 
   struct Rank {
     std::vector<Interval> times;                 // [instructions]; of a message in a group: its own end
-    size_t next_compute = 0, next_message = 0;   // index in the list
+    std::vector<size_t> computes, messages;      // where they are in the list
+    size_t next_compute = 0, next_message = 0;   // index in computes, in messages
     double computed = 0, started = 0;            // end of the last compute, begin of the last message
     std::map<std::pair<int, int>, size_t> last;  // message on each stream: its index; by peer and stream
   };
@@ -116,10 +119,10 @@ class Simulator {
     }
     std::string waiting;
     for (int rank = 0; rank < s_.p; ++rank) {
-      const Rank& r = ranks_[rank];
-      const size_t size = r.times.size(), index = std::min(r.next_compute, r.next_message);
-      if (index == size) continue;
-      const auto [stuck, wait] = wait_of(rank, index);
+      const std::vector<Interval>& times = ranks_[rank].times;
+      const auto first = std::ranges::find(times, never, &Interval::begin);
+      if (first == times.end()) continue;
+      const auto [stuck, wait] = wait_of(rank, first - times.begin());
       waiting += (waiting.empty() ? " " : "; ") + located(s_, rank, stuck, wait.reason);
     }
     if (!waiting.empty()) throw ScheduleError("deadlock:" + waiting);
@@ -127,39 +130,33 @@ class Simulator {
 
   bool compute_next(int rank) {
     Rank& r = ranks_[rank];
-    if (!find(rank, false, r.next_compute)) return false;
-    const Instructions& list = s_.ranks[rank];
-    const size_t first = r.next_compute, last = last_of_pair(rank, first);
+    if (r.next_compute == r.computes.size()) return false;
+    const std::span<const size_t> now(&r.computes[r.next_compute], at_once(rank));
     double begin = r.computed;
-    for (size_t n = first; n <= last; ++n) {
-      if (!is_message(list[n].action)) begin = std::max(begin, wait_of(rank, n).second.until);
-    }
+    for (const size_t n : now) begin = std::max(begin, wait_of(rank, n).second.until);
     if (begin == never) return false;
-    r.computed = begin + (last > first ? costs_[0].pair : cost(rank, list[first]));
-    for (; r.next_compute <= last; ++r.next_compute) {
-      if (!is_message(list[r.next_compute].action)) r.times[r.next_compute] = {begin, r.computed};
-    }
+    r.computed = begin + (now.size() > 1 ? costs_[0].pair : cost(rank, s_.ranks[rank][now[0]]));
+    for (const size_t n : now) r.times[n] = {begin, r.computed};
+    r.next_compute += now.size();
     return true;
   }
 
-  // With costs.pair, a forward and the backward after it in another chunk, with its weight gradient, run at
-  // once. Returns where they end in the list, or `forward`.
-  size_t last_of_pair(int rank, size_t forward) const {
-    const Instructions& list = s_.ranks[rank];
-    size_t b = forward + 1;
-    if (costs_[0].pair == 0 || list[forward].action != Action::forward || !find(rank, false, b))
-      return forward;
-    size_t w = b + 1;
-    const bool is_pair = list[b].action == Action::input_gradient && list[b].chunk != list[forward].chunk &&
-                         find(rank, false, w) && list[w].action == Action::weight_gradient &&
-                         list[w].micro_batch == list[b].micro_batch && list[w].chunk == list[b].chunk;
-    return is_pair ? w : forward;
+  // How many compute instructions begin together. With costs.pair these are a forward, and the backward after
+  // it in another chunk with its weight gradient.
+  size_t at_once(int rank) const {
+    const Rank& r = ranks_[rank];
+    if (costs_[0].pair == 0 || r.next_compute + 3 > r.computes.size()) return 1;
+    const auto next = [&](int n) { return s_.ranks[rank][r.computes[r.next_compute + n]]; };
+    const Instruction f = next(0), b = next(1), w = {Action::weight_gradient, b.micro_batch, b.chunk};
+    const bool is_pair = f.action == Action::forward && b.action == Action::input_gradient &&
+                         b.chunk != f.chunk && next(2) == w;
+    return is_pair ? 3 : 1;
   }
 
   bool start_next(int rank) {
     Rank& r = ranks_[rank];
-    if (!find(rank, true, r.next_message)) return false;
-    const auto [first, last] = group_of(rank, r.next_message);
+    if (r.next_message == r.messages.size()) return false;
+    const auto [first, last] = group_of(rank, r.messages[r.next_message]);
     const double begin = std::max(r.started, wait_of(rank, first).second.until);
     if (begin == never) return false;
     for (size_t n = first; n < last; ++n) {
@@ -170,7 +167,7 @@ class Simulator {
           std::max(mine.begin, other.begin) + cost(rank, i);  // never, until both have begun
       r.last[stream(rank, i)] = n;
     }
-    r.next_message = last;
+    r.next_message += last - first;
     return true;
   }
 
@@ -178,13 +175,6 @@ class Simulator {
   std::pair<int, int> stream(int rank, const Instruction& message) const {
     const int peer = streams_ == message_streams ? peer_of(s_, rank, message).rank : 0;
     return {peer, stream_of(message.action) * streams_ / message_streams};
-  }
-
-  // Moves `next` to the next message (or compute instruction, if not `message`). False if none is left.
-  bool find(int rank, bool message, size_t& next) const {
-    const Instructions& list = s_.ranks[rank];
-    while (next < list.size() && is_message(list[next].action) != message) ++next;
-    return next < list.size();
   }
 
   // The longest wait in the group of an instruction, and where it is.
@@ -227,10 +217,10 @@ class Simulator {
   }
 
   const Schedule& s_;
-  const ValidSchedule valid_;
+  const ValidSchedule valid_ = ValidSchedule(s_);
   const std::vector<Costs> costs_;
   const int streams_;
-  std::vector<Rank> ranks_;
+  std::vector<Rank> ranks_ = std::vector<Rank>(s_.p);
 };
 
 // Plays the schedule with these costs. Throws ScheduleError if it cannot run.

@@ -7,6 +7,8 @@
 // Whether ranks wait for each other forever, the simulator finds out (simulate.h).
 #pragma once
 
+#include <map>
+
 #include "../schedule.h"
 
 namespace pentatron {
@@ -114,24 +116,21 @@ class ValidSchedule {
   // On each communicator, the n-th receive gets what was sent n-th. (check_actions has checked that there are
   // as many sends as receives.)
   void check_order_of_messages(int rank) const {
-    for (const Action receive : {Action::receive_activation, Action::receive_gradient}) {
-      std::vector<size_t> sent(s_.p, 0);  // [ranks]: how much of its list
-      for (size_t index = 0; index < s_.ranks[rank].size(); ++index) {
-        const Instruction& i = s_.ranks[rank][index];
-        if (is_send(i.action) || !is_message(i.action)) continue;
-        if (!s_.grouped_messages && i.action != receive) continue;
-        const int peer = peer_of(s_, rank, i).rank;
-        const Instruction expected = partner(rank, i);
-        const auto next = [&] { return s_.ranks[peer][sent[peer]++]; };
-        const auto is_for_this = [&](const Instruction& other) {
-          return is_send(other.action) && (s_.grouped_messages || other.action == expected.action) &&
-                 peer_of(s_, peer, other).rank == rank;
-        };
-        Instruction came = next();
-        while (!is_for_this(came)) came = next();
-        if (came != expected)
-          fail(rank, index, "what comes is rank " + std::to_string(peer) + "'s " + to_string(came));
-      }
+    std::map<std::pair<int, Action>, size_t> sent;  // by peer and kind of message: how much of its list
+    for (size_t index = 0; index < s_.ranks[rank].size(); ++index) {
+      const Instruction& i = s_.ranks[rank][index];
+      if (is_send(i.action) || !is_message(i.action)) continue;
+      const int peer = peer_of(s_, rank, i).rank;
+      const Instruction expected = partner(rank, i);
+      const auto is_for_this = [&](const Instruction& other) {
+        return is_send(other.action) && (s_.grouped_messages || other.action == expected.action) &&
+               peer_of(s_, peer, other).rank == rank;
+      };
+      size_t& next = sent[{peer, s_.grouped_messages ? Action::forward : i.action}];
+      while (!is_for_this(s_.ranks[peer][next])) ++next;
+      const Instruction& came = s_.ranks[peer][next++];
+      if (came != expected)
+        fail(rank, index, "what comes is rank " + std::to_string(peer) + "'s " + to_string(came));
     }
   }
 

@@ -64,8 +64,7 @@ class Calculator {
   Json table(std::vector<std::string> names, const std::function<Json(const Choice&)>& entry,
              Choice choice = {options_of_model(calculated_models[0]), {}}) const {
     if (names.empty()) return entry(choice);
-    const Axis& axis =
-        *std::find_if(axes_.begin(), axes_.end(), [&](const Axis& a) { return a.name == names.front(); });
+    const Axis& axis = *std::ranges::find(axes_, names.front(), &Axis::name);
     names.erase(names.begin());
     Json entries = Json::array();
     for (const Json& value : axis.values) {

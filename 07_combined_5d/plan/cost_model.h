@@ -4,6 +4,8 @@
 // is exact, but takes minutes. The tests hold the formulas against it.
 #pragma once
 
+#include <ranges>
+
 #include "data_cost.h"
 
 namespace pentatron {
@@ -124,11 +126,10 @@ class CostModel : public DataCost {
   }
 
   double message(int stage) const {
-    if (shape_.pp == 1) return 0;
-    const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
     if (stage + 1 == schedule_.stages()) return 0;
     const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
     if (from == to) return 0;
+    const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
     return network_.between(line[from], line[to]).seconds(r * outside_ * c_.d) + style_.message_seconds;
   }
 
@@ -184,8 +185,7 @@ class CostModel : public DataCost {
       needed += all[u].forward.seconds();
     }
     if (shape_.pp > 1) now.compute = std::max(now.compute, now.started);  // messages start after them, too
-    const auto first = std::find_if(list.begin(), list.end(),
-                                    [](const Instruction& i) { return i.action == Action::forward; });
+    const auto first = std::ranges::find(list, Action::forward, &Instruction::action);
     return std::max(0.0, now.compute - needed - times[first - list.begin()].begin);
   }
 
@@ -194,17 +194,15 @@ class CostModel : public DataCost {
   // The gradient's norm, and AdamW: 7 sums and a weight a parameter.
   Work optimizer(const Rank& rank) const {
     Work w;
-    for (const Units& units : rank.chunks) {
-      for (const Unit& u : units) {
-        for (int g = 0; g < 2; ++g) {
-          const double shard = u.size[g] / (is_sharded(1) ? replicas(g) : 1);
-          if (shard == 0) continue;
-          run(w, "norm", moves(a * shard)), run(w, "norm", little);
-          const double parameters =
-              (g == expert_group ? 3.0 * own_experts() : u.parameters) / (is_sharded(1) ? replicas(g) : 1);
-          const int kernels = static_cast<int>(std::ceil(parameters)) + (is_sharded(1) ? 1 : 0);
-          for (int i = 0; i < kernels; ++i) run(w, "AdamW", moves((7 * a + r) * shard / kernels));
-        }
+    for (const Unit& u : rank.chunks | std::views::join) {
+      for (int g = 0; g < 2; ++g) {
+        const int shards = is_sharded(1) ? replicas(g) : 1;
+        const double shard = u.size[g] / shards;
+        if (shard == 0) continue;
+        run(w, "norm", moves(a * shard)), run(w, "norm", little);
+        const double parameters = (g == expert_group ? 3.0 * own_experts() : u.parameters) / shards;
+        const int kernels = static_cast<int>(std::ceil(parameters)) + (is_sharded(1) ? 1 : 0);
+        for (int i = 0; i < kernels; ++i) run(w, "AdamW", moves((7 * a + r) * shard / kernels));
       }
     }
     return w;
@@ -214,7 +212,7 @@ class CostModel : public DataCost {
   double scalars() const {
     const std::vector<int> all = members_of(shape_, MeshGroup::all, 0);
     double seconds = all.size() > 1 ? nccl_mpi::Ring(network_, all).all_reduce(24) : 0;
-    if (sp_) seconds += (2.0 * m_.layers / shape_.pp + 1) * tensor_.all_reduce(a * c_.d);
+    if (sp_) seconds += (2.0 * o_.model.layers / shape_.pp + 1) * tensor_.all_reduce(a * c_.d);
     return seconds;
   }
 };

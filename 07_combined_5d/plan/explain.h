@@ -1,7 +1,7 @@
 // The arithmetic of one layout's step, term by term: numbers put into the formulas.
 #pragma once
 
-#include <cstdarg>
+#include <cstdio>
 
 #include "layouts.h"
 
@@ -13,34 +13,24 @@ class Explanation : public CostModel {
               const Style& style)
       : CostModel(plan.options, shape, gpu, schedule, style), plan_(plan) {}
 
-  std::string text() {
+  void print() {
     const int layer = o_.model.layers - 1;
-    print("%s\n\n", to_string(plan_.layout).c_str());
-    print(
+    std::printf("%s\n\n", to_string(plan_.layout).c_str());
+    std::printf(
         "A micro-batch on a rank: %d sequences x %d tokens / cp %d = %lld rows; outside of the tensor "
         "regions %lld.\n",
         o_.micro_batch_size, o_.sequence_length, shape_.cp, static_cast<long long>(rows_),
         static_cast<long long>(outside_));
-    print("Columns / tp %d: q %lld, k and v %lld each, MLP %lld, vocabulary %lld.\n", shape_.tp,
-          static_cast<long long>(c_.q), static_cast<long long>(c_.kv), static_cast<long long>(c_.f),
-          static_cast<long long>(c_.vocabulary));
+    std::printf("Columns / tp %d: q %lld, k and v %lld each, MLP %lld, vocabulary %lld.\n", shape_.tp,
+                static_cast<long long>(c_.q), static_cast<long long>(c_.kv), static_cast<long long>(c_.f),
+                static_cast<long long>(c_.vocabulary));
     print_terms("A layer forward", [&] { layer_forward(layer, false); });
     print_terms("A layer backward", [&] { layer_backward(layer); });
     print_step();
     print_memory();
-    return text_;
   }
 
  private:
-  void print(const char* format, ...) __attribute__((format(printf, 2, 3))) {
-    char line[512];
-    va_list arguments;
-    va_start(arguments, format);
-    std::vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    text_ += line;
-  }
-
   template <class Calls>
   void print_terms(const char* title, const Calls& calls) {
     std::vector<Term> list;
@@ -48,7 +38,7 @@ class Explanation : public CostModel {
     calls();
     terms = nullptr;
     double sum = 0;
-    print("\n%s\n", title);
+    std::printf("\n%s\n", title);
     for (const Term& t : list) {
       const Cost& c = t.cost;
       char what[96];
@@ -61,71 +51,68 @@ class Explanation : public CostModel {
         std::snprintf(what, sizeof what, "%.1f MB%s", (c.bytes > 0 ? c.bytes : t.sent) / 1e6,
                       t.sent > 0 ? " sent" : "");
       }
-      print("  %-34s %-44s %9.1f us\n", t.name, what, t.seconds * 1e6);
+      std::printf("  %-34s %-44s %9.1f us\n", t.name, what, t.seconds * 1e6);
       sum += t.seconds;
     }
-    print("  %-79s %9.1f us\n", "sum", sum * 1e6);
+    std::printf("  %-79s %9.1f us\n", "sum", sum * 1e6);
   }
 
   void print_step() {
     const std::vector<Rank> all = ranks();
-    const Rank& rank = *std::max_element(all.begin(), all.end(),
-                                         [](const Rank& x, const Rank& y) { return x.seconds < y.seconds; });
+    const Rank& rank = *std::ranges::max_element(all, {}, &Rank::seconds);
     const StepCost cost = step();
     const int m = schedule_.m, p = shape_.pp, v = schedule_.v;
     double forward = 0, backward = 0;
     for (const Costs& c : rank.costs) forward += c.of(Action::forward), backward += c.of(Action::backward);
-    const double ms = 1e3;
-    print("\nThe step, on pipeline rank %d, which has most to do\n", static_cast<int>(&rank - all.data()));
-    print("  F, B       forward %.3f ms and backward %.3f ms of a micro-batch\n", forward * ms,
-          backward * ms);
-    print(
+    const double both = forward + backward, ms = 1e3;
+    std::printf("\nThe step, on pipeline rank %d, which has most to do\n",
+                static_cast<int>(&rank - all.data()));
+    std::printf("  F, B       forward %.3f ms and backward %.3f ms of a micro-batch\n", forward * ms,
+                backward * ms);
+    std::printf(
         "  work       m (F + B) = %d x %.3f = %.1f ms; of it communication that nothing hides: tensor %.1f, "
         "context %.1f, experts %.1f\n",
-        m, (forward + backward) * ms, m * (forward + backward) * ms, cost.work.tensor * ms,
-        cost.work.context * ms, cost.work.experts * ms);
+        m, both * ms, m * both * ms, cost.work.tensor * ms, cost.work.context * ms, cost.work.experts * ms);
     if (p > 1)
-      print("  bubble     %.1f ms, played; by formula (p - 1)(F + B) / v = %d x %.3f / %d = %.1f ms%s\n",
-            cost.bubble * ms, p - 1, (forward + backward) * ms, v, (p - 1) * (forward + backward) / v * ms,
-            schedule_.splits_backward ? ", less what weight gradients fill" : "");
-    double elements = 0;
-    for (const Units& units : rank.chunks)
-      for (const Unit& u : units) elements += u.size[0] + u.size[1];
+      std::printf(
+          "  bubble     %.1f ms, played; by formula (p - 1)(F + B) / v = %d x %.3f / %d = %.1f ms%s\n",
+          cost.bubble * ms, p - 1, both * ms, v, (p - 1) * both / v * ms,
+          schedule_.splits_backward ? ", less what weight gradients fill" : "");
+    double elements = 0, sums = 0, gathers = 0;
+    for (int g = 0; g < 2; ++g) {
+      double sums_of_group = 0, gathers_of_group = 0;
+      for (const Unit& u : rank.chunks | std::views::join)
+        elements += u.size[g], sums_of_group += scatter(u, g), gathers_of_group += gather(u, g);
+      sums = std::max(sums, sums_of_group);  // the groups' streams run beside each other
+      gathers = std::max(gathers, gathers_of_group);
+    }
     const int n = shape_.dp * shape_.cp;
     if (n > 1) {
-      double sums = 0, gathers = 0;  // the groups' streams run beside each other
-      for (int g = 0; g < 2; ++g) {
-        double sums_of_group = 0, gathers_of_group = 0;
-        for (const Units& units : rank.chunks)
-          for (const Unit& u : units) sums_of_group += scatter(u, g), gathers_of_group += gather(u, g);
-        sums = std::max(sums, sums_of_group), gathers = std::max(gathers, gathers_of_group);
-      }
-      print("  data       %d ranks, %.3f G parameters each: summing the gradients takes %.1f ms%s", n,
-            elements / 1e9, sums * ms, o_.zero_stage >= 2 ? " a micro-batch" : "");
-      if (o_.zero_stage > 0) print(", gathering the weights %.1f ms", gathers * ms);
-      print("; of all, %.1f ms are not hidden\n", cost.data * ms);
+      std::printf("  data       %d ranks, %.3f G parameters each: summing the gradients takes %.1f ms%s", n,
+                  elements / 1e9, sums * ms, o_.zero_stage >= 2 ? " a micro-batch" : "");
+      if (o_.zero_stage > 0) std::printf(", gathering the weights %.1f ms", gathers * ms);
+      std::printf("; of all, %.1f ms are not hidden\n", cost.data * ms);
     }
-    print("  optimizer  %.3f G parameters%s: %.1f ms\n", elements / 1e9 / (is_sharded(1) ? n : 1),
-          is_sharded(1) && n > 1 ? " after sharding" : "", cost.optimizer * ms);
+    std::printf("  optimizer  %.3f G parameters%s: %.1f ms\n", elements / 1e9 / (is_sharded(1) ? n : 1),
+                is_sharded(1) && n > 1 ? " after sharding" : "", cost.optimizer * ms);
     if (cost.host > 0)
-      print("  host       issues operations more slowly than the GPU runs them: %.1f ms more\n",
-            cost.host * ms);
-    print("  sum        %.1f ms: %.0f tokens/s a GPU, MFU %.1f %%\n", cost.total() * ms,
-          plan_.tokens_per_second, 100 * plan_.mfu);
+      std::printf("  host       issues operations more slowly than the GPU runs them: %.1f ms more\n",
+                  cost.host * ms);
+    std::printf("  sum        %.1f ms: %.0f tokens/s a GPU, MFU %.1f %%\n", cost.total() * ms,
+                plan_.tokens_per_second, 100 * plan_.mfu);
   }
 
   void print_memory() {
     const MemoryBytes total = plan_.memory.fullest.total();
-    print("\nMemory of the fullest rank, GiB\n");
+    std::printf("\nMemory of the fullest rank, GiB\n");
     for (size_t i = 0; i < total.size(); ++i)
-      print("  %-16s %8.2f\n", purpose_names[i].data(), static_cast<double>(total[i]) / (1 << 30));
-    print("  %-16s %8.2f  (an estimate)\n", "CUDA, NCCL",
-          static_cast<double>(plan_.memory.libraries) / (1 << 30));
-    print("  %-16s %8.2f\n", "sum", plan_.memory.total() / (1 << 30));
+      std::printf("  %-16s %8.2f\n", purpose_names[i].data(), static_cast<double>(total[i]) / (1 << 30));
+    std::printf("  %-16s %8.2f  (an estimate)\n", "CUDA, NCCL",
+                static_cast<double>(plan_.memory.libraries) / (1 << 30));
+    std::printf("  %-16s %8.2f\n", "sum", plan_.memory.total() / (1 << 30));
   }
 
   const Plan& plan_;
-  std::string text_;
 };
 
 }  // namespace pentatron

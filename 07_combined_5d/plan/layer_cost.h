@@ -54,7 +54,6 @@ class LayerCost {
   LayerCost(const CombinedOptions& options, const MeshShape& shape, const DeviceProfile& gpu,
             const Schedule& schedule, const Style& style = {})
       : o_(options),
-        m_(options.model),
         shape_(shape),
         style_(style),
         gpu_(used_by(style, gpu)),
@@ -62,16 +61,7 @@ class LayerCost {
                  {gpu.link_latency, gpu.link_bandwidth},
                  {gpu.network_latency, gpu_.network_bandwidth},
                  static_cast<int>(gpu.gpus_per_node)},
-        schedule_(schedule),
-        sp_(options.sequence_parallel && shape.tp > 1),
-        adds_(schedule_.m > 1 && options.zero_stage < 2),
-        c_(columns_of(m_, shape.tp)),
-        rows_(int64_t{options.micro_batch_size} * options.sequence_length / shape.cp),
-        outside_(sp_ ? rows_ / shape.tp : rows_),
-        tensor_(ring(MeshGroup::tensor)),
-        tokens_(ring(MeshGroup::context)),
-        slowest_hop_(slowest_hop()),
-        replicas_{ring(MeshGroup::gradients), ring(MeshGroup::expert_gradients)} {}
+        schedule_(schedule) {}
 
  protected:
   static constexpr double r = sizeof(real), a = sizeof(accum);
@@ -197,7 +187,7 @@ class LayerCost {
   }
 
   Work attention(bool backward) const {
-    const HeadShape heads = {static_cast<int>(c_.heads), m_.kv_heads / shape_.tp, m_.head_size()};
+    const HeadShape heads = {static_cast<int>(c_.heads), o_.model.kv_heads / shape_.tp, o_.model.head_size()};
     const AttentionShape shape = {o_.micro_batch_size, o_.sequence_length / shape_.cp, heads};
     Work w;
     if (backward) run(w, "attention's dots", moves(2 * r * rows_ * c_.q));
@@ -231,11 +221,7 @@ class LayerCost {
 
   // ---- A layer (transformer.cu)
 
-  Work norm() const {
-    Work w;
-    run(w, "residual and norm", moves(4 * r * outside_ * c_.d));
-    return w;
-  }
+  void norm(Work& w) const { run(w, "residual and norm", moves(4 * r * outside_ * c_.d)); }
   void norm_backward(Pair& p) const {
     const double partials = a * rmsnorm_bands(outside_) * c_.d;
     run(p[0], "norm", moves(4 * r * outside_ * c_.d + partials));
@@ -249,14 +235,15 @@ class LayerCost {
   }
 
   Work layer_forward(int layer, bool again) const {
-    Work w = norm();
+    Work w;
+    norm(w);
     enter(w);
     product(w, "q, k, v", rows_, c_.q + 2 * c_.kv, c_.d);
     run(w, "rotary", moves(2 * r * rows_ * (c_.q + 2 * c_.kv)));
     w += attention(false);
     product(w, "out", rows_, c_.d, c_.q);
     leave(w);
-    w += norm();
+    norm(w);
     enter(w);
     if (o_.model.has_experts(layer)) {
       w += experts_forward(again);
@@ -310,11 +297,10 @@ class LayerCost {
     return static_cast<int64_t>(copies() / own_experts() / o_.expert_chunks);
   }
   double exchange(MeshGroup group, double bytes_for_a_rank) const {
-    const std::vector<int> ranks = members_of(shape_, group, 0);
     double latency = 0, seconds = 0;
-    for (const int rank : ranks) {
-      if (rank == ranks[0]) continue;
-      const nccl_mpi::Link& link = network_.between(ranks[0], rank);
+    for (const int rank : members_of(shape_, group, 0)) {
+      if (rank == 0) continue;
+      const nccl_mpi::Link& link = network_.between(0, rank);
       latency = std::max(latency, link.latency), seconds += bytes_for_a_rank / link.bandwidth;
     }
     return latency + seconds;
@@ -486,8 +472,9 @@ class LayerCost {
       all.push_back(*unit);
     }
     if (range.head) {
-      Unit& u = all.emplace_back(Unit{norm(), {}, {table + c_.d, 0}, 2});
+      Unit& u = all.emplace_back(Unit{{}, {}, {table + c_.d, 0}, 2});
       const double logits = double(rows_) * c_.vocabulary;
+      norm(u.forward);
       enter(u.forward);
       product(u.forward, "head", rows_, c_.vocabulary, c_.d);
       run(u.forward, "softmax", moves(r * logits));
@@ -511,18 +498,20 @@ class LayerCost {
   }
 
   const CombinedOptions& o_;
-  const ModelConfig& m_;
   const MeshShape shape_;
   const Style style_;
   const DeviceProfile gpu_;
   const nccl_mpi::Network network_;
   const Schedule& schedule_;
-  const bool sp_, adds_;  // sequence parallelism; weight gradients are added to sums
-  const Columns c_;
-  const int64_t rows_, outside_;  // tokens of a micro-batch on this rank, inside and outside of the regions
-  const nccl_mpi::Ring tensor_, tokens_;
-  const nccl_mpi::Link slowest_hop_;
-  const nccl_mpi::Ring replicas_[2];      // [parameter groups]
+  const bool sp_ = o_.sequence_parallel && shape_.tp > 1;
+  const bool adds_ = schedule_.m > 1 && o_.zero_stage < 2;  // weight gradients, to sums
+  const Columns c_ = columns_of(o_.model, shape_.tp);
+  // Tokens of a micro-batch on this rank, inside and outside of the regions.
+  const int64_t rows_ = int64_t{o_.micro_batch_size} * o_.sequence_length / shape_.cp;
+  const int64_t outside_ = sp_ ? rows_ / shape_.tp : rows_;
+  const nccl_mpi::Ring tensor_ = ring(MeshGroup::tensor), tokens_ = ring(MeshGroup::context);
+  const nccl_mpi::Link slowest_hop_ = slowest_hop();
+  const nccl_mpi::Ring replicas_[2] = {ring(MeshGroup::gradients), ring(MeshGroup::expert_gradients)};
   mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
 };
 

@@ -37,38 +37,30 @@ inline std::string to_string(const Layout& l) {
 inline Layout parse_layout(const std::string& option, const std::string& words, int gpus) {
   Layout l;
   l.shape.dp = 0;
-  const auto complain = [&] {
-    throw UsageError(option, words, "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full");
-  };
+  const std::map<std::string, int*> numbers = {
+      {"tp", &l.shape.tp}, {"cp", &l.shape.cp},     {"dp", &l.shape.dp},          {"pp", &l.shape.pp},
+      {"ep", &l.shape.ep}, {"zero", &l.zero_stage}, {"mbs", &l.micro_batch_size}, {"interleaved", &l.vpp}};
   std::istringstream stream(words);
   for (std::string word; stream >> word;) {
-    const size_t digits = std::min(word.find_last_not_of("0123456789") + 1, word.size());
-    const std::map<std::string, PpSchedule> schedules = {{"afab", PpSchedule::afab},
-                                                         {"1f1b", PpSchedule::one_f_one_b},
-                                                         {"zb-h1", PpSchedule::zb_h1},
-                                                         {"zb-v", PpSchedule::zb_v},
-                                                         {"dualpipe-v", PpSchedule::dualpipe_v}};
-    const bool is_schedule = schedules.contains(word);
-    const std::string name = is_schedule ? word : word.substr(0, digits),
-                      number = is_schedule ? "" : word.substr(digits);
+    const size_t digits = word.find_last_not_of("0123456789") + 1;
+    const std::string name = word.substr(0, digits), number = word.substr(digits);
     const int n = number.empty() || number.size() > 6 ? -1 : std::stoi(number);
-    const std::map<std::string, int*> numbers = {
-        {"tp", &l.shape.tp}, {"cp", &l.shape.cp},     {"dp", &l.shape.dp},          {"pp", &l.shape.pp},
-        {"ep", &l.shape.ep}, {"zero", &l.zero_stage}, {"mbs", &l.micro_batch_size}, {"interleaved", &l.vpp}};
+    bool valid = false;
     if (const auto found = numbers.find(name); found != numbers.end()) {
-      if (n < (name == "zero" ? 0 : 1) || (name == "zero" && n > 3)) complain();
+      valid = name == "zero" ? 0 <= n && n <= 3 : n >= 1;
       *found->second = n;
       if (name == "interleaved") l.schedule = PpSchedule::interleaved;
-    } else if (is_schedule) {
-      l.schedule = schedules.at(word);
-      l.vpp = is_v_shaped(l.schedule) ? 2 : 1;
-    } else if (word == "sp") {
-      l.sequence_parallel = true;
-    } else if (word == "full" || word == "selective") {
-      l.recompute = word == "full" ? Recompute::full : Recompute::selective;
-    } else {
-      complain();
     }
+    for (const PpSchedule schedule : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1,
+                                      PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
+      if (word == to_string(schedule)) valid = true, l.schedule = schedule, l.vpp = chunks_of(schedule);
+    }
+    for (const Recompute recompute : {Recompute::full, Recompute::selective}) {
+      if (word == to_string(recompute)) valid = true, l.recompute = recompute;
+    }
+    if (word == "sp") valid = l.sequence_parallel = true;
+    if (!valid)
+      throw UsageError(option, words, "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full");
   }
   const int64_t others = int64_t{l.shape.tp} * l.shape.cp * l.shape.pp;
   if (l.shape.dp == 0) l.shape.dp = static_cast<int>(std::max<int64_t>(1, gpus / others));
@@ -128,9 +120,9 @@ struct Plan {
 
 struct Search {
   // Layouts that divide the model; of these fit; of these reach the global batch.
-  int64_t divide = 0, fit = 0, reach = 0;
-  std::vector<Plan> best;     // fastest first
-  std::vector<Plan> nearest;  // where none fits: those that need the least memory
+  int divide = 0, fit = 0, reach = 0;
+  std::vector<Plan> best;       // fastest first
+  std::optional<Plan> nearest;  // of those that do not fit: the one that needs the least memory
 };
 
 class Planner {
@@ -172,15 +164,17 @@ class Planner {
       }
       ++result.divide;
       p.memory = memory_of(p.options, layout.shape, pipeline(p).stages);
-      if (p.memory.total() > gpu_.memory_bytes) return keep_nearest(result.nearest, p);
+      if (p.memory.total() > gpu_.memory_bytes) {
+        if (!result.nearest || p.memory.total() < result.nearest->memory.total()) result.nearest = p;
+        return;
+      }
       ++result.fit;
       if (!reaches) return;
       ++result.reach;
       candidates.emplace_back(CostModel(p.options, layout.shape, gpu_, pipeline(p).schedule, style_).least(),
                               p);
     });
-    const auto sooner = [](const auto& x, const auto& y) { return x.first < y.first; };
-    std::stable_sort(candidates.begin(), candidates.end(), sooner);
+    std::ranges::stable_sort(candidates, {}, &std::pair<double, Plan>::first);
     const auto faster = [](const Plan& x, const Plan& y) { return x.cost.total() < y.cost.total(); };
     for (auto& [least, p] : candidates) {
       if (result.best.size() == count && least >= result.best.back().cost.total()) break;
@@ -227,9 +221,10 @@ class Planner {
 
   // Calls `use` with each layout whose axes divide the model.
   void for_each_layout(const std::function<void(const Layout&)>& use) const {
-    const auto is_valid = [](const auto& check) {
+    Layout l;
+    const auto is_valid = [&] {
       try {
-        check();
+        check_axes(options_of(base_, l), l.shape);
       } catch (const UsageError&) {
         return false;
       }
@@ -242,7 +237,6 @@ class Planner {
       }
       return list;
     };
-    Layout l;
     // (What follows lists only what complete_pipeline_options accepts.)
     for (const int tp : divisors(gpus_)) {
       for (const int cp : divisors(gpus_ / tp)) {
@@ -256,9 +250,7 @@ class Planner {
                  l.micro_batch_size *= 2) {
               for (const bool sp : {false, true}) {
                 l.sequence_parallel = sp;
-                if ((sp && tp == 1) || !is_valid([&] { check_axes(options_of(base_, l), l.shape); }))
-                  continue;
-                for_each_schedule(l, use);
+                if ((!sp || tp > 1) && is_valid()) for_each_schedule(l, use);
               }
             }
           }
@@ -267,35 +259,25 @@ class Planner {
     }
   }
   void for_each_schedule(Layout l, const std::function<void(const Layout&)>& use) const {
+    const auto add = [&](PpSchedule schedule, int vpp) {
+      l.schedule = schedule, l.vpp = vpp;
+      if (vpp * l.shape.pp <= base_.model.layers) use(l);
+    };
     const int most = l.shape.dp * l.shape.cp > 1 ? 3 : 1;  // without replicas all ZeRO stages are the same
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
       l.recompute = recompute;
       for (l.zero_stage = most == 3 ? 0 : 1; l.zero_stage <= most; ++l.zero_stage) {
-        l.vpp = 1;
-        l.schedule = PpSchedule::one_f_one_b;
-        use(l);
+        add(PpSchedule::one_f_one_b, 1);
         if (l.shape.pp == 1) continue;
-        l.schedule = PpSchedule::afab;
-        use(l);
+        add(PpSchedule::afab, 1);
         if (recompute == Recompute::none) {  // these need what full recomputation throws away
-          l.schedule = PpSchedule::zb_h1;
-          use(l);
-          l.vpp = 2;
-          for (const PpSchedule schedule : {PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
-            l.schedule = schedule;
-            if (2 * l.shape.pp <= base_.model.layers) use(l);
-          }
+          add(PpSchedule::zb_h1, 1);
+          add(PpSchedule::zb_v, 2);
+          add(PpSchedule::dualpipe_v, 2);
         }
-        l.schedule = PpSchedule::interleaved;
-        for (l.vpp = 2; l.vpp * l.shape.pp <= base_.model.layers; l.vpp *= 2) use(l);
+        for (int vpp = 2; vpp * l.shape.pp <= base_.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
       }
     }
-  }
-
-  static void keep_nearest(std::vector<Plan>& nearest, const Plan& p) {
-    const auto smaller = [](const Plan& x, const Plan& y) { return x.memory.total() < y.memory.total(); };
-    nearest.insert(std::upper_bound(nearest.begin(), nearest.end(), p, smaller), p);
-    if (nearest.size() > 3) nearest.pop_back();
   }
 
   void set_cost(Plan& p) {

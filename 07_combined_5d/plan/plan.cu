@@ -26,17 +26,10 @@ struct Request {
   DeviceProfile gpu;
 };
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
-}
-
 Request parse(int argc, char** argv) {
   Request request;
   CLI::App app{
-      "Finds the fastest layout of a run of 07 that fits, without a GPU. CombinedOptions of the model, the "
-      "batch "
+      "Finds the fastest layout of a run of 07 that fits, without a GPU. Options of the model, the batch "
       "and\n"
       "the GPU (--model, --layers, --seq-len, --global-batch-size, --gpu, --experts ...) are those of 07."};
   app.set_help_flag("--help", "print this text and end");
@@ -50,7 +43,7 @@ Request parse(int argc, char** argv) {
   app.add_option("--compare", request.compare, "two layouts, or more, beside each other")->expected(1, 1000);
   app.add_flag("--heatmap", request.heatmap,
                "models and numbers of nodes, up to --gpus: the best layout of each");
-  std::string style = request.style.name;
+  std::string style = "pentatron";
   app.add_option("--style", style, "whose implementation: pentatron, nanotron or megatron [pentatron]");
   app.add_option("--score", request.score,
                  "predict the layouts of this CSV file, and print CSV; see score.h");
@@ -78,8 +71,7 @@ Request parse(int argc, char** argv) {
                      "ring, the only one whose time a plan knows");
   }
   const int size = request.base.model.head_size();
-  const bool chosen =
-      std::find(request.model.begin(), request.model.end(), "--attention") != request.model.end();
+  const bool chosen = std::ranges::count(request.model, "--attention") > 0;
   if (!chosen && (size == 64 || size == 128)) request.base.attention = Attention::tensor_core;
   request.gpu = load_profile(request.base.gpu.empty() ? "h100" : request.base.gpu);
   if (request.gpus_per_node > 0) request.gpu.gpus_per_node = request.gpus_per_node;
@@ -110,7 +102,7 @@ std::vector<std::string> options(const Plan& p) {
 }
 std::string command(const Request& request, const Plan& p) {
   return "mpirun -n " + std::to_string(request.gpus) + " build/cuda-bf16/07_combined_5d " +
-         joined(request.model) + " " + joined(options(p));
+         join(request.model, " ") + " " + join(options(p), " ");
 }
 
 // The parts of a step's time, as they are shown.
@@ -188,18 +180,17 @@ void write_json(const Request& request, const nlohmann::ordered_json& shown) {
 void show_search(const Request& request) {
   const Search s = Planner(request.base, request.gpus, request.gpu, request.style).search(request.top);
   print_header(request);
-  std::printf("1  fit     %lld layouts divide the model; %lld of them need at most the %s of a GPU\n",
-              static_cast<long long>(s.divide), static_cast<long long>(s.fit),
-              gib(request.gpu.memory_bytes).c_str());
+  std::printf("1  fit     %d layouts divide the model; %d of them need at most the %s of a GPU\n", s.divide,
+              s.fit, gib(request.gpu.memory_bytes).c_str());
   if (s.divide == 0)
     throw UsageError("--gpus", std::to_string(request.gpus),
                      "a number that divides heads, layers or the batch");
   if (s.fit == 0) {
-    const Plan& p = s.nearest.front();
+    const Plan& p = *s.nearest;
     throw UsageError("no layout fits: " + to_string(p.layout) + " needs least, " + gib(p.memory.total()) +
                      " of " + gib(request.gpu.memory_bytes) + "; take more GPUs, or a shorter --seq-len");
   }
-  std::printf("2  batch   %lld of these reach the global batch\n", static_cast<long long>(s.reach));
+  std::printf("2  batch   %d of these reach the global batch\n", s.reach);
   if (s.best.empty())
     throw UsageError("--global-batch-size", std::to_string(request.base.global_batch_size),
                      "a multiple of a number of data ranks that fit");
@@ -214,7 +205,6 @@ void show_heatmap(const Request& request) {
   std::vector<int> nodes;
   const int per_node = static_cast<int>(request.gpu.gpus_per_node);
   for (int n = 1; n * per_node <= std::max(request.gpus, per_node); n *= 2) nodes.push_back(n);
-  std::vector<Plan> all;
   nlohmann::ordered_json cells;
   std::printf("MFU of the fastest layout, %d sequences of %d tokens a step, %s, %d GPUs a node\n\n%-14s",
               request.base.global_batch_size, request.base.sequence_length, request.gpu.name.c_str(),
@@ -225,34 +215,27 @@ void show_heatmap(const Request& request) {
     CombinedOptions base = options_of_model(model);
     base.sequence_length = request.base.sequence_length;
     base.global_batch_size = request.base.global_batch_size;
-    std::string meshes;
+    std::ostringstream meshes;
     std::printf("%-14s", model);
     for (const int n : nodes) {
       const Search s = Planner(base, n * per_node, request.gpu, request.style).search(1);
-      std::string mesh;
+      std::string mfu = "-", mesh;
       if (!s.best.empty()) {
+        mfu = std::to_string(std::lround(100 * s.best[0].mfu)) + " %";
         for (const auto& [axis, degree] : s.best[0].layout.shape.degrees())
           if (degree > 1) mesh += (mesh.empty() ? "" : " ") + axis + std::to_string(degree);
         Request of_cell = request;
-        of_cell.model = {"--model",
-                         model,
-                         "--seq-len",
-                         std::to_string(base.sequence_length),
-                         "--global-batch-size",
-                         std::to_string(base.global_batch_size)};
+        of_cell.model = {"--model", model, "--seq-len " + std::to_string(base.sequence_length),
+                         "--global-batch-size " + std::to_string(base.global_batch_size)};
         of_cell.gpus = n * per_node, of_cell.base = base;
         nlohmann::ordered_json cell = to_json(of_cell, s.best);
         cell["nodes"] = n;
         cells.push_back(cell);
       }
-      char text[32];
-      std::snprintf(text, sizeof text, " %16s",
-                    s.best.empty() ? "-" : (std::to_string(std::lround(100 * s.best[0].mfu)) + " %").c_str());
-      std::printf("%s", text);
-      std::snprintf(text, sizeof text, " %16s", mesh.c_str());
-      meshes += text;
+      std::printf(" %16s", mfu.c_str());
+      meshes << " " << std::setw(16) << mesh;
     }
-    std::printf("\n%-14s%s\n", "", meshes.c_str());
+    std::printf("\n%-14s%s\n", "", meshes.str().c_str());
   }
   write_json(request, {{"cells", cells}});
 }
@@ -324,7 +307,7 @@ int main(int argc, char** argv) {
     write_json(request, to_json(request, plans));
     if (request.explain.empty()) return print_plans(plans);
     const Plan& p = plans.front();
-    std::cout << Explanation(p, p.layout.shape, request.gpu, planner.schedule_of(p), request.style).text();
+    Explanation(p, p.layout.shape, request.gpu, planner.schedule_of(p), request.style).print();
     std::printf("\n%s\n", command(request, p).c_str());
   });
 }

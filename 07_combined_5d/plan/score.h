@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <fstream>
 
 #include "layouts.h"
 
@@ -28,8 +27,7 @@ inline const MeasuredModel& measured_model(double billions) {
                                          {8.9, {"8.9B", 32, 4096, 32, 32, 14336, 131072, 1e4, 1e-5}, false},
                                          {80, {"80B", 80, 8192, 64, 64, 28672, 131072, 1e4, 1e-5}, false}};
   const auto apart = [&](const MeasuredModel& m) { return std::abs(std::log(m.billions / billions)); };
-  return *std::min_element(std::begin(models), std::end(models),
-                           [&](const auto& x, const auto& y) { return apart(x) < apart(y); });
+  return *std::ranges::min_element(models, {}, apart);
 }
 
 struct Score {

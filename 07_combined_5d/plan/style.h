@@ -11,7 +11,6 @@
 namespace pentatron {
 
 struct Style {
-  std::string name = "pentatron";
   bool overlaps_sharded_sums = true;  // with ZeRO, gradients and weights travel beside computation
   bool all_reduces = false;           // with ZeRO-1, gradients are all-reduced, not reduce-scattered
   double message_seconds = 0;         // that both ends of a pipeline message wait in addition
@@ -28,8 +27,7 @@ inline Style style_of(const std::string& name) {
   // PyTorch, eager: a Python line for each kernel. ZeRO-1 all-reduces all gradients in fp32 when backward is
   // done (trainer.py, optim/zero.py); without ZeRO, DDP overlaps.
   if (name == "nanotron") {
-    return {.name = name,
-            .overlaps_sharded_sums = false,
+    return {.overlaps_sharded_sums = false,
             .all_reduces = true,
             .message_seconds = 1e-3,
             .moved = 2,
@@ -42,8 +40,7 @@ inline Style style_of(const std::string& name) {
   // Fused kernels, dropout, and a softmax of its own (Korthikanti et al., 2022); pipeline messages are not
   // hidden.
   if (name == "megatron") {
-    return {
-        .name = name, .overlaps_sharded_sums = false, .moved = 1.8, .launched = 1.3, .launch_seconds = 5e-6};
+    return {.overlaps_sharded_sums = false, .moved = 1.8, .launched = 1.3, .launch_seconds = 5e-6};
   }
   throw UsageError("--style", name, "one of pentatron, nanotron, megatron");
 }
