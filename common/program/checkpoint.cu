@@ -140,22 +140,6 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
   for (const File& file : files_) most = std::max(most, file.bytes);
   for (auto& buffer : buffers_) buffer = PinnedArray<std::byte>(std::min<uint64_t>(most, checkpoint_buffer));
   stream_.emplace("checkpoint");
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  writer_ = std::thread([this, device] {
-    CUDA_CHECK(cudaSetDevice(device));
-    write_when_asked();
-  });
-}
-
-Checkpoints::~Checkpoints() {
-  if (!writer_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  writer_.join();
 }
 
 void Checkpoints::load_states() {
@@ -217,57 +201,51 @@ void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> te
 // ---- Saving: the thread of the training
 
 void Checkpoints::before_update() {
-  std::unique_lock lock(mutex_);
-  if (asked_ == 0) return;
-  changed_.wait(lock, [&] { return copied_in_stream_ == asked_; });
+  if (!copies_issued_.valid()) return;
+  copies_issued_.get();
   wait_event(compute_, copied_);
 }
 
 void Checkpoints::after_update(int64_t step) {
   const int64_t steps = step + 1;
   const bool due = options_.save_every > 0 && steps % options_.save_every == 0;
-  if (!writer_.joinable() || !(due || steps == options_.steps)) return;
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ended_ == asked_; });
+  if (options_.save.empty() || !(due || steps == options_.steps)) return;
+  if (saving_.valid()) saving_.get();
   updated_.record(compute_);
-  asked_ = steps;
-  changed_.notify_all();
+  copies_ = std::promise<void>();
+  copies_issued_ = copies_.get_future();
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  saving_ = std::async(std::launch::async, [this, steps, device] {
+    CUDA_CHECK(cudaSetDevice(device));
+    return save(steps);
+  });
 }
 
 void Checkpoints::finish() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ended_ == asked_; });
-  if (!error_.empty()) throw RunError(error_);
+  const std::string error = saving_.valid() ? saving_.get() : "";
+  if (!error.empty()) throw RunError(error);
 }
 
 // ---- Saving: the thread that writes
 
-void Checkpoints::write_when_asked() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return stop_ || asked_ != ended_; });
-    if (asked_ == ended_) return;
-    const int64_t steps = asked_;
-    lock.unlock();
-    const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
-    std::string error = write(path, steps);
-    if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
-    if (rank_ == 0 && error.empty()) {
-      std::printf("checkpoint  %s is saved\n", path.c_str());
-      std::fflush(stdout);
-    } else if (rank_ == 0 && steps < options_.steps) {
-      std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
-    }
-    lock.lock();
-    error_ = error;
-    ended_ = copied_in_stream_ = steps;
-    changed_.notify_all();
+std::string Checkpoints::save(int64_t steps) {
+  const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
+  std::string error = write(path, steps);
+  if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
+  if (rank_ == 0 && error.empty()) {
+    std::printf("checkpoint  %s is saved\n", path.c_str());
+    std::fflush(stdout);
+  } else if (rank_ == 0 && steps < options_.steps) {
+    std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
   }
+  return error;
 }
 
 std::string Checkpoints::write(const std::string& path, int64_t steps) {
   const std::string part = path + ".part";
   std::string error = agreement_->first(rank_ == 0 ? begin(part) : "");
+  if (!error.empty()) copies_.set_value();  // nothing is copied
   if (error.empty()) error = agreement_->first(write_tensors(part));
   if (error.empty() && rank_ == 0) error = complete(part, steps);
   error = agreement_->first(error);
@@ -303,10 +281,8 @@ std::string Checkpoints::write_tensors(const std::string& part) {
   const auto fill_round = [&](size_t i) {
     if (i < rounds.size()) fill(rounds[i], static_cast<int>(i % 2));
     if (i + 1 != std::max<size_t>(rounds.size(), 1)) return;
-    const std::lock_guard lock(mutex_);
     copied_.record(*stream_);
-    copied_in_stream_ = asked_;
-    changed_.notify_all();
+    copies_.set_value();
   };
   std::string error;
   std::optional<SharedFile> file;
