@@ -8,9 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
-#include <iomanip>
-#include <iostream>
-#include <sstream>
 
 #include "program/program.h"
 #include "ring_all_reduce.h"
@@ -44,10 +41,9 @@ class Buffer {
 // ---- What each collective does ----------------------------------------------------------------------------
 
 std::string to_text(const Values& values) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(0);
-  for (size_t i = 0; i < values.size(); ++i) text << (i == 0 ? "[" : ", ") << values[i];
-  return text.str() + "]";
+  std::vector<std::string> words;
+  for (const accum value : values) words.push_back(std::to_string(static_cast<int64_t>(value)));
+  return "[" + join(words, ", ") + "]";
 }
 
 using Operation = std::function<void(const accum* in, accum* out)>;
@@ -60,10 +56,8 @@ class Primer {
     const int n = ranks_.ranks(), rank = ranks_.rank();
     const Values own(5, rank + 1);
 
-    show("broadcast: all get what rank 0 has", own, own.size(), [&](const accum* in, accum* out) {
-      copy(in, out, own.size());
-      ranks_.broadcast(out, own.size(), 0);
-    });
+    show("broadcast: all get what rank 0 has", own, own.size(),
+         [&](const accum*, accum* out) { ranks_.broadcast(out, own.size(), 0); });
 
     show("all-reduce: all get the sum", own, own.size(),
          [&](const accum* in, accum* out) { ranks_.all_reduce(in, out, own.size()); });
@@ -93,16 +87,10 @@ class Primer {
     const Buffer received(Values(2));
     ranks_.reset_traffic();
     show("ring, first half (reduce-scatter): part r of rank r is the sum", parts, parts.size(),
-         [&](const accum* in, accum* out) {
-           copy(in, out, parts.size());
-           ring_reduce_scatter(out, parts.size(), received.data(), ranks_);
-         });
+         [&](const accum*, accum* out) { ring_reduce_scatter(out, parts.size(), received.data(), ranks_); });
     show_traffic();
     show("ring, both halves (and all-gather): all parts are", parts, parts.size(),
-         [&](const accum* in, accum* out) {
-           copy(in, out, parts.size());
-           ring_all_reduce(out, parts.size(), received.data(), ranks_);
-         });
+         [&](const accum*, accum* out) { ring_all_reduce(out, parts.size(), received.data(), ranks_); });
     show_traffic();
   }
 
@@ -129,9 +117,8 @@ class Primer {
     const double ring_seconds =
         seconds([&] { ring_all_reduce(zeros.data(), size, received.data(), ranks_); });
     ring_all_reduce(ring.data(), size, received.data(), ranks_);
-    if (nccl.values(ranks_.stream()) != ring.values(ranks_.stream())) {
+    if (nccl.values(ranks_.stream()) != ring.values(ranks_.stream()))
       fail("ring_all_reduce", "other sums than ncclAllReduce", __FILE__, __LINE__);
-    }
 
     say("%12zu", bytes);
     for (const double s : {nccl_seconds, ring_seconds}) {
@@ -157,9 +144,12 @@ class Primer {
     return world_.largest({(now() - begin) / calls})[0];
   }
 
-  // Runs an operation and prints every rank's numbers before and after it.
+  // Runs an operation and prints every rank's numbers before and after it. An operation in place takes `out`,
+  // which begins with the same numbers.
   void show(const char* title, const Values& before, size_t size_after, const Operation& operation) {
-    const Buffer in(before), out{Values(size_after)};
+    Values begin = before;
+    begin.resize(size_after);
+    const Buffer in(before), out(begin);
     operation(in.data(), out.data());
     const std::string line = to_text(before) + "  ->  " + to_text(out.values(ranks_.stream()));
     const std::vector<std::string> lines = world_.gather(line);  // on rank 0
@@ -171,10 +161,6 @@ class Primer {
   void show_traffic() {
     say("  sent by each rank: %.0f\n", world_.largest({sent_bytes(ranks_.traffic()) / sizeof(accum)})[0]);
     ranks_.reset_traffic();
-  }
-
-  void copy(const accum* from, accum* to, size_t size) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, size * sizeof(accum), cudaMemcpyDeviceToDevice, ranks_.stream()));
   }
 
   template <class... Arguments>

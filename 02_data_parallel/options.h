@@ -24,15 +24,11 @@ inline double default_bucket_mb(const ModelConfig& model) {
   return std::min(25.0, 4e-6 * static_cast<double>(parameter_count(model)) / 8);
 }
 
-inline void declare_data_parallel(CommandLine& line, DataParallelOptions& o) {
+inline void declare_options(CommandLine& line, DataParallelOptions& o) {
   line.group("Data parallelism");
   line.choice("--dp-sync", o.dp_sync, dp_sync_names, "when gradients are summed over the ranks");
   line.number("--bucket-mb", o.bucket_mb, 1e-6, 1e6, "megabytes of gradients that are summed at once",
               "25, or an eighth of all where that is less");
-}
-inline void declare_options(CommandLine& line, DataParallelOptions& o) {
-  declare_communication(line, o);
-  declare_data_parallel(line, o);
 }
 
 inline void complete_options(DataParallelOptions& o, const CommandLine& line) {

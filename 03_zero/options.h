@@ -9,14 +9,10 @@ struct ZeroOptions : virtual Options {
   int zero_stage = 1;  // 1: optimizer states are sharded, 2: and gradients, 3: and weights
 };
 
-inline void declare_zero(CommandLine& line, ZeroOptions& o) {
+inline void declare_options(CommandLine& line, ZeroOptions& o) {
   line.group("ZeRO");
   line.whole("--zero-stage", o.zero_stage, 0, 3,
              "1: optimizer states, 2: and gradients, 3: and weights are sharded");
-}
-inline void declare_options(CommandLine& line, ZeroOptions& o) {
-  declare_communication(line, o);
-  declare_zero(line, o);
 }
 
 }  // namespace pentatron

@@ -17,7 +17,7 @@ struct TensorParallelOptions : virtual Options {
   int tp_chunks = 2;  // of --tp-overlap chunks
 };
 
-inline void declare_tensor_parallel(CommandLine& line, TensorParallelOptions& o) {
+inline void declare_options(CommandLine& line, TensorParallelOptions& o) {
   line.group("Tensor parallelism");
   line.flag("--sequence-parallel", o.sequence_parallel,
             "split the rows of tokens outside of attention and MLP, too");
@@ -27,20 +27,14 @@ inline void declare_tensor_parallel(CommandLine& line, TensorParallelOptions& o)
               "whether forward's products are cut, so that their communication hides");
   line.whole("--tp-chunks", o.tp_chunks, 2, 64, "into so many chunks of rows");
 }
-inline void declare_options(CommandLine& line, TensorParallelOptions& o) {
-  declare_communication(line, o);
-  declare_tensor_parallel(line, o);
-}
 
 inline void complete_options(TensorParallelOptions& o, const CommandLine& line) {
-  if (line.given("--tp-chunks") && o.tp_overlap == TpOverlap::none)
-    throw UsageError("--tp-chunks", std::to_string(o.tp_chunks), "none without --tp-overlap chunks");
+  require(!line.given("--tp-chunks") || o.tp_overlap != TpOverlap::none, "--tp-chunks", o.tp_chunks,
+          "none without --tp-overlap chunks");
   if (!o.fp8_communication) return;
-  if (!o.sequence_parallel)
-    throw UsageError("--fp8-communication", "given", "together with --sequence-parallel");
-  if (o.fp8_scales == Fp8Scales::tensor)
-    throw UsageError("--fp8-communication", "given",
-                     "none with --fp8-scales tensor, whose scale no rank has");
+  require(o.sequence_parallel, "--fp8-communication", "given", "together with --sequence-parallel");
+  require(o.fp8_scales != Fp8Scales::tensor, "--fp8-communication", "given",
+          "none with --fp8-scales tensor, whose scale no rank has");
 }
 
 }  // namespace pentatron

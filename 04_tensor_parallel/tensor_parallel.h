@@ -171,9 +171,8 @@ class TensorParallel : public TensorRegion {
 
   // ---- --tp-overlap chunks: the products at the borders in parts
 
-  // With --tp-overlap chunks, a product at a border is made in chunks of rows. While the compute stream
-  // multiplies one, the communication stream gathers the next one or sums the one before.
-
+  // While the compute stream multiplies a chunk of rows, the communication stream gathers the next one or
+  // sums the one before.
   void enter_linear(const Blas& blas, Tensor x, Tensor weight, Tensor y) override {
     if (!sequence_parallel_ || chunks() == 0) return TensorRegion::enter_linear(blas, x, weight, y);
     const Tensor entered = gathered_.row_range(0, y.rows);
@@ -284,10 +283,8 @@ inline RankShare tensor_parallel_share(const TensorParallelOptions& options, int
 inline void check_tensor_parallel(const TensorParallelOptions& options, int ranks, int64_t rows,
                                   const std::string& rows_option = "--micro-batch-size x --seq-len") {
   const ModelConfig& m = options.model;
-  const auto check = [&](const std::string& option, int64_t size, const std::string& with = "") {
-    if (size % ranks == 0) return;
-    throw UsageError(option, std::to_string(size),
-                     "a multiple of the tensor ranks (" + std::to_string(ranks) + ")" + with);
+  const auto check = [&](const std::string& option, int64_t size, const char* with = "") {
+    require(size % ranks == 0, option, size, "a multiple of the tensor ranks (", ranks, ")", with);
   };
   check("--heads", m.heads);
   check("--kv-heads", m.kv_heads);
@@ -295,13 +292,9 @@ inline void check_tensor_parallel(const TensorParallelOptions& options, int rank
   check("--vocab-size", m.vocab_size);
   if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
   if (!options.fp8_communication) return;
-  if (!has_fp8_products)
-    throw UsageError("--fp8-communication", "given", "a program built with PRECISION=fp8");
-  if (rows / ranks % fp8_tile != 0) {
-    throw UsageError(
-        rows_option, std::to_string(rows),
-        "a multiple of 128 x the tensor ranks (" + std::to_string(ranks) + ") with --fp8-communication");
-  }
+  require(has_fp8_products, "--fp8-communication", "given", "a program built with PRECISION=fp8");
+  require(rows / ranks % fp8_tile == 0, rows_option, rows, "a multiple of 128 x the tensor ranks (", ranks,
+          ") with --fp8-communication");
 }
 inline void fit_to_ranks(TensorParallelOptions& options, int ranks) {
   check_tensor_parallel(options, ranks, rows_of(options, {}).inside);

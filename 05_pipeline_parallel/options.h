@@ -91,7 +91,7 @@ inline void read_costs(PipelineOptions& o, const std::string& given) {
     throw UsageError("--pp-costs", given, expected);
 }
 
-inline void declare_pipeline(CommandLine& line, PipelineOptions& o) {
+inline void declare_options(CommandLine& line, PipelineOptions& o) {
   line.group("Pipeline parallelism");
   line.add(
       "--pp-schedule", join(words_of(pp_schedule_names), "|") + "|FILE", schedule_name(o),
@@ -110,10 +110,6 @@ inline void declare_pipeline(CommandLine& line, PipelineOptions& o) {
   line.flag("--show-schedule", o.show_schedule, "draw the schedule, train nothing");
   line.output("--show-schedule-svg", o.show_schedule_svg, "and write it as an SVG picture");
   line.reads("--pp-schedule", o.pp_schedule_file);
-}
-inline void declare_options(CommandLine& line, PipelineOptions& o) {
-  declare_communication(line, o);
-  declare_pipeline(line, o);
 }
 
 inline void complete_options(PipelineOptions& o, const CommandLine& line) {

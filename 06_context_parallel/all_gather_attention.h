@@ -6,19 +6,13 @@
 #pragma once
 
 #include "context_blocks.h"
-#include "ranks/comm.h"
 
 namespace pentatron {
 
-class AllGatherAttention : public AttentionCore {
+class AllGatherAttention : public AttentionByRank {
  public:
-  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
   AllGatherAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
-      : AttentionCore(options.attention),
-        layout_(options.cp_layout),
-        context_(context),
-        ranks_(context.ranks()),
-        blocks_(options, ranks_, tensor_ranks) {
+      : AttentionByRank(options, context, tensor_ranks) {
     const ContextPart part = context_part(options, ranks_, tensor_ranks);
     gathered_ = KeysValues<real>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
     d_gathered_ = KeysValues<accum>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
@@ -28,13 +22,6 @@ class AllGatherAttention : public AttentionCore {
     const ContextPart part = context_part(options, ranks, tensor_ranks);
     const int64_t size = 2 * ranks * part.rows * part.columns.kv;  // keys and values
     return Elements{size, size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);
-  }
-
-  // As with a ring, no scores are kept: a block's probabilities are shares of that block alone.
-  std::pair<int64_t, int64_t> score_shape(AttentionShape) const override { return {0, 0}; }
-
-  BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
-    return {blocks_.d_scores(), {}, allocate_turns(arena, shape)};
   }
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
@@ -79,9 +66,6 @@ class AllGatherAttention : public AttentionCore {
   }
 
  private:
-  // The rank whose keys a step computes with: its own first, while the others' are on their way.
-  int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
-
   KeysValues<real> keys_values(int step, const AttentionTensors& t) const {
     return step == 0 ? KeysValues<real>{t.k, t.v} : gathered_.part(origin(step), ranks_);
   }
@@ -93,11 +77,6 @@ class AllGatherAttention : public AttentionCore {
     context_.all_gather(t.v.data, gathered_.v.data, t.v.size());
   }
 
-  const CpLayout layout_;
-  Communicator& context_;
-  const int ranks_;
-  const AttentionBlocks blocks_;
-  DeviceArena memory_{Purpose::communication};
   KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size]
   KeysValues<accum> d_gathered_;  // likewise
 };

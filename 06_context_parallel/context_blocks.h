@@ -16,6 +16,7 @@
 #include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
 
@@ -184,6 +185,36 @@ class AttentionBlocks {
   AccumTensor out_, lse_;     // [rows, heads*head_size], [rows, heads]: of one block, to be merged
   AccumTensor wide_;          // [rows, heads*head_size]
   Tensor scores_, d_scores_;  // [heads*sequence, sequence]: of one block of one sequence
+};
+
+// What a ring and an all-gather share: attention to the keys of all ranks, one rank's after the other.
+class AttentionByRank : public AttentionCore {
+ public:
+  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
+  AttentionByRank(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
+      : AttentionCore(options.attention),
+        layout_(options.cp_layout),
+        context_(context),
+        ranks_(context.ranks()),
+        blocks_(options, ranks_, tensor_ranks) {}
+
+  // The model keeps no scores, whatever --recompute says: before the last merge, a block's probabilities are
+  // shares of that block alone. Backward computes them again from the lse of all keys.
+  std::pair<int64_t, int64_t> score_shape(AttentionShape) const override { return {0, 0}; }
+
+  BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
+    return {blocks_.d_scores(), {}, allocate_turns(arena, shape)};
+  }
+
+ protected:
+  // The rank with whose keys a step computes: this one first, while those of others are on their way.
+  int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
+
+  const CpLayout layout_;
+  Communicator& context_;
+  const int ranks_;
+  const AttentionBlocks blocks_;
+  DeviceArena memory_{Purpose::communication};
 };
 
 }  // namespace pentatron

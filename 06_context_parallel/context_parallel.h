@@ -59,27 +59,19 @@ inline RankShare context_parallel_share(const ContextParallelOptions& options, i
 // these.
 inline void check_context_parallel(const ContextParallelOptions& options, int ranks, int tensor_ranks = 1) {
   if (ranks == 1) return;
-  const std::string c = std::to_string(ranks);
   const bool zigzag = options.cp_layout == CpLayout::zigzag;
-  if (options.sequence_length % (zigzag ? 2 * ranks : ranks) != 0) {
-    throw UsageError("--seq-len", std::to_string(options.sequence_length),
-                     zigzag ? "a multiple of twice the context ranks (2 x " + c + ") with --cp-layout zigzag"
-                            : "a multiple of the context ranks (" + c + ")");
-  }
+  require(options.sequence_length % (zigzag ? 2 * ranks : ranks) == 0, "--seq-len", options.sequence_length,
+          zigzag ? "a multiple of twice the context ranks (2 x " : "a multiple of the context ranks (", ranks,
+          zigzag ? ") with --cp-layout zigzag" : ")");
   const bool rings = options.cp_exchange == CpExchange::ulysses_ring;
-  if (rings && (ranks % options.ulysses != 0 || options.ulysses == ranks)) {
-    throw UsageError("--ulysses", std::to_string(options.ulysses),
-                     "a divisor of the context ranks (" + c + ") that leaves a ring of two or more");
-  }
+  require(!rings || (ranks % options.ulysses == 0 && options.ulysses != ranks), "--ulysses", options.ulysses,
+          "a divisor of the context ranks (", ranks, ") that leaves a ring of two or more");
   const int u = rings ? options.ulysses : options.cp_exchange == CpExchange::ulysses ? ranks : 1;
-  if (options.model.kv_heads / tensor_ranks % u != 0) {
-    const std::string t = std::to_string(tensor_ranks), exchange(to_string(options.cp_exchange));
-    const std::string n = std::to_string(u), which = rings ? "--ulysses" : "context ranks";
-    throw UsageError("--kv-heads", std::to_string(options.model.kv_heads),
-                     (tensor_ranks > 1 ? "a multiple of tensor ranks x " + which + " (" + t + " x " + n + ")"
-                                       : "a multiple of the " + which + " (" + n + ")") +
-                         " with --cp-exchange " + exchange);
-  }
+  const std::string which = rings ? "--ulysses" : "context ranks";
+  require(options.model.kv_heads / tensor_ranks % u == 0, "--kv-heads", options.model.kv_heads,
+          tensor_ranks > 1 ? text("a multiple of tensor ranks x ", which, " (", tensor_ranks, " x ", u, ")")
+                           : text("a multiple of the ", which, " (", u, ")"),
+          " with --cp-exchange ", to_string(options.cp_exchange));
 }
 inline void fit_to_ranks(ContextParallelOptions& options, int ranks) {
   check_context_parallel(options, ranks);

@@ -26,17 +26,13 @@ struct ContextParallelOptions : virtual Options {
   int ulysses = 2;  // ranks that exchange tokens for heads, with ulysses_ring
 };
 
-inline void declare_context_parallel(CommandLine& line, ContextParallelOptions& o) {
+inline void declare_options(CommandLine& line, ContextParallelOptions& o) {
   line.group("Context parallelism");
   line.choice("--cp-layout", o.cp_layout, cp_layout_names,
               "which tokens of a sequence a rank holds: a block, or an early and a late one");
   line.choice("--cp-exchange", o.cp_exchange, cp_exchange_names,
               "keys and values by hops or gathered, tokens for heads, or both in groups");
   line.whole("--ulysses", o.ulysses, 2, 1 << 20, "ranks that exchange tokens for heads, with ulysses-ring");
-}
-inline void declare_options(CommandLine& line, ContextParallelOptions& o) {
-  declare_communication(line, o);
-  declare_context_parallel(line, o);
 }
 
 }  // namespace pentatron

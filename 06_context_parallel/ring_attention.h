@@ -9,19 +9,13 @@
 #pragma once
 
 #include "context_blocks.h"
-#include "ranks/comm.h"
 
 namespace pentatron {
 
-class RingAttention : public AttentionCore {
+class RingAttention : public AttentionByRank {
  public:
-  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
   RingAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
-      : AttentionCore(options.attention),
-        layout_(options.cp_layout),
-        context_(context),
-        ranks_(context.ranks()),
-        blocks_(options, ranks_, tensor_ranks) {
+      : AttentionByRank(options, context, tensor_ranks) {
     const ContextPart part = context_part(options, ranks_, tensor_ranks);
     const int64_t rows = part.rows, kv = part.columns.kv;
     for (auto& buffer : travelling_) buffer = KeysValues<real>::allocate(memory_, rows, kv);
@@ -38,14 +32,6 @@ class RingAttention : public AttentionCore {
 
   int ranks() const { return ranks_; }
 
-  // The model keeps no scores, whatever --recompute says: before the last merge, a block's probabilities are
-  // shares of that block alone. Backward computes them again from the lse of all keys.
-  std::pair<int64_t, int64_t> score_shape(AttentionShape) const override { return {0, 0}; }
-
-  BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
-    return {blocks_.d_scores(), {}, allocate_turns(arena, shape)};
-  }
-
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();
     const AccumTensor out = wide(t.out, blocks_.wide_memory());
@@ -61,7 +47,6 @@ class RingAttention : public AttentionCore {
     round_to(t.out, out, compute);
   }
 
-  // Without t.out, the caller has computed g.d_out_dot_out.
   void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                 const AttentionGradients& g) override {
     const cudaStream_t compute = blas.stream();
@@ -93,9 +78,6 @@ class RingAttention : public AttentionCore {
   }
 
  private:
-  // The rank that owns the keys and values of this step.
-  int origin(int step) const { return (context_.rank() - step + ranks_) % ranks_; }
-
   // Starts the hop, and returns the keys and values of step + 1. Compute may read them after its next wait
   // for the context stream.
   KeysValues<real> begin_hop(int step, KeysValues<real> present) {
@@ -137,11 +119,6 @@ class RingAttention : public AttentionCore {
   int after() const { return (context_.rank() + 1) % ranks_; }
   int before() const { return (context_.rank() + ranks_ - 1) % ranks_; }
 
-  const CpLayout layout_;
-  Communicator& context_;
-  const int ranks_;
-  const AttentionBlocks blocks_;
-  DeviceArena memory_{Purpose::communication};
   KeysValues<real> travelling_[2];  // [rows, kv_heads*head_size]: compute reads one, a hop fills the other
   KeysValues<accum> sums_[2];       // likewise: a hop sends one and fills the other
   KeysValues<accum> d_block_;       // likewise: this rank's part, to be added to the sums that arrive

@@ -27,7 +27,11 @@ class UlyssesAttention : public AttentionCore {
   // of one of its ranks, one after the other.
   UlyssesAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks,
                    RingAttention* ring = nullptr)
-      : AttentionCore(options.attention), context_(context), ranks_(context.ranks()), ring_(ring) {
+      : AttentionCore(options.attention),
+        context_(context),
+        ranks_(context.ranks()),
+        whole_(options.attention),
+        inner_(ring ? *ring : whole_) {
     const int all = ranks_ * (ring ? ring->ranks() : 1);
     const auto& [rows, sequence, c] = context_part(options, all, tensor_ranks);
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -48,18 +52,16 @@ class UlyssesAttention : public AttentionCore {
   }
 
   std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const override {
-    return ring_ ? ring_->score_shape(by_heads(shape)) : AttentionCore::score_shape(by_heads(shape));
+    return inner_.score_shape(by_heads(shape));
   }
   BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
-    return ring_ ? ring_->backward_memory(arena, by_heads(shape))
-                 : AttentionCore::backward_memory(arena, by_heads(shape));
+    return inner_.backward_memory(arena, by_heads(shape));
   }
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();
     to_heads<real>(shape, {{t.q, q_}, {t.k, k_}, {t.v, v_}}, compute);
-    ring_ ? ring_->forward(blas, by_heads(shape), by_heads(t))
-          : AttentionCore::forward(blas, by_heads(shape), by_heads(t));
+    inner_.forward(blas, by_heads(shape), by_heads(t));
     to_tokens(shape, {{t.out, q_}}, compute);
   }
 
@@ -71,14 +73,9 @@ class UlyssesAttention : public AttentionCore {
     to_heads<accum>(shape, {{g.d_out_dot_out, dots_}}, compute);
     AttentionTensors all = by_heads(t);
     all.out = {};  // it is by tokens
-    const AttentionGradients d = {by_heads(g.d_out), by_heads(g.d_q), by_heads(g.d_k),
-                                  by_heads(g.d_v),   g.memory,        by_heads(g.d_out_dot_out)};
-    if (ring_) {
-      ring_->backward(blas, by_heads(shape), all, d);
-    } else {
-      attention_backward(kind_, blas, whole_sequences(by_heads(shape)), all.q, all.k, all.v, all.scores,
-                         all.lse, d.d_out, d.d_out_dot_out, d.memory, false, d.d_q, d.d_k, d.d_v);
-    }
+    inner_.backward(blas, by_heads(shape), all,
+                    {by_heads(g.d_out), by_heads(g.d_q), by_heads(g.d_k), by_heads(g.d_v), g.memory,
+                     by_heads(g.d_out_dot_out)});
     to_tokens(shape, {{g.d_q, q_}, {g.d_k, k_}, {g.d_v, v_}}, compute);
   }
 
@@ -151,7 +148,8 @@ class UlyssesAttention : public AttentionCore {
 
   Communicator& context_;
   const int ranks_;
-  RingAttention* const ring_;           // null: this rank has all tokens by heads
+  AttentionCore whole_;
+  AttentionCore& inner_;                // a ring, or `whole_` if this rank has all tokens by heads
   std::vector<std::vector<Run>> runs_;  // [ranks]
   DeviceArena memory_{Purpose::communication};
   Tensor q_, k_, v_;  // [ranks, rows, columns / ranks]: columns of q, k, v, or their gradients

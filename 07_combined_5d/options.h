@@ -39,7 +39,7 @@ struct ExpertOptions : virtual Options {
   ExpertProducts expert_products = ExpertProducts::grouped;
 };
 
-inline void declare_experts(CommandLine& line, ExpertOptions& o) {
+inline void declare_options(CommandLine& line, ExpertOptions& o) {
   line.group("Experts");
   line.whole("--experts", o.model.experts, 0, 1024, "MLPs of a layer that has several, 0: none has");
   line.whole("--top-k", o.model.top_k, 1, 1024, "experts that a token is sent to");
@@ -102,7 +102,7 @@ struct ExpertProgramOptions : DataParallelOptions, ExpertOptions {};
 
 inline void declare_options(CommandLine& line, ExpertProgramOptions& o) {
   declare_options(line, static_cast<DataParallelOptions&>(o));
-  declare_experts(line, o);
+  declare_options(line, static_cast<ExpertOptions&>(o));
 }
 inline void complete_options(ExpertProgramOptions& o, const CommandLine& line) {
   complete_options(static_cast<DataParallelOptions&>(o), line);
@@ -127,13 +127,12 @@ inline void declare_options(CommandLine& line, CombinedOptions& o) {
   line.whole("--dp", o.dp, 0, 1 << 20, "data ranks, 0: what the other axes leave");
   line.whole("--ep", o.ep, 1, 1 << 20, "ranks that share out the experts");
   line.flag("--show-mesh", o.show_mesh, "print who is who, train nothing");
-  declare_data_parallel(line, o);
-  declare_zero(line, o);
-  declare_tensor_parallel(line, o);
-  declare_pipeline(line, o);
-  declare_context_parallel(line, o);
-  declare_experts(line, o);
-  declare_communication(line, o);
+  declare_options(line, static_cast<DataParallelOptions&>(o));
+  declare_options(line, static_cast<ZeroOptions&>(o));
+  declare_options(line, static_cast<TensorParallelOptions&>(o));
+  declare_options(line, static_cast<PipelineOptions&>(o));
+  declare_options(line, static_cast<ContextParallelOptions&>(o));
+  declare_options(line, static_cast<ExpertOptions&>(o));
 }
 inline void complete_options(CombinedOptions& o, const CommandLine& line) {
   complete_options(static_cast<DataParallelOptions&>(o), line);

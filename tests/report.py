@@ -136,7 +136,7 @@ def check_refusals(folder):
         ("no file", None),
         ("no JSON", "{"),
         ("another JSON", "[1]"),
-        ("a run that was killed", whole[: whole.index('{"step": 3')]),
+        ("a run that was killed", whole[: whole.index('{"step":3')]),
     ):
         log.unlink(missing_ok=True)
         if text is not None:

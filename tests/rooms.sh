@@ -34,7 +34,7 @@ for room in "${rooms[@]}"; do
     lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"modelled_link.h"')
     case $room-$file in
       *seams.h | *expert_kernels*) ;;
-      *config.* | *log.*) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}" "$file") ;;
+      *config.* | *checkpoint_folder.* | *log.*) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}" "$file") ;;
       *) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}|${words[7]}" "$file") ;;
     esac
     judge "$file" "$lines"

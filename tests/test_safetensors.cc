@@ -11,7 +11,6 @@
 #include "files.h"
 #include "model/safetensors.h"
 #include "program/checkpoint_folder.h"
-#include "program/model_config.h"
 #include "program/tokenizer.h"
 
 using namespace pentatron;

@@ -57,7 +57,7 @@ void AttentionCore::forward(const Blas& blas, AttentionShape shape, const Attent
 
 void AttentionCore::backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                              const AttentionGradients& g) {
-  attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
+  if (t.out.data != nullptr) attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
   attention_backward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.lse, g.d_out,
                      g.d_out_dot_out, g.memory, false, g.d_q, g.d_k, g.d_v);
 }

@@ -150,6 +150,7 @@ class AttentionCore {
   virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const;
   virtual BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const;
   virtual void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t);
+  // Without t.out, the caller has computed g.d_out_dot_out.
   virtual void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                         const AttentionGradients& g);
 

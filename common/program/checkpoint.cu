@@ -9,7 +9,6 @@
 #include "kernels/kernels.h"
 #include "program/checkpoint.h"
 #include "program/checkpoint_folder.h"
-#include "program/model_config.h"
 #include "program/tokenizer.h"
 
 namespace pentatron {
@@ -23,28 +22,21 @@ constexpr NumberType number_type = std::is_same_v<T, double>   ? NumberType::fp6
                                    : std::is_same_v<T, __half> ? NumberType::fp16
                                                                : NumberType::bf16;
 
-constexpr const char* torch_name = PRECISION == 64   ? "float64"
-                                   : PRECISION == 32 ? "float32"
-                                   : has_loss_scale  ? "float16"
-                                                     : "bfloat16";
+constexpr const char* torch_names[] = {"float64", "float32", "float16", "bfloat16"};  // of a NumberType
 
 // A parameter, or one of its states, as a file has it. A norm's weight is a vector.
-StoredTensor stored(const Parameter& p, NumberType type, const std::string& state = "") {
+StoredTensor stored(const Parameter& p, NumberType type, const std::string& state) {
   StoredTensor tensor{state.empty() ? p.name : p.name + "." + state, type, {p.rows, p.columns}};
   if (p.tensor_split == TensorSplit::held_outside) tensor.shape = {p.columns};
   return tensor;
 }
 
-std::vector<StoredTensor> stored_weights(const Parameters& parameters) {
-  std::vector<StoredTensor> tensors;
-  for (const Parameter& p : parameters.all()) tensors.push_back(stored(p, number_type<real>));
-  return tensors;
-}
-
-std::vector<StoredTensor> stored_states(const Parameters& parameters, const std::vector<std::string>& names) {
+// All parameters, or these states of them.
+std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
+                                 const std::vector<std::string>& states = {""}) {
   std::vector<StoredTensor> tensors;
   for (const Parameter& p : parameters.all()) {
-    for (const std::string& name : names) tensors.push_back(stored(p, number_type<accum>, name));
+    for (const std::string& state : states) tensors.push_back(stored(p, type, state));
   }
   return tensors;
 }
@@ -75,37 +67,38 @@ void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cud
   if (filled > 0) send();
 }
 
+// Fills a shard of the weights, or of a state of them, at `to`.
+template <class T>
+void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRange>& ranges,
+                const std::string& state, T* to, cudaStream_t stream) {
+  for (const ParameterRange& range : ranges) {
+    StoredTensor tensor = stored(*range.parameter, number_type<T>, state);
+    // A head that is tied to the embedding is not stored.
+    if (tensor.name == head_name && !folder.has(head_name)) tensor.name = embedding_name;
+    load_range(folder.find(tensor.name, tensor.shape), range, to + range.begin_in_shard, stream);
+  }
+}
+
 // A checkpoint of this project's has these tensors, and no other ones.
 void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
   for (const StoredTensor& tensor : expected) {
-    const StoredTensor& there = found.find(tensor.name, tensor.shape).description;
-    if (there.type != tensor.type) {
-      throw UsageError("--load", found.path(),
-                       tensor.name + " of type " + std::string(to_string(tensor.type)) + "; it has " +
-                           std::string(to_string(there.type)) + " (a build with another PRECISION wrote it)");
-    }
+    const NumberType there = found.find(tensor.name, tensor.shape).description.type;
+    require(there == tensor.type, "--load", found.path(), tensor.name, " of type ", to_string(tensor.type),
+            "; it has ", to_string(there), " (a build with another PRECISION wrote it)");
   }
-  if (found.size() != expected.size()) {
-    throw UsageError("--load", found.path(),
-                     std::to_string(expected.size()) + " tensors; it has " + std::to_string(found.size()));
-  }
+  require(found.size() == expected.size(), "--load", found.path(), expected.size(), " tensors; it has ",
+          found.size());
 }
 
 }  // namespace
 
 void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
   if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
-  const char* const option = options.load.empty() ? "--load-weights" : "--load";
-  const SafetensorsFolder folder(option, options.load_folder, "model");
-  if (!options.load.empty()) check_tensors(folder, stored_weights(parameters));
+  const SafetensorsFolder folder(options.load_option(), options.load_folder, "model");
+  if (!options.load.empty()) check_tensors(folder, stored(parameters, number_type<real>));
   for (const Shard& shard : parameters.shards()) {
     fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
-    for (const ParameterRange& range : parameters.ranges(shard)) {
-      StoredTensor tensor = stored(*range.parameter, number_type<real>);
-      // A head that is tied to the embedding is not stored.
-      if (tensor.name == head_name && !folder.has(head_name)) tensor.name = embedding_name;
-      load_range(folder.find(tensor.name, tensor.shape), range, shard.weights + range.begin_in_shard, stream);
-    }
+    load_shard(folder, parameters.ranges(shard), "", shard.weights, stream);
   }
 }
 
@@ -132,8 +125,7 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
       error = std::strerror(made ? made.value() : errno);
   }
   error = agreement_->first(error);
-  if (!error.empty())
-    throw UsageError("--save", options.save, "a folder that can be written (" + error + ")");
+  require(error.empty(), "--save", options.save, "a folder that can be written (", error, ")");
 
   const std::vector<Shard> shards = parameters.shards();
   Arrays weights, states;
@@ -142,60 +134,36 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
     std::vector<const void*>& of_shard = states.emplace_back();
     for (const AccumTensor& state : optimizer.states(i)) of_shard.push_back(state.data);
   }
-  add_file("model.safetensors", stored_weights(parameters), weights);
-  add_file("optimizer.safetensors", stored_states(parameters, optimizer.state_names()), states);
+  add_file("model.safetensors", stored(parameters, number_type<real>), weights);
+  add_file("optimizer.safetensors", stored(parameters, number_type<accum>, optimizer.state_names()), states);
   uint64_t most = 0;
   for (const File& file : files_) most = std::max(most, file.bytes);
   for (auto& buffer : buffers_) buffer = PinnedArray<std::byte>(std::min<uint64_t>(most, checkpoint_buffer));
   stream_.emplace("checkpoint");
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  writer_ = std::thread([this, device] {
-    CUDA_CHECK(cudaSetDevice(device));
-    write_when_asked();
-  });
-}
-
-Checkpoints::~Checkpoints() {
-  if (!writer_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  writer_.join();
 }
 
 void Checkpoints::load_states() {
   const TrainerState state = read_trainer_state("--load", options_.load_folder);
   const auto check = [&](const char* what, const std::string& there, std::string_view here) {
-    if (there != here) {
-      throw UsageError("--load", options_.load_folder,
-                       std::string(what) + " " + std::string(here) + "; it was " + there);
-    }
+    require(there == here, "--load", options_.load_folder, what, " ", here, "; it was ", there);
   };
   check("PRECISION", state.precision, precision_name);
   check("--optimizer", state.optimizer, to_string(options_.optimizer));
   first_step_ = state.steps;
   if (has_loss_scale) {
     const std::vector<double>& scale = state.loss_scale;
-    if (scale.empty()) throw UsageError("--load", options_.load_folder, "a loss scale in trainer_state.json");
+    require(!scale.empty(), "--load", options_.load_folder, "a loss scale in trainer_state.json");
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});
   }
   const SafetensorsFolder folder("--load", options_.load_folder, "optimizer");
   const std::vector<std::string> names = optimizer_.state_names();
-  check_tensors(folder, stored_states(parameters_, names));
+  check_tensors(folder, stored(parameters_, number_type<accum>, names));
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::vector<AccumTensor> states = optimizer_.states(i);
-    for (const ParameterRange& range : parameters_.ranges(shards[i])) {
-      for (size_t k = 0; k < states.size(); ++k) {
-        const StoredTensor tensor = stored(*range.parameter, number_type<accum>, names[k]);
-        load_range(folder.find(tensor.name, tensor.shape), range, states[k].data + range.begin_in_shard,
-                   compute_);
-      }
-    }
+    for (size_t k = 0; k < states.size(); ++k)
+      load_shard(folder, parameters_.ranges(shards[i]), names[k], states[k].data, compute_);
   }
   if (rank_ > 0) return;
   for (const std::string& path : cut_off_checkpoints(options_.load))
@@ -233,58 +201,51 @@ void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> te
 // ---- Saving: the thread of the training
 
 void Checkpoints::before_update() {
-  std::unique_lock lock(mutex_);
-  if (asked_ == 0) return;
-  changed_.wait(lock, [&] { return copied_in_stream_ == asked_; });
+  if (!copies_issued_.valid()) return;
+  copies_issued_.get();
   wait_event(compute_, copied_);
 }
 
 void Checkpoints::after_update(int64_t step) {
   const int64_t steps = step + 1;
   const bool due = options_.save_every > 0 && steps % options_.save_every == 0;
-  if (!writer_.joinable() || !(due || steps == options_.steps)) return;
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ended_ == asked_; });
+  if (options_.save.empty() || !(due || steps == options_.steps)) return;
+  if (saving_.valid()) saving_.get();
   updated_.record(compute_);
-  asked_ = steps;
-  changed_.notify_all();
+  copies_ = std::promise<void>();
+  copies_issued_ = copies_.get_future();
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  saving_ = std::async(std::launch::async, [this, steps, device] {
+    CUDA_CHECK(cudaSetDevice(device));
+    return save(steps);
+  });
 }
 
 void Checkpoints::finish() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ended_ == asked_; });
-  if (!error_.empty()) throw RunError(error_);
+  const std::string error = saving_.valid() ? saving_.get() : "";
+  if (!error.empty()) throw RunError(error);
 }
 
 // ---- Saving: the thread that writes
 
-void Checkpoints::write_when_asked() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return stop_ || asked_ != ended_; });
-    if (asked_ == ended_) return;
-    const int64_t steps = asked_;
-    lock.unlock();
-    const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
-    std::string error = write(path, steps);
-    if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
-    if (rank_ == 0 && error.empty()) {
-      std::printf("checkpoint  %s is saved\n", path.c_str());
-      std::fflush(stdout);
-    } else if (rank_ == 0 && steps < options_.steps) {
-      std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
-    }
-    lock.lock();
-    error_ = error;
-    ended_ = copied_in_stream_ = steps;
-    changed_.notify_all();
+std::string Checkpoints::save(int64_t steps) {
+  const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
+  std::string error = write(path, steps);
+  if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
+  if (rank_ == 0 && error.empty()) {
+    std::printf("checkpoint  %s is saved\n", path.c_str());
+    std::fflush(stdout);
+  } else if (rank_ == 0 && steps < options_.steps) {
+    std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
   }
+  return error;
 }
 
 std::string Checkpoints::write(const std::string& path, int64_t steps) {
   const std::string part = path + ".part";
-  std::string error = rank_ == 0 ? begin(part) : "";
-  error = agreement_->first(error);
+  std::string error = agreement_->first(rank_ == 0 ? begin(part) : "");
+  if (!error.empty()) copies_.set_value();  // nothing is copied
   if (error.empty()) error = agreement_->first(write_tensors(part));
   if (error.empty() && rank_ == 0) error = complete(part, steps);
   error = agreement_->first(error);
@@ -320,10 +281,8 @@ std::string Checkpoints::write_tensors(const std::string& part) {
   const auto fill_round = [&](size_t i) {
     if (i < rounds.size()) fill(rounds[i], static_cast<int>(i % 2));
     if (i + 1 != std::max<size_t>(rounds.size(), 1)) return;
-    const std::lock_guard lock(mutex_);
     copied_.record(*stream_);
-    copied_in_stream_ = asked_;
-    changed_.notify_all();
+    copies_.set_value();
   };
   std::string error;
   std::optional<SharedFile> file;
@@ -369,8 +328,9 @@ std::string Checkpoints::complete(const std::string& part, int64_t steps) const 
   if (has_loss_scale) scale = {loss_scale_[0].factor, loss_scale_[0].good_steps, loss_scale_[0].skipped};
   const std::string state = trainer_state_text(
       steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json, scale);
-  std::string error = write_file(folder / "config.json",
-                                 model_config_text(options_.model, options_.sequence_length, torch_name));
+  std::string error =
+      write_file(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
+                                                           torch_names[static_cast<int>(number_type<real>)]));
   if (error.empty()) error = write_file(folder / "trainer_state.json", state);
   const fs::path tokenizer = tokenizer_beside(options_.data);
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {

@@ -16,12 +16,10 @@
 // copy is made.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+#include <future>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "model/optimizer.h"
@@ -46,7 +44,6 @@ class Checkpoints {
   // construct it, and call each function, at the same steps.
   Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute,
               const Peers& ranks = peers());
-  ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
 
@@ -82,7 +79,7 @@ class Checkpoints {
   void load_states();
 
   // Of the thread that writes. They return what went wrong, or nothing.
-  void write_when_asked();
+  std::string save(int64_t steps);
   std::string write(const std::string& path, int64_t steps);
   std::string begin(const std::string& part) const;
   std::string write_tensors(const std::string& part);
@@ -102,14 +99,10 @@ class Checkpoints {
   Event filled_[2];
   PinnedArray<LossScale> loss_scale_{1};
   Event updated_, copied_;  // the state may be copied; all of it is copied
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Under the mutex:
-  int64_t asked_ = 0, copied_in_stream_ = 0, ended_ = 0;  // steps that the newest such save has behind it
-  bool stop_ = false;
-  std::string error_;  // of the newest save
-  std::thread writer_;
+  std::promise<void> copies_;
+  std::future<void> copies_issued_;  // copied_ is recorded
+  std::future<std::string>
+      saving_;  // what went wrong. The last member: the end of this waits for a save first
 };
 
 }  // namespace pentatron

@@ -1,10 +1,14 @@
-// The folder of a run's checkpoints: names, which one is the newest, and trainer_state.json.
+// The folder of a run's checkpoints: names, which one is the newest, and what is in it beside tensors:
+// trainer_state.json, and config.json, which says to which model the weights belong, as Hugging Face's
+// transformers writes and reads it.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "model/config.h"
 
 namespace pentatron {
 
@@ -36,5 +40,16 @@ std::string trainer_state_text(int64_t steps, const std::string& precision, cons
                                const std::string& options_as_json,
                                const std::vector<double>& loss_scale = {});
 TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint);
+
+// Takes the model's sizes and its experts from FOLDER/config.json. Throws UsageError, naming `option`, if the
+// file can't be read, or if it asks for something that would change the result and that is not here.
+void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model);
+
+// The text of config.json. sequence_length: what the model was trained on; type: of the weights, in PyTorch's
+// words, such as "float32".
+std::string model_config_text(const ModelConfig& model, int sequence_length, const std::string& type);
+
+// The first size in which two models differ, such as "--layers is 8, and was 4", or nothing.
+std::string model_difference(const ModelConfig& model, const ModelConfig& saved);
 
 }  // namespace pentatron

@@ -3,10 +3,13 @@
 // would be valid.
 #pragma once
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,6 +18,11 @@
 #include <vector>
 
 #include "device/errors.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace pentatron {
 
@@ -43,11 +51,32 @@ std::vector<std::string> words_of(const Names<Value>& names) {
 }
 
 std::string join(const std::vector<std::string>& words, const std::string& separator);
-std::string text(double value);  // as short as possible: 0.003, 1e-08
+
+// The values, one after the other. A double is as short as possible: 0.003, 1e-08.
+template <class... Values>
+std::string text(const Values&... values) {
+  std::ostringstream out;
+  (out << ... << values);
+  return out.str();
+}
+
+// Throws UsageError unless `good`. `expected`: what would be valid, in parts.
+template <class Given, class... Expected>
+void require(bool good, const std::string& option, const Given& given, const Expected&... expected) {
+  if (!good) throw UsageError(option, text(given), text(expected...));
+}
 
 // Converts all of `given`. Throws UsageError that says what was `expected`.
-double convert_number(const std::string& option, const std::string& given, double lowest, double highest,
-                      const std::string& expected);
+template <class Number>
+Number convert_number(const std::string& option, const std::string& given, Number lowest, Number highest,
+                      const std::string& expected) {
+  Number value{};
+  const char* const all = given.data() + given.size();
+  const auto [end, error] = std::from_chars(given.data(), all, value);
+  const bool complete = error == std::errc() && end == all;
+  require(complete && value >= lowest && value <= highest, option, given, expected);  // not NaN, either
+  return value;
+}
 
 // What an option has, for the JSON of a log.
 using OptionValue = std::variant<bool, int64_t, uint64_t, double, std::string, std::vector<double>>;
@@ -60,33 +89,47 @@ class CommandLine {
   explicit CommandLine(std::string_view description);
   ~CommandLine();
 
-  void group(const std::string& name);  // under which --help prints what is declared from now on
+  // Under which --help prints what is declared from now on.
+  void group(const std::string& name) { group_ = name; }
 
   // Integer: int, int64_t or uint64_t. `preset`: the default in words.
   template <class Integer>
   void whole(const std::string& option, Integer& value, Integer lowest, Integer highest,
-             const std::string& help, const std::string& preset = "");
+             const std::string& help, const std::string& preset = "") {
+    add_number(option, "N", value, lowest, highest, "a whole number", help, preset);
+  }
   void number(const std::string& option, double& value, double lowest, double highest,
-              const std::string& help, const std::string& preset = "");
+              const std::string& help, const std::string& preset = "") {
+    add_number(option, "X", value, lowest, highest, "a number", help, preset);
+  }
   void flag(const std::string& option, bool& value, const std::string& help);
-  void link(const std::string& option, std::string& link, const std::string& help);
-  void folder(const std::string& option, std::string& path, const std::string& help);
+  // `check`, if there is one, throws UsageError, or sets what depends on the words.
+  void words(const std::string& option, const std::string& placeholder, std::string& words,
+             const std::string& help, const std::function<void(const std::string&)>& check = {}) {
+    const auto assign = [=, &words](const std::string& given) {
+      if (check) check(given);
+      words = given;
+    };
+    add(option, placeholder, words, help, assign, [&words] { return words; });
+  }
   // Files that are read must not be among those that are written, and these must be different.
-  void input(const std::string& option, std::string& path, const std::string& help);
-  void output(const std::string& option, std::string& path, const std::string& help);
+  void input(const std::string& option, std::string& path, const std::string& help) {
+    words(option, "FILE", path, help);
+    reads(option, path);
+  }
+  void output(const std::string& option, std::string& path, const std::string& help) {
+    words(option, "FILE", path, help);
+    outputs_.push_back({option, path});
+  }
   template <class Value>
   void choice(const std::string& option, Value& value, const Names<Value>& names, const std::string& help) {
     const auto assign = [option, &value, &names](const std::string& given) {
-      for (const auto& [name, named] : names) {
-        if (name == given) {
-          value = named;
-          return;
-        }
-      }
-      throw UsageError(option, given, "one of " + join(words_of(names), ", "));
+      const auto named = std::ranges::find(names, given, [](const auto& name) { return name.first; });
+      require(named != names.end(), option, given, "one of ", join(words_of(names), ", "));
+      value = named->second;
     };
-    add(option, join(words_of(names), "|"), std::string(name_of(names, value)), help, assign,
-        [&value, &names] { return std::string(name_of(names, value)); });
+    const auto name = [&value, &names] { return std::string(name_of(names, value)); };
+    add(option, join(words_of(names), "|"), name(), help, assign, name);
   }
   // Any other option. `assign` converts and stores its value, and throws UsageError if the value is wrong.
   // `value` returns what was stored.
@@ -94,16 +137,18 @@ class CommandLine {
            const std::string& help, std::function<void(const std::string&)> assign,
            std::function<OptionValue()> value);
   // The file of an option that `add` declared is read, if the path is not empty.
-  void reads(const std::string& option, const std::string& path);
+  void reads(const std::string& option, const std::string& path) { inputs_.push_back({option, path}); }
   // --load takes these from the checkpoint, unless they are given. Without "--".
-  void of_training(std::initializer_list<const char*> names);
+  void of_training(std::initializer_list<const char*> names) {
+    training_.insert(training_.end(), names.begin(), names.end());
+  }
   void footer(const std::string& words);
 
   void parse(int argc, const char* const* argv);
   bool given(const std::string& option) const;
   // Sets an option, if there is one of this name, as if it had been given.
   void assign(const std::string& name, const std::string& value);
-  const std::vector<std::string>& training() const;
+  const std::vector<std::string>& training() const { return training_; }
   // Throws UsageError unless the output files could be written. Nothing is written here: the log of an
   // earlier run must survive a request that turns out to be impossible.
   void check_files() const;
@@ -111,8 +156,30 @@ class CommandLine {
   std::string as_json() const;
 
  private:
-  struct Declared;
-  std::unique_ptr<Declared> declared_;
+  template <class Number>
+  void add_number(const std::string& option, const char* placeholder, Number& value, Number lowest,
+                  Number highest, const char* kind, const std::string& help, const std::string& preset) {
+    const std::string expected = text(kind, " from ", lowest, " to ", highest);
+    const auto assign = [=, &value](const std::string& given) {
+      value = convert_number(option, given, lowest, highest, expected);
+    };
+    add(option, placeholder, preset.empty() ? text(value) : preset, help, assign, [&value] { return value; });
+  }
+
+  struct Entry {
+    CLI::Option* option;
+    std::function<void(const std::string&)> assign;
+    std::function<OptionValue()> value;
+  };
+  struct File {
+    std::string option;
+    const std::string& path;
+  };
+  std::unique_ptr<CLI::App> app_;
+  std::string group_;
+  std::vector<Entry> entries_;
+  std::vector<File> inputs_, outputs_;
+  std::vector<std::string> training_;
 };
 
 }  // namespace pentatron

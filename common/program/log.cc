@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <ostream>
-#include <sstream>
+#include <span>
 
 #include "device/errors.h"
 
@@ -32,8 +31,7 @@ std::string formatted(const char* format, double value) {
   return digits.data();
 }
 
-// 17 significant digits, from which a double is read back unchanged. JSON has no word for infinity and NaN.
-std::string number(double value) { return std::isfinite(value) ? formatted("%.17g", value) : "null"; }
+std::string percent(double share) { return formatted("%.1f %%", 100 * share); }
 
 using Json = nlohmann::ordered_json;  // keys stay in their order
 Json json_of(const MemoryBytes& bytes) {
@@ -65,8 +63,7 @@ Json json_of(const trace::Overlap& overlap, double mfu) {
           {"mfu", mfu}};
 }
 
-Json json_of(const Summary& summary, double mfu) {
-  const trace::Overlap overlap = mean_overlap(summary.ranks);
+Json json_of(const Summary& summary, const trace::Overlap& overlap, double mfu) {
   Json layout = Json::object(), memory = Json::array(), communication = Json::array();
   for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
   for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
@@ -100,20 +97,35 @@ std::string human(double value, double base, const std::array<const char*, 6>& u
     value /= base;
     ++unit;
   }
-  std::ostringstream out;
-  const int decimals = unit == 0 ? 0 : value < 9.995 ? 2 : 1;
-  out << std::fixed << std::setprecision(decimals) << value << units[unit];
-  return out.str();
+  return formatted(unit == 0 ? "%.0f" : value < 9.995 ? "%.2f" : "%.1f", value) + units[unit];
 }
 
-template <size_t columns>
-void print_row(std::ostream& out, const std::array<std::string, columns>& cells,
-               const std::array<int, columns>& widths) {
-  for (size_t i = 0; i < columns; ++i) out << std::setw(widths[i]) << cells[i];
+constexpr int step_widths[] = {8, 9, 11, 11, 11, 14, 9, 12, 11};  // of columns, 96 together
+constexpr int summary_widths[] = {16, 14, 14, 14};
+
+void print_row(std::ostream& out, std::span<const int> widths, const std::vector<std::string>& cells) {
+  for (size_t i = 0; i < cells.size(); ++i) out << std::setw(widths[i]) << cells[i];
   out << '\n';
 }
 
-constexpr std::array<int, 9> step_widths = {8, 9, 11, 11, 11, 14, 9, 12, 11};  // columns, 96 together
+// Prints how much communication there was, and how much of it was hidden: the mean of all ranks and steps.
+void print_overlap(std::ostream& out, const trace::Overlap& mean, size_t ranks, int steps) {
+  const auto row = [&](const std::string& name, double seconds, const std::string& hidden) {
+    print_row(out, summary_widths,
+              {name, human_seconds(seconds / steps), percent(seconds / mean.seconds), hidden});
+  };
+  const auto row_of_stream = [&](const std::string& name, trace::Overlap::Stream stream) {
+    row(name, stream.seconds, percent(hidden_share(stream)));
+  };
+  out << "\nModelled time of a step, " << human_seconds(mean.seconds / steps);
+  if (ranks > 1) out << ", a mean of " << ranks << " ranks";
+  out << '\n';
+  print_row(out, summary_widths, {"", "time", "of the step", "hidden"});
+  row("compute", mean.compute, "");
+  row("compute idle", mean.seconds - mean.compute, "");
+  for (const auto& [name, stream] : mean.communication) row_of_stream(name, stream);
+  if (mean.communication.size() > 1) row_of_stream("all communication", mean.all_communication());
+}
 
 }  // namespace
 
@@ -141,77 +153,60 @@ std::string printable(std::string text) {
 std::string to_text(const RankReport& report) { return nlohmann::json(report).dump(); }
 RankReport rank_report(const std::string& text) { return nlohmann::json::parse(text); }
 
-RunLog::RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every,
-               double flops_per_token, double peak_flops, int ranks)
-    : out_(out),
-      json_path_(json_path),
-      steps_(steps),
-      log_every_(log_every),
-      flops_per_token_(flops_per_token),
-      peak_flops_(peak_flops),
-      ranks_(ranks) {
-  if (json_path_.empty()) return;
-  json_.open(json_path_);
-  if (!json_) throw UsageError("--log-json", json_path_, "a file that can be written");
+RunLog::RunLog(std::ostream& out, const Config& config) : out_(out), config_(config) {
+  if (config.json_path.empty()) return;
+  json_.open(config.json_path);
+  if (!json_) throw UsageError("--log-json", config.json_path, "a file that can be written");
 }
 
 double RunLog::mfu(double tokens, double seconds) const {
-  return peak_flops_ > 0 ? tokens * flops_per_token_ / (seconds * ranks_ * peak_flops_) : 0;
+  return config_.peak_flops > 0
+             ? tokens * config_.flops_per_token / (seconds * config_.ranks * config_.peak_flops)
+             : 0;
 }
 
-// Doubles are written so that they are read back unchanged.
-std::string RunLog::json_step(const StepRecord& r) const {
-  std::ostringstream json;
-  json << "{\"step\": " << r.step << ", \"loss\": " << number(r.loss)
-       << ", \"grad_norm\": " << number(r.grad_norm) << ", \"lr\": " << number(r.lr)
-       << ", \"tokens\": " << r.tokens << ", \"seconds\": " << number(r.seconds)
-       << ", \"comm_bytes\": " << r.comm_bytes;
+// A number that is infinite or not one becomes null.
+void RunLog::write_json(const StepRecord& r) {
+  Json json = {{"step", r.step},     {"loss", r.loss},       {"grad_norm", r.grad_norm},  {"lr", r.lr},
+               {"tokens", r.tokens}, {"seconds", r.seconds}, {"comm_bytes", r.comm_bytes}};
   if (r.scale && r.computed)
-    json << ", \"loss_scale\": " << number(r.scale->factor) << ", \"skipped_steps\": " << r.scale->skipped;
-  if (r.dropped) json << ", \"dropped\": " << number(*r.dropped);
-  if (r.modelled)
-    json << ", \"modelled\": "
-         << json_of(*r.modelled, mfu(static_cast<double>(r.tokens), r.modelled->seconds)).dump();
-  json << '}';
-  return json.str();
+    json.update({{"loss_scale", r.scale->factor}, {"skipped_steps", r.scale->skipped}});
+  if (r.dropped) json["dropped"] = *r.dropped;
+  if (r.modelled) json["modelled"] = json_of(*r.modelled, mfu(r.tokens, r.modelled->seconds));
+  write_json(json.dump());
 }
 
 void RunLog::begin(const std::string& options, const std::string& precision) {
-  const Json line = {{"options", Json::parse(options)}, {"precision", precision}, {"ranks", ranks_}};
+  const Json line = {{"options", Json::parse(options)}, {"precision", precision}, {"ranks", config_.ranks}};
   if (json_.is_open()) write_json(line.dump());
 }
 
 void RunLog::step(const StepRecord& record) {
-  if (json_.is_open()) write_json(json_step(record));
+  if (json_.is_open()) write_json(record);
   if (record.step == 1) {
-    print_row<9>(out_,
-                 {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"},
-                 step_widths);
+    print_row(out_, step_widths,
+              {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"});
   }
   const double seconds = record.modelled ? record.modelled->seconds : record.seconds;
-  tokens_ += static_cast<double>(record.tokens), modelled_seconds_ += seconds;
-  unshown_tokens_ += static_cast<double>(record.tokens);
+  tokens_ += record.tokens, modelled_seconds_ += seconds;
+  unshown_tokens_ += record.tokens;
   unshown_seconds_ += seconds;
   ++unshown_steps_;
-  if (record.step != 1 && record.step != steps_ && record.step % log_every_ != 0) return;
+  if (record.step != 1 && record.step != config_.steps && record.step % config_.log_every != 0) return;
 
   const auto computed = [&](double value) { return record.computed ? formatted("%.4f", value) : "-"; };
   const double use = mfu(unshown_tokens_, unshown_seconds_);
-  print_row<9>(out_,
-               {std::to_string(record.step), computed(record.loss), computed(record.grad_norm),
-                formatted("%.2e", record.lr), human_seconds(unshown_seconds_ / unshown_steps_),
-                human_count(unshown_tokens_ / unshown_seconds_ / ranks_),
-                use > 1e-6 ? formatted("%.1f %%", 100 * use) : "-",
-                human_bytes(static_cast<double>(record.memory_peak)),
-                human_bytes(static_cast<double>(record.comm_bytes))},
-               step_widths);
+  print_row(out_, step_widths,
+            {std::to_string(record.step), computed(record.loss), computed(record.grad_norm),
+             formatted("%.2e", record.lr), human_seconds(unshown_seconds_ / unshown_steps_),
+             human_count(unshown_tokens_ / unshown_seconds_ / config_.ranks), use > 1e-6 ? percent(use) : "-",
+             human_bytes(record.memory_peak), human_bytes(record.comm_bytes)});
   if (record.scale && record.computed) {
     out_ << "         loss scale " << formatted("%.0f", record.scale->factor) << ", "
          << (record.scale->skipped == 1 ? "1 step" : std::to_string(record.scale->skipped) + " steps")
          << " skipped\n";
   }
-  if (record.dropped)
-    out_ << "         no expert took " << formatted("%.1f %%", 100 * *record.dropped) << " of the copies\n";
+  if (record.dropped) out_ << "         no expert took " << percent(*record.dropped) << " of the copies\n";
   out_.flush();
   unshown_tokens_ = unshown_seconds_ = 0;
   unshown_steps_ = 0;
@@ -219,57 +214,31 @@ void RunLog::step(const StepRecord& record) {
 
 void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
-  const bool modelled = mean_overlap(summary.ranks).seconds > 0;
-  if (modelled) {
-    print_overlap(out_, summary.ranks, steps_);
+  const trace::Overlap mean = mean_overlap(summary.ranks);
+  if (mean.seconds > 0) {
+    print_overlap(out_, mean, summary.ranks.size(), config_.steps);
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
          << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
   }
   out_.flush();
-  if (json_.is_open()) write_json(json_of(summary, mfu(tokens_, modelled_seconds_)).dump());
-}
-
-void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int steps) {
-  const trace::Overlap mean = mean_overlap(ranks);
-  constexpr std::array<int, 4> widths = {16, 14, 14, 14};
-  const auto percent = [](double share) { return formatted("%.1f %%", 100 * share); };
-  const auto row = [&](const std::string& name, trace::Overlap::Stream stream) {
-    print_row<4>(out,
-                 {name, human_seconds(stream.seconds / steps), percent(stream.seconds / mean.seconds),
-                  percent(hidden_share(stream))},
-                 widths);
-  };
-  out << "\nModelled time of a step, " << human_seconds(mean.seconds / steps);
-  if (ranks.size() > 1) out << ", a mean of " << ranks.size() << " ranks";
-  out << '\n';
-  print_row<4>(out, {"", "time", "of the step", "hidden"}, widths);
-  print_row<4>(out,
-               {"compute", human_seconds(mean.compute / steps), percent(mean.compute / mean.seconds), ""},
-               widths);
-  print_row<4>(out,
-               {"compute idle", human_seconds((mean.seconds - mean.compute) / steps),
-                percent(1 - mean.compute / mean.seconds), ""},
-               widths);
-  for (const auto& [name, stream] : mean.communication) row(name, stream);
-  if (mean.communication.size() > 1) row("all communication", mean.all_communication());
+  if (json_.is_open()) write_json(json_of(summary, mean, mfu(tokens_, modelled_seconds_)).dump());
 }
 
 // Flushes every line, so that the log of a killed run can be read up to its last step.
 void RunLog::write_json(const std::string& line) {
   json_ << line << std::endl;
   if (!json_)
-    fail("--log-json", ("cannot write " + json_path_ + "; is the disk full?").c_str(), __FILE__, __LINE__);
+    fail("--log-json", ("cannot write " + config_.json_path + "; is the disk full?").c_str(), __FILE__,
+         __LINE__);
 }
 
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks) {
-  constexpr std::array<int, 4> widths = {16, 14, 14, 14};
   const auto row = [&](std::string_view name, size_t predicted, size_t measured) {
     const double difference = static_cast<double>(measured) / static_cast<double>(predicted) - 1;
-    print_row<4>(out,
-                 {std::string(name), human_bytes(static_cast<double>(predicted)),
-                  measured > 0 || predicted == 0 ? human_bytes(static_cast<double>(measured)) : "-",
-                  predicted > 0 && measured > 0 ? formatted("%+.2f %%", 100 * difference) : "-"},
-                 widths);
+    print_row(out, summary_widths,
+              {std::string(name), human_bytes(predicted),
+               measured > 0 || predicted == 0 ? human_bytes(measured) : "-",
+               predicted > 0 && measured > 0 ? formatted("%+.2f %%", 100 * difference) : "-"});
   };
   const auto largest = [&](auto bytes_of) {
     size_t bytes = 0;
@@ -283,7 +252,7 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
   out << "\nDevice memory at the peak";
   if (ranks.size() > 1) out << ", the largest of " << ranks.size() << " ranks";
   out << '\n';
-  print_row<4>(out, {"", "predicted", "measured", "difference"}, widths);
+  print_row(out, summary_widths, {"", "predicted", "measured", "difference"});
   for (size_t i = 0; i < purposes; ++i) {
     row(purpose_names[i], largest([&](const RankMemory& rank) { return rank.predicted.total()[i]; }),
         largest([&](const RankMemory& rank) { return rank.measured[i]; }));
@@ -295,10 +264,8 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
   for (size_t i = 0; i < purposes; ++i) {
     const size_t unit_buffers =
         largest([&](const RankMemory& rank) { return rank.predicted.unit_buffers[i]; });
-    if (unit_buffers > 0) {
-      out << "  (" << purpose_names[i] << ": of which unit buffers "
-          << human_bytes(static_cast<double>(unit_buffers)) << ")\n";
-    }
+    if (unit_buffers > 0)
+      out << "  (" << purpose_names[i] << ": of which unit buffers " << human_bytes(unit_buffers) << ")\n";
   }
 }
 

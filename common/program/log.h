@@ -68,10 +68,14 @@ struct Summary {
 
 class RunLog {
  public:
-  // flops_per_token: model FLOPs, forward and backward, without recomputation. peak_flops: FLOP/s of a rank,
-  // 0 where it is not known. json_path: empty for no log; throws UsageError if it cannot be written.
-  RunLog(std::ostream& out, const std::string& json_path, int steps, int log_every, double flops_per_token,
-         double peak_flops, int ranks);
+  struct Config {
+    std::string json_path;  // empty: no log
+    int steps, log_every;
+    double flops_per_token;  // of the model, forward and backward, without recomputation
+    double peak_flops;       // FLOP/s of a rank; 0: not known
+    int ranks;
+  };
+  RunLog(std::ostream& out, const Config& config);  // throws UsageError if json_path cannot be written
 
   // The first line of the log. `options`: a JSON object.
   void begin(const std::string& options, const std::string& precision);
@@ -80,26 +84,17 @@ class RunLog {
 
  private:
   double mfu(double tokens, double seconds) const;
-  std::string json_step(const StepRecord& record) const;
+  void write_json(const StepRecord& record);
   void write_json(const std::string& line);
 
   std::ostream& out_;
-  std::string json_path_;
+  const Config config_;
   std::ofstream json_;
-  int steps_;
-  int log_every_;
-  double flops_per_token_;
-  double peak_flops_;
-  int ranks_;
   double unshown_tokens_ = 0;   // since the last printed line
   double unshown_seconds_ = 0;  // since the last printed line
   int unshown_steps_ = 0;
   double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
 };
-
-// Prints how much communication there was, and how much of it was hidden: the mean of all ranks and
-// steps.
-void print_overlap(std::ostream& out, const std::vector<RankReport>& ranks, int steps);
 
 // Prints the bytes of each purpose, predicted and measured; with several ranks, the largest of all ranks.
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);

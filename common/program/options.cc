@@ -1,14 +1,13 @@
 #include "program/options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <utility>
 
 #include "program/checkpoint_folder.h"
-#include "program/model_config.h"
 
 namespace pentatron {
 namespace {
@@ -35,11 +34,6 @@ const std::vector<Preset>& presets() {
   return table;
 }
 
-const Names<Recompute> recompute_names = {
-    {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
-const Names<Attention> attention_names = {
-    {"naive", Attention::naive}, {"tiled", Attention::tiled}, {"tensor-core", Attention::tensor_core}};
-const Names<OptimizerKind> optimizer_names = {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}};
 const Names<Fp8Format> fp8_format_names = {{"e4m3", Fp8Format::e4m3}, {"e5m2", Fp8Format::e5m2}};
 const Names<Fp8Scales> fp8_scales_names = {{"tile", Fp8Scales::tile}, {"tensor", Fp8Scales::tensor}};
 
@@ -76,9 +70,8 @@ std::string table_of_presets() {
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
                     const std::string& folder) {
   const bool continues = option == "--load";
-  if (!(continues ? options.load_weights : options.load).empty())
-    throw UsageError(option, folder, "one of --load and --load-weights");
-  (continues ? options.load : options.load_weights) = folder;
+  const std::string& other = continues ? options.load_weights : options.load;
+  require(other.empty(), option, folder, "one of --load and --load-weights");
   options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
   read_model_config(option, options.load_folder, options.model);
   if (!continues) return;
@@ -91,17 +84,14 @@ void use_checkpoint(CommandLine& line, Options& options, const std::string& opti
 void declare_model(CommandLine& line, Options& options) {
   ModelConfig& model = options.model;
   line.group("Model");
-  line.add(
-      "--load", "DIR", "", "continue the run that saved this; what is not given is as it was",
-      [&](const std::string& folder) { use_checkpoint(line, options, "--load", folder); },
-      [&] { return options.load; });
-  line.add(
-      "--load-weights", "DIR", "", "begin with the weights of a Llama in Hugging Face's format",
-      [&](const std::string& folder) { use_checkpoint(line, options, "--load-weights", folder); },
-      [&] { return options.load_weights; });
-  line.add(
-      "--model", "NAME", model.name, "sizes of a model, see below",
-      [&](const std::string& name) { use_preset(options, name); }, [&] { return model.name; });
+  line.words("--load", "DIR", options.load,
+             "continue the run that saved this; what is not given is as it was",
+             [&](const std::string& folder) { use_checkpoint(line, options, "--load", folder); });
+  line.words("--load-weights", "DIR", options.load_weights,
+             "begin with the weights of a Llama in Hugging Face's format",
+             [&](const std::string& folder) { use_checkpoint(line, options, "--load-weights", folder); });
+  line.words("--model", "NAME", model.name, "sizes of a model, see below",
+             [&](const std::string& name) { use_preset(options, name); });
   line.whole("--layers", model.layers, 1, 1000, "decoder layers");
   line.whole("--d-model", model.d_model, 2, 65536, "width of the residual stream");
   line.whole("--heads", model.heads, 1, 1024, "attention heads");
@@ -158,7 +148,7 @@ void declare_run(CommandLine& line, Options& options) {
   line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
   line.whole("--trace-steps", options.trace_steps, 0, 1'000'000'000,
              "the last steps, which these two are about, 0: all");
-  line.folder("--save", options.save, "write checkpoints into this folder, at least at the end");
+  line.words("--save", "DIR", options.save, "write checkpoints into this folder, at least at the end");
   line.whole("--save-every", options.save_every, 0, 1'000'000'000, "steps between two of them, 0: none");
   line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
@@ -166,64 +156,59 @@ void declare_run(CommandLine& line, Options& options) {
              "tokens of text that the trained model writes at the end");
 }
 
+// A number, at least `lowest`, and a unit.
+bool is_quantity(std::string_view given, double lowest, std::initializer_list<std::string_view> units) {
+  double value = 0;
+  const char* const end = given.data() + given.size();
+  const auto [unit, error] = std::from_chars(given.data(), end, value);
+  return error == std::errc() && std::isfinite(value) && value >= lowest &&
+         std::find(units.begin(), units.end(), std::string_view(unit, end - unit)) != units.end();
+}
+
+void declare_link(CommandLine& line, const std::string& option, std::string& link, const std::string& help) {
+  line.words(option, "LINK", link, help, [option](const std::string& given) {
+    const size_t comma = std::min(given.find(','), given.size());
+    const std::string_view all = given, latency = all.substr(0, comma);
+    const std::string_view bandwidth = all.substr(std::min(comma + 1, all.size()));
+    require(is_quantity(latency, 0, {"ns", "us", "ms", "s"}) &&
+                is_quantity(bandwidth, 1, {"B/s", "KB/s", "MB/s", "GB/s"}),
+            option, given, "a latency and a bandwidth such as 5us,50GB/s");
+  });
+}
+
 void check_sizes(const Options& options) {
   int exponent = 0;
-  if (std::frexp(options.loss_scale, &exponent) != 0.5)
-    throw UsageError("--loss-scale", text(options.loss_scale), "a power of two");
+  const double fraction = std::frexp(options.loss_scale, &exponent);
+  require(fraction == 0.5, "--loss-scale", options.loss_scale, "a power of two");
   const ModelConfig& model = options.model;
-  if (model.d_model % model.heads != 0) {
-    throw UsageError("--heads", std::to_string(model.heads),
-                     "a divisor of --d-model (" + std::to_string(model.d_model) + ")");
-  }
-  if (model.head_size() % 2 != 0) {  // rotary positions turn pairs of features
-    throw UsageError("--heads", std::to_string(model.heads),
-                     "an even head size; --d-model / --heads is " + std::to_string(model.head_size()));
-  }
-  if (options.attention == Attention::tiled && model.head_size() > largest_tiled_head) {
-    throw UsageError("--attention", "tiled",
-                     "naive where --d-model / --heads (" + std::to_string(model.head_size()) +
-                         ") is more than " + std::to_string(largest_tiled_head));
-  }
-  if (options.attention == Attention::tensor_core && model.head_size() != 64 && model.head_size() != 128) {
-    throw UsageError("--attention", "tensor-core",
-                     "naive or tiled where --d-model / --heads (" + std::to_string(model.head_size()) +
-                         ") is neither 64 nor 128");
-  }
-  if (model.heads % model.kv_heads != 0) {
-    throw UsageError("--kv-heads", std::to_string(model.kv_heads),
-                     "a divisor of --heads (" + std::to_string(model.heads) + ")");
-  }
-  if (options.document_end >= model.vocab_size) {
-    throw UsageError("--documents", std::to_string(options.document_end),
-                     "a token below --vocab-size (" + std::to_string(model.vocab_size) + "), or -1");
-  }
-  if (options.global_batch_size % options.micro_batch_size != 0) {
-    throw UsageError("--global-batch-size", std::to_string(options.global_batch_size),
-                     "a multiple of --micro-batch-size (" + std::to_string(options.micro_batch_size) + ")");
-  }
+  const int head = model.head_size();
+  require(model.d_model % model.heads == 0, "--heads", model.heads, "a divisor of --d-model (", model.d_model,
+          ")");
+  require(head % 2 == 0, "--heads", model.heads,  // rotary positions turn pairs of features
+          "an even head size; --d-model / --heads is ", head);
+  require(options.attention != Attention::tiled || head <= largest_tiled_head, "--attention", "tiled",
+          "naive where --d-model / --heads (", head, ") is more than ", largest_tiled_head);
+  require(options.attention != Attention::tensor_core || head == 64 || head == 128, "--attention",
+          "tensor-core", "naive or tiled where --d-model / --heads (", head, ") is neither 64 nor 128");
+  require(model.heads % model.kv_heads == 0, "--kv-heads", model.kv_heads, "a divisor of --heads (",
+          model.heads, ")");
+  require(options.document_end < model.vocab_size, "--documents", options.document_end,
+          "a token below --vocab-size (", model.vocab_size, "), or -1");
+  const int batch = options.micro_batch_size, sequence = options.sequence_length;
+  require(options.global_batch_size % batch == 0, "--global-batch-size", options.global_batch_size,
+          "a multiple of --micro-batch-size (", batch, ")");
   constexpr int64_t most_rows = 1 << 24;  // rows of tokens are counted in int, and so are rows x heads
-  if (int64_t{options.micro_batch_size} * options.sequence_length > most_rows) {
-    throw UsageError("--micro-batch-size", std::to_string(options.micro_batch_size),
-                     "at most " + std::to_string(most_rows / options.sequence_length) + " with --seq-len " +
-                         std::to_string(options.sequence_length));
-  }
-  if (options.dry_run && !options.save.empty())
-    throw UsageError("--save", options.save, "none with --dry-run, which trains nothing");
-  if (options.dry_run && !options.load_folder.empty())
-    throw UsageError(options.load.empty() ? "--load-weights" : "--load", options.load_folder,
-                     "none with --dry-run, which trains nothing");
-  if (options.dry_run && options.sample > 0)
-    throw UsageError("--sample", std::to_string(options.sample), "0 with --dry-run, which trains nothing");
-  if (options.min_lr > options.lr) {
-    throw UsageError("--min-lr", text(options.min_lr), "at most --lr (" + text(options.lr) + ")");
-  }
+  require(int64_t{batch} * sequence <= most_rows, "--micro-batch-size", batch, "at most ",
+          most_rows / sequence, " with --seq-len ", sequence);
+  const std::string trains_nothing = " with --dry-run, which trains nothing";
+  require(!options.dry_run || options.save.empty(), "--save", options.save, "none", trains_nothing);
+  require(!options.dry_run || options.load_folder.empty(), options.load_option(), options.load_folder, "none",
+          trains_nothing);
+  require(!options.dry_run || options.sample == 0, "--sample", options.sample, "0", trains_nothing);
+  require(options.min_lr <= options.lr, "--min-lr", options.min_lr, "at most --lr (", options.lr, ")");
 }
 
 }  // namespace
-
-std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
-std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
-std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
 std::string changed_options(const Options& options, const TrainerState& state) {
   std::string words;
@@ -239,9 +224,7 @@ std::string changed_options(const Options& options, const TrainerState& state) {
 
 void declare_device(CommandLine& line, DeviceConfig& config) {
   line.group("Modelled GPU (CPU build)");
-  line.add(
-      "--gpu", "FILE", "", "a100, h100, h200, b200, unit or a file of such numbers [h100]",
-      [&](const std::string& given) { config.gpu = given; }, [&] { return config.gpu; });
+  line.words("--gpu", "FILE", config.gpu, "a100, h100, h200, b200, unit or a file of such numbers [h100]");
   line.flag("--dry-run", config.dry_run, "compute nothing: count memory and time alone");
 }
 
@@ -251,9 +234,9 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
               "seconds after which a stream that stands still ends the run");
   line.flag("--deterministic", config.deterministic,
             "sums in a fixed order: NCCL_ALGO=Ring, which may be slower");
-  line.link("--link", config.link,
-            "modelled link between ranks, such as 5us,50GB/s (NCCL over MPI) [the GPU's]");
-  line.link("--link-between-nodes", config.link_between_nodes, "the same between nodes [the GPU's]");
+  declare_link(line, "--link", config.link,
+               "modelled link between ranks, such as 5us,50GB/s (NCCL over MPI) [the GPU's]");
+  declare_link(line, "--link-between-nodes", config.link_between_nodes, "the same between nodes [the GPU's]");
   line.whole("--ranks-per-node", config.ranks_per_node, 0, 1 << 20,
              "ranks of a modelled node, 0: the GPU's number");
 }
@@ -263,7 +246,6 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
                    const std::function<void(const CommandLine&)>& complete) {
   options.attention = attention;
   use_preset(options, presets().front().model.name);
-  options.data = PENTATRON_CORPUS;
   options.min_lr = -1;  // not given
 
   CommandLine line(description);
@@ -277,12 +259,12 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
   line.parse(argc, argv);
 
   if (!options.load_folder.empty()) {  // also --model or --layers may have been given
-    const char* const option = options.load.empty() ? "--load-weights" : "--load";
     ModelConfig saved = {};
-    read_model_config(option, options.load_folder, saved);
+    read_model_config(options.load_option(), options.load_folder, saved);
     const std::string difference = model_difference(options.model, saved);
-    if (!difference.empty()) throw UsageError(option, options.load_folder, "the same model; " + difference);
+    require(difference.empty(), options.load_option(), options.load_folder, "the same model; ", difference);
   }
+  if (options.data.empty() && !line.given("--data")) options.data = PENTATRON_CORPUS;
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
   if (options.min_lr < 0) options.min_lr = options.lr / 10;
   check_sizes(options);

@@ -16,9 +16,15 @@
 
 namespace pentatron {
 
-std::string_view to_string(Recompute recompute);
-std::string_view to_string(Attention attention);
-std::string_view to_string(OptimizerKind optimizer);
+inline const Names<Recompute> recompute_names = {
+    {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
+inline const Names<Attention> attention_names = {
+    {"naive", Attention::naive}, {"tiled", Attention::tiled}, {"tensor-core", Attention::tensor_core}};
+inline const Names<OptimizerKind> optimizer_names = {{"adamw", OptimizerKind::adamw},
+                                                     {"sgd", OptimizerKind::sgd}};
+inline std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
+inline std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
+inline std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
 // Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
 // parse_options.
@@ -36,6 +42,7 @@ struct Options : TrainingConfig, CommunicationConfig {
   std::string load_folder;  // of the checkpoint, or of the weights
   int save_every = 0;       // steps between two checkpoints; 0: only at the end
   int keep = 2;             // of them
+  const char* load_option() const { return load.empty() ? "--load-weights" : "--load"; }
 
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace
@@ -73,13 +80,17 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
                    Attention attention, const std::function<void(CommandLine&)>& declare,
                    const std::function<void(const CommandLine&)>& complete);
 
-// The same for the options of a program (a stage's options.h).
+// The same for the options of a program (a stage's options.h). All but those of one rank communicate.
 template <std::derived_from<Options> ProgramOptions>
 ProgramOptions parse_options(int argc, const char* const* argv, std::string_view description,
                              Attention attention = Attention::naive) {
   ProgramOptions options;
   parse_options(
-      argc, argv, description, options, attention, [&](CommandLine& line) { declare_options(line, options); },
+      argc, argv, description, options, attention,
+      [&](CommandLine& line) {
+        declare_options(line, options);
+        if constexpr (!std::same_as<ProgramOptions, Options>) declare_communication(line, options);
+      },
       [&](const CommandLine& line) { complete_options(options, line); });
   return options;
 }

@@ -25,7 +25,7 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
   if (complaint.empty()) return status;
   constexpr double patience = 3;  // seconds
   const bool all = world.all_arrive(patience);
-  if (all ? world.rank() == 0 : true) std::fprintf(stderr, "%s\n", complaint.c_str());
+  if (!all || world.rank() == 0) std::fprintf(stderr, "%s\n", complaint.c_str());
   if (!all) end_all_ranks(status_of_complaint);
   return status_of_complaint;
 }

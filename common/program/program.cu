@@ -11,11 +11,13 @@
 namespace pentatron {
 namespace {
 
+bool is_modelled() { return !modelled_gpu().empty(); }
+
 size_t sum_of(const MemoryBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), size_t{0}); }
 
 // What is taken of this rank's GPU, without the tensors; 0 where others use it, too, or where there is none.
 size_t measured_libraries() {
-  if (!modelled_gpu().empty() || processes_of_device() > 1) return 0;
+  if (is_modelled() || processes_of_device() > 1) return 0;
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   return total - free - sum_of(memory_in_use());
@@ -28,15 +30,15 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
   std::istringstream lines(places);
   for (std::string line; std::getline(lines, line);) std::printf("host        %s\n", line.c_str());
-  if (!modelled_gpu().empty()) {
+  if (is_modelled()) {
     std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
                 is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
   }
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
-              human_count(static_cast<double>(parameters)).c_str());
+              human_count(parameters).c_str());
   std::printf("data        %s: %s tokens, unigram entropy %.3f nats a token\n", options.data.c_str(),
-              human_count(static_cast<double>(data.size())).c_str(), data.unigram_entropy());
+              human_count(data.size()).c_str(), data.unigram_entropy());
   std::printf("batch       %d sequences of %d tokens, %d at a time, %d steps\n", options.global_batch_size,
               options.sequence_length, options.micro_batch_size, options.steps);
   std::printf("optimizer   %s, lr %g after %d steps, attention %s, recompute %s\n\n",
@@ -70,21 +72,20 @@ size_t free_device_memory() {
 }
 
 void require_memory(const MemoryPrediction& predicted, const Peers& ranks) {
-  const auto text = [](size_t bytes) { return human_bytes(static_cast<double>(bytes)); };
   // Some of it may have been allocated.
   const size_t total = sum_of(predicted.total()), available = free_device_memory() + sum_of(memory_in_use());
   size_t libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
   if (is_dry_run()) libraries = ranks.library_bytes();
-  if (modelled_gpu().empty()) libraries = ranks.library_bytes() - Peers::context_bytes;
+  if (!is_modelled()) libraries = ranks.library_bytes() - Peers::context_bytes;
   if (total + libraries <= available) return;
-  const std::string needs = text(total) + ", and CUDA and NCCL about " + text(libraries);
+  const std::string needs = human_bytes(total) + ", and CUDA and NCCL about " + human_bytes(libraries);
   if (is_dry_run()) {
     throw RunError("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
-                   text(available));
+                   human_bytes(available));
   }
   throw UsageError("--model, --micro-batch-size, --seq-len",
-                   "a run that needs " + (libraries > 0 ? needs : text(total)),
-                   "at most the " + text(available) + " of device memory that are free");
+                   "a run that needs " + (libraries > 0 ? needs : human_bytes(total)),
+                   "at most the " + human_bytes(available) + " of device memory that are free");
 }
 
 Attention fastest_attention(int head_size, double error) {
@@ -119,8 +120,7 @@ double peak_flops() {
   const auto has = [&](const char* part) { return name.find(part) != name.npos; };
   if (PRECISION != 16) return 0;
   if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989.4e12;
-  if (has("A100")) return 312e12;
-  return 0;
+  return has("A100") ? 312e12 : 0;
 #endif
 }
 
@@ -133,18 +133,14 @@ double flops_per_token(const TrainingConfig& training) {
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
          Peers& ranks)
-    : options_(options),
-      peers_(ranks),
-      totals_(totals),
-      trained_(parameters),
-      parameters_(parameters.global_size()) {
+    : options_(options), peers_(ranks), totals_(totals), trained_(parameters) {
   check_work_queues(static_cast<int>(ranks.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = ranks.places();
   if (ranks.rank() == 0) {
-    log_.emplace(std::cout, options.log_json, options.steps, options.log_every, flops_per_token(options),
-                 peak_flops(), ranks.ranks());
+    log_.emplace(std::cout, RunLog::Config{options.log_json, options.steps, options.log_every,
+                                           flops_per_token(options), peak_flops(), ranks.ranks()});
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters_, ranks.ranks(), places);
+    print_banner(options, data, parameters.global_size(), ranks.ranks(), places);
   }
   ranks.begin_counting();
   ranks.largest({0});  // all ranks meet here, so their times begin together
@@ -211,17 +207,13 @@ void Run::log_step() {
   wall_begin_ = wall_now;
 }
 
-bool Run::is_modelled() const { return !modelled_gpu().empty(); }
-
 // Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.
 // Returns the mean of all ranks.
 trace::Overlap Run::overlap_of_step(double from, double to) {
   step_begin_ = from, step_end_ = to;
   std::vector<trace::Interval> taken = trace::take();
   // An operation that runs across the border of two steps belongs to both.
-  last_step_.erase(std::remove_if(last_step_.begin(), last_step_.end(),
-                                  [&](const trace::Interval& i) { return i.end <= from; }),
-                   last_step_.end());
+  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.end <= from; });
   last_step_.insert(last_step_.end(), taken.begin(), taken.end());
   std::copy_if(taken.begin(), taken.end(), std::back_inserter(all_),
                [&](const trace::Interval& i) { return is_traced(i.step); });
@@ -241,7 +233,7 @@ void Run::summarize(const MemoryPrediction& predicted,
   const std::vector<std::string> reports =
       peers_.gather(to_text(RankReport{memory, peers_.traffic(), overlap_}));
   if (log_) {
-    Summary summary{layout, parameters_, final_loss_, wall_seconds_, {}};
+    Summary summary{layout, trained_.global_size(), final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
     log_->summary(summary);
     if (is_modelled() && step_end_ > step_begin_) {

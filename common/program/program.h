@@ -102,9 +102,7 @@ class Run {
   const Peers& peers_;
   StepTotals& totals_;
   const Parameters& trained_;
-  int64_t parameters_;
   std::optional<RunLog> log_;  // on rank 0
-  bool is_modelled() const;
   void start_trace();
   bool is_traced(int64_t step) const;
   trace::Overlap overlap_of_step(double from, double to);

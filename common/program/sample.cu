@@ -60,12 +60,9 @@ std::string write_sample(const Options& options, const Parameter& head,
 
   std::string text;
   for (size_t i = 1; i < tokens.size(); ++i) {
-    if (tokenizer) {
-      text += (*tokenizer)[tokens[i]];
-    } else {
-      text +=
-          vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i])) : std::to_string(tokens[i]) + " ";
-    }
+    text += tokenizer           ? (*tokenizer)[tokens[i]]
+            : vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i]))
+                                : std::to_string(tokens[i]) + " ";
   }
   return text;
 }

@@ -2,30 +2,29 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "device/errors.h"
 #include "model/mapped_file.h"
+#include "program/command_line.h"
 
 namespace pentatron {
 namespace {
 
 using Json = nlohmann::json;
 
-// The characters of a UTF-8 text, as numbers.
+// The characters of a text, as numbers. It is valid UTF-8, because the parser of JSON takes nothing else.
 std::vector<uint32_t> characters(const std::string& text) {
   std::vector<uint32_t> all;
   for (const char c : text) {
-    const uint32_t byte = static_cast<unsigned char>(c);
-    if ((byte & 0xc0) == 0x80 && !all.empty()) {
+    const auto byte = static_cast<uint8_t>(c);
+    const int ones = std::countl_one(byte);
+    if (ones == 1) {
       all.back() = all.back() << 6 | (byte & 0x3f);
-    } else {  // the first of several says how many they are
-      all.push_back(byte >= 0xf0   ? byte & 0x07
-                    : byte >= 0xe0 ? byte & 0x0f
-                    : byte >= 0xc0 ? byte & 0x1f
-                                   : byte);
+    } else {  // of several bytes, the first one says how many there are
+      all.push_back(byte & (0xff >> (ones + 1)));
     }
   }
   return all;
@@ -81,22 +80,19 @@ Tokenizer::Tokenizer(const std::string& path) {
   const MappedFile file("--data", path);
   const char* const text = reinterpret_cast<const char*>(file.bytes().data());
   const Json json = Json::parse(text, text + file.bytes().size(), nullptr, false);
-  const auto check = [&](bool good, const std::string& expected) {
-    if (!good) throw UsageError("--data", path, expected);
-  };
-  check(json.is_object() && json.contains("model") && json["model"].is_object() &&
-            json["model"].contains("vocab") && json["model"]["vocab"].is_object(),
-        "a tokenizer.json with a vocabulary");
-  const bool is_byte_level = json.contains("decoder") && has_type(json["decoder"], "ByteLevel");
-  check(is_byte_level || (json.contains("decoder") && has_type(json["decoder"], "ByteFallback")),
-        "a decoder ByteLevel or ByteFallback");
+  const auto check = [&](bool good, const char* expected) { require(good, "--data", path, expected); };
+  const Json::json_pointer vocabulary("/model/vocab");
+  check(json.contains(vocabulary) && json[vocabulary].is_object(), "a tokenizer.json with a vocabulary");
+  const Json decoder = json.value("decoder", Json());
+  const bool is_byte_level = has_type(decoder, "ByteLevel");
+  check(is_byte_level || has_type(decoder, "ByteFallback"), "a decoder ByteLevel or ByteFallback");
   const auto set = [&](const Json& number, const std::string& bytes) {
     check(number.is_number_unsigned() && number < 1 << 24, "token numbers below 2^24");
     const size_t token = number;
     if (token >= bytes_.size()) bytes_.resize(token + 1);
     bytes_[token] = bytes;
   };
-  for (const auto& [token, number] : json["model"]["vocab"].items())
+  for (const auto& [token, number] : json[vocabulary].items())
     set(number, is_byte_level ? byte_level(token) : with_byte_fallback(token));
   if (!json.contains("added_tokens")) return;
   for (const Json& added : json["added_tokens"]) {  // they stand for themselves
