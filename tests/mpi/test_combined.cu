@@ -319,7 +319,7 @@ class Draw {
       CombinedOptions o = c.options;
       o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
       if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
-      if (o.model.experts % o.ep != 0) return false;
+      check_experts(o, o.cp);
       c.shape.copies = mesh_shape(o, ranks_).copies;
       check_combined(o, c.shape);
       c.options = o;
