@@ -72,12 +72,15 @@ size_t free_device_memory() {
 }
 
 void require_memory(const MemoryPrediction& predicted, const Peers& ranks) {
-  // Some of it may have been allocated.
-  const size_t total = sum_of(predicted.total()), available = free_device_memory() + sum_of(memory_in_use());
-  size_t libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
-  if (is_dry_run()) libraries = ranks.library_bytes();
-  if (!is_modelled()) libraries = ranks.library_bytes() - Peers::context_bytes;
-  if (total + libraries <= available) return;
+  size_t of_libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
+  if (is_dry_run()) of_libraries = ranks.library_bytes();
+  if (!is_modelled()) of_libraries = ranks.library_bytes() - Peers::context_bytes;
+  // Ranks may need different amounts, and all refuse together. Some of the memory may have been allocated.
+  const double needed = sum_of(predicted.total()), there = free_device_memory() + sum_of(memory_in_use());
+  const std::vector<double> most =
+      ranks.largest({needed + of_libraries - there, needed, double(of_libraries), -there});
+  const double lack = most[0], total = most[1], libraries = most[2], available = -most[3];
+  if (lack <= 0) return;
   const std::string needs = human_bytes(total) + ", and CUDA and NCCL about " + human_bytes(libraries);
   if (is_dry_run()) {
     throw RunError("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
