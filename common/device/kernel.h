@@ -70,13 +70,6 @@ void launch(void (*kernel)(Parameters...), Grid grid, const Cost& cost, cudaStre
 
 // ---- Inside a kernel --------------------------------------------------------------------------------------
 
-// Lanes for rows of n elements (or packs): the next power of two, at most a warp's 32.
-inline __device__ int lanes_for(int n) {
-  int lanes = 1;
-  while (lanes < n && lanes < 32) lanes *= 2;
-  return lanes;
-}
-
 // What `for (Index i : range)` visits: first, first + stride, ... below last.
 template <class Index>
 struct StridedRange {
@@ -92,6 +85,10 @@ struct StridedRange {
 };
 
 #ifndef CUDA_CPU
+constexpr int warp_size = 32;
+#else
+constexpr int warp_size = 1;  // and a block is one warp, unless a test asks for several threads
+#endif
 
 // `for (int i : block_range(n))`: 0 <= i < n, shared out over the threads of this block. With a `step`, which
 // divides n, only its multiples: a thread that gets i takes the elements from i to i + step - 1.
@@ -99,26 +96,34 @@ inline __device__ StridedRange<int> block_range(int n, int step = 1) {
   return {static_cast<int>(threadIdx.x) * step, n, static_cast<int>(blockDim.x) * step};
 }
 
-// `for (size_t i : grid_range(n))`: the same over all threads of the grid.
+// A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
+// warps of this block and columns to the lanes of a warp. Where rows are short, a warp is cut into several of
+// fewer `lanes` (see lanes_for).
+inline __device__ StridedRange<int> warp_range(int n, int lanes = warp_size) {
+  return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
+}
+inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = warp_size) {
+  return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
+}
+// Lanes for rows of n elements (or packs): the next power of two, at most a warp's.
+inline __device__ int lanes_for(int n) {
+  int lanes = 1;
+  while (lanes < n && lanes < warp_size) lanes *= 2;
+  return lanes;
+}
+
+#ifndef CUDA_CPU
+
+// `for (size_t i : grid_range(n))`: as block_range, over all threads of the grid.
 inline __device__ StridedRange<size_t> grid_range(size_t n, int step = 1) {
   return {(blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * step, n,
           gridDim.x * static_cast<size_t>(blockDim.x) * step};
 }
 
-// A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
-// warps of this block and columns to the lanes of a warp. Where rows are short, a warp is cut into several of
-// fewer `lanes` (see lanes_for).
-inline __device__ StridedRange<int> warp_range(int n, int lanes = 32) {
-  return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
-}
-inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = 32) {
-  return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
-}
-
 // Sums over the lanes of one warp, or of one part of it. All these lanes call this, and each gets the
 // sum.
 template <class T>
-__device__ T lane_sum(T value, int lanes = 32) {
+__device__ T lane_sum(T value, int lanes = warp_size) {
   const unsigned part = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes);
   for (int bit = lanes / 2; bit > 0; bit /= 2) value += __shfl_xor_sync(part, value, bit);
   return value;
@@ -126,7 +131,7 @@ __device__ T lane_sum(T value, int lanes = 32) {
 
 // Waits for all lanes of one warp, or of one part of it. After it each lane sees what the others wrote
 // before.
-inline __device__ void lane_barrier(int lanes = 32) {
+inline __device__ void lane_barrier(int lanes) {
   __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
 }
 
@@ -155,34 +160,21 @@ __device__ T block_reduce(T value, T identity, Combine combine) {
 
 #else
 
-// One thread a block, unless a test asks for real threads (cpu/cuda/cuda_runtime.h); then they stride as on a
-// GPU.
-inline StridedRange<int> block_range(int n, int step = 1) {
-  constexpr int threads = cuda_cpu::threads_per_block;
-  return {threads == 1 ? 0 : static_cast<int>(threadIdx.x) * step, n, threads * step};
+// A block takes a contiguous part, so that its loop has stride one too.
+inline StridedRange<size_t> grid_range(size_t n, int step = 1) {
+  const size_t part = (n / step + gridDim.x - 1) / gridDim.x * step, first = std::min(n, part * blockIdx.x);
+  return {first + threadIdx.x * step, std::min(n, first + part), size_t{blockDim.x} * step};
 }
 
-// A warp is one thread.
-inline StridedRange<int> warp_range(int n, [[maybe_unused]] int lanes = 32) { return block_range(n); }
-inline StridedRange<int> lane_range(int n, int step = 1, [[maybe_unused]] int lanes = 32) {
-  return {0, n, step};
-}
 template <class T>
-T lane_sum(T value, [[maybe_unused]] int lanes = 32) {
+T lane_sum(T value, int = 1) {
   return value;
 }
-inline void lane_barrier([[maybe_unused]] int lanes = 32) {}
+inline void lane_barrier(int) {}
 
 template <class T>
 T* block_memory() {
   return static_cast<T*>(cuda_cpu::shared_memory());
-}
-
-// A block takes a contiguous part, so that its loop has stride one too.
-inline StridedRange<size_t> grid_range(size_t n, int step = 1) {
-  constexpr size_t threads = cuda_cpu::threads_per_block;
-  const size_t part = (n / step + gridDim.x - 1) / gridDim.x * step, first = std::min(n, part * blockIdx.x);
-  return {first + (threads == 1 ? 0 : threadIdx.x * step), std::min(n, first + part), threads * step};
 }
 
 template <class T, class Combine>
@@ -202,11 +194,6 @@ T block_reduce(T value, T identity, Combine combine) {
 template <class T>
 __device__ T block_sum(T value) {
   return block_reduce(value, T(0), [](T a, T b) { return a + b; });
-}
-
-template <class T>
-__device__ T block_max(T value) {
-  return block_reduce(value, T(-INFINITY), [](T a, T b) { return a > b ? a : b; });
 }
 
 }  // namespace pentatron

@@ -231,17 +231,11 @@ void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTe
          lse.data);
 }
 
-template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
-                                Tensor, AccumTensor);
-template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, AccumTensor, Tensor, AccumTensor, const BackwardMemory&, bool,
-                                 Tensor, Tensor, Tensor);
+template decltype(attention_forward<real>) attention_forward<real>;
+template decltype(attention_backward<real>) attention_backward<real>;
 #if PRECISION == 16
-template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
-                                AccumTensor, AccumTensor);
-template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, AccumTensor, Tensor, AccumTensor, const BackwardMemory&, bool,
-                                 AccumTensor, AccumTensor, AccumTensor);
+template decltype(attention_forward<accum>) attention_forward<accum>;
+template decltype(attention_backward<accum>) attention_backward<accum>;
 #endif
 
 }  // namespace pentatron

@@ -44,7 +44,7 @@ struct Documents {
   __device__ int first_key(int sequence_of_batch, int query) const {
     return starts ? keys.before(starts[sequence_of_batch * sequence + queries.position(query)]) : 0;
   }
-  auto device_pointers() { return std::tie(starts); }  // a kernel takes it as an argument
+  auto device_pointers() { return std::tie(starts); }
 };
 
 struct AttentionShape {
@@ -67,6 +67,12 @@ struct AttentionBlock {
   HeadShape head;
   bool diagonal;             // true: query i sees the keys j <= i; false: it sees every key
   Documents documents = {};  // which of these keys it sees nevertheless not
+
+  auto device_pointers() { return documents.device_pointers(); }  // a kernel takes it as an argument
+  // Blocks of threads that have a tile of `rows` (queries or keys) of a head of a sequence each.
+  dim3 tiles(int rows, int heads, int tile) const {
+    return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * batch);
+  }
 };
 inline AttentionBlock whole_sequences(AttentionShape shape) {
   return {shape.batch,    shape.sequence, shape.sequence, shape.sequence,

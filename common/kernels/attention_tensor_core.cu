@@ -110,17 +110,18 @@ __device__ void online_softmax(float scale, float (&scores)[m][n][4], float (&la
 template <int size, class Result>
 __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     tensor_core_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                               const real* __restrict__ v, int queries, int keys, int query_stride,
-                               int key_stride, bool diagonal, Documents documents, int heads, int kv_heads,
-                               float scale, Result* __restrict__ out, accum* __restrict__ lse) {
+                               const real* __restrict__ v, AttentionBlock block, float scale,
+                               Result* __restrict__ out, accum* __restrict__ lse) {
   using Of = ForwardCut<size>;
+  const int queries = block.queries, keys = block.keys;
+  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, tile_size = looped * size;
   const int tiles = (queries + Of::fixed - 1) / Of::fixed;
   const int first_query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * Of::fixed;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
   const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
-  const int first_row = sequence * query_stride + first_query;
-  const size_t kv = static_cast<size_t>(sequence) * key_stride * kv_leading +
+  const int first_row = sequence * block.query_stride + first_query;
+  const size_t kv = static_cast<size_t>(sequence) * block.key_stride * kv_leading +
                     static_cast<size_t>(head / (heads / kv_heads)) * size;
 
   real* const q_tile = block_memory<real>();         // [fixed, size]
@@ -137,8 +138,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
   begin_load<size, Of::fixed, Of::threads>(q + static_cast<size_t>(first_row) * leading + head * size,
                                            leading, queries - first_query, q_tile);
-  const int visible_keys = diagonal ? std::min(keys, first_query + Of::fixed) : keys;
-  const int unseen = documents.first_key(sequence, first_query) / looped * looped;
+  const int visible_keys = block.diagonal ? std::min(keys, first_query + Of::fixed) : keys;
+  const int unseen = block.documents.first_key(sequence, first_query) / looped * looped;
   if (unseen < visible_keys) begin_load_keys(unseen);
   for (int first_key = unseen; first_key < visible_keys; first_key += looped) {
     wait_for_copies();
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     if (first_key + looped < visible_keys) begin_load_keys(first_key + looped);
     const real* const k_tile = tile_at(first_key);
     // This warp's query i sees key j of the tile where j <= i + ahead.
-    const int ahead = diagonal ? first_query + of_warp - first_key : looped;
+    const int ahead = block.diagonal ? first_query + of_warp - first_key : looped;
     if (ahead + Of::rows <= 0) continue;
     Sums<Of::rows, looped> scores = {};
 #pragma unroll 2  // all at once, addresses and factors would take too many registers
@@ -160,10 +161,10 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
         if (key > query + ahead || key >= keys - first_key) score = -INFINITY;
       });
     }
-    if (documents.starts) {
+    if (block.documents.starts) {
       for_each(scores, [&](float& score, int query, int key) {
         const int row = std::min(first_query + of_warp + query, queries - 1);
-        if (first_key + key < documents.first_key(sequence, row)) score = -INFINITY;
+        if (first_key + key < block.documents.first_key(sequence, row)) score = -INFINITY;
       });
     }
     online_softmax(scale, scores, largest, sum, sums);
@@ -338,12 +339,13 @@ template <int size, class Result>
 __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     tensor_core_backward_kernel(const real* __restrict__ q, const real* __restrict__ k,
                                 const real* __restrict__ v, const real* __restrict__ d_out,
-                                const accum* __restrict__ lse, const accum* __restrict__ dots, int queries,
-                                int keys, int query_stride, int key_stride, bool diagonal,
-                                Documents documents, int heads, int kv_heads, float scale, bool add,
-                                int32_t* next_number, int32_t* turns, accum* d_q_sums, Result* d_q,
-                                Result* __restrict__ d_k, Result* __restrict__ d_v) {
+                                const accum* __restrict__ lse, const accum* __restrict__ dots,
+                                AttentionBlock block, float scale, bool add, int32_t* next_number,
+                                int32_t* turns, accum* d_q_sums, Result* d_q, Result* __restrict__ d_k,
+                                Result* __restrict__ d_v) {
   using Of = BackwardCut<size>;
+  const int queries = block.queries, keys = block.keys;
+  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, part = Of::part, tile_size = looped * size;
   const int leading = heads * size, kv_leading = kv_heads * size, group = heads / kv_heads;
   const int tiles = (keys + Of::fixed - 1) / Of::fixed, query_tiles = (queries + looped - 1) / looped;
@@ -358,10 +360,10 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   if (thread_of_block() == 0) {
     const int number = take_number(next_number);
     *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads, queries};
-    if (documents.starts) {
+    if (block.documents.starts) {
       int end = 0;  // of the queries that have this tile of keys
       while (end < queries &&
-             first_key_tile(documents, place->sequence, end, keys, Of::fixed) <= place->key_tile)
+             first_key_tile(block.documents, place->sequence, end, keys, Of::fixed) <= place->key_tile)
         end += looped;
       place->queries = std::min(end, queries);
     }
@@ -369,9 +371,9 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   synchronize_block();
   const auto first_key = [&] { return place->key_tile * Of::fixed; };
   // Queries before all that see these keys.
-  const auto unseen = [&] { return diagonal ? first_key() / looped * looped : 0; };
+  const auto unseen = [&] { return block.diagonal ? first_key() / looped * looped : 0; };
   const auto begin_load_queries = [&](int head, int first_query) {
-    const int row = place->sequence * query_stride + first_query, buffer = first_query / looped % 2;
+    const int row = place->sequence * block.query_stride + first_query, buffer = first_query / looped % 2;
     begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
                                                leading, queries - first_query,
                                                q_tiles + buffer * (2 * tile_size));
@@ -379,10 +381,11 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
                                   queries - first_query, statistics + buffer * (2 * looped));
   };
   const auto turn_of = [&](int head, int first_query) {
-    const int last_tile = diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
-    const size_t row = static_cast<size_t>(place->sequence) * query_stride + first_query;
+    const int last_tile =
+        block.diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
+    const size_t row = static_cast<size_t>(place->sequence) * block.query_stride + first_query;
     const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
-    const int first_tile = first_key_tile(documents, place->sequence, first_query, keys, Of::fixed);
+    const int first_tile = first_key_tile(block.documents, place->sequence, first_query, keys, Of::fixed);
     const bool rounds = place->key_tile == first_tile && !std::is_same_v<Result, accum>;
     return Turn<Result>{
         turns + number, last_tile - place->key_tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
@@ -394,7 +397,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
 
   Factor<Of::rows, size> fixed;
   Sums<Of::rows, size> sums = {};
-  const size_t first_row = static_cast<size_t>(place->sequence) * key_stride + first_key();
+  const size_t first_row = static_cast<size_t>(place->sequence) * block.key_stride + first_key();
   begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->kv_head * size,
                                                 kv_leading, keys - first_key(), k_tile);
   wait_for_copies();
@@ -419,12 +422,12 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
         multiply<size, Transpose::yes>(fixed, q_part + which * tile_size, 0, scores);
         Factor<Of::rows, part> factor;
         if (which == 0) {
-          const int ahead = diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
+          const int ahead = block.diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
           as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
-          if (documents.starts) {
+          if (block.documents.starts) {
             for_each(scores, [&](float& weight, int key, int query) {
               const int row = std::min(first_query + of_part + query, queries - 1);
-              if (first_key() + of_pair + key < documents.first_key(place->sequence, row)) weight = 0;
+              if (first_key() + of_pair + key < block.documents.first_key(place->sequence, row)) weight = 0;
             });
           }
           as_factor(scores, factor);
@@ -445,7 +448,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     pass_on(head, (place->queries - 1) / looped * looped);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
-  const size_t row = static_cast<size_t>(place->sequence) * key_stride + first_key() + of_pair;
+  const size_t row = static_cast<size_t>(place->sequence) * block.key_stride + first_key() + of_pair;
   store(sums, keys - first_key() - of_pair, add ? Store::add : Store::assign,
         (which == 0 ? d_v : d_k) + row * kv_leading + place->kv_head * size, kv_leading);
 }
@@ -462,11 +465,6 @@ void for_head_size(int size, Function f) {
   fail("attention on tensor cores", ("head size " + std::to_string(size)).c_str(), __FILE__, __LINE__);
 }
 
-// Blocks of a grid: every tile of `rows` of every head of every sequence.
-dim3 tiles_of(const AttentionBlock& block, int rows, int heads, int tile) {
-  return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * block.batch);
-}
-
 size_t tile_bytes(int rows, int size) { return sizeof(real) * rows * size; }
 
 float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); }
@@ -476,16 +474,14 @@ float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); 
 template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                          AccumTensor lse, cudaStream_t stream) {
-  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = ForwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_forward_kernel<size, Result>>(),
-                       Grid(tiles_of(block, block.queries, heads, Of::fixed), Of::threads),
+                       Grid(block.tiles(block.queries, block.head.heads, Of::fixed), Of::threads),
                        tile_bytes(Of::fixed + 4 * Of::looped, size),
                        attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
-                       v.data, block.queries, block.keys, block.query_stride, block.key_stride,
-                       block.diagonal, block.documents, heads, kv_heads, scale_of(size), out.data, lse.data);
+                       v.data, block, scale_of(size), out.data, lse.data);
   });
 }
 
@@ -493,36 +489,28 @@ template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
                           Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
                           Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream) {
-  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   int32_t* const turns = memory.turns.data;
+  const int64_t numbers = backward_turns(block.batch, block.head.heads, block.queries);
   accum* sums = memory.d_q.data;
   if constexpr (std::is_same_v<Result, accum>) sums = d_q.data;
-  CUDA_CHECK(
-      cudaMemsetAsync(turns, 0, backward_turns(block.batch, heads, block.queries) * sizeof(int32_t), stream));
+  CUDA_CHECK(cudaMemsetAsync(turns, 0, numbers * sizeof(int32_t), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = BackwardCut<size>;
     launch_with_memory(
         in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
-        Grid(tiles_of(block, block.keys, kv_heads, Of::fixed), Of::threads),
+        Grid(block.tiles(block.keys, block.head.kv_heads, Of::fixed), Of::threads),
         tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
         attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
-        lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
-        block.documents, heads, kv_heads, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data,
+        lse.data, dots.data, block, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data,
         d_v.data);
   });
 }
 
-template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor,
-                                  cudaStream_t);
-template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
-                                  cudaStream_t);
-template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
-                                   AccumTensor, const BackwardMemory&, bool, Tensor, Tensor, Tensor,
-                                   cudaStream_t);
-template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
-                                   AccumTensor, const BackwardMemory&, bool, AccumTensor, AccumTensor,
-                                   AccumTensor, cudaStream_t);
+template decltype(tensor_core_forward<real>) tensor_core_forward<real>;
+template decltype(tensor_core_forward<accum>) tensor_core_forward<accum>;
+template decltype(tensor_core_backward<real>) tensor_core_backward<real>;
+template decltype(tensor_core_backward<accum>) tensor_core_backward<accum>;
 
 double tensor_core_error(int head_size, cudaStream_t stream) {
   constexpr int rows = 150, heads = 2, kv_heads = 1;  // no tile fits exactly

@@ -35,23 +35,16 @@ __device__ inline void multiply_add(const accum* __restrict__ a, int row_stride,
 }
 
 // A tile of rows of one head, and zeros beyond the last row and beyond the head: products need no bounds.
-__device__ inline void load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows,
-                            int size, int tile, int columns, accum* __restrict__ to /*[tile, columns]*/) {
+template <Transpose transpose = Transpose::no>
+__device__ void load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows, int size,
+                     int tile, int columns, accum* __restrict__ to /*[tile, columns], or transposed*/) {
+  const auto at = [&](int row, int j) {
+    return transpose == Transpose::yes ? j * tile + row : row * columns + j;
+  };
   for (int row : warp_range(tile)) {
     const int there = row < rows ? size : 0;
-    for (int j : lane_range(there))
-      to[row * columns + j] = accum(from[static_cast<size_t>(row) * leading + j]);
-    for (int j : lane_range(columns - there)) to[row * columns + there + j] = 0;
-  }
-}
-
-__device__ inline void load_transposed(const real* __restrict__ from /*[rows, leading]*/, int leading,
-                                       int rows, int size, int tile, int columns,
-                                       accum* __restrict__ to /*[columns, tile]*/) {
-  for (int row : warp_range(tile)) {
-    const int there = row < rows ? size : 0;
-    for (int j : lane_range(there)) to[j * tile + row] = accum(from[static_cast<size_t>(row) * leading + j]);
-    for (int j : lane_range(columns - there)) to[(there + j) * tile + row] = 0;
+    for (int j : lane_range(there)) to[at(row, j)] = accum(from[static_cast<size_t>(row) * leading + j]);
+    for (int j : lane_range(columns - there)) to[at(row, there + j)] = 0;
   }
 }
 
@@ -138,14 +131,14 @@ __device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[ti
 // One block a (sequence, head, tile of queries); it loops over the tiles of keys.
 template <class Result>
 __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                     const real* __restrict__ v, int queries, int keys, int query_stride,
-                                     int key_stride, bool diagonal, Documents documents, int heads,
-                                     int kv_heads, int size, accum scale, int tile, int columns,
-                                     Result* __restrict__ out, accum* __restrict__ lse) {
+                                     const real* __restrict__ v, AttentionBlock block, accum scale, int tile,
+                                     int columns, Result* __restrict__ out, accum* __restrict__ lse) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
-  const size_t kv_start = static_cast<size_t>(sequence) * key_stride * kv_heads * size +
+  const size_t first_row = static_cast<size_t>(sequence) * block.query_stride + first_query;
+  const size_t kv_start = static_cast<size_t>(sequence) * block.key_stride * kv_heads * size +
                           static_cast<size_t>(head / (heads / kv_heads)) * size;
   const int rows = std::min(tile, queries - first_query), kv_leading = kv_heads * size;
 
@@ -159,13 +152,14 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
   accum* const sum = factor + tile;
   int* const first_keys = reinterpret_cast<int*>(sum + tile);
 
-  load_transposed(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns, q_tile);
+  load<Transpose::yes>(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns,
+                       q_tile);
   fill(out_tile, tile * columns, 0);
   fill(largest, tile, lowest_score);
   fill(sum, tile, 0);
-  load_first_keys(documents, sequence, first_query, rows, tile, first_keys);
-  const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
-  const int unseen = documents.first_key(sequence, first_query) / tile * tile;
+  load_first_keys(block.documents, sequence, first_query, rows, tile, first_keys);
+  const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
+  const int unseen = block.documents.first_key(sequence, first_query) / tile * tile;
   for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
@@ -173,7 +167,7 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
     tile_scores(k_tile, q_tile, scale, keys - first_key, first_keys, first_key,
-                diagonal ? first_query - first_key : tile, tile, columns, scores);
+                block.diagonal ? first_query - first_key : tile, tile, columns, scores);
     __syncthreads();
     online_softmax(tile, scores, largest, factor, sum);
     accumulate_tile(scores, v_tile, factor, tile, columns, out_tile);
@@ -250,13 +244,13 @@ template <class Result>
 __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const real* __restrict__ k,
                                            const real* __restrict__ v, const real* __restrict__ d_out,
                                            const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                           int queries, int keys, int query_stride, int key_stride,
-                                           bool diagonal, Documents documents, int heads, int kv_heads,
-                                           int size, accum scale, int tile, int columns, bool add,
+                                           AttentionBlock block, accum scale, int tile, int columns, bool add,
                                            Result* __restrict__ d_k, Result* __restrict__ d_v) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys;
   const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
   const int kv_head = blockIdx.x / tiles % kv_heads, sequence = blockIdx.x / tiles / kv_heads;
-  const size_t first_row = static_cast<size_t>(sequence) * key_stride + first_key;
+  const size_t first_row = static_cast<size_t>(sequence) * block.key_stride + first_key;
   const size_t kv = (first_row * kv_heads + kv_head) * size;
   const int rows = std::min(tile, keys - first_key), q_leading = heads * size, kv_leading = kv_heads * size;
 
@@ -272,23 +266,24 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
   accum* const dots_tile = lse_tile + tile;
   int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
-  load_transposed(k + kv, kv_leading, rows, size, tile, columns, k_tile);
-  load_transposed(v + kv, kv_leading, rows, size, tile, columns, v_tile);
+  load<Transpose::yes>(k + kv, kv_leading, rows, size, tile, columns, k_tile);
+  load<Transpose::yes>(v + kv, kv_leading, rows, size, tile, columns, v_tile);
   fill(d_k_tile, 2 * tile * columns, 0);  // and d_v_tile
   for (int head = kv_head * (heads / kv_heads); head < (kv_head + 1) * (heads / kv_heads); ++head) {
-    for (int first_query = diagonal ? first_key : 0; first_query < queries; first_query += tile) {
-      if (documents.first_key(sequence, first_query) >= first_key + rows) break;  // nor do later queries
-      const size_t row = static_cast<size_t>(sequence) * query_stride + first_query;
+    for (int first_query = block.diagonal ? first_key : 0; first_query < queries; first_query += tile) {
+      if (block.documents.first_key(sequence, first_query) >= first_key + rows)
+        break;  // nor do later queries
+      const size_t row = static_cast<size_t>(sequence) * block.query_stride + first_query;
       const size_t start = (row * heads + head) * size;
       __syncthreads();  // the tiles before have been used
       load(q + start, q_leading, queries - first_query, size, tile, columns, q_tile);
       load(d_out + start, q_leading, queries - first_query, size, tile, columns, d_out_tile);
       load_statistics(lse + row * heads + head, dots + row * heads + head, heads, queries - first_query, tile,
                       lse_tile, dots_tile);
-      load_first_keys(documents, sequence, first_query, queries - first_query, tile, first_keys);
+      load_first_keys(block.documents, sequence, first_query, queries - first_query, tile, first_keys);
       __syncthreads();
       tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale, rows, first_keys,
-                            first_key, diagonal ? first_query - first_key : tile, tile, columns,
+                            first_key, block.diagonal ? first_query - first_key : tile, tile, columns,
                             probabilities, d_scores);
       __syncthreads();
       accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
@@ -305,15 +300,15 @@ template <class Result>
 __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const real* __restrict__ k,
                                               const real* __restrict__ v, const real* __restrict__ d_out,
                                               const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                              int queries, int keys, int query_stride, int key_stride,
-                                              bool diagonal, Documents documents, int heads, int kv_heads,
-                                              int size, accum scale, int tile, int columns, bool add,
-                                              Result* __restrict__ d_q) {
+                                              AttentionBlock block, accum scale, int tile, int columns,
+                                              bool add, Result* __restrict__ d_q) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
+  const size_t first_row = static_cast<size_t>(sequence) * block.query_stride + first_query;
   const size_t start = (first_row * heads + head) * size;
-  const size_t kv_start = static_cast<size_t>(sequence) * key_stride * kv_heads * size +
+  const size_t kv_start = static_cast<size_t>(sequence) * block.key_stride * kv_heads * size +
                           static_cast<size_t>(head / (heads / kv_heads)) * size;
   const int rows = std::min(tile, queries - first_query), q_leading = heads * size,
             kv_leading = kv_heads * size;
@@ -329,14 +324,14 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
   accum* const dots_tile = lse_tile + tile;
   int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
-  load_transposed(q + start, q_leading, rows, size, tile, columns, q_tile);
-  load_transposed(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
+  load<Transpose::yes>(q + start, q_leading, rows, size, tile, columns, q_tile);
+  load<Transpose::yes>(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
   load_statistics(lse + first_row * heads + head, dots + first_row * heads + head, heads, rows, tile,
                   lse_tile, dots_tile);
-  load_first_keys(documents, sequence, first_query, rows, tile, first_keys);
+  load_first_keys(block.documents, sequence, first_query, rows, tile, first_keys);
   fill(d_q_tile, tile * columns, 0);
-  const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
-  const int unseen = documents.first_key(sequence, first_query) / tile * tile;
+  const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
+  const int unseen = block.documents.first_key(sequence, first_query) / tile * tile;
   for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
@@ -344,8 +339,8 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
     tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale, keys - first_key,
-                         first_keys, first_key, diagonal ? first_query - first_key : tile, tile, columns,
-                         probabilities, d_scores);
+                         first_keys, first_key, block.diagonal ? first_query - first_key : tile, tile,
+                         columns, probabilities, d_scores);
     __syncthreads();
     accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
   }
@@ -381,54 +376,39 @@ Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int
   return {tile, columns, bytes(tile)};
 }
 
-// Blocks of a grid: every tile of `rows` of every head of every sequence.
-dim3 tiles_of(const AttentionBlock& block, int rows, int heads, int tile) {
-  return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * block.batch);
-}
-
 }  // namespace
 
 template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                    AccumTensor lse, cudaStream_t stream) {
-  const auto [heads, kv_heads, size] = block.head;
   const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 4);
-  launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes,
+  launch_with_memory(tiled_forward_kernel<Result>, block.tiles(block.queries, block.head.heads, tile), bytes,
                      attention_cost(block, 2, Cost::Unit::cores, false), stream, q.data, k.data, v.data,
-                     block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
-                     block.documents, heads, kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data,
-                     lse.data);
+                     block, 1 / std::sqrt(block.head.head_size), tile, columns, out.data, lse.data);
 }
 
 template <class Result>
 void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
                     AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream) {
-  const auto [heads, kv_heads, size] = block.head;
-  const double scale = 1 / std::sqrt(size);
+  const double scale = 1 / std::sqrt(block.head.head_size);
   const Tiling over_keys = choose_tiling(block, 6, 2, 3), over_queries = choose_tiling(block, 5, 2, 3);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
-                     tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes,
+                     block.tiles(block.keys, block.head.kv_heads, over_keys.tile), over_keys.bytes,
                      attention_cost(block, 4, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-                     d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
-                     block.key_stride, block.diagonal, block.documents, heads, kv_heads, size, scale,
-                     over_keys.tile, over_keys.columns, add, d_k.data, d_v.data);
-  launch_with_memory(tiled_backward_queries_kernel<Result>,
-                     tiles_of(block, block.queries, heads, over_queries.tile), over_queries.bytes,
-                     attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-                     d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
-                     block.key_stride, block.diagonal, block.documents, heads, kv_heads, size, scale,
-                     over_queries.tile, over_queries.columns, add, d_q.data);
+                     d_out.data, lse.data, dots.data, block, scale, over_keys.tile, over_keys.columns, add,
+                     d_k.data, d_v.data);
+  launch_with_memory(
+      tiled_backward_queries_kernel<Result>, block.tiles(block.queries, block.head.heads, over_queries.tile),
+      over_queries.bytes, attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
+      d_out.data, lse.data, dots.data, block, scale, over_queries.tile, over_queries.columns, add, d_q.data);
 }
 
-template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor, cudaStream_t);
-template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor, AccumTensor,
-                             bool, Tensor, Tensor, Tensor, cudaStream_t);
+template decltype(tiled_forward<real>) tiled_forward<real>;
+template decltype(tiled_backward<real>) tiled_backward<real>;
 #if PRECISION == 16
-template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
-                            cudaStream_t);
-template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor, AccumTensor,
-                             bool, AccumTensor, AccumTensor, AccumTensor, cudaStream_t);
+template decltype(tiled_forward<accum>) tiled_forward<accum>;
+template decltype(tiled_backward<accum>) tiled_backward<accum>;
 #endif
 
 }  // namespace pentatron

@@ -67,8 +67,7 @@ void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_t
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
 
-// One block a row, of x = before + branch; without a branch, `before` is x itself and nothing is added.
-// Reads before and branch, writes x and out; without a branch it reads x and writes out.
+// One block a row. Reads before and branch, writes x and out; without a branch it reads x and writes out.
 template <int width>
 __global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
                                        const real* __restrict__ weight, accum epsilon, int d, real* x,
@@ -94,17 +93,12 @@ __global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
   for ([[maybe_unused]] int once : block_range(1)) rstd[row] = scale;
 }
 
-void residual_rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x,
-                              Tensor out, accum* rstd, cudaStream_t stream) {
+void rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x, Tensor out,
+                     accum* rstd, cudaStream_t stream) {
   const int width = width_for(x.columns, before.data, branch.data, weight, x.data, out.data);
   launch(width == 1 ? rmsnorm_forward_kernel<1> : rmsnorm_forward_kernel<pack_width>,
          block_a_row(x.rows, x.columns / width), moves((branch.data ? 4 : 2) * real_bytes * x.size()), stream,
          before.data, branch.data, weight, epsilon, x.columns, x.data, out.data, rstd);
-}
-
-void rmsnorm_forward(Tensor x, const real* weight, double epsilon, Tensor out, accum* rstd,
-                     cudaStream_t stream) {
-  residual_rmsnorm_forward(x, {}, weight, epsilon, x, out, rstd, stream);
 }
 
 int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }

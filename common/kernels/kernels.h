@@ -31,14 +31,11 @@ void embedding_backward(Tensor d_out /*[rows, d]*/, const int32_t* tokens /*[row
 
 // ---- RMSNorm (Zhang and Sennrich, 2019) -------------------------------------------------------------------
 
-// out = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + epsilon) of each row.
-void rmsnorm_forward(Tensor x /*[rows, d]*/, const real* weight /*[d]*/, double epsilon,
+// x = before + branch (a residual connection), and out = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) +
+// epsilon) of each row, in one pass over memory. Without a branch, `before` is x itself.
+void rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d], or none*/,
+                     const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
                      Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
-
-// x = before + branch (a residual connection), then rmsnorm_forward of x, in one pass over memory.
-void residual_rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d]*/,
-                              const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
-                              Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
 // Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands. The number does not depend
 // on the device.

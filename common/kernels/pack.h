@@ -72,7 +72,7 @@ __device__ accum block_max_of(const T* x, int n) {
     const Pack<width> pack = load<width>(x + j);
     for (int e = 0; e < width; ++e) largest = std::max(largest, pack[e]);
   }
-  return block_max(largest);
+  return block_reduce(largest, accum(-INFINITY), [](accum a, accum b) { return a > b ? a : b; });
 }
 
 }  // namespace pentatron

@@ -260,13 +260,8 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
 }
 
 void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd) {
-  const real* weight = parameters_.weights(norm).data;
-  if (from.branch.data == nullptr) {
-    rmsnorm_forward(x, weight, model_.norm_epsilon, normed, rstd.data, stream_);
-  } else {
-    residual_rmsnorm_forward(from.before, from.branch, weight, model_.norm_epsilon, x, normed, rstd.data,
-                             stream_);
-  }
+  rmsnorm_forward(from.before, from.branch, parameters_.weights(norm).data, model_.norm_epsilon, x, normed,
+                  rstd.data, stream_);
 }
 
 void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {

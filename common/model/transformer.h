@@ -126,7 +126,7 @@ class Transformer {
   // that backward needs is computed.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
-  // x = from.before + from.branch, and `normed` its norm. Without a branch, x already holds from.before.
+  // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
   void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
   void head_forward(const Batch& batch, Residual x, Activations& a);
