@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "device/device_config.h"
+#include "device/device_profile.h"
 #include "device/errors.h"
 #include "device/trace.h"
 

@@ -2,7 +2,6 @@
 // each GPU; each number there names its source. No CUDA here.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "device/cost.h"
@@ -30,6 +29,12 @@ struct DeviceProfile {
   double flops(int element_bytes) const;  // peak of products of such elements
   double seconds(const Cost& cost) const;
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
+};
+
+// What a program asks of the GPU that the CPU build models.
+struct DeviceConfig {
+  std::string gpu;       // name or file of its profile; empty: h100
+  bool dry_run = false;  // nothing is computed, only counted
 };
 
 // `gpu`: the name of a profile that comes with the project, or the path of a file. Throws UsageError (--gpu)

@@ -9,14 +9,24 @@
 
 namespace pentatron::trace {
 
+// A place in the program's work.
+struct Position {
+  int64_t step = -1;  // from 0; -1, here and below: none
+  int micro_batch = -1, layer = -1;
+  char pass = 'o';  // f forward, b backward, w weight gradients, o optimizer and the rest
+};
+
+// Which operation of a run this is.
+struct Label : Position {
+  const char* name = nullptr;  // must live as long as the trace
+  double bytes = 0;            // moved from and to memory, or sent by this rank
+};
+
 // An operation of a stream. Times in seconds.
-struct Interval {
+struct Interval : Position {
   std::string name = {}, stream = {};
   double begin = 0, end = 0;
-  int64_t step = -1;  // here and below -1: none
-  int micro_batch = -1, layer = -1;
-  char pass = 'o';                  // trace.h
-  double bytes = 0;                 // moved from and to memory, or sent by this rank
+  double bytes = 0;                 // as of its label
   uint64_t id = 0, waited_for = 0;  // the operation on another stream for whose end this one waited; 0: none
   std::vector<uint64_t> sent = {}, received = {};  // messages; at both ends the same number
 };
@@ -42,8 +52,7 @@ struct Overlap {
 Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to);
 
 // A row for each stream, `width` characters for [from, to). A character stands for what runs longest in its
-// time: f forward, b backward, w weight gradients, o optimizer and the rest, # communication (+ less than
-// half of the time), . nothing.
+// time: its pass, # communication (+ less than half of the time), . nothing.
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
 
 }  // namespace pentatron::trace

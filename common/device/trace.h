@@ -21,13 +21,7 @@ void start();
 void stop();
 void name_stream(cudaStream_t stream, std::string name);
 
-// The program's place in its work. A range stores a copy of `here`.
-struct Position {
-  int64_t step = -1;
-  int micro_batch = -1, layer = -1;  // -1: none
-  char pass = 'o';                   // f forward, b backward, w weight gradients, o optimizer and the rest
-};
-inline Position here;
+inline Position here;  // the program's; a range stores a copy
 
 // The work that is issued to `stream` while the range exists, and its cost. `name` must outlive the
 // trace.

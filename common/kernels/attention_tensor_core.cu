@@ -218,15 +218,8 @@ __device__ void begin_load_statistics(const accum* __restrict__ lse /*[rows, hea
 template <int m, int n>
 __device__ void as_weights(float scale, const accum* lse /*[8 n]*/, int ahead, int keys,
                            float (&scores)[m][n][4]) {
-#pragma unroll
-  for (int j = 0; j < n; ++j) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float of_query = log2_e * lse[column_of(j, e)];
-#pragma unroll
-      for (int i = 0; i < m; ++i) scores[i][j][e] = exp2_fast(scale * scores[i][j][e] - of_query);
-    }
-  }
+  for_each(scores,
+           [&](float& score, int, int query) { score = exp2_fast(scale * score - log2_e * lse[query]); });
   if (ahead >= 16 * m - 1 && keys >= 16 * m) return;
   for_each(scores, [&](float& weight, int key, int query) {
     if (key > query + ahead || key >= keys) weight = 0;
@@ -527,21 +520,18 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   const AccumTensor lse = memory.matrix<accum>(rows, heads), dots = memory.matrix<accum>(rows, heads);
   const BackwardMemory of_backward = {
       {}, memory.matrix<accum>(rows, of_queries), memory.matrix<int32_t>(1, backward_turns(1, heads, rows))};
-  // out, d_q, d_k, d_v, end to end
   const auto results = [&](auto forward, auto backward, const auto&... memory_of_backward) {
-    std::vector<std::vector<double>> all;
     const Tensor out = memory.matrix<real>(rows, of_queries), d_q = memory.matrix<real>(rows, of_queries),
                  d_k = memory.matrix<real>(rows, of_keys), d_v = memory.matrix<real>(rows, of_keys);
     forward(block, q, k, v, out, lse, stream);
     attention_dots(out, d_out, dots, stream);
     backward(block, q, k, v, lse, d_out, dots, memory_of_backward..., false, d_q, d_k, d_v, stream);
+    std::vector<PinnedArray<real>> all;
     for (const Tensor& x : {out, d_q, d_k, d_v}) {
-      PinnedArray<real> host(x.size());
+      const auto& host = all.emplace_back(x.size());
       CUDA_CHECK(cudaMemcpyAsync(host.data(), x.data, x.bytes(), cudaMemcpyDeviceToHost, stream));
-      CUDA_CHECK(cudaStreamSynchronize(stream));
-      all.emplace_back();
-      for (size_t i = 0; i < x.size(); ++i) all.back().push_back(static_cast<float>(host[i]));
     }
+    CUDA_CHECK(cudaStreamSynchronize(stream));
     return all;
   };
   const auto expected = results(tiled_forward<real>, tiled_backward<real>);
@@ -550,9 +540,9 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   for (size_t x = 0; x < expected.size(); ++x) {
     double largest = 0, difference = 0;
     for (size_t i = 0; i < expected[x].size(); ++i) {
-      const double of_element = std::abs(computed[x][i] - expected[x][i]);
+      const double want = float(expected[x][i]), of_element = std::abs(float(computed[x][i]) - want);
       if (!(of_element <= difference)) difference = of_element;  // NaN, too
-      largest = std::max(largest, std::abs(expected[x][i]));
+      largest = std::max(largest, std::abs(want));
     }
     if (!(difference / largest <= error)) error = difference / largest;
   }

@@ -80,13 +80,22 @@ __device__ inline void load_first_keys(const Documents& documents, int sequence,
     first_keys[i] = i < rows ? documents.first_key(sequence, first_query + i) : 0;
 }
 
+// Which keys of a tile the queries of a tile see: of those that are there, from a query's first key minus
+// `before` up to its number plus `ahead`.
+struct Mask {
+  int keys;               // that are there
+  const int* first_keys;  // [tile]
+  int before, ahead;
+  __device__ bool shows(int query, int key) const {  // && would be branches
+    return (key < keys) & (key <= query + ahead) & (key >= first_keys[query] - before);
+  }
+};
+
 // ---- Forward ----------------------------------------------------------------------------------------------
 
-// scores = scale * k q^T, and -infinity where the query does not see the key. Keys [0, keys) of this tile are
-// there. A query sees those from its `first_keys` minus `before` up to its number plus `ahead`.
+// scores = scale * k q^T, and -infinity where the query does not see the key.
 __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]*/,
-                                   const accum* __restrict__ q /*[columns, tile]*/, accum scale, int keys,
-                                   const int* __restrict__ first_keys /*[tile]*/, int before, int ahead,
+                                   const accum* __restrict__ q /*[columns, tile]*/, accum scale, Mask mask,
                                    int tile, int columns,
                                    accum* __restrict__ scores /*[tile keys, tile queries]*/) {
   const int patches = tile / patch_columns;
@@ -97,9 +106,7 @@ __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]
     for (int i = 0; i < patch_rows; ++i) {
       const int key = row + i;
       for (int j = 0; j < patch_columns; ++j) {
-        const bool visible =
-            key < keys && key <= column + j + ahead && key >= first_keys[column + j] - before;
-        scores[key * tile + column + j] = visible ? scale * patch[i][j] : -INFINITY;
+        scores[key * tile + column + j] = mask.shows(column + j, key) ? scale * patch[i][j] : -INFINITY;
       }
     }
   }
@@ -166,8 +173,9 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_scores(k_tile, q_tile, scale, keys - first_key, first_keys, first_key,
-                block.diagonal ? first_query - first_key : tile, tile, columns, scores);
+    tile_scores(k_tile, q_tile, scale,
+                {keys - first_key, first_keys, first_key, block.diagonal ? first_query - first_key : tile},
+                tile, columns, scores);
     __syncthreads();
     online_softmax(tile, scores, largest, factor, sum);
     accumulate_tile(scores, v_tile, factor, tile, columns, out_tile);
@@ -183,15 +191,12 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
 // ---- Backward ---------------------------------------------------------------------------------------------
 
 // probabilities = exp(scale * a1 b1 - lse) and d_scores = scale * probabilities * (a2 b2 - dots) of a tile:
-// (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round. As
-// above, `keys` are there, and a query sees those from its `first_keys` minus `before` up to its number plus
-// `ahead`.
+// (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round.
 template <bool keys_looped>
 __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/, const accum* __restrict__ a2,
                                const accum* __restrict__ b1 /*[columns, tile]*/, const accum* __restrict__ b2,
                                const accum* __restrict__ lse /*[tile]*/, const accum* __restrict__ dots,
-                               accum scale, int keys, const int* __restrict__ first_keys /*[tile]*/,
-                               int before, int ahead, int tile, int columns,
+                               accum scale, Mask mask, int tile, int columns,
                                accum* __restrict__ probabilities /*[tile looped, tile fixed]*/,
                                accum* __restrict__ d_scores) {
   const int patches = tile / patch_columns;
@@ -205,10 +210,8 @@ __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/,
       for (int j = 0; j < patch_columns; ++j) {
         const int looped = row + i, fixed = column + j;
         const int query = keys_looped ? fixed : looped, key = keys_looped ? looped : fixed;
-        const bool visible = (key < keys) & (key <= query + ahead) &
-                             (key >= first_keys[query] - before);  // && would be a branch
         const accum exponent = scale * scores[i][j] - lse[query];
-        const accum probability = exp_fast(visible ? exponent : -INFINITY);
+        const accum probability = exp_fast(mask.shows(query, key) ? exponent : -INFINITY);
         probabilities[looped * tile + fixed] = probability;
         d_scores[looped * tile + fixed] = scale * probability * (d_probabilities[i][j] - dots[query]);
       }
@@ -282,9 +285,9 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
                       lse_tile, dots_tile);
       load_first_keys(block.documents, sequence, first_query, queries - first_query, tile, first_keys);
       __syncthreads();
-      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale, rows, first_keys,
-                            first_key, block.diagonal ? first_query - first_key : tile, tile, columns,
-                            probabilities, d_scores);
+      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale,
+                            {rows, first_keys, first_key, block.diagonal ? first_query - first_key : tile},
+                            tile, columns, probabilities, d_scores);
       __syncthreads();
       accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
       accumulate_tile(d_scores, q_tile, nullptr, tile, columns, d_k_tile);
@@ -338,9 +341,10 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale, keys - first_key,
-                         first_keys, first_key, block.diagonal ? first_query - first_key : tile, tile,
-                         columns, probabilities, d_scores);
+    tile_gradients<true>(
+        k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale,
+        {keys - first_key, first_keys, first_key, block.diagonal ? first_query - first_key : tile}, tile,
+        columns, probabilities, d_scores);
     __syncthreads();
     accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
   }

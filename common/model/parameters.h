@@ -106,9 +106,11 @@ class ParameterGroup {
   // Instead of allocate(), a technique can call these three. `size` is in elements; the memory lives as long
   // as this object. add_shard tells the optimizer to update elements [begin, end) of a unit; the pointers are
   // those of element `begin`.
-  real* allocate_weights(size_t size);
-  accum* allocate_gradients(size_t size);
-  void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients);
+  real* allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
+  accum* allocate_gradients(size_t size) { return gradient_memory_.matrix<accum>(1, size).data; }
+  void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
+    shards_.push_back({number_, unit, begin, end, weights, gradients});
+  }
 
  private:
   friend class Parameters;
