@@ -7,7 +7,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <utility>
 #include <vector>
 
 #include "device/errors.h"

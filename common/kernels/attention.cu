@@ -2,8 +2,6 @@
 
 #include "kernels/approximate.h"
 #include "kernels/attention.h"
-#include "kernels/attention_tensor_core.h"
-#include "kernels/attention_tiled.h"
 #include "kernels/pack.h"
 
 namespace pentatron {

@@ -2,10 +2,10 @@
 // backward. Query heads are grouped: heads / kv_heads of them share one key and value head. A block is a
 // whole causal sequence or a part of one; attention_merge combines the results of the parts.
 //
-// There are three kinds. Naive attention stores the scores and uses cuBLAS products (here). Tiled attention
-// never stores them (attention_tiled.h), and neither do tiles on tensor cores (attention_tensor_core.h).
-// Besides the output, each forward keeps `lse`, the logarithm of each row's sum of exponentials. From it
-// backward gets the probabilities, exp(score - lse).
+// There are three kinds. Naive attention stores the scores and uses cuBLAS products (attention.cu). Tiled
+// attention never stores them (attention_tiled.cu), and neither do tiles on tensor cores, which compute the
+// same faster (attention_tensor_core.cu). Besides the output, each forward keeps `lse`, the logarithm of each
+// row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
 #pragma once
 
 #include <algorithm>
@@ -130,5 +130,38 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
                         Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
                         const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
                         Matrix<Result> d_v);
+
+// ---- The kinds in tiles. Arguments are as above.
+
+template <class Result>
+void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                   AccumTensor lse, cudaStream_t stream);
+template <class Result>
+void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
+                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
+                    cudaStream_t stream);
+
+// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q is summed up in
+// memory.d_q unless Result is `accum`; the order of the sums is fixed.
+constexpr bool has_tensor_core_attention = PRECISION == 16;
+template <class Result>
+void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                         AccumTensor lse, cudaStream_t stream);
+template <class Result>
+void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
+                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
+
+// Throws UsageError unless the build has 16 bits and the GPU has compute capability 8.0 or later (or the run
+// is a dry run).
+void require_tensor_cores();
+// For tests: also true on the CPU, which emulates the instructions.
+bool can_run_tensor_core_attention();
+
+// How far the kernels are from the tiled ones, their reference, in a small block of random numbers: the
+// largest difference of out, d_q, d_k and d_v, each over its largest element. Rounding alone makes less than
+// this tolerance.
+constexpr double tensor_core_tolerance = 0.03;
+double tensor_core_error(int head_size, cudaStream_t stream);
 
 }  // namespace pentatron

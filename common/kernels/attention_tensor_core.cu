@@ -1,3 +1,5 @@
+// Attention in tiles on tensor cores (FlashAttention-2; Dao, 2023).
+//
 // Each warp owns some rows of a tile that is held fixed (of queries in forward), and has in registers what it
 // sums up for them. Together, the warps of a block go through tiles of the other kind (of keys) in
 // shared memory; while one of these is computed with, the next one is on its way.
@@ -24,8 +26,7 @@
 // All exponentials are powers of 2: `scale` is log2(e) / sqrt(size).
 #include <cmath>
 
-#include "kernels/attention_tensor_core.h"
-#include "kernels/attention_tiled.h"
+#include "kernels/attention.h"
 #include "kernels/tensor_core_tiles.h"
 
 namespace pentatron {

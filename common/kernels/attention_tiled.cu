@@ -1,8 +1,13 @@
+// Attention in tiles. A block of threads takes some queries and loops over the keys, one tile at a time. It
+// holds only one tile's scores. The softmax is online: a running maximum, and sums that are scaled down when
+// it grows (Milakov and Gimelshein, 2018). Backward recomputes the probabilities from lse (FlashAttention and
+// FlashAttention-2; Dao, 2022 and 2023). So memory is linear in the sequence. Tiles above the diagonal are
+// skipped. README.md derives this.
 #include <cmath>
 
 #include "device/kernel.h"
 #include "kernels/approximate.h"
-#include "kernels/attention_tiled.h"
+#include "kernels/attention.h"
 
 namespace pentatron {
 
@@ -354,8 +359,6 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
 
 // ---- Launches ---------------------------------------------------------------------------------------------
 
-namespace {
-
 // Sizes of a kernel's tiles: rows, columns, and bytes of all of them together.
 struct Tiling {
   int tile, columns;
@@ -364,7 +367,7 @@ struct Tiling {
 
 // The largest tiles of which a block's memory has room for `matrices` [tile, columns], `squares` [tile, tile]
 // and `vectors` [tile]; but not longer than need be: what lies beyond the rows is computed, too.
-Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
+static Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
   int device = 0, available = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
@@ -379,8 +382,6 @@ Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int
   while (tile > patch_columns && too_large(tile)) tile /= 2;
   return {tile, columns, bytes(tile)};
 }
-
-}  // namespace
 
 template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,

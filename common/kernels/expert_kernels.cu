@@ -2,12 +2,6 @@
 #include "kernels/pack.h"
 
 namespace pentatron {
-namespace {
-
-constexpr int most_bands = 256;
-constexpr int columns_per_block = 256;  // of the router's gradient
-
-}  // namespace
 
 // ---- The choice -------------------------------------------------------------------------------------------
 
@@ -81,7 +75,8 @@ void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int
          d_logits.data);
 }
 
-// One block an expert and 256 columns.
+// One block an expert and so many columns.
+constexpr int columns_per_block = 256;
 __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const real* __restrict__ x, int rows,
                                     int experts, int d, bool add, accum* __restrict__ d_router) {
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
@@ -109,7 +104,7 @@ void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
 
-int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, most_bands); }
+int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
 // One thread a band of copies.
 __global__ void count_copies_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts, int bands,
@@ -209,7 +204,6 @@ void permute_tokens(Tensor x, const int32_t* place, int top_k, Tensor copies, cu
          place, top_k, x.columns, copies.data);
 }
 
-// One block a row.
 template <int width>
 __global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies,
                                                const int32_t* __restrict__ place, int top_k,
@@ -239,7 +233,6 @@ void permute_tokens_backward(Tensor d_copies, const int32_t* place, int top_k, A
          d_x.data);
 }
 
-// One block a row.
 template <int width>
 __global__ void combine_tokens_kernel(const real* __restrict__ returned,
                                       const accum* __restrict__ probabilities,

@@ -5,13 +5,12 @@
 #include "kernels/pack.h"
 
 // Each launch says what the kernel has to move (device/cost.h). What a block reads a second time comes from
-// its cache.
+// its cache. A kernel whose `row` is blockIdx.x has one block a row.
 
 namespace pentatron {
 
 // ---- Embedding --------------------------------------------------------------------------------------------
 
-// One block a row.
 template <int width>
 __global__ void embedding_forward_kernel(const real* __restrict__ table, const int32_t* __restrict__ tokens,
                                          int first_token, int vocabulary, int d, real* __restrict__ out) {
@@ -67,7 +66,7 @@ void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_t
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
 
-// One block a row. Reads before and branch, writes x and out; without a branch it reads x and writes out.
+// Reads before and branch, writes x and out; without a branch it reads x and writes out.
 template <int width>
 __global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
                                        const real* __restrict__ weight, accum epsilon, int d, real* x,
@@ -243,7 +242,7 @@ __device__ void copy_row(const real* from, int columns, real* to) {
   for (int j : block_range(columns, width)) store(to + j, load<width>(from + j));
 }
 
-// One block a row. The split is where q and k are turned.
+// The split is where q and k are turned.
 template <int width>
 __global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_t* __restrict__ positions,
                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
@@ -268,7 +267,6 @@ void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, Hea
          positions, table.data, shape.heads, shape.kv_heads, shape.head_size, q.data, k.data, v.data);
 }
 
-// One block a row.
 template <int width>
 __global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real* __restrict__ d_k,
                                        const real* __restrict__ d_v, const int32_t* __restrict__ positions,
@@ -299,7 +297,6 @@ void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* position
 
 __device__ inline accum times_sigmoid(accum x, accum gate) { return divide_fast(x, 1 + exp_fast(-gate)); }
 
-// One block a row.
 template <int width>
 __global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
   const size_t row = blockIdx.x;
@@ -319,7 +316,7 @@ void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
          out.columns, out.data);
 }
 
-// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
+// silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
 template <int width>
 __global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ gate_up,
                                        int f, real* __restrict__ d_gate_up) {
@@ -349,7 +346,7 @@ void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_
 
 // ---- Cross-entropy ----------------------------------------------------------------------------------------
 
-// One block a row. It goes through the logits in chunks that its cache holds, so that memory is read once,
+// A block goes through the logits in chunks that its cache holds, so that memory is read once,
 // for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
 // softmax; Milakov and Gimelshein, 2018).
 template <int width>
@@ -421,7 +418,7 @@ void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double s
          scale, loss);
 }
 
-// One block a row, in place: a logit is read once more, and its gradient takes its place.
+// In place: a logit is read once more, and its gradient takes its place.
 template <int width>
 __global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
                                               int first_token, int vocabulary, accum scale,
@@ -501,7 +498,7 @@ void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) 
          moves((accum_bytes + real_bytes) * size), stream, x, out, size);
 }
 
-// One block a row. Element j of the row lies in part j / part_columns; between a row's place in one part and
+// Element j of the row lies in part j / part_columns; between a row's place in one part and
 // in the next are `rows` rows of a part.
 template <int width, class T>
 __global__ void split_columns_kernel(const T* __restrict__ x, int64_t rows, int columns, int part_columns,

@@ -134,19 +134,6 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
   for (const auto& [a, b, c, beta] : group) product(blas, a, b, beta, c, name);
 }
 
-void strided_products(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
-                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
-                      const char* name, const Cost& cost) {
-  trace::Range range(blas.stream(), name, cost);
-  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
-  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
-                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
-                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
-                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
-                                          compute_type, CUBLAS_GEMM_DEFAULT));
-}
-
 }  // namespace
 
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
@@ -205,10 +192,9 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
              k = static_cast<int>(weight.columns);
   Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
   cost.of_layer = share;
-  strided_products(blas, Transpose::no, Transpose::yes, m, n, k, 1,
-                   {x.first.data, real_type, k, x.stride * k}, {weight.data, real_type, k, 0}, 0,
-                   {y.first.data, real_type, n, y.stride * n}, static_cast<int>(x.count), "gemm_forward",
-                   cost);
+  batched_product(blas, Transpose::no, Transpose::yes, m, n, k, 1, {x.first.data, real_type, k, x.stride * k},
+                  {weight.data, real_type, k, 0}, 0, {y.first.data, real_type, n, y.stride * n},
+                  static_cast<int>(x.count), "gemm_forward", &cost);
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
@@ -256,10 +242,17 @@ void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
 
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
-                     const char* name) {
+                     const char* name, const Cost* cost) {
   const int result = c.type == real_type ? sizeof(real) : sizeof(accum);
-  strided_products(blas, transpose_a, transpose_b, m, n, k, alpha, a, b, beta, c, count, name,
-                   products(m, n, k, count, sizeof(real), result, beta != 0));
+  const Cost of_these = products(m, n, k, count, sizeof(real), result, beta != 0);
+  trace::Range range(blas.stream(), name, cost ? *cost : of_these);
+  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
+  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
+                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
+                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
+                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
+                                          compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace pentatron

@@ -107,9 +107,10 @@ struct BatchedMatrix {
 };
 
 // c_i = alpha op(a_i) op(b_i) + beta c_i for i < count, with op(a_i) [m, k], op(b_i) [k, n], c_i [m, n], all
-// row-major; op transposes or not. a and b are `real`, c is `real` or `accum`. `name` labels traces.
+// row-major; op transposes or not. a and b are `real`, c is `real` or `accum`. `name` labels traces. cost: if
+// it is another one than that of as many separate products.
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
-                     const char* name);
+                     const char* name, const Cost* cost = nullptr);
 
 }  // namespace pentatron

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 
 #include "device/kernel.h"
 #include "device/precision.h"

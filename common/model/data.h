@@ -6,11 +6,9 @@
 // the global batch without communication.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "model/mapped_file.h"
 
@@ -38,14 +36,9 @@ class TokenData {
 
  private:
   uint32_t at(int64_t i) const {
-    switch (bytes_per_token_) {
-      case 1:
-        return static_cast<const uint8_t*>(tokens_)[i];
-      case 2:
-        return static_cast<const uint16_t*>(tokens_)[i];
-      default:
-        return static_cast<const uint32_t*>(tokens_)[i];
-    }
+    return bytes_per_token_ == 1   ? static_cast<const uint8_t*>(tokens_)[i]
+           : bytes_per_token_ == 2 ? static_cast<const uint16_t*>(tokens_)[i]
+                                   : static_cast<const uint32_t*>(tokens_)[i];
   }
   [[noreturn]] void refuse(int64_t i) const;
 

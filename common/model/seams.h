@@ -126,8 +126,7 @@ class TensorRegion {
 };
 
 struct AttentionTensors {
-  Tensor q, k,
-      v;            // q [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
+  Tensor q, k, v;   // [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
   Tensor out;       // as q
   AccumTensor lse;  // [rows, heads]: log-sum-exp of each row's scores
   Scores scores;
@@ -158,15 +157,12 @@ class AttentionCore {
   const Attention kind_;
 };
 
-// What a layer's MLP keeps of a micro-batch for backward, and the buffers of its backward.
+// What a layer's MLP keeps of a micro-batch for backward.
 struct FeedForwardTensors {
   Tensor gate_up, product;      // [rows, gate | up], and their SwiGLU [rows, f]
   std::shared_ptr<void> other;  // an overriding FeedForward keeps its own type here
 };
-struct FeedForwardGradients {
-  Tensor gate_up, product;      // gradients of gate_up and product, same shapes
-  std::shared_ptr<void> other;  // as above
-};
+using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
 
 class FeedForward {
  public:

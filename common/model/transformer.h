@@ -79,9 +79,6 @@ struct TransformerParameters {
   std::vector<Layer> layers;
 };
 
-// The model's frequencies (kernels.h), with its scaling.
-std::vector<double> rotary_frequencies(const ModelConfig& model);
-
 // Declares the parameters of the whole model, in the order of units.
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
                                           Parameters& parameters);

@@ -13,7 +13,7 @@
 
 #include "../model.h"
 #include "device/device_profile.h"
-#include "kernels/attention_tensor_core.h"
+#include "kernels/attention.h"
 #include "program/program.h"
 
 using namespace pentatron;
