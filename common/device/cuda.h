@@ -1,5 +1,4 @@
-// What every source that calls CUDA needs: checked calls, and the device of this rank. Kernels also need
-// kernel.h.
+// What every source that calls CUDA needs: checked calls, and the device of this rank.
 #pragma once
 
 #include <cuda_runtime.h>

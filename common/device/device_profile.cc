@@ -61,10 +61,9 @@ std::string known_profiles() {
   return list + "or a file with such numbers";
 }
 
-// The multiprocessors take tiles of the result by turns. Where there are fewer tiles than
-// multiprocessors, a long sum is split into parts. A library chooses tile size and parts, so the best of
-// some choices counts. The result is written when the sums are complete; no computing is left then that
-// could hide the writing.
+// The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
+// long sum is split into parts. A library chooses tile size and parts, so the best of some choices counts.
+// The result is written when the sums are complete; no computing is left that could hide the writing.
 double product_seconds(const DeviceProfile& p, const Cost& c) {
   struct Tile {
     double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded

@@ -26,8 +26,7 @@ inline constexpr int exit_run_error = 1;
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// World calls this once. `hosts`: of each rank. fail() names `rank` in its message, and then calls
-// end_other_ranks.
+// World calls this once. `hosts`: of each rank. fail() names `rank`, and then calls end_other_ranks.
 void at_failure(int rank, const std::vector<std::string>& hosts, void (*end_other_ranks)());
 
 // "rank 3", or "rank 3 (node-b)" where the ranks are on several hosts: for all messages.

@@ -43,8 +43,7 @@ inline Grid block_a_row(int64_t rows, int64_t elements) {
 }
 
 // kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, visible
-// in a trace, and with its cost. launch_with_memory gives each block `bytes` of memory that its threads
-// share.
+// in a trace, and with its cost. launch_with_memory gives each block `bytes` that its threads share.
 template <class... Parameters, class... Arguments>
 void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, const Cost& cost,
                         cudaStream_t stream, Arguments... arguments) {
@@ -97,8 +96,7 @@ inline __device__ StridedRange<int> block_range(int n, int step = 1) {
 }
 
 // A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
-// warps of this block and columns to the lanes of a warp. Where rows are short, a warp is cut into several of
-// fewer `lanes` (see lanes_for).
+// warps of this block and columns to their lanes. Where rows are short, a warp is cut into several of fewer.
 inline __device__ StridedRange<int> warp_range(int n, int lanes = warp_size) {
   return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
 }
@@ -120,8 +118,7 @@ inline __device__ StridedRange<size_t> grid_range(size_t n, int step = 1) {
           gridDim.x * static_cast<size_t>(blockDim.x) * step};
 }
 
-// Sums over the lanes of one warp, or of one part of it. All these lanes call this, and each gets the
-// sum.
+// Sums over the lanes of a warp, or of a part of it. All these lanes call this, and each gets the sum.
 template <class T>
 __device__ T lane_sum(T value, int lanes = warp_size) {
   const unsigned part = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes);
@@ -129,8 +126,7 @@ __device__ T lane_sum(T value, int lanes = warp_size) {
   return value;
 }
 
-// Waits for all lanes of one warp, or of one part of it. After it each lane sees what the others wrote
-// before.
+// Waits for these lanes. After it each of them sees what the others wrote before.
 inline __device__ void lane_barrier(int lanes) {
   __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
 }
@@ -142,9 +138,8 @@ __device__ T* block_memory() {
   return reinterpret_cast<T*>(memory_of_block);
 }
 
-// Combines one value a thread; every thread of the block gets the result. The lanes of a warp exchange
-// values in registers, each with the lane whose number differs in one bit. Then the warps exchange their
-// results through shared memory.
+// Combines one value a thread; every thread of the block gets the result. Lanes of a warp exchange values in
+// registers, each with the lane whose number differs in one bit; then warps, through shared memory.
 template <class T, class Combine>
 __device__ T block_reduce(T value, T identity, Combine combine) {
   constexpr unsigned all_lanes = 0xffffffff;

@@ -54,12 +54,10 @@ constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // of 
 template <class T>
 constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : accum_type;
 
-// With 16 bits the optimizer keeps its own copy of the weights in `accum` (mixed precision; Micikevicius et
-// al., 2017).
+// With 16 bits the optimizer has its own copy of the weights in `accum` (Micikevicius et al., 2017).
 constexpr bool has_master_weights = PRECISION == 16;
 
-// fp16 has no numbers between 0 and 6e-8, where many gradients lie: they are computed times a factor
-// (optimizer.h).
+// fp16 has no numbers between 0 and 6e-8, where many gradients lie: they are computed times a factor.
 #ifdef REAL_IS_HALF
 constexpr bool has_loss_scale = true;
 #else

@@ -29,8 +29,7 @@ struct Matrix {
 using Tensor = Matrix<real>;        // weights and activations
 using AccumTensor = Matrix<accum>;  // sums: gradients of weights, losses, statistics of rows
 
-// The gradient of some weights: a sum over a step's micro-batches. The first one assigns it, others add to
-// it.
+// The gradient of some weights: a sum over a step's micro-batches. The first assigns it, others add to it.
 struct Gradient {
   AccumTensor sum;
   bool add;

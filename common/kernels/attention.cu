@@ -41,8 +41,7 @@ __global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
   }
 }
 
-// One block a row of tokens: the dot products of its heads. A head is short, so a warp has several. Reads 2e
-// bytes an element.
+// One block a row of tokens: the dot products of its heads. A head is short, so a warp has several.
 template <int width>
 __global__ void head_dots_kernel(const real* __restrict__ a, const real* __restrict__ b, int heads, int size,
                                  accum* __restrict__ dots) {

@@ -152,15 +152,13 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
                           Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
                           Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
 
-// Throws UsageError unless the build has 16 bits and the GPU has compute capability 8.0 or later (or the run
-// is a dry run).
+// Throws UsageError unless the build has 16 bits and the GPU compute capability 8.0, or the run is dry.
 void require_tensor_cores();
 // For tests: also true on the CPU, which emulates the instructions.
 bool can_run_tensor_core_attention();
 
-// How far the kernels are from the tiled ones, their reference, in a small block of random numbers: the
-// largest difference of out, d_q, d_k and d_v, each over its largest element. Rounding alone makes less than
-// this tolerance.
+// How far they are from the tiled kernels in a small block of random numbers: the largest difference of out,
+// d_q, d_k and d_v, each over its largest element. Rounding alone makes less than this tolerance.
 constexpr double tensor_core_tolerance = 0.03;
 double tensor_core_error(int head_size, cudaStream_t stream);
 

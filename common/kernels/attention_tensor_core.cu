@@ -193,9 +193,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
 // ---- Backward ---------------------------------------------------------------------------------------------
 
-// Two warps have `rows` keys, a block `fixed`. They loop over tiles of `looped` queries, and compute scores
-// of `part` of these at a time. In a lane's 255 registers are rows x size / 32 sums, half as many of k or v,
-// and rows x part / 32 scores.
+// Two warps have `rows` keys, a block `fixed`. They loop over tiles of `looped` queries, `part` at a time. In
+// a lane's 255 registers are rows x size / 32 sums, half as many of k or v, and rows x part / 32 scores.
 template <int size>
 struct BackwardCut {
   static constexpr int warps = 4, threads = warps * lanes_of_warp;
@@ -275,8 +274,7 @@ struct Turn {
   size_t start;
 };
 
-// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns, some at a
-// time.
+// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns.
 template <int size, int keys, class Result>
 __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, const real* k /*[keys, size]*/,
                            float scale, int rows, int leading, const Turn<Result>& turn) {

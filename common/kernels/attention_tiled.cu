@@ -12,8 +12,7 @@
 namespace pentatron {
 
 // Every product here is of matrices in block memory, [tile, tile] or [tile, columns], where `columns` is the
-// head size rounded up. A thread computes a patch of the result at a time, in registers: on a GPU 4 x 4, on
-// the CPU 4 vectors.
+// head size rounded up. A thread computes a patch of it in registers: on a GPU 4 x 4, on the CPU 4 vectors.
 //
 // A kernel holds one tile fixed and loops over the others. The fixed tile lies transposed, [columns, tile],
 // those looped over as they come, [tile, columns]; scores, [looped, fixed], and sums, [fixed, columns], then
@@ -26,8 +25,7 @@ constexpr int patch_columns = 64 / sizeof(accum);
 #endif
 using Patch = accum[patch_rows][patch_columns];
 
-// patch += a b, where element (i, k) of a lies at a[i * row_stride + k * depth_stride] and b's rows `leading`
-// apart.
+// patch += a b. Element (i, k) of a lies at a[i * row_stride + k * depth_stride], b's rows `leading` apart.
 __device__ inline void multiply_add(const accum* __restrict__ a, int row_stride, int depth_stride,
                                     const accum* __restrict__ b, int leading, int depth, Patch& patch) {
   for (int k = 0; k < depth; ++k) {

@@ -1,5 +1,4 @@
-// A product in fp8 as cuBLAS makes it, from codes and scales. matmul.cu uses it where it is possible, and
-// emulates it elsewhere.
+// A product in fp8 as cuBLAS makes it, from codes and scales. matmul.cu emulates it where that can't be.
 #pragma once
 
 #ifndef CUDA_CPU

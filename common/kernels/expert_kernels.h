@@ -30,8 +30,7 @@ int64_t copy_bands(int64_t rows);
 
 // counts [3, experts]: the copies that choose an expert, those of them that it takes, `capacity` at most, and
 // the row where these end in the layout by expert. place[c] = the row of copy c there; -1: it is dropped.
-// Below, a dropped copy has no row: it moves nothing, adds nothing, and has no gradient. `bands` is work
-// space.
+// Below, a dropped copy has no row: it moves nothing, adds nothing, has no gradient. `bands`: work space.
 void make_permutation(const int32_t* chosen /*[rows, top_k]*/, int64_t rows, int top_k, int32_t capacity,
                       Matrix<int32_t> bands /*[copy_bands(rows), experts]*/, Matrix<int32_t> counts,
                       int32_t* place /*[rows, top_k]*/, cudaStream_t stream);
@@ -53,8 +52,7 @@ void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows
 
 // d_logits = the softmax's backward of the sum of two gradients: d_chosen for the chosen probabilities, and
 // the balance loss below, which gives every probability balance_scale * fractions[expert]. With lse also that
-// of the z-loss, whose derivative by a logit is 2 z_scale lse times its probability. The loss scale
-// multiplies both losses.
+// of the z-loss, by a logit 2 z_scale lse times its probability. The loss scale multiplies both losses.
 void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, const int32_t* chosen, int top_k,
                            const accum* d_chosen /*[rows, top_k]*/, const accum* fractions /*[experts]*/,
                            double balance_scale, AccumTensor d_logits /*[rows, experts]*/,

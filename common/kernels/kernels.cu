@@ -153,8 +153,7 @@ __global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const re
   }
 }
 
-// One block for every 32 columns. Eight warps share out the rows, on the CPU one after the other, and their
-// sums meet in block memory.
+// One block for every 32 columns. Eight warps share out the rows, and their sums meet in block memory.
 constexpr int column_warps = threads_per_block / 32;
 __global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int columns,
                                    accum* __restrict__ sums) {
@@ -218,8 +217,7 @@ void fill_rotary_table(const std::vector<double>& frequencies, AccumTensor table
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// Turns a head: the pair (i, i + half) by its angle, or by minus its angle for direction = -1. A head is
-// short, so a warp has several.
+// Turns a head: the pair (i, i + half) by direction times its angle. A head is short: a warp has several.
 template <int width>
 __device__ void rotate_head(const real* from /*[2*half]*/, const accum* cos_sin, int half, int direction,
                             int lanes, real* to) {
@@ -655,8 +653,7 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
 
 // The bias corrections of AdamW are in `factors`, the learning rate is folded into the weight `decay`; gain1
 // and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the digits. Reads
-// the gradient, two moments and the master weight; writes all but the gradient, and the weight where it lies
-// beside its master.
+// gradient, two moments and master weight; writes all but the gradient, and the weight beside its master.
 template <int width>
 __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum epsilon,
                                   accum decay, real* weights, accum* master,

@@ -1,6 +1,5 @@
 // The kernels of the model and the optimizer, except attention's (attention.h). Each function launches the
-// kernel of its name on `stream`. Comments beside the arguments give shapes; "rows" are tokens, and features
-// are contiguous.
+// kernel of its name on `stream`. Comments beside the arguments give shapes; "rows" are tokens.
 //
 // Sums run in a fixed order without atomics, so a run repeats bit for bit. All arithmetic is in `accum`.
 // README.md explains what makes these kernels fast.
@@ -37,12 +36,10 @@ void rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d], or 
                      const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
                      Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
-// Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands. The number does not depend
-// on the device.
+// Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands, on any device.
 int64_t rmsnorm_bands(int64_t rows);
 
-// d_x: the gradient of x, added if `accumulate`, otherwise assigned. weight_gradient: that of the weight,
-// assigned.
+// d_x: the gradient of x, added or (unless `accumulate`) assigned. weight_gradient is assigned.
 void rmsnorm_backward(Tensor d_out /*[rows, d]*/, Tensor x /*[rows, d]*/, const real* weight /*[d]*/,
                       const accum* rstd /*[rows]*/, bool accumulate, Tensor d_x /*[rows, d]*/,
                       AccumTensor partials /*[rmsnorm_bands(rows), d]*/, accum* weight_gradient /*[d]*/,
@@ -55,8 +52,7 @@ struct HeadShape {
   int qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
 };
 
-// The angles in radians by which the next position turns the pairs of a head: theta^(-2i / head_size) for
-// i < head_size / 2.
+// Radians by which the next position turns pair i < head_size / 2 of a head: theta^(-2i / head_size).
 std::vector<double> rotary_frequencies(double theta, int head_size);
 // table[p] = the cosines, then the sines, of p times each frequency. The host computes them in double.
 void fill_rotary_table(const std::vector<double>& frequencies /*[head_size / 2]*/,

@@ -87,8 +87,7 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
                   Gradient d_weight /*[out, in]*/);
 
-// The same three for several layers in one launch, each with its own weight and number of rows. In fp8 builds
-// a launch each.
+// The same three for several layers in one launch (in fp8 one each), with weights and rows of their own.
 using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]; empty: a launch each
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                             const std::vector<Tensor>& y, Addresses addresses);
@@ -98,8 +97,7 @@ void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
 void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
                           const std::vector<Gradient>& d_weight, Addresses addresses);
 
-// A batch of row-major matrices. Rows are `leading` elements apart; matrix i begins `stride` elements after
-// matrix i - 1.
+// A batch of row-major matrices. Rows are `leading` elements apart, and matrices `stride`.
 struct BatchedMatrix {
   void* data;
   cudaDataType_t type;

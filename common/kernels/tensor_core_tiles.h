@@ -1,9 +1,8 @@
 // Tiles of `real16` in shared memory, their products, and the sums of these in the registers of a warp.
 //
-// A tile is [rows, size] real16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, and
-// these would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted
-// (swizzled): chunk c of row r lies at place c ^ (r % 8), and any chunk of 8 rows in sequence is in 8
-// different places:
+// A tile is [rows, size] real16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, which
+// would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted (swizzled):
+// chunk c of row r lies at c ^ (r % 8), and any chunk of 8 rows in sequence is in 8 different places:
 //
 //      row 0   0 1 2 3 4 5 6 7          row 2   2 3 0 1 6 7 4 5
 //      row 1   1 0 3 2 5 4 7 6          row 3   3 2 1 0 7 6 5 4   ...

@@ -28,8 +28,7 @@ struct Batch {
 // the stream, the host writes the next step's.
 class BatchBuffer {
  public:
-  // positions: this rank's, of every sequence. With config.document_end, the buffer also has the starts of
-  // the documents.
+  // positions: this rank's, of every sequence. With config.document_end it also has the documents' starts.
   BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions, int64_t micro_batches = 1);
 
   // Writes micro-batch i to pinned host memory, of which this rank takes its positions. The caller then calls

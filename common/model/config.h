@@ -46,8 +46,7 @@ struct ModelConfig {
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
 };
 
-// Elements of all parameters (embedding and head are two matrices), and of those that one token uses: of
-// a layer's experts only top_k.
+// Elements of all parameters (embedding and head are two matrices), and of those that one token uses.
 inline int64_t parameter_count(const ModelConfig& m) {
   const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
   const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;

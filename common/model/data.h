@@ -50,16 +50,14 @@ class TokenData {
   int64_t size_ = 0;              // tokens
 };
 
-// Fills `tokens` and `targets` with sequences of the global batch of `step`: first_sequence and those after
-// it, as many as fit.
+// Fills both with sequences of the global batch of `step`, from first_sequence on, as many as fit.
 void fill_sequences(
     const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence, int sequence_length,
     std::span<int32_t> tokens,    // [sequences, sequence_length]
     std::span<int32_t> targets);  // [sequences, sequence_length], the token that follows each token
 
-// Where the document of each token begins: 0, or after the last token `document_end` before it. Writes
-// [sequences, sequence_length].
+// Where the document of each token begins: 0, or after the last token `document_end` before it.
 void fill_document_starts(std::span<const int32_t> tokens /*[sequences, sequence_length]*/,
-                          int sequence_length, int document_end, std::span<int32_t> starts);
+                          int sequence_length, int document_end, std::span<int32_t> starts /*as tokens*/);
 
 }  // namespace pentatron

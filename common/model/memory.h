@@ -39,8 +39,7 @@ struct FeedForwardMemory {
   int64_t operand = 0;       // elements of the largest one of its products (kernels/config.h)
 };
 
-// A range of layers on this rank. in_flight: the largest number of micro-batches whose activations the rank
-// keeps at the same time.
+// A range of layers on this rank. in_flight: the most micro-batches whose activations it keeps at a time.
 struct ModelPart {
   LayerRange range;
   int in_flight = 1;

@@ -65,8 +65,7 @@ struct ParameterRange {
   size_t begin_in_parameter, begin_in_shard, size;
 };
 
-// Equal runs of consecutive elements of a global matrix: `count` runs of `length`; each begins `stride` after
-// the one before.
+// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
 struct GlobalRuns {
   int64_t first, length, count, stride;
 };
@@ -143,8 +142,7 @@ class Parameters {
  public:
   explicit Parameters(ParameterLayout layout = {});
 
-  // Returns the parameter's number. If one product uses several parameters as one matrix, declare them one
-  // after the other.
+  // Returns the parameter's number. Several that a product uses as one matrix are declared in sequence.
   int declare(const Declaration& declaration);
 
   void allocate() {
@@ -161,8 +159,7 @@ class Parameters {
   const ParameterLayout& layout() const { return layout_; }
 
   // The local slice of a parameter, or of `count` parameters with equal columns as one matrix: [local rows,
-  // local columns]. Its data is null while the unit has no memory. Call this at each use, do not keep the
-  // result.
+  // local columns]. Its data is null while the unit has no memory. Call this at each use.
   Tensor weights(int id, int count = 1) const;
   Gradient gradients(int id, int count = 1) const;
   // By what the gradients are multiplied; null: by nothing.

@@ -1,7 +1,6 @@
 // Files in Hugging Face's safetensors format: 8 bytes that hold the header's size, the header, and the
 // tensors, row-major, one after the other. The header is a JSON object that says of each tensor its type, its
-// shape and where its bytes lie. So whoever knows all shapes knows where each element lies, before anything
-// is written.
+// shape and where its bytes lie. So whoever knows all shapes knows beforehand where each element lies.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The seams: four small interfaces through which parallelism acts on the model. The model is single-device
-// code that calls them, and their defaults are for one device. (A pipeline needs no seam: it runs parts of
-// the model.)
+// code that calls them; their defaults are for one device. (A pipeline needs none: it runs parts of the
+// model.)
 //
 //   UnitHooks      around the use of weights and the writing of gradients    data parallelism, ZeRO
 //   TensorRegion   the borders of attention, MLP, embedding and head         tensor and sequence parallelism
@@ -36,8 +36,7 @@ class UnitHooks {
   // the last micro-batch of a step.
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
-  // Called after a step's last micro-batch. Work that is put into the compute stream after this call reads
-  // the global gradient.
+  // Called after a step's last micro-batch. Later work of the compute stream reads the global gradient.
   virtual void finish_gradient_sync() {}
   // Called after this rank has initialised, or the optimizer has updated, the weights of its shards.
   virtual void weights_changed() {}
@@ -45,8 +44,7 @@ class UnitHooks {
 
 class TensorRegion;
 
-// When a micro-batch's weight gradients are computed: during backward, or when issue_all is called (used from
-// 05 on).
+// When a micro-batch's weight gradients are computed: in backward, or when issue_all is called (from 05 on).
 enum class WeightGradients { during_backward, on_request };
 
 // Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
@@ -117,8 +115,7 @@ class TensorRegion {
     meanwhile();
     return d_in;
   }
-  // entered(x) returns again what enter(x) returned, [rows, d], for the weight gradients. prefetch_entered
-  // begins to gather it.
+  // entered(x) returns again what enter(x) did, [rows, d], for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
   // Combines the cross-entropy's statistics (kernels.h) of all tensor ranks' vocabulary slices, in place.
@@ -206,8 +203,7 @@ constexpr int embedding_unit = 0;
 constexpr int unit_of_layer(int layer) { return 1 + layer; }
 constexpr int head_unit(int layers) { return 1 + layers; }
 
-// Standard deviation of a matrix's initial values: sqrt(1 / (3 fan_in)), as in PyTorch's nn.Linear. fan_in is
-// that of the global shape.
+// Standard deviation of initial values: sqrt(1 / (3 fan_in)), as PyTorch's nn.Linear, of the global shape.
 double initial_deviation(int64_t fan_in);
 
 }  // namespace pentatron

@@ -1,6 +1,5 @@
-// Llama's decoder (Touvron et al., 2023), forward and backward by hand: RMSNorm, rotary positions,
-// grouped-query attention, SwiGLU, no biases, an untied head. Activations are rows of tokens, [batch x
-// sequence, features].
+// Llama's decoder (Touvron et al., 2023), forward and backward by hand: RMSNorm, rotary positions, grouped-
+// query attention, SwiGLU, no biases, an untied head. Activations are [batch x sequence, features].
 //
 //   a layer:   h = enter(norm(x));  x += leave(attention(h Wqkv) Wo)
 //              h = enter(norm(x));  x += leave(swiglu(h Wgate, h Wup) Wdown)
