@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <library_types.h>
+#include <math.h>
 
 #include <type_traits>
 
@@ -63,6 +64,26 @@ constexpr bool has_loss_scale = true;
 #else
 constexpr bool has_loss_scale = false;
 #endif
+
+// Exponentials and quotients that are as exact as `real` needs. On a GPU the exact division has a slow path
+// for extreme operands, and the exact exponential takes eight instructions. In bf16, which keeps 8 bits,
+// approximations of two instructions do: they keep 22 bits, or 17 of exp(-100).
+inline __device__ accum exp_fast(accum x) {
+#if defined(__CUDA_ARCH__) && PRECISION == 16
+  return __expf(x);
+#else
+  return exp(x);
+#endif
+}
+
+// x / y; 0 if y is infinite.
+inline __device__ accum divide_fast(accum x, accum y) {
+#if defined(__CUDA_ARCH__) && PRECISION == 16
+  return __fdividef(x, y);
+#else
+  return x / y;
+#endif
+}
 
 #endif  // PRECISION
 

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "device/kernel.h"
-#include "kernels/approximate.h"
 #include "kernels/attention.h"
 
 namespace pentatron {

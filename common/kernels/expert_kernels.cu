@@ -38,10 +38,10 @@ __global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __re
   }
 }
 
-void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream, const real* bias,
+void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t stream, const real* bias,
                   accum* lse) {
   launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
-         logits.data, bias, logits.rows, logits.columns, top_k, chosen, lse);
+         logits.data, bias, logits.rows, logits.columns, chosen.columns, chosen.data, lse);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
@@ -65,13 +65,13 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
   }
 }
 
-void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int top_k, const accum* d_chosen,
+void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, const accum* d_chosen,
                            const accum* fractions, double balance_scale, AccumTensor d_logits,
                            cudaStream_t stream, double z_scale, const accum* lse,
                            const LossScale* loss_scale) {
   launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
-         moves(2 * probabilities.bytes()), stream, probabilities.data, chosen, d_chosen, fractions,
-         balance_scale, z_scale, lse, loss_scale, probabilities.rows, probabilities.columns, top_k,
+         moves(2 * probabilities.bytes()), stream, probabilities.data, chosen.data, d_chosen, fractions,
+         balance_scale, z_scale, lse, loss_scale, probabilities.rows, probabilities.columns, chosen.columns,
          d_logits.data);
 }
 
@@ -162,19 +162,18 @@ __global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t 
   }
 }
 
-void make_permutation(const int32_t* chosen, int64_t rows, int top_k, int32_t capacity, Matrix<int32_t> bands,
-                      Matrix<int32_t> counts, int32_t* place, cudaStream_t stream) {
-  const int64_t copies = rows * top_k, experts = bands.columns;
+void make_permutation(Matrix<int32_t> chosen, int32_t capacity, Matrix<int32_t> bands, Matrix<int32_t> counts,
+                      Matrix<int32_t> place, cudaStream_t stream) {
+  const int64_t copies = chosen.size(), experts = bands.columns;
   int32_t *const all = counts.data, *const taken = all + experts, *const ends = taken + experts;
-  launch(count_copies_kernel, elementwise_grid(8 * bands.rows),
-         moves(copies * sizeof(int32_t) + bands.bytes()), stream, chosen, copies, experts, bands.rows,
-         bands.data);
+  launch(count_copies_kernel, elementwise_grid(8 * bands.rows), moves(chosen.bytes() + bands.bytes()), stream,
+         chosen.data, copies, experts, bands.rows, bands.data);
   launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
          bands.rows, all);
   launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, all, experts,
          bands.rows, capacity, bands.data, taken, ends);
-  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * copies * sizeof(int32_t)), stream,
-         chosen, copies, experts, bands.rows, ends, bands.data, place);
+  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * chosen.bytes()), stream,
+         chosen.data, copies, experts, bands.rows, ends, bands.data, place.data);
 }
 
 // ---- Rows to their places and back ------------------------------------------------------------------------
@@ -197,11 +196,11 @@ __global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t*
   for (int j : block_range(is_taken ? d : 0, width)) store(to + j, load<width>(from + j));
 }
 
-void permute_tokens(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
+void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t stream) {
   const int width = width_for(x.columns, x.data, copies.data);
   launch(width == 1 ? permute_tokens_kernel<1> : permute_tokens_kernel<pack_width>,
-         block_a_row(int64_t{x.rows} * top_k, x.columns / width), moves(2 * copies.bytes()), stream, x.data,
-         place, top_k, x.columns, copies.data);
+         block_a_row(place.size(), x.columns / width), moves(2 * copies.bytes()), stream, x.data, place.data,
+         place.columns, x.columns, copies.data);
 }
 
 template <int width>
@@ -224,13 +223,13 @@ __global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies
   }
 }
 
-void permute_tokens_backward(Tensor d_copies, const int32_t* place, int top_k, AccumTensor d_logits,
-                             Tensor router, Tensor d_x, cudaStream_t stream, bool add) {
+void permute_tokens_backward(Tensor d_copies, Matrix<int32_t> place, AccumTensor d_logits, Tensor router,
+                             Tensor d_x, cudaStream_t stream, bool add) {
   const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
   launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
          block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + (add ? 2 : 1) * d_x.bytes()),
-         stream, d_copies.data, place, top_k, d_logits.data, router.data, d_logits.columns, d_x.columns, add,
-         d_x.data);
+         stream, d_copies.data, place.data, place.columns, d_logits.data, router.data, d_logits.columns,
+         d_x.columns, add, d_x.data);
 }
 
 template <int width>
@@ -252,13 +251,13 @@ __global__ void combine_tokens_kernel(const real* __restrict__ returned,
   }
 }
 
-void combine_tokens(Tensor returned, AccumTensor probabilities, const int32_t* chosen, const int32_t* place,
-                    int top_k, Tensor out, cudaStream_t stream, bool add) {
+void combine_tokens(Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen, Matrix<int32_t> place,
+                    Tensor out, cudaStream_t stream, bool add) {
   const int width = width_for(out.columns, returned.data, out.data);
   launch(width == 1 ? combine_tokens_kernel<1> : combine_tokens_kernel<pack_width>,
          block_a_row(out.rows, out.columns / width), moves(returned.bytes() + (add ? 2 : 1) * out.bytes()),
-         stream, returned.data, probabilities.data, chosen, place, probabilities.columns, top_k, out.columns,
-         add, out.data);
+         stream, returned.data, probabilities.data, chosen.data, place.data, probabilities.columns,
+         chosen.columns, out.columns, add, out.data);
 }
 
 // One block a copy.
@@ -287,14 +286,13 @@ __global__ void combine_tokens_backward_kernel(const real* __restrict__ d_out,
   for ([[maybe_unused]] int once : block_range(1)) d_chosen[copy] = dot;
 }
 
-void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, const int32_t* chosen,
-                             const int32_t* place, int top_k, Tensor d_returned, accum* d_chosen,
-                             cudaStream_t stream) {
+void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen,
+                             Matrix<int32_t> place, Tensor d_returned, accum* d_chosen, cudaStream_t stream) {
   const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
   launch(width == 1 ? combine_tokens_backward_kernel<1> : combine_tokens_backward_kernel<pack_width>,
-         block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width),
-         moves(2 * returned.bytes() + d_out.bytes()), stream, d_out.data, returned.data, probabilities.data,
-         chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data, d_chosen);
+         block_a_row(place.size(), d_out.columns / width), moves(2 * returned.bytes() + d_out.bytes()),
+         stream, d_out.data, returned.data, probabilities.data, chosen.data, place.data,
+         probabilities.columns, chosen.columns, d_out.columns, d_returned.data, d_chosen);
 }
 
 // ---- Balance ----------------------------------------------------------------------------------------------

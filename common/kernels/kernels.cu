@@ -1,6 +1,5 @@
 #include <cmath>
 
-#include "kernels/approximate.h"
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 

@@ -3,6 +3,7 @@
 #include <numbers>
 
 #include "kernels/kernels.h"
+#include "model/memory.h"
 #include "model/transformer.h"
 
 namespace pentatron {
@@ -67,14 +68,11 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
 
 static LayerProducts layer_products(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
                                     const FeedForward& feed_forward) {
-  const ModelConfig& m = config.model;
-  const int64_t size = m.head_size(), q = m.heads * size / tensor_ranks,
-                kv = m.kv_heads * size / tensor_ranks, rows = config.micro_batch_size * tokens;
-  const int64_t largest =
-      std::max(largest_operand(rows, m.d_model, q + 2 * kv), feed_forward.largest_operand(rows, m.d_model));
+  const Columns c = columns_of(config.model, tensor_ranks);
+  const int64_t rows = config.micro_batch_size * tokens;
   return products_of_layers(
-      config, largest,
-      {{"--d-model", m.d_model}, {"--heads", q}, {"--kv-heads", kv}, {"--d-ff", m.d_ff / tensor_ranks}});
+      config, std::max(largest_operand(rows, c.d, c.q + 2 * c.kv), feed_forward.largest_operand(rows, c.d)),
+      {{"--d-model", c.d}, {"--heads", c.q}, {"--kv-heads", c.kv}, {"--d-ff", c.f}});
 }
 
 Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,
