@@ -30,8 +30,7 @@ void check_work_queues(int streams);
 void share_device(int processes);
 int processes_of_device();
 
-// Sets the modelled GPU and whether the run is dry. Throws UsageError if either is given with a real GPU,
-// or if the profile is not valid.
+// Sets the modelled GPU and whether the run is dry. Throws UsageError if the GPU is real or no profile fits.
 void configure_device(const DeviceConfig& config);
 bool is_dry_run();
 // The name of the GPU that is modelled; empty with a real one.

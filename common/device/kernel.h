@@ -1,10 +1,9 @@
-// What the sources of kernels need: launches, and the ranges and block reductions with which a kernel is
-// written once for a GPU and for the CPU.
+// Launches, and the ranges and block reductions with which a kernel is written once for a GPU and for the
+// CPU.
 //
 // On a GPU the threads of a block stride through a range, and a block reduction combines their values by
-// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one,
-// the compiler vectorises the loop, and a block reduction returns its argument. So kernels use ranges and
-// reductions, and never threadIdx.
+// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one, its
+// loop is vectorised, and a block reduction returns its argument. So kernels never use threadIdx.
 #pragma once
 
 #include <math.h>  // the overloads for float and double, under the names that kernels use
@@ -68,6 +67,13 @@ void launch(void (*kernel)(Parameters...), Grid grid, const Cost& cost, cudaStre
 }
 
 // ---- Inside a kernel --------------------------------------------------------------------------------------
+
+// Arguments of a kernel that point to what it only reads, and to what it writes (and may read). No two of
+// them overlap, so a load need not wait for an earlier store.
+template <class T>
+using In = const T* __restrict__;
+template <class T>
+using Out = T* __restrict__;
 
 // What `for (Index i : range)` visits: first, first + stride, ... below last.
 template <class Index>

@@ -139,8 +139,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Work issued to `stream` from now on starts after the point at which `event` was recorded last. If it
-// was never recorded, nothing waits.
+// Work issued to `stream` from now on starts after the point at which `event` was recorded last, if ever.
 inline void wait_event(cudaStream_t stream, const Event& event) {
   CUDA_CHECK(cudaStreamWaitEvent(stream, event.event_, 0));
 }

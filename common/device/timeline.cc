@@ -56,12 +56,6 @@ char letter_of(const Interval& i) { return i.stream == compute_stream ? i.pass :
 
 }  // namespace
 
-double busy_seconds(const std::vector<Interval>& intervals, const std::string& stream, double from, double to,
-                    const std::string& behind) {
-  const Spans spans = spans_of(intervals, stream, from, to);
-  return behind.empty() ? length(spans) : common_length(spans, spans_of(intervals, behind, from, to));
-}
-
 Overlap::Stream Overlap::all_communication() const {
   Stream all;
   for (const auto& [name, stream] : communication) {
@@ -82,11 +76,12 @@ Overlap& Overlap::operator+=(const Overlap& other) {
 }
 
 Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to) {
-  Overlap overlap = {to - from, busy_seconds(intervals, compute_stream, from, to), {}};
+  const Spans compute = spans_of(intervals, compute_stream, from, to);
+  Overlap overlap = {to - from, length(compute), {}};
   for (const std::string& stream : streams_of(intervals)) {
     if (stream == compute_stream) continue;
-    overlap.communication[stream] = {busy_seconds(intervals, stream, from, to),
-                                     busy_seconds(intervals, stream, from, to, compute_stream)};
+    const Spans spans = spans_of(intervals, stream, from, to);
+    overlap.communication[stream] = {length(spans), common_length(spans, compute)};
   }
   return overlap;
 }

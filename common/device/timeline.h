@@ -1,5 +1,4 @@
-// The intervals in which a rank's streams worked; how much of the communication was hidden behind
-// compute; and a picture of both in characters. No CUDA here.
+// When a rank's streams worked; how much communication was hidden behind compute; a picture. No CUDA here.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +32,6 @@ struct Interval : Position {
 
 // The stream that computes, by its name; all others communicate.
 inline const std::string compute_stream = "compute";
-
-// The seconds of [from, to) in which something runs on `stream`; with `behind`, on both streams.
-double busy_seconds(const std::vector<Interval>& intervals, const std::string& stream, double from, double to,
-                    const std::string& behind = {});
 
 // The seconds of a step on one rank: of the step, of its compute, of its communication.
 struct Overlap {

@@ -6,9 +6,9 @@
 namespace pentatron {
 // One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
 // lse is that of the others, and is written, unless it is known: that of all keys.
-__global__ void probabilities_kernel(real* __restrict__ scores, int queries, int keys, bool diagonal,
+__global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bool diagonal,
                                      Documents documents, int sequence, int heads, bool lse_known,
-                                     accum* __restrict__ lse) {
+                                     Out<accum> lse) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
   const int end = diagonal ? std::min(query + 1, keys) : keys;
   const int first = std::min(documents.first_key(sequence, query), end), visible = end - first;
@@ -29,9 +29,8 @@ __global__ void probabilities_kernel(real* __restrict__ scores, int queries, int
 }
 
 // One block a row: (head, query). d_scores = probabilities * (d_probabilities - dots), in place.
-__global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
-                                        const accum* __restrict__ dots, int queries, int keys, int heads,
-                                        real* __restrict__ d_scores) {
+__global__ void softmax_backward_kernel(In<real> probabilities, In<accum> dots, int queries, int keys,
+                                        int heads, Out<real> d_scores) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
   const size_t start = static_cast<size_t>(blockIdx.x) * keys;
   const accum dot = dots[query * heads + head];
@@ -42,8 +41,7 @@ __global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
 
 // One block a row of tokens: the dot products of its heads. A head is short, so a warp has several.
 template <int width>
-__global__ void head_dots_kernel(const real* __restrict__ a, const real* __restrict__ b, int heads, int size,
-                                 accum* __restrict__ dots) {
+__global__ void head_dots_kernel(In<real> a, In<real> b, int heads, int size, Out<accum> dots) {
   const size_t row = blockIdx.x;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {
@@ -60,9 +58,8 @@ __global__ void head_dots_kernel(const real* __restrict__ a, const real* __restr
 // One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
 //   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
 template <int width>
-__global__ void merge_kernel(const accum* __restrict__ block_out, const accum* __restrict__ block_lse,
-                             int queries, int query_stride, int heads, int size, accum* __restrict__ out,
-                             accum* __restrict__ lse) {
+__global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queries, int query_stride,
+                             int heads, int size, Out<accum> out, Out<accum> lse) {
   const size_t row = static_cast<size_t>(blockIdx.x / queries) * query_stride + blockIdx.x % queries;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {

@@ -110,9 +110,8 @@ __device__ void online_softmax(float scale, float (&scores)[m][n][4], float (&la
 // most keys, come first, so that no block that takes long begins late.
 template <int size, class Result>
 __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
-    tensor_core_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                               const real* __restrict__ v, AttentionBlock block, float scale,
-                               Result* __restrict__ out, accum* __restrict__ lse) {
+    tensor_core_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, float scale,
+                               Out<Result> out, Out<accum> lse) {
   using Of = ForwardCut<size>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
@@ -204,8 +203,7 @@ struct BackwardCut {
 
 // lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.
 template <int tile_rows>
-__device__ void begin_load_statistics(const accum* __restrict__ lse /*[rows, heads]*/,
-                                      const accum* __restrict__ dots, int heads, int rows,
+__device__ void begin_load_statistics(In<accum> lse /*[rows, heads]*/, In<accum> dots, int heads, int rows,
                                       accum* to /*[2, tile_rows]*/) {
   const int row = thread_of_block();
   if (row >= tile_rows) return;
@@ -329,12 +327,10 @@ __device__ inline int first_key_tile(const Documents& documents, int sequence, i
 // waiting. Blocks take numbers as they begin, so that those for which a block waits have begun.
 template <int size, class Result>
 __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
-    tensor_core_backward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                const real* __restrict__ v, const real* __restrict__ d_out,
-                                const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                AttentionBlock block, float scale, bool add, int32_t* next_number,
-                                int32_t* turns, accum* d_q_sums, Result* d_q, Result* __restrict__ d_k,
-                                Result* __restrict__ d_v) {
+    tensor_core_backward_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
+                                In<accum> dots, AttentionBlock block, float scale, bool add,
+                                int32_t* next_number, int32_t* turns, accum* d_q_sums, Result* d_q,
+                                Out<Result> d_k, Out<Result> d_v) {
   using Of = BackwardCut<size>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;

@@ -25,8 +25,8 @@ constexpr int patch_columns = 64 / sizeof(accum);
 using Patch = accum[patch_rows][patch_columns];
 
 // patch += a b. Element (i, k) of a lies at a[i * row_stride + k * depth_stride], b's rows `leading` apart.
-__device__ inline void multiply_add(const accum* __restrict__ a, int row_stride, int depth_stride,
-                                    const accum* __restrict__ b, int leading, int depth, Patch& patch) {
+__device__ inline void multiply_add(In<accum> a, int row_stride, int depth_stride, In<accum> b, int leading,
+                                    int depth, Patch& patch) {
   for (int k = 0; k < depth; ++k) {
     for (int i = 0; i < patch_rows; ++i) {
       const accum factor = a[i * row_stride + k * depth_stride];
@@ -38,8 +38,8 @@ __device__ inline void multiply_add(const accum* __restrict__ a, int row_stride,
 
 // A tile of rows of one head, and zeros beyond the last row and beyond the head: products need no bounds.
 template <Transpose transpose = Transpose::no>
-__device__ void load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows, int size,
-                     int tile, int columns, accum* __restrict__ to /*[tile, columns], or transposed*/) {
+__device__ void load(In<real> from /*[rows, leading]*/, int leading, int rows, int size, int tile,
+                     int columns, Out<accum> to /*[tile, columns], or transposed*/) {
   const auto at = [&](int row, int j) {
     return transpose == Transpose::yes ? j * tile + row : row * columns + j;
   };
@@ -55,10 +55,9 @@ __device__ inline void fill(accum* to, int size, accum value) {
 }
 
 // sum = factor * sum + weights^T looped; without `factor`, 1 everywhere.
-__device__ inline void accumulate_tile(const accum* __restrict__ weights /*[tile looped, tile fixed]*/,
-                                       const accum* __restrict__ looped /*[tile, columns]*/,
-                                       const accum* __restrict__ factor /*[tile]*/, int tile, int columns,
-                                       accum* __restrict__ sum /*[tile fixed, columns]*/) {
+__device__ inline void accumulate_tile(In<accum> weights /*[tile looped, tile fixed]*/,
+                                       In<accum> looped /*[tile, columns]*/, In<accum> factor /*[tile]*/,
+                                       int tile, int columns, Out<accum> sum /*[tile fixed, columns]*/) {
   const int patches = columns / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
     const int row = p / patches * patch_rows, column = p % patches * patch_columns;
@@ -77,7 +76,7 @@ constexpr accum lowest_score = -1e30;
 
 // The first key that each query of a tile may see. (Those beyond the last query are not read from memory.)
 __device__ inline void load_first_keys(const Documents& documents, int sequence, int first_query, int rows,
-                                       int tile, int* __restrict__ first_keys /*[tile]*/) {
+                                       int tile, Out<int> first_keys /*[tile]*/) {
   for (int i : block_range(tile))
     first_keys[i] = i < rows ? documents.first_key(sequence, first_query + i) : 0;
 }
@@ -96,10 +95,9 @@ struct Mask {
 // ---- Forward ----------------------------------------------------------------------------------------------
 
 // scores = scale * k q^T, and -infinity where the query does not see the key.
-__device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]*/,
-                                   const accum* __restrict__ q /*[columns, tile]*/, accum scale, Mask mask,
-                                   int tile, int columns,
-                                   accum* __restrict__ scores /*[tile keys, tile queries]*/) {
+__device__ inline void tile_scores(In<accum> k /*[tile, columns]*/, In<accum> q /*[columns, tile]*/,
+                                   accum scale, Mask mask, int tile, int columns,
+                                   Out<accum> scores /*[tile keys, tile queries]*/) {
   const int patches = tile / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
     const int row = p / patches * patch_rows, column = p % patches * patch_columns;
@@ -116,9 +114,8 @@ __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]
 
 // Scores become exp(score - largest), where `largest` now includes this tile; `factor` is what sums made with
 // the largest before have to be scaled by, and `sum` is that of the exponentials. A thread owns some queries.
-__device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[tile keys, tile queries]*/,
-                                      accum* __restrict__ largest /*[tile]*/, accum* __restrict__ factor,
-                                      accum* __restrict__ sum) {
+__device__ inline void online_softmax(int tile, Out<accum> scores /*[tile keys, tile queries]*/,
+                                      Out<accum> largest /*[tile]*/, Out<accum> factor, Out<accum> sum) {
   for (int i : block_range(tile)) factor[i] = largest[i];
   for (int key = 0; key < tile; ++key) {
     for (int i : block_range(tile)) largest[i] = std::max(largest[i], scores[key * tile + i]);
@@ -139,9 +136,8 @@ __device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[ti
 
 // One block a (sequence, head, tile of queries); it loops over the tiles of keys.
 template <class Result>
-__global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                     const real* __restrict__ v, AttentionBlock block, accum scale, int tile,
-                                     int columns, Result* __restrict__ out, accum* __restrict__ lse) {
+__global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, accum scale,
+                                     int tile, int columns, Out<Result> out, Out<accum> lse) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
@@ -195,12 +191,10 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
 // probabilities = exp(scale * a1 b1 - lse) and d_scores = scale * probabilities * (a2 b2 - dots) of a tile:
 // (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round.
 template <bool keys_looped>
-__device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/, const accum* __restrict__ a2,
-                               const accum* __restrict__ b1 /*[columns, tile]*/, const accum* __restrict__ b2,
-                               const accum* __restrict__ lse /*[tile]*/, const accum* __restrict__ dots,
-                               accum scale, Mask mask, int tile, int columns,
-                               accum* __restrict__ probabilities /*[tile looped, tile fixed]*/,
-                               accum* __restrict__ d_scores) {
+__device__ void tile_gradients(In<accum> a1 /*[tile, columns]*/, In<accum> a2,
+                               In<accum> b1 /*[columns, tile]*/, In<accum> b2, In<accum> lse /*[tile]*/,
+                               In<accum> dots, accum scale, Mask mask, int tile, int columns,
+                               Out<accum> probabilities /*[tile looped, tile fixed]*/, Out<accum> d_scores) {
   const int patches = tile / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
     const int row = p / patches * patch_rows, column = p % patches * patch_columns;
@@ -223,8 +217,8 @@ __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/,
 
 // to (+)= rows of a tile.
 template <class Result>
-__device__ void store(const accum* __restrict__ from /*[tile, columns]*/, int columns, int rows, int size,
-                      bool add, Result* __restrict__ to /*[rows, leading]*/, int leading) {
+__device__ void store(In<accum> from /*[tile, columns]*/, int columns, int rows, int size, bool add,
+                      Out<Result> to /*[rows, leading]*/, int leading) {
   for (int row : warp_range(rows)) {
     Result* const to_row = to + static_cast<size_t>(row) * leading;
     for (int j : lane_range(size)) {
@@ -234,9 +228,8 @@ __device__ void store(const accum* __restrict__ from /*[tile, columns]*/, int co
 }
 
 // lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.
-__device__ inline void load_statistics(const accum* __restrict__ lse /*[rows, heads]*/,
-                                       const accum* __restrict__ dots, int heads, int rows, int tile,
-                                       accum* __restrict__ lse_tile, accum* __restrict__ dots_tile) {
+__device__ inline void load_statistics(In<accum> lse /*[rows, heads]*/, In<accum> dots, int heads, int rows,
+                                       int tile, Out<accum> lse_tile, Out<accum> dots_tile) {
   for (int i : block_range(tile)) {
     lse_tile[i] = i < rows ? lse[static_cast<size_t>(i) * heads] : 0;
     dots_tile[i] = i < rows ? dots[static_cast<size_t>(i) * heads] : 0;
@@ -246,11 +239,9 @@ __device__ inline void load_statistics(const accum* __restrict__ lse /*[rows, he
 // d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its group
 // and the tiles of queries that see these keys.
 template <class Result>
-__global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                           const real* __restrict__ v, const real* __restrict__ d_out,
-                                           const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                           AttentionBlock block, accum scale, int tile, int columns, bool add,
-                                           Result* __restrict__ d_k, Result* __restrict__ d_v) {
+__global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
+                                           In<accum> dots, AttentionBlock block, accum scale, int tile,
+                                           int columns, bool add, Out<Result> d_k, Out<Result> d_v) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys;
   const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
@@ -302,11 +293,9 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
 
 // d_q. One block a (sequence, head, tile of queries); it loops over the tiles of keys that these see.
 template <class Result>
-__global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                              const real* __restrict__ v, const real* __restrict__ d_out,
-                                              const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                              AttentionBlock block, accum scale, int tile, int columns,
-                                              bool add, Result* __restrict__ d_q) {
+__global__ void tiled_backward_queries_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out,
+                                              In<accum> lse, In<accum> dots, AttentionBlock block,
+                                              accum scale, int tile, int columns, bool add, Out<Result> d_q) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;

@@ -6,9 +6,8 @@ namespace pentatron {
 // ---- The choice -------------------------------------------------------------------------------------------
 
 // One thread a row.
-__global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __restrict__ bias, size_t rows,
-                                    int experts, int top_k, int32_t* __restrict__ chosen,
-                                    accum* __restrict__ lse) {
+__global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t rows, int experts, int top_k,
+                                    Out<int32_t> chosen, Out<accum> lse) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
     const auto softmax = [&] {
@@ -45,13 +44,10 @@ void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t strea
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
-__global__ void route_tokens_backward_kernel(const accum* __restrict__ probabilities,
-                                             const int32_t* __restrict__ chosen,
-                                             const accum* __restrict__ d_chosen,
-                                             const accum* __restrict__ fractions, accum balance_scale,
-                                             accum z_scale, const accum* __restrict__ lse,
-                                             const LossScale* loss_scale, size_t rows, int experts, int top_k,
-                                             accum* __restrict__ d_logits) {
+__global__ void route_tokens_backward_kernel(In<accum> probabilities, In<int32_t> chosen, In<accum> d_chosen,
+                                             In<accum> fractions, accum balance_scale, accum z_scale,
+                                             In<accum> lse, const LossScale* loss_scale, size_t rows,
+                                             int experts, int top_k, Out<accum> d_logits) {
   if (loss_scale != nullptr) balance_scale *= loss_scale->factor, z_scale *= loss_scale->factor;
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
@@ -77,8 +73,8 @@ void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, co
 
 // One block an expert and so many columns.
 constexpr int columns_per_block = 256;
-__global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const real* __restrict__ x, int rows,
-                                    int experts, int d, bool add, accum* __restrict__ d_router) {
+__global__ void router_wgrad_kernel(In<accum> d_logits, In<real> x, int rows, int experts, int d, bool add,
+                                    Out<accum> d_router) {
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
   const int columns = std::min(d - first, int{columns_per_block});
   accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
@@ -107,8 +103,8 @@ void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_
 int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
 // One thread a band of copies.
-__global__ void count_copies_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts, int bands,
-                                    int32_t* __restrict__ of_band) {
+__global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, int bands,
+                                    Out<int32_t> of_band) {
   const size_t copies_a_band = (copies + bands - 1) / bands;
   for (size_t band : grid_range(bands)) {
     int32_t* const counts = of_band + band * experts;
@@ -119,8 +115,7 @@ __global__ void count_copies_kernel(const int32_t* __restrict__ chosen, size_t c
 }
 
 // One thread an expert.
-__global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int experts, int bands,
-                                 int32_t* __restrict__ counts) {
+__global__ void sum_bands_kernel(In<int32_t> of_band, int experts, int bands, Out<int32_t> counts) {
   for (size_t e : grid_range(experts)) {
     int32_t sum = 0;
     for (int band = 0; band < bands; ++band) sum += of_band[static_cast<size_t>(band) * experts + e];
@@ -128,11 +123,9 @@ __global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int expert
   }
 }
 
-// One thread an expert. Its copies begin after those of all lower experts. In an expert, a band's copies
-// begin after those of lower bands.
-__global__ void first_places_kernel(const int32_t* __restrict__ counts, int experts, int bands,
-                                    int32_t capacity, int32_t* __restrict__ of_band,
-                                    int32_t* __restrict__ taken, int32_t* __restrict__ ends) {
+// One thread an expert. Copies lie by expert and, of one expert, by band.
+__global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, int32_t capacity,
+                                    Out<int32_t> of_band, Out<int32_t> taken, Out<int32_t> ends) {
   for (size_t e : grid_range(experts)) {
     int32_t place = 0;
     for (size_t before = 0; before < e; ++before) place += std::min(counts[before], capacity);
@@ -148,9 +141,8 @@ __global__ void first_places_kernel(const int32_t* __restrict__ counts, int expe
 }
 
 // One thread a band of copies.
-__global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts,
-                                     int bands, const int32_t* __restrict__ ends,
-                                     int32_t* __restrict__ next_of_band, int32_t* __restrict__ place) {
+__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts, int bands,
+                                     In<int32_t> ends, Out<int32_t> next_of_band, Out<int32_t> place) {
   const size_t copies_a_band = (copies + bands - 1) / bands;
   for (size_t band : grid_range(bands)) {
     int32_t* const next = next_of_band + band * experts;
@@ -187,8 +179,7 @@ __device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
 
 // One block a copy.
 template <int width>
-__global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
-                                      int top_k, int d, real* __restrict__ copies) {
+__global__ void permute_tokens_kernel(In<real> x, In<int32_t> place, int top_k, int d, Out<real> copies) {
   const size_t copy = blockIdx.x;
   const bool is_taken = place[copy] >= 0;
   const real* const from = x + copy / top_k * d;
@@ -204,11 +195,9 @@ void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t
 }
 
 template <int width>
-__global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies,
-                                               const int32_t* __restrict__ place, int top_k,
-                                               const accum* __restrict__ d_logits,
-                                               const real* __restrict__ router, int experts, int d, bool add,
-                                               real* __restrict__ d_x) {
+__global__ void permute_tokens_backward_kernel(In<real> d_copies, In<int32_t> place, int top_k,
+                                               In<accum> d_logits, In<real> router, int experts, int d,
+                                               bool add, Out<real> d_x) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
@@ -233,10 +222,9 @@ void permute_tokens_backward(Tensor d_copies, Matrix<int32_t> place, AccumTensor
 }
 
 template <int width>
-__global__ void combine_tokens_kernel(const real* __restrict__ returned,
-                                      const accum* __restrict__ probabilities,
-                                      const int32_t* __restrict__ chosen, const int32_t* __restrict__ place,
-                                      int experts, int top_k, int d, bool add, real* __restrict__ out) {
+__global__ void combine_tokens_kernel(In<real> returned, In<accum> probabilities, In<int32_t> chosen,
+                                      In<int32_t> place, int experts, int top_k, int d, bool add,
+                                      Out<real> out) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
@@ -262,13 +250,9 @@ void combine_tokens(Tensor returned, AccumTensor probabilities, Matrix<int32_t> 
 
 // One block a copy.
 template <int width>
-__global__ void combine_tokens_backward_kernel(const real* __restrict__ d_out,
-                                               const real* __restrict__ returned,
-                                               const accum* __restrict__ probabilities,
-                                               const int32_t* __restrict__ chosen,
-                                               const int32_t* __restrict__ place, int experts, int top_k,
-                                               int d, real* __restrict__ d_returned,
-                                               accum* __restrict__ d_chosen) {
+__global__ void combine_tokens_backward_kernel(In<real> d_out, In<real> returned, In<accum> probabilities,
+                                               In<int32_t> chosen, In<int32_t> place, int experts, int top_k,
+                                               int d, Out<real> d_returned, Out<accum> d_chosen) {
   const size_t copy = blockIdx.x, row = copy / top_k;
   const bool is_taken = place[copy] >= 0;
   const size_t at = static_cast<size_t>(is_taken ? place[copy] : 0) * d;
@@ -298,9 +282,8 @@ void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabil
 // ---- Balance ----------------------------------------------------------------------------------------------
 
 // One block in all.
-__global__ void add_balance_loss_kernel(const accum* __restrict__ probabilities,
-                                        const accum* __restrict__ fractions, int rows, int experts,
-                                        accum scale, accum* __restrict__ loss) {
+__global__ void add_balance_loss_kernel(In<accum> probabilities, In<accum> fractions, int rows, int experts,
+                                        accum scale, Out<accum> loss) {
   accum sum = 0;
   for (int row : block_range(rows)) {
     for (int e = 0; e < experts; ++e)
@@ -317,8 +300,7 @@ void add_balance_loss(AccumTensor probabilities, const accum* fractions, double 
 }
 
 // One block in all.
-__global__ void add_z_loss_kernel(const accum* __restrict__ lse, int rows, accum scale,
-                                  accum* __restrict__ loss) {
+__global__ void add_z_loss_kernel(In<accum> lse, int rows, accum scale, Out<accum> loss) {
   accum sum = 0;
   for (int row : block_range(rows)) sum += lse[row] * lse[row];
   sum = block_sum(sum);
@@ -330,8 +312,7 @@ void add_z_loss(AccumTensor lse, double scale, accum* loss, cudaStream_t stream)
 }
 
 // One block an expert.
-__global__ void count_loads_kernel(const int32_t* __restrict__ chosen, int copies, accum scale, bool add,
-                                   accum* __restrict__ loads) {
+__global__ void count_loads_kernel(In<int32_t> chosen, int copies, accum scale, bool add, Out<accum> loads) {
   const int expert = blockIdx.x;
   accum sum = 0;
   for (int copy : block_range(copies)) sum += chosen[copy] == expert;

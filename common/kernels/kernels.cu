@@ -11,8 +11,8 @@ namespace pentatron {
 // ---- Embedding --------------------------------------------------------------------------------------------
 
 template <int width>
-__global__ void embedding_forward_kernel(const real* __restrict__ table, const int32_t* __restrict__ tokens,
-                                         int first_token, int vocabulary, int d, real* __restrict__ out) {
+__global__ void embedding_forward_kernel(In<real> table, In<int32_t> tokens, int first_token, int vocabulary,
+                                         int d, Out<real> out) {
   const size_t row = blockIdx.x;
   const int token = tokens[row] - first_token;
   const bool here = 0 <= token && token < vocabulary;
@@ -31,9 +31,8 @@ void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Ten
 
 // One block a place in `by_token`; the first place of each token adds up all the rows of that token.
 template <int width>
-__global__ void embedding_backward_kernel(const real* __restrict__ d_out, const int32_t* __restrict__ tokens,
-                                          const int32_t* __restrict__ by_token, int rows, int first_token,
-                                          int vocabulary, int columns, accum* __restrict__ gradient) {
+__global__ void embedding_backward_kernel(In<real> d_out, In<int32_t> tokens, In<int32_t> by_token, int rows,
+                                          int first_token, int vocabulary, int columns, Out<accum> gradient) {
   const int place = blockIdx.x;
   const int global_token = tokens[by_token[place]], token = global_token - first_token;
   if (token < 0 || token >= vocabulary) return;
@@ -67,9 +66,8 @@ void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_t
 
 // Reads before and branch, writes x and out; without a branch it reads x and writes out.
 template <int width>
-__global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
-                                       const real* __restrict__ weight, accum epsilon, int d, real* x,
-                                       real* __restrict__ out, accum* __restrict__ rstd) {
+__global__ void rmsnorm_forward_kernel(const real* before, const real* branch, In<real> weight, accum epsilon,
+                                       int d, real* x, Out<real> out, Out<accum> rstd) {
   const size_t row = blockIdx.x, start = row * d;
   accum sum = 0;
   for (int j : block_range(d, width)) {
@@ -105,10 +103,8 @@ int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
 // Reads d_out and x, and d_x where it adds to it; writes d_x. What it reads twice is then in a cache.
 template <int width>
-__global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ x,
-                                        const real* __restrict__ weight, const accum* __restrict__ rstd,
-                                        bool add, int rows, int d, real* __restrict__ d_x,
-                                        accum* __restrict__ partials) {
+__global__ void rmsnorm_backward_kernel(In<real> d_out, In<real> x, In<real> weight, In<accum> rstd, bool add,
+                                        int rows, int d, Out<real> d_x, Out<accum> partials) {
   const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
   const int first = blockIdx.x * rows_a_band, count = std::min(rows - first, rows_a_band);
   const StridedRange<int> rows_of_warp = warp_range(count);
@@ -154,8 +150,7 @@ __global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const re
 
 // One block for every 32 columns. Eight warps share out the rows, and their sums meet in block memory.
 constexpr int column_warps = threads_per_block / 32;
-__global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int columns,
-                                   accum* __restrict__ sums) {
+__global__ void column_sums_kernel(In<accum> x, int rows, int columns, Out<accum> sums) {
   accum* const of_warp = block_memory<accum>();  // [column_warps, 32]
   const int first = 32 * blockIdx.x, count = std::min(32, columns - first);
   for (int warp : warp_range(column_warps)) {
@@ -178,8 +173,7 @@ __global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int co
 void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* rstd, bool accumulate,
                       Tensor d_x, AccumTensor partials, accum* weight_gradient, cudaStream_t stream) {
   const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
-  // As many rows at a time as there are warps; but fewer where their sums do not fit: two blocks of a
-  // multiprocessor of an H100 share 228 KiB.
+  // A warp for each of 8 rows, or fewer where their sums do not fit: two blocks share 228 KiB of an H100.
   constexpr size_t memory_of_block = 100 << 10;
   const size_t row_of_sums = x.columns * sizeof(accum);
   const auto warps = static_cast<unsigned>(std::clamp<size_t>(memory_of_block / row_of_sums, 1, 8));
@@ -241,9 +235,8 @@ __device__ void copy_row(const real* from, int columns, real* to) {
 
 // The split is where q and k are turned.
 template <int width>
-__global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_t* __restrict__ positions,
-                                      const accum* __restrict__ table, int heads, int kv_heads, int size,
-                                      real* __restrict__ q, real* __restrict__ k, real* __restrict__ v) {
+__global__ void rotary_forward_kernel(In<real> qkv, In<int32_t> positions, In<accum> table, int heads,
+                                      int kv_heads, int size, Out<real> q, Out<real> k, Out<real> v) {
   const size_t row = blockIdx.x;
   const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
   const real* joined = qkv + row * (turned + kv_heads) * size;
@@ -265,10 +258,8 @@ void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, Hea
 }
 
 template <int width>
-__global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real* __restrict__ d_k,
-                                       const real* __restrict__ d_v, const int32_t* __restrict__ positions,
-                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
-                                       real* __restrict__ d_qkv) {
+__global__ void rotary_backward_kernel(In<real> d_q, In<real> d_k, In<real> d_v, In<int32_t> positions,
+                                       In<accum> table, int heads, int kv_heads, int size, Out<real> d_qkv) {
   const size_t row = blockIdx.x;
   const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
   real* joined = d_qkv + row * (turned + kv_heads) * size;
@@ -295,7 +286,7 @@ void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* position
 __device__ inline accum times_sigmoid(accum x, accum gate) { return divide_fast(x, 1 + exp_fast(-gate)); }
 
 template <int width>
-__global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
+__global__ void swiglu_forward_kernel(In<real> gate_up, int f, Out<real> out) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   for (int j : block_range(f, width)) {
@@ -315,8 +306,7 @@ void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
 
 // silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
 template <int width>
-__global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ gate_up,
-                                       int f, real* __restrict__ d_gate_up) {
+__global__ void swiglu_backward_kernel(In<real> d_out, In<real> gate_up, int f, Out<real> d_gate_up) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   real *d_gates = d_gate_up + row * 2 * f, *d_ups = d_gates + f;
@@ -347,9 +337,8 @@ void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_
 // for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
 // softmax; Milakov and Gimelshein, 2018).
 template <int width>
-__global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
-                                                const int32_t* __restrict__ targets, int first_token,
-                                                int vocabulary, accum* __restrict__ statistics) {
+__global__ void cross_entropy_statistics_kernel(In<real> logits, In<int32_t> targets, int first_token,
+                                                int vocabulary, Out<accum> statistics) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   const real* row_logits = logits + row * vocabulary;
   constexpr int logits_a_chunk = 8192;
@@ -382,8 +371,7 @@ void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_t
          targets, first_token, logits.columns, statistics.data);
 }
 
-__global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, size_t rows,
-                                             accum* __restrict__ statistics) {
+__global__ void cross_entropy_rescale_kernel(In<accum> largest, size_t rows, Out<accum> statistics) {
   for (size_t row : grid_range(rows)) {
     statistics[rows + row] *= exp(statistics[row] - largest[row]);
     statistics[row] = largest[row];
@@ -396,9 +384,8 @@ void cross_entropy_rescale(const accum* largest, AccumTensor statistics, cudaStr
 }
 
 // One block in all.
-__global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
-                                          const int32_t* __restrict__ targets, int rows, accum scale,
-                                          accum* __restrict__ loss) {
+__global__ void cross_entropy_loss_kernel(In<accum> statistics, In<int32_t> targets, int rows, accum scale,
+                                          Out<accum> loss) {
   accum sum = 0;
   for (int row : block_range(rows)) {
     const accum largest = statistics[row], of_target = statistics[2 * rows + row];
@@ -417,10 +404,9 @@ void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double s
 
 // In place: a logit is read once more, and its gradient takes its place.
 template <int width>
-__global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
-                                              int first_token, int vocabulary, accum scale,
-                                              const LossScale* loss_scale,
-                                              const accum* __restrict__ statistics) {
+__global__ void cross_entropy_backward_kernel(Out<real> logits, In<int32_t> targets, int first_token,
+                                              int vocabulary, accum scale, const LossScale* loss_scale,
+                                              In<accum> statistics) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   if (loss_scale != nullptr) scale *= loss_scale->factor;
   const accum largest = statistics[row], row_scale = targets[row] == ignored_target ? accum(0) : scale;
@@ -463,7 +449,7 @@ void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
 }
 
 template <int width>
-__global__ void accumulate_kernel(const accum* __restrict__ term, accum* __restrict__ sum, size_t size) {
+__global__ void accumulate_kernel(In<accum> term, Out<accum> sum, size_t size) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> total = load<width>(sum + i);
     const Pack<width> added = load<width>(term + i);
@@ -485,7 +471,7 @@ void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream) {
 }
 
 template <int width>
-__global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restrict__ out, size_t size) {
+__global__ void round_to_real_kernel(In<accum> x, Out<real> out, size_t size) {
   for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
 }
 
@@ -495,11 +481,9 @@ void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) 
          moves((accum_bytes + real_bytes) * size), stream, x, out, size);
 }
 
-// Element j of the row lies in part j / part_columns; between a row's place in one part and
-// in the next are `rows` rows of a part.
+// Element j of the row lies in part j / part_columns, and each part has `rows` rows.
 template <int width, class T>
-__global__ void split_columns_kernel(const T* __restrict__ x, int64_t rows, int columns, int part_columns,
-                                     T* __restrict__ packed) {
+__global__ void split_columns_kernel(In<T> x, int64_t rows, int columns, int part_columns, Out<T> packed) {
   const int64_t row = blockIdx.x;
   for (int j : block_range(columns, width)) {
     const int64_t part = j / part_columns;
@@ -508,8 +492,8 @@ __global__ void split_columns_kernel(const T* __restrict__ x, int64_t rows, int 
 }
 
 template <int width>
-__global__ void join_columns_kernel(const real* __restrict__ packed, int64_t rows, int columns,
-                                    int part_columns, real* __restrict__ x) {
+__global__ void join_columns_kernel(In<real> packed, int64_t rows, int columns, int part_columns,
+                                    Out<real> x) {
   const int64_t row = blockIdx.x;
   for (int j : block_range(columns, width)) {
     const int64_t part = j / part_columns;
@@ -655,9 +639,9 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
 // gradient, two moments and master weight; writes all but the gradient, and the weight beside its master.
 template <int width>
 __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum epsilon,
-                                  accum decay, real* weights, accum* master,
-                                  const accum* __restrict__ gradients, accum* __restrict__ moment1,
-                                  accum* __restrict__ moment2, const StepFactors* factors, size_t size) {
+                                  accum decay, real* weights, accum* master, In<accum> gradients,
+                                  Out<accum> moment1, Out<accum> moment2, const StepFactors* factors,
+                                  size_t size) {
   const accum factor = factors->gradient, step_size = factors->step_size,
               inverse_correction2 = factors->inverse_correction2;
   if (factor < 0) return;
@@ -687,8 +671,7 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
 
 template <int width>
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
-                                const accum* __restrict__ gradients, const StepFactors* factors,
-                                size_t size) {
+                                In<accum> gradients, const StepFactors* factors, size_t size) {
   const accum factor = factors->gradient;
   if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
@@ -707,8 +690,8 @@ void sgd_step(double lr, double weight_decay, real* weights, accum* master, cons
          weights, master, gradients, factors, size);
 }
 
-__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master,
-                                 const accum* __restrict__ sums, const StepFactors* factors, size_t size) {
+__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master, In<accum> sums,
+                                 const StepFactors* factors, size_t size) {
   if (factors->gradient < 0) return;
   for (size_t i : grid_range(size)) {
     const double missing = target - sums[i];

@@ -1,6 +1,5 @@
 // Matrix products by cuBLAS. A linear layer y = x W^T has three: forward, the gradient of its input (dgrad),
-// and the gradient of its weight (wgrad). cuBLAS reads matrices column-major, so our row-major matrices
-// appear to it as their transposes.
+// and that of its weight (wgrad). cuBLAS is column-major: it takes our matrices for their transposes.
 #pragma once
 
 #include <cublas_v2.h>

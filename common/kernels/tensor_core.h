@@ -1,6 +1,5 @@
-// The instructions of a warp that tensor cores need, one function each: PTX on a GPU of compute
-// capability 8.0 or later, emulated on the CPU (cpu/cuda/cuda_warps.h). The 32 lanes of a warp call a
-// function together.
+// The instructions of a warp that tensor cores need, one function each, which all of its 32 lanes call: PTX
+// on a GPU of compute capability 8.0 or later, emulated on the CPU (cpu/cuda/cuda_warps.h).
 //
 // mma multiplies matrices that lie in the registers of a warp, D += A B with A of 16 x 16 and B of 16 x 8
 // bfloat16 (or half, in fp16 builds), and D of 16 x 8 float. Each lane has a part of each, its fragment

@@ -45,7 +45,7 @@ __device__ T* chunk_of(T* tile /*[rows, size]*/, int row, int chunk) {
 
 // Begins to fetch a tile: `rows` of them are there, the rest becomes zeros.
 template <int size, int tile_rows, int threads>
-__device__ void begin_load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows,
+__device__ void begin_load(In<real> from /*[rows, leading]*/, int leading, int rows,
                            real* to /*[tile_rows, size]*/) {
   constexpr int chunks = size / chunk_size, step = threads / chunks;  // rows
   static_assert(step % 8 == 0, "a thread's chunks are at the same place in each of its rows");
@@ -62,8 +62,8 @@ __device__ void begin_load(const real* __restrict__ from /*[rows, leading]*/, in
 
 // Of two matrices that lie alike (k and v, or q and d_out), a tile each.
 template <int size, int tile_rows, int threads>
-__device__ void begin_load_pair(const real* __restrict__ first, const real* __restrict__ second, size_t start,
-                                int leading, int rows, real* to /*[2, tile_rows, size]*/) {
+__device__ void begin_load_pair(In<real> first, In<real> second, size_t start, int leading, int rows,
+                                real* to /*[2, tile_rows, size]*/) {
   begin_load<size, tile_rows, threads>(first + start, leading, rows, to);
   begin_load<size, tile_rows, threads>(second + start, leading, rows, to + tile_rows * size);
 }
@@ -144,8 +144,8 @@ enum class Store { assign, add, add_without_waiting };
 
 // to (+)= sums, the rows that are there.
 template <int m, int n, class Result>
-__device__ void store(const float (&sums)[m][n][4], int rows, Store how,
-                      Result* __restrict__ to /*[rows, leading]*/, int leading) {
+__device__ void store(const float (&sums)[m][n][4], int rows, Store how, Out<Result> to /*[rows, leading]*/,
+                      int leading) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll

@@ -95,8 +95,7 @@ struct TrainingConfig : ProductFormat {
   Attention attention = Attention::naive;
 };
 
-// Layers [first, last). `embedding` and `head` say whether the range includes these, too. 01 has one range,
-// the whole model; 05 is the first stage with others.
+// Layers [first, last), and perhaps embedding and head. Until 05 the only range is the whole model.
 struct LayerRange {
   int first, last;
   bool embedding, head;

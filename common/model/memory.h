@@ -46,8 +46,7 @@ struct ModelPart {
   int inputs = 0;  // buffers [outside, d] that receive activations from another rank
 };
 
-// One rank's share of the model, of its training state and of a micro-batch. The default is one device, which
-// has everything. A technique sets the fields that it changes.
+// One rank's share of the model, its training state and a micro-batch. By default, one device has everything.
 struct RankShare {
   std::vector<int> replicas = {1};   // [parameter groups]: ranks with the same parameters (parameters.h)
   int sharded_states = 0;            // replicas shard: 1: optimizer states, 2: and gradients, 3: and weights

@@ -4,8 +4,7 @@
 //   a layer:   h = enter(norm(x));  x += leave(attention(h Wqkv) Wo)
 //              h = enter(norm(x));  x += leave(swiglu(h Wgate, h Wup) Wdown)
 //
-// This is single-device code that calls the seams (seams.h). It runs a range of layers, with or without
-// embedding and head; 01's range is the whole model.
+// This is single-device code that calls the seams (seams.h). It runs a range of layers; 01's is the model.
 #pragma once
 
 #include <memory>
@@ -118,8 +117,7 @@ class Transformer {
   LayerGradients allocate_gradients(DeviceArena& arena, int layer) const;
   void embedding_forward(const Batch& batch, Tensor x);
   void embedding_backward(const Batch& batch, Activations& a);
-  // Writes x to a.input and returns the stream after the layer. When recomputing, it stops once everything
-  // that backward needs is computed.
+  // Writes x to a.input, and returns the stream after the layer, unless it recomputes what backward needs.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
   // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
