@@ -101,6 +101,8 @@ inline __device__ StridedRange<int> block_range(int n, int step = 1) {
   return {static_cast<int>(threadIdx.x) * step, n, static_cast<int>(blockDim.x) * step};
 }
 
+inline __device__ bool is_first_thread() { return threadIdx.x == 0; }
+
 // A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
 // warps of this block and columns to their lanes. Where rows are short, a warp is cut into several of fewer.
 inline __device__ StridedRange<int> warp_range(int n, int lanes = warp_size) {

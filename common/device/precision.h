@@ -1,8 +1,7 @@
 // The two number types of a build. `real` is the type of weights and activations; `accum` that of gradients,
 // optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16|fp16|fp8 (Makefile) defines PRECISION
 // as 64, 32 or 16, REAL_IS_HALF for fp16, and PRODUCTS_IN_FP8 for fp8, which is bf16 but for the products of
-// layers (kernels/fp8.h). What no precision changes is compiled once, without PRECISION (Makefile). There
-// both types are incomplete, so that nothing can depend on them.
+// layers. What no precision changes is compiled without PRECISION: both types are then incomplete.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -25,7 +25,7 @@ __global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bo
   for (int j : block_range(first)) all[j] = real(0.0f);
   for (int j : block_range(keys - end)) all[end + j] = real(0.0f);
   if (lse_known) return;
-  for ([[maybe_unused]] int once : block_range(1)) lse[query * heads + head] = of_row;
+  if (is_first_thread()) lse[query * heads + head] = of_row;
 }
 
 // One block a row: (head, query). d_scores = probabilities * (d_probabilities - dots), in place.

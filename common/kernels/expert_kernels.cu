@@ -90,12 +90,11 @@ __global__ void router_wgrad_kernel(In<accum> d_logits, In<real> x, int rows, in
 }
 
 void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_t stream) {
-  const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
-  launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
-                     columns_per_block * sizeof(accum),
-                     moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()),
-                     stream, d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add,
-                     d_router.sum.data);
+  const int64_t column_blocks = (x.columns + columns_per_block - 1) / columns_per_block;
+  launch_with_memory(
+      router_wgrad_kernel, dim3(d_logits.columns, column_blocks), columns_per_block * sizeof(accum),
+      moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()), stream,
+      d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add, d_router.sum.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
@@ -267,7 +266,7 @@ __global__ void combine_tokens_backward_kernel(In<real> d_out, In<real> returned
     store(d_returned + at + j, incoming);
   }
   dot = block_sum(dot);
-  for ([[maybe_unused]] int once : block_range(1)) d_chosen[copy] = dot;
+  if (is_first_thread()) d_chosen[copy] = dot;
 }
 
 void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen,
@@ -290,7 +289,7 @@ __global__ void add_balance_loss_kernel(In<accum> probabilities, In<accum> fract
       sum += fractions[e] * probabilities[static_cast<size_t>(row) * experts + e];
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
+  if (is_first_thread()) loss[0] += scale * sum;
 }
 
 void add_balance_loss(AccumTensor probabilities, const accum* fractions, double scale, accum* loss,
@@ -304,7 +303,7 @@ __global__ void add_z_loss_kernel(In<accum> lse, int rows, accum scale, Out<accu
   accum sum = 0;
   for (int row : block_range(rows)) sum += lse[row] * lse[row];
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
+  if (is_first_thread()) loss[0] += scale * sum;
 }
 
 void add_z_loss(AccumTensor lse, double scale, accum* loss, cudaStream_t stream) {
@@ -317,13 +316,12 @@ __global__ void count_loads_kernel(In<int32_t> chosen, int copies, accum scale, 
   accum sum = 0;
   for (int copy : block_range(copies)) sum += chosen[copy] == expert;
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loads[expert] = (add ? loads[expert] : 0) + scale * sum;
+  if (is_first_thread()) loads[expert] = (add ? loads[expert] : 0) + scale * sum;
 }
 
 void count_loads(Matrix<int32_t> chosen, double scale, Gradient loads, cudaStream_t stream) {
-  launch(count_loads_kernel, dim3(static_cast<unsigned>(loads.sum.columns)),
-         moves(chosen.bytes() + loads.sum.bytes()), stream, chosen.data, chosen.size(), scale, loads.add,
-         loads.sum.data);
+  launch(count_loads_kernel, dim3(loads.sum.columns), moves(chosen.bytes() + loads.sum.bytes()), stream,
+         chosen.data, chosen.size(), scale, loads.add, loads.sum.data);
 }
 
 }  // namespace pentatron

@@ -19,8 +19,7 @@ namespace pentatron {
 // with the lower number. Then the logits are replaced by their softmax over all experts. These probabilities
 // weigh what the chosen experts return. They are not made to add up to one (as in Switch and OLMoE):
 // otherwise top-1 would always have weight 1, and no gradient. With a bias, the largest sums of probability
-// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16). lse: the logarithm of
-// the sum of each row's exponentials, for the z-loss.
+// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16). lse: for the z-loss.
 void route_tokens(AccumTensor logits /*[rows, experts]*/, Matrix<int32_t> chosen /*[rows, top_k]*/,
                   cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr,
                   accum* lse /*[rows], or null*/ = nullptr);

@@ -86,7 +86,7 @@ __global__ void rmsnorm_forward_kernel(const real* before, const real* branch, I
     for (int e = 0; e < width; ++e) normed[e] = stream[e] * scale * weights[e];
     store(out + start + j, normed);
   }
-  for ([[maybe_unused]] int once : block_range(1)) rstd[row] = scale;
+  if (is_first_thread()) rstd[row] = scale;
 }
 
 void rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x, Tensor out,
@@ -354,7 +354,7 @@ __global__ void cross_entropy_statistics_kernel(In<real> logits, In<int32_t> tar
     }
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) {
+  if (is_first_thread()) {
     const int target = targets[row] - first_token;
     const bool here = targets[row] != ignored_target && 0 <= target && target < vocabulary;
     statistics[row] = largest;
@@ -393,7 +393,7 @@ __global__ void cross_entropy_loss_kernel(In<accum> statistics, In<int32_t> targ
     sum += targets[row] == ignored_target ? accum(0) : term;
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loss[0] = scale * sum;
+  if (is_first_thread()) loss[0] = scale * sum;
 }
 
 void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double scale, accum* loss,
@@ -572,7 +572,7 @@ __global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts
     for (int e = 0; e < width; ++e) sum += static_cast<double>(pack[e]) * pack[e];
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) parts[blockIdx.x] = sum;
+  if (is_first_thread()) parts[blockIdx.x] = sum;
 }
 
 // One block in all.
@@ -580,7 +580,7 @@ __global__ void add_parts_kernel(const double* parts, int count, double* sum) {
   double total = 0;
   for (int i : block_range(count)) total += parts[i];
   total = block_sum(total);
-  for ([[maybe_unused]] int once : block_range(1)) sum[0] += total;
+  if (is_first_thread()) sum[0] += total;
 }
 
 void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
@@ -604,7 +604,7 @@ __device__ LossScale next_loss_scale(LossScale now, bool overflow, int window) {
 __global__ void step_factors_kernel(double* norm_squared, double max_norm, double lr, double beta1,
                                     double beta2, int64_t step, LossScale* scale, int window,
                                     StepFactors* factors) {
-  for ([[maybe_unused]] int once : block_range(1)) {
+  if (is_first_thread()) {
     double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
     bool overflow = false;
     if (scale != nullptr) {

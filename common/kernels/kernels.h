@@ -2,7 +2,6 @@
 // kernel of its name on `stream`. Comments beside the arguments give shapes; "rows" are tokens.
 //
 // Sums run in a fixed order without atomics, so a run repeats bit for bit. All arithmetic is in `accum`.
-// README.md explains what makes these kernels fast.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -95,8 +94,7 @@ constexpr int ignored_target = -1;  // such a row has no loss and no gradient
 void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
                               int first_token, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
-// Call this with each row's largest logit over all ranks. Rescales the sums to it: sum *= exp(own largest -
-// largest), then replaces the own largest logit.
+// Replaces each row's largest logit by that over all ranks, and rescales: sum *= exp(own largest - largest).
 void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statistics /*[3, rows]*/,
                            cudaStream_t stream);
 

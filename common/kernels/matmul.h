@@ -36,8 +36,7 @@ struct LayerProducts {
   ProductFormat format;
   int64_t elements = 0;
 };
-// Products whose operands have these columns; the names are for who reads an error. Throws UsageError if this
-// build can't make them in this format.
+// Of operands with these columns, named for who reads an error: UsageError if this build can't make them.
 LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
                                  std::initializer_list<std::pair<const char*, int64_t>> columns);
 

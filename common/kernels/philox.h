@@ -1,7 +1,7 @@
 // Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel random
 // numbers: as easy as 1, 2, 3", SC 2011). It has no state: number i of a sequence is a function of (key, i).
-// So a rank that holds a slice of a parameter, or of a batch, draws the numbers that the whole would have had
-// there. Kernels call it, too, as a constexpr function.
+// So a rank that holds a slice of a parameter, or of a batch, draws the numbers of the whole. A constexpr
+// function is one of the device, too (--expt-relaxed-constexpr).
 #pragma once
 
 #include <cstdint>

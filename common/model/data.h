@@ -2,8 +2,7 @@
 //
 // In a text file each byte is a token. A file named *.bin holds token ids: either nothing else, in 16 bits
 // each (nanoGPT's form), or after a header of 256 32-bit integers, in 16 or 32 bits (llm.c's form). Sequence
-// i of step s is a window of the text that depends on (seed, s, i) alone. So any rank can cut its slice of
-// the global batch without communication.
+// i of step s is a window of the text that depends on (seed, s, i) alone: ranks need not communicate.
 #pragma once
 
 #include <cstdint>

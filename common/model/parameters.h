@@ -102,9 +102,9 @@ class ParameterGroup {
   // Allocates all units whole; each is one shard. flat_gradients() holds their gradients end to end.
   void allocate();
   AccumTensor flat_gradients() const { return flat_gradients_; }  // [1, size of all units]
-  // Instead of allocate(), a technique can call these three. `size` is in elements; the memory lives as long
-  // as this object. add_shard tells the optimizer to update elements [begin, end) of a unit; the pointers are
-  // those of element `begin`.
+  // Instead of allocate(), a technique can call these three. The memory, of `size` elements, lives as long as
+  // this object. add_shard: the optimizer updates elements [begin, end) of a unit; the pointers are to
+  // `begin`.
   real* allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
   accum* allocate_gradients(size_t size) { return gradient_memory_.matrix<accum>(1, size).data; }
   void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
@@ -168,8 +168,7 @@ class Parameters {
   // All gradients of the unit have been written for a micro-batch. `last`: of the step's micro-batches.
   void end_gradients(int unit, bool last);
 
-  // The shards of all groups, and the parts of parameters in a shard, in order. Optimizer, gradient norm,
-  // initialisation and gathering all loop over these.
+  // The shards of all groups, and the parts of parameters in a shard, in order.
   std::vector<Shard> shards() const;
   std::vector<ParameterRange> ranges(const Shard& shard) const;
   // The ranges that this rank counts in a sum over all ranks. Each element of the model counts on one rank.

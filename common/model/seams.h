@@ -27,12 +27,11 @@ enum class Pass { forward, backward };
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
-  // Called before and after a unit's weights are used, once in each pass of a micro-batch. Recomputation runs
-  // between the two calls of backward.
+  // Called before and after a unit's weights are used, in each pass; recomputation is part of backward's use.
   virtual void before_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   virtual void after_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
-  // Called before and after a unit's weight gradients are written, for every micro-batch. `last` is true for
-  // the last micro-batch of a step.
+  // Called before and after a micro-batch writes a unit's weight gradients. `last`: it is the step's last
+  // one.
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
   // Called after a step's last micro-batch. Later work of the compute stream reads the global gradient.
@@ -62,8 +61,7 @@ class WgradQueue {
     entries_.push_back({unit, nullptr, last, trace::here});
     drain();
   }
-  // Announces that the work pushed next reads region.entered(x). Unless the work waits for a request, the
-  // region begins to gather it now.
+  // The work pushed next reads region.entered(x). Unless it waits for a request, gathering begins now.
   void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/);
   // Issues all waiting work, unless weight gradients are computed on request.
   void drain() {
@@ -86,9 +84,9 @@ class WgradQueue {
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
 
-// A tensor region is a part of the model in which tensor parallelism splits heads, columns or vocabulary.
-// These calls are its borders. "Outside" are the rows that a rank holds between regions: all rows, or its
-// part of them under sequence parallelism.
+// A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
+// borders. "Outside" are the rows that a rank holds between regions: all, or its part under sequence
+// parallelism.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;

@@ -29,8 +29,7 @@ struct LayerActivations {
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.
-// All layers share one set of buffers. But on request the weight gradients come after the backward of other
-// layers, so each layer then has its own buffers.
+// All layers share one set of buffers. On request, when the weight gradients come later, each has its own.
 struct LayerGradients {
   Tensor qkv;  // [rows, q | k | v]
   FeedForwardGradients feed_forward;
@@ -93,9 +92,8 @@ class Transformer {
   Transformer(const TrainingConfig& config, const TransformerParameters& ids, Parameters& parameters,
               int64_t tokens, Seams seams, cudaStream_t stream);
 
-  // Allocates the activations of one micro-batch for a range of at least one layer. If the range lacks the
-  // embedding, set input() to the caller's memory. Do not combine on_request with full recomputation, which
-  // drops what the weight gradients need.
+  // Allocates the activations of one micro-batch for a range of at least one layer. Without embedding, set
+  // input() to the caller's memory. on_request can't have full recomputation, which drops what it needs.
   std::unique_ptr<Activations> make_activations(
       LayerRange range, WeightGradients when = WeightGradients::during_backward) const;
 
