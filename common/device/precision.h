@@ -26,33 +26,30 @@ constexpr bool has_fp8_products = false;
 
 #if PRECISION == 64
 using real = double;
-using accum = double;
-constexpr cudaDataType_t real_type = CUDA_R_64F, accum_type = CUDA_R_64F;
+constexpr cudaDataType_t real_type = CUDA_R_64F;
 constexpr const char* precision_name = "fp64";
 #elif PRECISION == 32
 using real = float;
-using accum = float;
-constexpr cudaDataType_t real_type = CUDA_R_32F, accum_type = CUDA_R_32F;
+constexpr cudaDataType_t real_type = CUDA_R_32F;
 constexpr const char* precision_name = "fp32";
 #elif PRECISION == 16 && defined(REAL_IS_HALF)
 using real = __half;
-using accum = float;
-constexpr cudaDataType_t real_type = CUDA_R_16F, accum_type = CUDA_R_32F;
+constexpr cudaDataType_t real_type = CUDA_R_16F;
 constexpr const char* precision_name = "fp16";
 #elif PRECISION == 16
 using real = __nv_bfloat16;
-using accum = float;
-constexpr cudaDataType_t real_type = CUDA_R_16BF, accum_type = CUDA_R_32F;
+constexpr cudaDataType_t real_type = CUDA_R_16BF;
 constexpr const char* precision_name = has_fp8_products ? "fp8" : "bf16";
 #else
 #error "PRECISION must be 64, 32 or 16"
 #endif
 
+using accum = std::conditional_t<PRECISION == 64, double, float>;
 constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // of an element
 
 // CUDA's name of either type.
 template <class T>
-constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : accum_type;
+constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : CUDA_R_32F;
 
 // With 16 bits the optimizer has its own copy of the weights in `accum` (Micikevicius et al., 2017).
 constexpr bool has_master_weights = PRECISION == 16;

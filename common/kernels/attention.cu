@@ -4,6 +4,7 @@
 #include "kernels/pack.h"
 
 namespace pentatron {
+
 // One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
 // lse is that of the others, and is written, unless it is known: that of all keys.
 __global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bool diagonal,
@@ -24,8 +25,7 @@ __global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bo
   for (int j : block_range(visible)) row[j] = real(exp_fast(accum(row[j]) - of_row));
   for (int j : block_range(first)) all[j] = real(0.0f);
   for (int j : block_range(keys - end)) all[end + j] = real(0.0f);
-  if (lse_known) return;
-  if (is_first_thread()) lse[query * heads + head] = of_row;
+  if (!lse_known && is_first_thread()) lse[query * heads + head] = of_row;
 }
 
 // One block a row: (head, query). d_scores = probabilities * (d_probabilities - dots), in place.

@@ -233,31 +233,18 @@ __device__ uint32_t& in_tile(real* tile /*[rows, size]*/, int row, int column, i
 
 template <int size, int m, int depth>
 __device__ void store_factor(const uint32_t (&factor)[m][depth][4], int row, int column, real* tile) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int k = 0; k < depth; ++k) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) in_tile<size>(tile, row, column, i, k, r) = factor[i][k][r];
-    }
-  }
+  for_registers<m, depth>(
+      [&](int i, int k, int r) { in_tile<size>(tile, row, column, i, k, r) = factor[i][k][r]; });
 }
 
 // d_weights become d_scores, weights * (d_weights - dots), without their factor 1 / sqrt(size).
 template <int size, int m, int n>
 __device__ void differentiate(real* weights /*[rows, size]*/, int row, int column,
                               const accum* dots /*[8 n]*/, float (&d_weights)[m][n][4]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const uint32_t pair = in_tile<size>(weights, row, column, i, j / 2, j % 2 * 2 + e / 2);
-        d_weights[i][j][e] = unpack(pair, e % 2) * (d_weights[i][j][e] - dots[column_of(j, e)]);
-      }
-    }
-  }
+  for_registers<m, n>([&](int i, int j, int e) {
+    const uint32_t pair = in_tile<size>(weights, row, column, i, j / 2, j % 2 * 2 + e / 2);
+    d_weights[i][j][e] = unpack(pair, e % 2) * (d_weights[i][j][e] - dots[column_of(j, e)]);
+  });
 }
 
 // How a block adds to a tile of queries of d_q.

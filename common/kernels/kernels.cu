@@ -43,10 +43,8 @@ __global__ void embedding_backward_kernel(In<real> d_out, In<int32_t> tokens, In
   for (int j : block_range(columns, width)) {
     Pack<width> sum = load<width>(of_token + j);
 #pragma unroll 4
-    for (int i = place; i < end; ++i) {
-      const Pack<width> term = load<width>(d_out + static_cast<size_t>(by_token[i]) * columns + j);
-      for (int e = 0; e < width; ++e) sum[e] += term[e];
-    }
+    for (int i = place; i < end; ++i)
+      sum += load<width>(d_out + static_cast<size_t>(by_token[i]) * columns + j);
     store(of_token + j, sum);
   }
 }
@@ -140,10 +138,7 @@ __global__ void rmsnorm_backward_kernel(In<real> d_out, In<real> x, In<real> wei
   __syncthreads();
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
-    for (int warp = 0; warp < rows_of_warp.stride; ++warp) {
-      const Pack<width> added = load<width>(of_warps + warp * d + j);
-      for (int e = 0; e < width; ++e) sum[e] += added[e];
-    }
+    for (int warp = 0; warp < rows_of_warp.stride; ++warp) sum += load<width>(of_warps + warp * d + j);
     store(partials + static_cast<size_t>(blockIdx.x) * d + j, sum);
   }
 }
@@ -436,8 +431,7 @@ template <int width>
 __global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> sum = load<width>(x + i);
-    const Pack<width> added = load<width>(branch + i);
-    for (int e = 0; e < width; ++e) sum[e] += added[e];
+    sum += load<width>(branch + i);
     store(out + i, sum);
   }
 }
@@ -452,8 +446,7 @@ template <int width>
 __global__ void accumulate_kernel(In<accum> term, Out<accum> sum, size_t size) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> total = load<width>(sum + i);
-    const Pack<width> added = load<width>(term + i);
-    for (int e = 0; e < width; ++e) total[e] += added[e];
+    total += load<width>(term + i);
     store(sum + i, total);
   }
 }

@@ -38,6 +38,9 @@ struct Pack {
   accum element[width];
   __device__ accum& operator[](int e) { return element[e]; }
   __device__ const accum& operator[](int e) const { return element[e]; }
+  __device__ void operator+=(const Pack& other) {
+    for (int e = 0; e < width; ++e) element[e] += other[e];
+  }
 };
 
 // A pack as it lies in memory. What is longer than 16 bytes (floats beside bf16) takes several accesses.

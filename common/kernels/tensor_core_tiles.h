@@ -23,17 +23,23 @@ using Sums = float[rows / 16][columns / 8][4];
 __device__ inline int row_of(int i, int e) { return 16 * i + lane() / 4 + e / 2 * 8; }
 __device__ inline int column_of(int j, int e) { return 8 * j + lane() % 4 * 2 + e % 2; }
 
-// f(sum, row, column) of each of this lane.
+// f(i, j, e) for i < m, j < n and e < 4, unrolled, as registers have no addresses.
 template <int m, int n, class Function>
-__device__ void for_each(float (&sums)[m][n][4], Function f) {
+__device__ void for_registers(Function f) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll
     for (int j = 0; j < n; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) f(sums[i][j][e], row_of(i, e), column_of(j, e));
+      for (int e = 0; e < 4; ++e) f(i, j, e);
     }
   }
+}
+
+// f(sum, row, column) of each of this lane.
+template <int m, int n, class Function>
+__device__ void for_each(float (&sums)[m][n][4], Function f) {
+  for_registers<m, n>([&](int i, int j, int e) { f(sums[i][j][e], row_of(i, e), column_of(j, e)); });
 }
 
 constexpr int chunk_size = 8;  // elements: 16 bytes
@@ -98,16 +104,10 @@ __device__ void load_factor(const real* tile /*[16 m, size]*/, int first_column,
 // Two neighbours among sums, of 8 columns each, are 16 columns of a factor.
 template <int m, int n>
 __device__ void as_factor(const float (&sums)[m][n][4], uint32_t (&factor)[m][n / 2][4]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int k = 0; k < n / 2; ++k) {
-      factor[i][k][0] = pack(sums[i][2 * k][0], sums[i][2 * k][1]);
-      factor[i][k][1] = pack(sums[i][2 * k][2], sums[i][2 * k][3]);
-      factor[i][k][2] = pack(sums[i][2 * k + 1][0], sums[i][2 * k + 1][1]);
-      factor[i][k][3] = pack(sums[i][2 * k + 1][2], sums[i][2 * k + 1][3]);
-    }
-  }
+  for_registers<m, n / 2>([&](int i, int k, int r) {
+    const float(&of_half)[4] = sums[i][2 * k + r / 2];
+    factor[i][k][r] = pack(of_half[r % 2 * 2], of_half[r % 2 * 2 + 1]);
+  });
 }
 
 // sums += left b or left b^T, of the columns of b from first_column on. b^T is what mma takes for B as it is,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "device/errors.h"
@@ -122,9 +123,7 @@ size_t bytes_of(NumberType type) { return entry_of(type).bytes; }
 std::string_view to_string(NumberType type) { return entry_of(type).name; }
 
 uint64_t StoredTensor::elements() const {
-  uint64_t product = 1;
-  for (const int64_t size : shape) product *= static_cast<uint64_t>(size);
-  return product;
+  return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies());
 }
 
 std::string StoredTensor::form() const { return std::string(to_string(type)) + " " + text_of(shape); }
