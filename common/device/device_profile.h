@@ -37,8 +37,7 @@ struct DeviceConfig {
   bool dry_run = false;  // nothing is computed, only counted
 };
 
-// `gpu`: the name of a profile that comes with the project, or the path of a file. Throws UsageError (--gpu)
-// where it is unknown, or a number in it is missing or negative.
+// `gpu`: a shipped profile's name, or a file. UsageError if it is unknown, or lacks a number that is valid.
 DeviceProfile load_profile(const std::string& gpu);
 
 // A profile as a file: each number with the source that is given for all of them.

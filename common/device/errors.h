@@ -16,8 +16,7 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
-// A request that is right, but that can not be met: a dry run that does not fit, a checkpoint that can not be
-// written. main() prints the line, and ends with exit_run_error.
+// A request that is right, but can't be met: a dry run that does not fit. main() ends with exit_run_error.
 struct RunError : UsageError {
   using UsageError::UsageError;
 };

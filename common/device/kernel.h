@@ -26,16 +26,14 @@ struct Grid {
   Grid(dim3 blocks, unsigned threads = threads_per_block) : blocks(blocks), threads(threads) {}
 };
 
-// Blocks for an elementwise kernel over n elements: a thread takes about eight, and there are never more
-// blocks than a GPU needs to be busy.
+// Blocks for n elements: a thread takes about eight, and there are no more blocks than keep a GPU busy.
 inline dim3 elementwise_grid(size_t n) {
   constexpr size_t elements_per_block = 8 * threads_per_block;
   return dim3(
       static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
 }
 
-// One block for each row of so many elements (or packs of them). A short row has a small block: a GPU
-// then works on more rows at a time, and fewer threads are idle.
+// One block for each row of so many elements or packs. A short row has a small block: few threads are idle.
 inline Grid block_a_row(int64_t rows, int64_t elements) {
   return {dim3(static_cast<unsigned>(rows)),
           static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};

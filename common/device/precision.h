@@ -55,11 +55,7 @@ constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : CUDA_
 constexpr bool has_master_weights = PRECISION == 16;
 
 // fp16 has no numbers between 0 and 6e-8, where many gradients lie: they are computed times a factor.
-#ifdef REAL_IS_HALF
-constexpr bool has_loss_scale = true;
-#else
-constexpr bool has_loss_scale = false;
-#endif
+constexpr bool has_loss_scale = std::is_same_v<real, __half>;
 
 // Exponentials and quotients that are as exact as `real` needs. On a GPU the exact division has a slow path
 // for extreme operands, and the exact exponential takes eight instructions. In bf16, which keeps 8 bits,

@@ -38,6 +38,7 @@ struct Overlap {
   double seconds = 0, compute = 0;
   struct Stream {
     double seconds = 0, hidden = 0;  // of communication; of these, while compute runs
+    void operator+=(Stream other) { seconds += other.seconds, hidden += other.hidden; }
   };
   std::map<std::string, Stream> communication;  // by stream
 

@@ -187,8 +187,7 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
     if (i.name.starts_with("gemm")) products += i.end - i.begin;
   }
   std::vector<std::pair<std::string, Total>> rows(by_name.begin(), by_name.end());
-  std::sort(rows.begin(), rows.end(),
-            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  std::ranges::sort(rows, std::greater(), [](const auto& row) { return row.second.seconds; });
 
   out << std::fixed << "\nTime by kernel                           calls      all, ms    each, us   share\n";
   for (const auto& [name, total] : rows) {

@@ -52,9 +52,6 @@ struct AttentionShape {
   int sequence;  // tokens of each
   HeadShape head;
   Documents documents = {};
-
-  // Rows of the scores of one sequence: (head, query).
-  int64_t score_rows() const { return static_cast<int64_t>(head.heads) * sequence; }
 };
 
 // A block of queries and a block of keys, of equal sizes in every sequence of a batch. The matrices passed
@@ -90,8 +87,7 @@ inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, 
           .backward = backward};
 }
 
-// Memory of naive attention's probabilities. kept: it holds every sequence's, for backward. Otherwise it
-// holds one sequence's, and backward computes them again.
+// Naive attention's probabilities. kept: every sequence's, for backward; otherwise one's, computed again.
 struct Scores {
   Tensor memory;  // at least [heads*queries, keys], times batch if kept; none unless attention is naive
   bool kept;

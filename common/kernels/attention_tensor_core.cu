@@ -9,8 +9,8 @@
 //      warp 1   q, rows 32..63    x k^T = scores -> softmax -> weights     x v   ->    out, rows 32..63
 //      ...      (shared memory)           (registers)                                  (registers)
 //
-// Scores never leave the lanes that computed them, since mma takes its left factor in the layout in which it
-// leaves a result (tensor_core.h).
+// Scores stay in the lanes that computed them: mma takes its left factor as it leaves a result
+// (tensor_core.h).
 //
 // Backward holds keys fixed and goes through the queries. It has two sums, d_k and d_v, and a warp has no
 // registers for both. So two warps share some keys. One has their k in registers, the other one their v, and

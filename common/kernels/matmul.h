@@ -17,8 +17,7 @@ namespace pentatron {
 #define CUBLAS_CHECK(call) pentatron::check_cublas((call), #call, __FILE__, __LINE__)
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line);
 
-// What cuBLAS's kernels may use beside their operands. With memory of its own a handle repeats its results.
-// Those of Hopper want 32 MiB; a product on the CPU wants none.
+// Memory of a handle's own, with which cuBLAS repeats its results. Kernels of Hopper want 32 MiB.
 #ifndef CUDA_CPU
 constexpr size_t blas_workspace = 32 << 20;  // bytes
 #else
@@ -52,8 +51,7 @@ class Blas {
 
   // Whether the product that is made now is one of a layer, in fp8.
   bool multiplies_fp8() const { return products_.elements > 0 && trace::here.layer >= 0; }
-  // Work space for an operand of such a product, the first (0) or second one: for codes and scales or,
-  // without `codes`, for what they are worth.
+  // Work space for its first (0) or second operand: for codes and scales or, without `codes`, their worth.
   Fp8Matrix operand(int which, bool codes) const;
   const ProductFormat& format() const { return products_.format; }
   accum* largest() const { return largest_.data(); }          // as quantise() wants it

@@ -25,8 +25,7 @@ constexpr int pack_width = 16 / sizeof(real);
 constexpr int pack_width = cuda_cpu::threads_per_block == 1 ? 1 : 16 / sizeof(real);
 #endif
 
-// The width that a kernel can take: pack_width, or 1 where a row of `columns` elements is no whole number of
-// packs, or does not begin at a multiple of 16 bytes.
+// pack_width, or 1 where rows of `columns` elements are no whole packs, or not aligned to 16 bytes.
 template <class... T>
 int width_for(size_t columns, const T*... rows) {
   const bool aligned = ((reinterpret_cast<uintptr_t>(rows) % 16 == 0) && ...);

@@ -24,8 +24,7 @@ struct Batch {
   const int32_t* document_starts = nullptr;
 };
 
-// Holds micro-batches on the device, and twice in pinned host memory: while the copies of one step wait in
-// the stream, the host writes the next step's.
+// Holds micro-batches on the device, and twice in pinned memory: one step's copies wait, the next is written.
 class BatchBuffer {
  public:
   // positions: this rank's, of every sequence. With config.document_end it also has the documents' starts.

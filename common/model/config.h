@@ -33,8 +33,7 @@ struct ModelConfig {
   double norm_epsilon;
   RopeScaling rope_scaling = {};
 
-  // A mixture of experts (Shazeer et al., 2017): layers whose MLP is several, of which each token takes some.
-  // A model is saved with them; 07 trains them.
+  // A mixture of experts (Shazeer et al., 2017; 07): the MLP is several, of which each token takes some.
   int experts = 0;         // of a layer that has any; 0: no layer has
   int top_k = 2;           // experts that each token is sent to
   int moe_every = 1;       // every moe_every-th layer has experts

@@ -15,8 +15,7 @@ namespace pentatron {
 
 class TokenData {
  public:
-  // Looks at no token. Throws UsageError, naming --data, if the file can't be read, is damaged, or holds less
-  // than one window of sequence_length + 1 tokens.
+  // Looks at no token. UsageError (--data) if the file is damaged, or has not sequence_length + 1 tokens.
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens
@@ -50,10 +49,9 @@ class TokenData {
 };
 
 // Fills both with sequences of the global batch of `step`, from first_sequence on, as many as fit.
-void fill_sequences(
-    const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence, int sequence_length,
-    std::span<int32_t> tokens,    // [sequences, sequence_length]
-    std::span<int32_t> targets);  // [sequences, sequence_length], the token that follows each token
+void fill_sequences(const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence,
+                    int sequence_length, std::span<int32_t> tokens /*[sequences, sequence_length]*/,
+                    std::span<int32_t> targets /*likewise, the token that follows each token*/);
 
 // Where the document of each token begins: 0, or after the last token `document_end` before it.
 void fill_document_starts(std::span<const int32_t> tokens /*[sequences, sequence_length]*/,

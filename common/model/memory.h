@@ -67,15 +67,13 @@ struct Rows {
 };
 Rows rows_of(const TrainingConfig& config, const RankShare& share);
 
-// Widths on one rank: the whole model's width d; its columns of queries, of keys (or values), of the MLP and
-// of the vocabulary; its query heads.
+// On one rank: the model's width d; columns of queries, keys (or values), MLP, vocabulary; query heads.
 struct Columns {
   int64_t d, q, kv, f, vocabulary, heads;
 };
 Columns columns_of(const ModelConfig& model, int tensor_ranks);
 
-// Bytes by purpose. resident: allocated during the whole run. unit_buffers: they hold whole units, of weights
-// or gradients, where the resident ones are shards.
+// Bytes by purpose. resident: of the whole run. unit_buffers: of whole units, where the resident are shards.
 struct MemoryPrediction {
   MemoryBytes resident = {}, unit_buffers = {};
   MemoryBytes total() const;

@@ -92,8 +92,7 @@ class ParameterGroup {
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
   size_t largest_size() const;  // of all units, in elements
 
-  // Pointers to a unit's flat arrays, null while the unit has no memory. A technique may point them to other
-  // memory at any time, so do not keep copies of them.
+  // Pointers to a unit's flat arrays, null while it has no memory. A technique may change them at any time.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
   // The next micro-batch adds to the unit's gradients, or (at first, and when `add` is false) assigns them.

@@ -104,9 +104,7 @@ std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") tensors.push_back(read_entry(name, entry, begin, file.size() - begin));
   }
-  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.begin, a.begin + a.bytes()) < std::pair(b.begin, b.begin + b.bytes());
-  });
+  std::ranges::stable_sort(tensors, {}, [](const auto& t) { return std::pair(t.begin, t.bytes()); });
   uint64_t end = begin;
   for (const StoredTensor& tensor : tensors) {
     if (tensor.begin < end) throw tensor.name + " overlaps the tensor before it";

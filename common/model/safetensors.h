@@ -33,8 +33,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors);
 
 class SafetensorsFile {
  public:
-  // Throws UsageError, naming `option`, if the file can't be read, or if its header is damaged: tensors that
-  // overlap, leave gaps, or end elsewhere than the file.
+  // UsageError, naming `option`: it can't be read, or tensors overlap, leave gaps, or end before the file.
   SafetensorsFile(const std::string& option, const std::string& path);
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their places
