@@ -1,5 +1,4 @@
-// Launches, and the ranges and block reductions with which a kernel is written once for a GPU and for the
-// CPU.
+// Launches, and the ranges and block reductions with which a kernel is written once, for GPU and CPU.
 //
 // On a GPU the threads of a block stride through a range, and a block reduction combines their values by
 // warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one, its
