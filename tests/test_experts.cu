@@ -90,8 +90,8 @@ struct OnDevice {
         host(route_on_host(logits, s.top_k, 1 + s.rows * s.top_k / s.experts)) {  // some copies are dropped
     for (double& p : host.probabilities.values) p = rounded<accum>(p);
     probabilities = device.upload<accum>(host.probabilities);
-    chosen = {device.upload(host.chosen), s.rows, s.top_k};
-    place = {device.upload(host.place), s.rows, s.top_k};
+    chosen = {const_cast<int32_t*>(device.upload(host.chosen)), s.rows, s.top_k};
+    place = {const_cast<int32_t*>(device.upload(host.place)), s.rows, s.top_k};
   }
   double weight(int row, int copy) const { return host.probabilities(row, host.chosen[copy]); }
 };
@@ -285,8 +285,7 @@ TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
     }
     const AccumTensor fractions = device.fresh<accum>(1, s.experts),
                       sum = device.upload<accum>(HostMatrix(1, 1, 0.5));
-    count_loads({const_cast<int32_t*>(routing.chosen), s.rows, s.top_k}, 1 / copies, {fractions, false},
-                device.stream);
+    count_loads(routing.chosen, 1 / copies, {fractions, false}, device.stream);
     add_balance_loss(routing.probabilities, fractions.data, 0.25, sum.data, device.stream);
     require_close(device.download(fractions), want, sum_of<accum>(1));
     require_close(device.download(sum), HostMatrix(1, 1, loss), sum_of<accum>(s.rows * s.experts));

@@ -52,6 +52,9 @@ struct AttentionShape {
   int sequence;  // tokens of each
   HeadShape head;
   Documents documents = {};
+
+  // Rows of the scores of one sequence: (head, query).
+  int64_t score_rows() const { return static_cast<int64_t>(head.heads) * sequence; }
 };
 
 // A block of queries and a block of keys, of equal sizes in every sequence of a batch. The matrices passed

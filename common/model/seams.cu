@@ -36,7 +36,7 @@ AttentionCore::AttentionCore(Attention kind) : kind_(kind) {
 
 std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) const {
   if (kind_ != Attention::naive) return {0, 0};
-  return {int64_t{shape.head.heads} * shape.sequence, shape.sequence};  // a row a head and query
+  return {shape.score_rows(), shape.sequence};
 }
 
 Matrix<int32_t> AttentionCore::allocate_turns(DeviceArena& arena, AttentionShape shape) const {
