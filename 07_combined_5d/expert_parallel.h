@@ -157,13 +157,12 @@ class ExpertParallel : public FeedForward {
     router_.choose(blas, h, parameters, layer, a);
     for (int i = 0; i < chunks_; ++i) {
       const Matrix<int32_t> counts = counts_.row_range(4 * i, 4);
-      make_permutation(chunk(a.chosen, i).data, rows_ / chunks_, options_.model.top_k,
-                       static_cast<int32_t>(expert_capacity(options_, rows_ / chunks_)), bands_, counts,
-                       chunk(a.place, i).data, compute_);
+      make_permutation(chunk(a.chosen, i), static_cast<int32_t>(expert_capacity(options_, rows_ / chunks_)),
+                       bands_, counts, chunk(a.place, i), compute_);
       exchange_.exchange_counts(counts.row_range(1, 1), counts.row_range(3, 1), a.counts[i]);
     }
     for (int i = 0; i < chunks_; ++i)
-      permute_tokens(chunk(h, i), chunk(a.place, i).data, options_.model.top_k, chunk(permuted, i), compute_);
+      permute_tokens(chunk(h, i), chunk(a.place, i), chunk(permuted, i), compute_);
     router_.balance(batch, recomputing, a);
     await_counts(a);
     if (!recomputing) note_loads(a, layer);
@@ -186,8 +185,8 @@ class ExpertParallel : public FeedForward {
     wait_stream(compute_, exchange_.returned());
     if (recomputing) return {};
     for (int i = 0; i < chunks_; ++i) {
-      combine_tokens(chunk(a.returned, i), chunk(a.probabilities, i), chunk(a.chosen, i).data,
-                     chunk(a.place, i).data, options_.model.top_k, chunk(partial, i), compute_, has_shared());
+      combine_tokens(chunk(a.returned, i), chunk(a.probabilities, i), chunk(a.chosen, i), chunk(a.place, i),
+                     chunk(partial, i), compute_, has_shared());
     }
     return region.leave(partial);
   }
@@ -207,8 +206,8 @@ class ExpertParallel : public FeedForward {
     if (!has_shared()) queue.prefetch(region, normed);
     for (int i = 0; i < chunks_; ++i) {
       combine_tokens_backward(chunk(d_partial, i), chunk(a.returned, i), chunk(a.probabilities, i),
-                              chunk(a.chosen, i).data, chunk(a.place, i).data, options_.model.top_k,
-                              chunk(d_returned, i), chunk(d_chosen_, i).data, compute_);
+                              chunk(a.chosen, i), chunk(a.place, i), chunk(d_returned, i),
+                              chunk(d_chosen_, i).data, compute_);
       exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
     }
     router_.backward(batch, a, d_chosen_, g.logits, parameters.loss_scale());
@@ -244,9 +243,8 @@ class ExpertParallel : public FeedForward {
     queue.drain();  // while the gradients travel
     wait_stream(compute_, exchange_.returned());
     for (int i = 0; i < chunks_; ++i) {
-      permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i).data, options_.model.top_k,
-                              chunk(g.logits, i), parameters.weights(router_.gate(layer)), chunk(d_h, i),
-                              compute_, has_shared());
+      permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i), chunk(g.logits, i),
+                              parameters.weights(router_.gate(layer)), chunk(d_h, i), compute_, has_shared());
     }
   }
 

@@ -81,7 +81,7 @@ class Router {
   void choose(const Blas& blas, Tensor h, const Parameters& parameters, int layer, const Choice& a) const {
     router_logits(blas, h, parameters.weights(gate_[layer]), a.probabilities);
     const Tensor bias = options_.model.has_balance_bias() ? parameters.weights(bias_[layer]) : Tensor();
-    route_tokens(a.probabilities, options_.model.top_k, a.chosen.data, compute_, bias.data, a.lse.data);
+    route_tokens(a.probabilities, a.chosen, compute_, bias.data, a.lse.data);
   }
 
   // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
@@ -104,9 +104,8 @@ class Router {
   // d_chosen [rows, top_k]: the gradients of the chosen probabilities -> d_logits [rows, experts].
   void backward(const Batch& batch, const Choice& a, AccumTensor d_chosen, AccumTensor d_logits,
                 const LossScale* loss_scale) const {
-    route_tokens_backward(a.probabilities, a.chosen.data, options_.model.top_k, d_chosen.data,
-                          a.fractions.data, balance_scale(batch), d_logits, compute_, z_scale(batch),
-                          a.lse.data, loss_scale);
+    route_tokens_backward(a.probabilities, a.chosen, d_chosen.data, a.fractions.data, balance_scale(batch),
+                          d_logits, compute_, z_scale(batch), a.lse.data, loss_scale);
   }
   void weight_gradient(AccumTensor d_logits, Tensor h, const Choice& a, const Parameters& parameters,
                        int layer) const {

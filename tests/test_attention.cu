@@ -6,7 +6,6 @@
 
 #include "device.h"
 #include "kernels/attention.h"
-#include "kernels/attention_tensor_core.h"
 #include "program/options.h"
 #include "program/program.h"
 #include "reference_attention.h"

@@ -67,10 +67,9 @@ void check_routing(const HostMatrix& logits, int top_k, int capacity = 1 << 30) 
   const auto chosen = device.fresh<int32_t>(logits.rows, top_k),
              place = device.fresh<int32_t>(logits.rows, top_k);
   const auto counts = device.fresh<int32_t>(3, logits.columns);
-  route_tokens(probabilities, top_k, chosen.data, device.stream);
-  make_permutation(chosen.data, logits.rows, top_k, capacity,
-                   device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts, place.data,
-                   device.stream);
+  route_tokens(probabilities, chosen, device.stream);
+  make_permutation(chosen, capacity, device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts,
+                   place, device.stream);
   CHECK(download(chosen, device.stream) == want.chosen);
   CHECK(download(counts.row_range(0, 1), device.stream) == want.counts);
   CHECK(download(counts.row_range(1, 1), device.stream) == want.taken);
@@ -84,15 +83,15 @@ struct OnDevice {
   HostMatrix logits;
   Routing host;
   AccumTensor probabilities;
-  const int32_t *chosen, *place;
+  Matrix<int32_t> chosen, place;
 
   OnDevice(Device& device, Random& random, Sizes s)
       : logits(random.normal<accum>(s.rows, s.experts)),
         host(route_on_host(logits, s.top_k, 1 + s.rows * s.top_k / s.experts)) {  // some copies are dropped
     for (double& p : host.probabilities.values) p = rounded<accum>(p);
     probabilities = device.upload<accum>(host.probabilities);
-    chosen = device.upload(host.chosen);
-    place = device.upload(host.place);
+    chosen = {const_cast<int32_t*>(device.upload(host.chosen)), s.rows, s.top_k};
+    place = {const_cast<int32_t*>(device.upload(host.place)), s.rows, s.top_k};
   }
   double weight(int row, int copy) const { return host.probabilities(row, host.chosen[copy]); }
 };
@@ -131,7 +130,7 @@ TEST_CASE("experts: a bias moves the choice, and no probability", "[07][experts]
     const std::vector<int32_t> want = route_on_host(sums, s.top_k).chosen;
     const AccumTensor got = device.upload<accum>(logits);
     const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
-    route_tokens(got, s.top_k, chosen.data, device.stream, device.upload<real>(bias).data);
+    route_tokens(got, chosen, device.stream, device.upload<real>(bias).data);
     CHECK(download(chosen, device.stream) == want);
     require_close(device.download(got), probabilities, sum_of<accum>(s.experts));
 
@@ -170,7 +169,7 @@ TEST_CASE("experts: a router that diverged chooses experts that exist", "[07][ex
   Device device;
   const AccumTensor logits = device.upload<accum>(HostMatrix(4, 3, NAN));
   const auto chosen = device.fresh<int32_t>(4, 2);
-  route_tokens(logits, 2, chosen.data, device.stream);
+  route_tokens(logits, chosen, device.stream);
   for (const int32_t e : download(chosen, device.stream)) CHECK((e >= 0 && e < 3));
 }
 
@@ -187,7 +186,7 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
       for (int j = 0; place >= 0 && j < s.d; ++j) want(place, j) = x(copy / s.top_k, j);
     }
     const Tensor copies = device.upload<real>(HostMatrix(want.rows, s.d));
-    permute_tokens(device.upload<real>(x), routing.place, s.top_k, copies, device.stream);
+    permute_tokens(device.upload<real>(x), routing.place, copies, device.stream);
     REQUIRE(device.download(copies) == want);
 
     const HostMatrix d_copies = random.normal<real>(want.rows, s.d),
@@ -204,15 +203,14 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
       }
     }
     const Tensor d_x = device.fresh<real>(s.rows, s.d);
-    permute_tokens_backward(device.upload<real>(d_copies), routing.place, s.top_k,
-                            device.upload<accum>(d_logits), device.upload<real>(router), d_x, device.stream);
+    permute_tokens_backward(device.upload<real>(d_copies), routing.place, device.upload<accum>(d_logits),
+                            device.upload<real>(router), d_x, device.stream);
     require_close(device.download(d_x), want_d_x, sum_of<real>(s.top_k + s.experts));
     const HostMatrix before = random.normal<real>(s.rows, s.d);
     for (size_t i = 0; i < before.values.size(); ++i) want_d_x.values[i] += before.values[i];
     device.write(d_x, before);
-    permute_tokens_backward(device.upload<real>(d_copies), routing.place, s.top_k,
-                            device.upload<accum>(d_logits), device.upload<real>(router), d_x, device.stream,
-                            true);
+    permute_tokens_backward(device.upload<real>(d_copies), routing.place, device.upload<accum>(d_logits),
+                            device.upload<real>(router), d_x, device.stream, true);
     require_close(device.download(d_x), want_d_x, sum_of<real>(1 + s.top_k + s.experts));
   }
 }
@@ -238,18 +236,17 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
     const Tensor device_returned = device.upload<real>(returned), out = device.fresh<real>(s.rows, s.d),
                  d_returned = device.upload<real>(HostMatrix(s.rows * s.top_k, s.d));
     const AccumTensor d_chosen = device.fresh<accum>(s.rows, s.top_k);
-    combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
-                   device.stream);
+    combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, out, device.stream);
     combine_tokens_backward(device.upload<real>(d_out), device_returned, routing.probabilities,
-                            routing.chosen, routing.place, s.top_k, d_returned, d_chosen.data, device.stream);
+                            routing.chosen, routing.place, d_returned, d_chosen.data, device.stream);
     require_close(device.download(out), want, sum_of<real>(s.top_k));
     require_close(device.download(d_returned), want_d_returned, sum_of<real>(1));
     require_close(device.download(d_chosen), want_d_chosen, sum_of<accum>(s.d));
     const HostMatrix before = random.normal<real>(s.rows, s.d);
     for (size_t i = 0; i < before.values.size(); ++i) want.values[i] += before.values[i];
     device.write(out, before);
-    combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, s.top_k, out,
-                   device.stream, true);
+    combine_tokens(device_returned, routing.probabilities, routing.chosen, routing.place, out, device.stream,
+                   true);
     require_close(device.download(out), want, sum_of<real>(1 + s.top_k));
   }
 }
@@ -288,8 +285,7 @@ TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
     }
     const AccumTensor fractions = device.fresh<accum>(1, s.experts),
                       sum = device.upload<accum>(HostMatrix(1, 1, 0.5));
-    count_loads({const_cast<int32_t*>(routing.chosen), s.rows, s.top_k}, 1 / copies, {fractions, false},
-                device.stream);
+    count_loads(routing.chosen, 1 / copies, {fractions, false}, device.stream);
     add_balance_loss(routing.probabilities, fractions.data, 0.25, sum.data, device.stream);
     require_close(device.download(fractions), want, sum_of<accum>(1));
     require_close(device.download(sum), HostMatrix(1, 1, loss), sum_of<accum>(s.rows * s.experts));
@@ -310,8 +306,8 @@ TEST_CASE("experts: the z-loss is that of the logits", "[07][experts][kernels]")
     }
     const AccumTensor lse = device.fresh<accum>(s.rows, 1),
                       loss = device.upload<accum>(HostMatrix(1, 1, 0.5));
-    route_tokens(device.upload<accum>(logits), s.top_k, device.fresh<int32_t>(s.rows, s.top_k).data,
-                 device.stream, nullptr, lse.data);
+    route_tokens(device.upload<accum>(logits), device.fresh<int32_t>(s.rows, s.top_k), device.stream, nullptr,
+                 lse.data);
     add_z_loss(lse, 0.25, loss.data, device.stream);
     require_close(device.download(loss), HostMatrix(1, 1, want), sum_of<accum>(s.rows * s.experts));
   }
@@ -327,8 +323,8 @@ TEST_CASE("experts: both losses of a router are scaled with the loss", "[07][exp
               *lse = device.upload<accum>(random.normal<accum>(s.rows, 1)).data,
               *d_chosen = device.upload<accum>(HostMatrix(s.rows, s.top_k)).data;  // the text has no gradient
   const auto gradient = [&](double balance, double z, const LossScale* scale) {
-    route_tokens_backward(routing.probabilities, routing.chosen, s.top_k, d_chosen, fractions, balance,
-                          d_logits, device.stream, z, lse, scale);
+    route_tokens_backward(routing.probabilities, routing.chosen, d_chosen, fractions, balance, d_logits,
+                          device.stream, z, lse, scale);
     return device.download(d_logits);
   };
   const auto* scale = device.upload(std::vector<LossScale>{{1024, 0, 0}});
@@ -360,18 +356,18 @@ TEST_CASE("gradient: experts' weights, router and balance", "[07][experts][kerne
   const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
   const auto forward = [&](const HostMatrix& logits) {
     device.write(probabilities, logits);
-    route_tokens(probabilities, s.top_k, chosen.data, device.stream, nullptr, lse.data);
-    combine_tokens(device_returned, probabilities, chosen.data, routing.place, s.top_k, out, device.stream);
+    route_tokens(probabilities, chosen, device.stream, nullptr, lse.data);
+    combine_tokens(device_returned, probabilities, chosen, routing.place, out, device.stream);
     device.write(loss, HostMatrix(1, 1));
     add_balance_loss(probabilities, device_fractions.data, scale, loss.data, device.stream);
     add_z_loss(lse, z_scale, loss.data, device.stream);
     return dot(w, device.download(out)) + device.download(loss)(0, 0);
   };
   forward(routing.logits);
-  combine_tokens_backward(device.upload<real>(w), device_returned, probabilities, chosen.data, routing.place,
-                          s.top_k, d_returned, d_chosen.data, device.stream);
-  route_tokens_backward(probabilities, chosen.data, s.top_k, d_chosen.data, device_fractions.data, scale,
-                        d_logits, device.stream, z_scale, lse.data);
+  combine_tokens_backward(device.upload<real>(w), device_returned, probabilities, chosen, routing.place,
+                          d_returned, d_chosen.data, device.stream);
+  route_tokens_backward(probabilities, chosen, d_chosen.data, device_fractions.data, scale, d_logits,
+                        device.stream, z_scale, lse.data);
   check_gradient(device.download(d_logits), routing.logits, forward);
   device.write(probabilities, routing.host.probabilities);
   check_gradient(device.download(d_returned), returned, [&](const HostMatrix& changed) {

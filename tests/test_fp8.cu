@@ -222,8 +222,8 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
   constexpr double inside_tensor_cores = 0x1p-12;
   if (this_device().major == 9 && rows % 16 == 0) {
     const Blas blas(device.stream, {{}, largest_operand(rows, in, out)});
-    const Fp8Operand operands[] = {{device_d_y, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3},
-                                   {device_x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}};
+    const Operand operands[] = {{device_d_y, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3},
+                                {device_x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}};
     CHECK(CodesProduct(blas, operands[0], operands[1], d_w).possible());
   }
 #else

@@ -44,7 +44,7 @@ TEST_CASE("gradient: rmsnorm", "[01][kernels]") {
                out = device.fresh<real>(rows, d), d_x = device.fresh<real>(rows, d);
   const AccumTensor rstd = device.fresh<accum>(rows, 1), d_weight = device.fresh<accum>(1, d);
   const auto forward = [&] {
-    rmsnorm_forward(device_x, device_weight.data, 1e-5, out, rstd.data, device.stream);
+    rmsnorm_forward(device_x, {}, device_weight.data, 1e-5, device_x, out, rstd.data, device.stream);
     return dot(w, device.download(out));
   };
   forward();

@@ -152,7 +152,8 @@ TEST_CASE("rmsnorm: forward", "[01][kernels]") {
       }
       const Tensor out = device.fresh<real>(rows, d);
       const AccumTensor rstd = device.fresh<accum>(rows, 1);
-      rmsnorm_forward(device.upload<real>(x), device.upload<real>(weight).data, norm_epsilon, out, rstd.data,
+      const Tensor device_x = device.upload<real>(x);
+      rmsnorm_forward(device_x, {}, device.upload<real>(weight).data, norm_epsilon, device_x, out, rstd.data,
                       device.stream);
       require_close(device.download(out), want, sum_of<real>(d));
       require_close(device.download(rstd), want_rstd, sum_of<accum>(d));
@@ -171,11 +172,11 @@ TEST_CASE("rmsnorm: forward, of a stream that a branch is added to", "[01][kerne
     const Tensor want_x = device.fresh<real>(rows, d), want = device.fresh<real>(rows, d);
     const AccumTensor want_rstd = device.fresh<accum>(rows, 1);
     residual_add(before, branch, want_x, device.stream);
-    rmsnorm_forward(want_x, weight.data, 0.5, want, want_rstd.data, device.stream);
+    rmsnorm_forward(want_x, {}, weight.data, 0.5, want_x, want, want_rstd.data, device.stream);
 
     const Tensor x = device.fresh<real>(rows, d), out = device.fresh<real>(rows, d);
     const AccumTensor rstd = device.fresh<accum>(rows, 1);
-    residual_rmsnorm_forward(before, branch, weight.data, 0.5, x, out, rstd.data, device.stream);
+    rmsnorm_forward(before, branch, weight.data, 0.5, x, out, rstd.data, device.stream);
     REQUIRE(device.download(x) == device.download(want_x));
     require_close(device.download(out), device.download(want), sum_of<real>(d));
     require_close(device.download(rstd), device.download(want_rstd), sum_of<accum>(d));
@@ -190,8 +191,8 @@ TEST_CASE("rmsnorm: a row of zeros, and rows of any size, stay finite", "[01][ke
     x(1, j) = rounded<real>(1e4), want(1, j) = 1;
     x(2, j) = rounded<real>(-1e-4), want(2, j) = -1 / std::sqrt(1 + 1e-12 / (x(2, j) * x(2, j)));
   }
-  const Tensor out = device.fresh<real>(3, d);
-  rmsnorm_forward(device.upload<real>(x), device.upload<real>(HostMatrix(1, d, 1)).data, 1e-12, out,
+  const Tensor device_x = device.upload<real>(x), out = device.fresh<real>(3, d);
+  rmsnorm_forward(device_x, {}, device.upload<real>(HostMatrix(1, d, 1)).data, 1e-12, device_x, out,
                   device.fresh<accum>(3, 1).data, device.stream);
   require_close(device.download(out), want, sum_of<real>(d));
 }

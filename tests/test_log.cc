@@ -244,7 +244,7 @@ On this machine the steps took 12.5 s, 655 tokens/s.
 TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {
   using pentatron::trace::Interval;
   const auto at = [](const char* stream, double begin, double end, char pass = 'f') {
-    Interval i{.name = "", .stream = stream, .begin = begin, .end = end};
+    Interval i{{}, "", stream, begin, end};
     i.pass = pass;
     return i;
   };

@@ -279,8 +279,7 @@ TEST_CASE("04: chunks hide two fifths of forward's communication on a node", "[0
       if (e["pid"] != 0 || e["ph"] != "X" || e["args"]["pass"] != "f") continue;
       const double begin = e["ts"].get<double>() * 1e-6;
       end = std::max(end, begin + e["dur"].get<double>() * 1e-6);
-      forward.push_back(
-          {.stream = streams[e["tid"]], .begin = begin, .end = begin + e["dur"].get<double>() * 1e-6});
+      forward.push_back({{}, "", streams[e["tid"]], begin, begin + e["dur"].get<double>() * 1e-6});
     }
     const auto all = pentatron::trace::overlap_of(forward, 0, end).all_communication();
     REQUIRE(all.seconds > 0);

@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "catch.h"
-#include "kernels/attention_tensor_core.h"
+#include "kernels/attention.h"
 #include "model.h"
 #include "model/memory.h"
 #include "program/program.h"

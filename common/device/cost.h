@@ -7,8 +7,7 @@
 
 namespace pentatron {
 
-// An operation takes the longer of moving its bytes and computing (the roofline model; Williams, Waterman
-// and Patterson, 2009).
+// An operation takes the longer of moving its bytes and computing (roofline; Williams et al., 2009).
 struct Cost {
   double bytes = 0;  // moved from and to memory; what a block reads again comes from a cache
   double flops = 0;  // floating-point operations
@@ -55,8 +54,7 @@ inline Cost one_launch(const std::vector<Cost>& of) {
   return all;
 }
 
-// The sum of all costs declared in this process so far. A function's cost is the difference after and
-// before it.
+// The sum of all costs declared in this process so far: a function's cost is a difference of two.
 struct DeclaredCosts {
   double bytes = 0, flops = 0;
   void operator+=(const Cost& cost) { bytes += cost.bytes, flops += cost.flops; }

@@ -1,5 +1,4 @@
-// What every source that calls CUDA needs: checked calls, and the device of this rank. Kernels also need
-// kernel.h.
+// What every source that calls CUDA needs: checked calls, and the device of this rank.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +8,7 @@
 
 #include <string>
 
-#include "device/device_config.h"
+#include "device/device_profile.h"
 #include "device/errors.h"
 #include "device/trace.h"
 
@@ -31,8 +30,7 @@ void check_work_queues(int streams);
 void share_device(int processes);
 int processes_of_device();
 
-// Sets the modelled GPU and whether the run is dry. Throws UsageError if either is given with a real GPU,
-// or if the profile is not valid.
+// Sets the modelled GPU and whether the run is dry. Throws UsageError if the GPU is real or no profile fits.
 void configure_device(const DeviceConfig& config);
 bool is_dry_run();
 // The name of the GPU that is modelled; empty with a real one.

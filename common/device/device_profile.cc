@@ -6,9 +6,8 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
-#include <utility>
-#include <vector>
 
 #include "device/errors.h"
 
@@ -19,6 +18,7 @@ struct Field {
   const char* name;
   double DeviceProfile::*value;
   const char* unit;
+  bool must_be_positive() const { return std::string_view(unit) != "s"; }  // all but times are divisors
 };
 constexpr Field fields[] = {
     {"memory_bytes", &DeviceProfile::memory_bytes, "B"},
@@ -45,27 +45,19 @@ constexpr Field fields[] = {
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s"},
 };
 
-// All numbers but times are divisors.
-bool must_be_positive(const Field& field) {
-  const std::string_view unit = field.unit;
-  return unit != "s";
-}
-
 std::string known_profiles() {
-  std::vector<std::string> names;
+  std::set<std::string> names;
   std::error_code ignored;
   for (const auto& file : std::filesystem::directory_iterator(PENTATRON_PROFILES, ignored))
-    names.push_back(file.path().stem());
-  std::sort(names.begin(), names.end());
+    names.insert(file.path().stem());
   std::string list;
   for (const std::string& name : names) list += name + ", ";
   return list + "or a file with such numbers";
 }
 
-// The multiprocessors take tiles of the result by turns. Where there are fewer tiles than
-// multiprocessors, a long sum is split into parts. A library chooses tile size and parts, so the best of
-// some choices counts. The result is written when the sums are complete; no computing is left then that
-// could hide the writing.
+// The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
+// long sum is split into parts. A library chooses tile size and parts, so the best of some choices counts.
+// The result is written when the sums are complete; no computing is left that could hide the writing.
 double product_seconds(const DeviceProfile& p, const Cost& c) {
   struct Tile {
     double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded
@@ -122,10 +114,10 @@ DeviceProfile load_profile(const std::string& gpu) {
     const bool is_number = found != json.end() && found->is_object() && found->contains("value") &&
                            (*found)["value"].is_number();
     const double value = is_number ? (*found)["value"].get<double>() : -1;
-    if (!is_number || !(value >= 0) || (value == 0 && must_be_positive(field))) {
+    if (!is_number || !(value >= 0) || (value == 0 && field.must_be_positive())) {
       throw UsageError("--gpu", gpu,
                        std::string("a number \"value\" ") +
-                           (must_be_positive(field) ? "above 0" : "of 0 or more") + " for \"" + field.name +
+                           (field.must_be_positive() ? "above 0" : "of 0 or more") + " for \"" + field.name +
                            "\" in this file");
     }
     profile.*field.value = value;

@@ -2,7 +2,6 @@
 // each GPU; each number there names its source. No CUDA here.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "device/cost.h"
@@ -32,8 +31,13 @@ struct DeviceProfile {
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };
 
-// `gpu`: the name of a profile that comes with the project, or the path of a file. Throws UsageError (--gpu)
-// where it is unknown, or a number in it is missing or negative.
+// What a program asks of the GPU that the CPU build models.
+struct DeviceConfig {
+  std::string gpu;       // name or file of its profile; empty: h100
+  bool dry_run = false;  // nothing is computed, only counted
+};
+
+// `gpu`: a shipped profile's name, or a file. UsageError if it is unknown, or lacks a number that is valid.
 DeviceProfile load_profile(const std::string& gpu);
 
 // A profile as a file: each number with the source that is given for all of them.

@@ -17,8 +17,8 @@ void (*end_other_ranks)() = nullptr;
 
 // Replaces control characters of a value, so that the message stays one line.
 std::string one_line(std::string words) {
-  std::replace_if(
-      words.begin(), words.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
+  std::ranges::replace_if(
+      words, [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
   return words;
 }
 

@@ -16,8 +16,7 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
-// A request that is right, but that can not be met: a dry run that does not fit, a checkpoint that can not be
-// written. main() prints the line, and ends with exit_run_error.
+// A request that is right, but can't be met: a dry run that does not fit. main() ends with exit_run_error.
 struct RunError : UsageError {
   using UsageError::UsageError;
 };
@@ -26,8 +25,7 @@ inline constexpr int exit_run_error = 1;
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);
 
-// World calls this once. `hosts`: of each rank. fail() names `rank` in its message, and then calls
-// end_other_ranks.
+// World calls this once. `hosts`: of each rank. fail() names `rank`, and then calls end_other_ranks.
 void at_failure(int rank, const std::vector<std::string>& hosts, void (*end_other_ranks)());
 
 // "rank 3", or "rank 3 (node-b)" where the ranks are on several hosts: for all messages.

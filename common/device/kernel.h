@@ -1,10 +1,8 @@
-// What the sources of kernels need: launches, and the ranges and block reductions with which a kernel is
-// written once for a GPU and for the CPU.
+// Launches, and the ranges and block reductions with which a kernel is written once, for GPU and CPU.
 //
 // On a GPU the threads of a block stride through a range, and a block reduction combines their values by
-// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one,
-// the compiler vectorises the loop, and a block reduction returns its argument. So kernels use ranges and
-// reductions, and never threadIdx.
+// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one, its
+// loop is vectorised, and a block reduction returns its argument. So kernels never use threadIdx.
 #pragma once
 
 #include <math.h>  // the overloads for float and double, under the names that kernels use
@@ -27,24 +25,21 @@ struct Grid {
   Grid(dim3 blocks, unsigned threads = threads_per_block) : blocks(blocks), threads(threads) {}
 };
 
-// Blocks for an elementwise kernel over n elements: a thread takes about eight, and there are never more
-// blocks than a GPU needs to be busy.
+// Blocks for n elements: a thread takes about eight, and there are no more blocks than keep a GPU busy.
 inline dim3 elementwise_grid(size_t n) {
   constexpr size_t elements_per_block = 8 * threads_per_block;
   return dim3(
       static_cast<unsigned>(std::clamp<size_t>((n + elements_per_block - 1) / elements_per_block, 1, 16384)));
 }
 
-// One block for each row of so many elements (or packs of them). A short row has a small block: a GPU
-// then works on more rows at a time, and fewer threads are idle.
+// One block for each row of so many elements or packs. A short row has a small block: few threads are idle.
 inline Grid block_a_row(int64_t rows, int64_t elements) {
   return {dim3(static_cast<unsigned>(rows)),
           static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};
 }
 
 // kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, visible
-// in a trace, and with its cost. launch_with_memory gives each block `bytes` of memory that its threads
-// share.
+// in a trace, and with its cost. launch_with_memory gives each block `bytes` that its threads share.
 template <class... Parameters, class... Arguments>
 void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, const Cost& cost,
                         cudaStream_t stream, Arguments... arguments) {
@@ -70,12 +65,12 @@ void launch(void (*kernel)(Parameters...), Grid grid, const Cost& cost, cudaStre
 
 // ---- Inside a kernel --------------------------------------------------------------------------------------
 
-// Lanes for rows of n elements (or packs): the next power of two, at most a warp's 32.
-inline __device__ int lanes_for(int n) {
-  int lanes = 1;
-  while (lanes < n && lanes < 32) lanes *= 2;
-  return lanes;
-}
+// Arguments of a kernel that point to what it only reads, and to what it writes (and may read). No two of
+// them overlap, so a load need not wait for an earlier store.
+template <class T>
+using In = const T* __restrict__;
+template <class T>
+using Out = T* __restrict__;
 
 // What `for (Index i : range)` visits: first, first + stride, ... below last.
 template <class Index>
@@ -92,6 +87,10 @@ struct StridedRange {
 };
 
 #ifndef CUDA_CPU
+constexpr int warp_size = 32;
+#else
+constexpr int warp_size = 1;  // and a block is one warp, unless a test asks for several threads
+#endif
 
 // `for (int i : block_range(n))`: 0 <= i < n, shared out over the threads of this block. With a `step`, which
 // divides n, only its multiples: a thread that gets i takes the elements from i to i + step - 1.
@@ -99,26 +98,34 @@ inline __device__ StridedRange<int> block_range(int n, int step = 1) {
   return {static_cast<int>(threadIdx.x) * step, n, static_cast<int>(blockDim.x) * step};
 }
 
-// `for (size_t i : grid_range(n))`: the same over all threads of the grid.
+inline __device__ bool is_first_thread() { return threadIdx.x == 0; }
+
+// A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
+// warps of this block and columns to their lanes. Where rows are short, a warp is cut into several of fewer.
+inline __device__ StridedRange<int> warp_range(int n, int lanes = warp_size) {
+  return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
+}
+inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = warp_size) {
+  return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
+}
+// Lanes for rows of n elements (or packs): the next power of two, at most a warp's.
+inline __device__ int lanes_for(int n) {
+  int lanes = 1;
+  while (lanes < n && lanes < warp_size) lanes *= 2;
+  return lanes;
+}
+
+#ifndef CUDA_CPU
+
+// `for (size_t i : grid_range(n))`: as block_range, over all threads of the grid.
 inline __device__ StridedRange<size_t> grid_range(size_t n, int step = 1) {
   return {(blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x) * step, n,
           gridDim.x * static_cast<size_t>(blockDim.x) * step};
 }
 
-// A matrix shared out: `for (int row : warp_range(rows)) for (int j : lane_range(columns))` gives rows to the
-// warps of this block and columns to the lanes of a warp. Where rows are short, a warp is cut into several of
-// fewer `lanes` (see lanes_for).
-inline __device__ StridedRange<int> warp_range(int n, int lanes = 32) {
-  return {static_cast<int>(threadIdx.x) / lanes, n, static_cast<int>(blockDim.x) / lanes};
-}
-inline __device__ StridedRange<int> lane_range(int n, int step = 1, int lanes = 32) {
-  return {static_cast<int>(threadIdx.x) % lanes * step, n, lanes * step};
-}
-
-// Sums over the lanes of one warp, or of one part of it. All these lanes call this, and each gets the
-// sum.
+// Sums over the lanes of a warp, or of a part of it. All these lanes call this, and each gets the sum.
 template <class T>
-__device__ T lane_sum(T value, int lanes = 32) {
+__device__ T lane_sum(T value, int lanes = warp_size) {
   const unsigned part = 0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes);
   for (int bit = lanes / 2; bit > 0; bit /= 2) value += __shfl_xor_sync(part, value, bit);
   return value;
@@ -130,9 +137,8 @@ inline __device__ float lane_max(float value) {
   return value;
 }
 
-// Waits for all lanes of one warp, or of one part of it. After it each lane sees what the others wrote
-// before.
-inline __device__ void lane_barrier(int lanes = 32) {
+// Waits for these lanes. After it each of them sees what the others wrote before.
+inline __device__ void lane_barrier(int lanes) {
   __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
 }
 
@@ -143,9 +149,8 @@ __device__ T* block_memory() {
   return reinterpret_cast<T*>(memory_of_block);
 }
 
-// Combines one value a thread; every thread of the block gets the result. The lanes of a warp exchange
-// values in registers, each with the lane whose number differs in one bit. Then the warps exchange their
-// results through shared memory.
+// Combines one value a thread; every thread of the block gets the result. Lanes of a warp exchange values in
+// registers, each with the lane whose number differs in one bit; then warps, through shared memory.
 template <class T, class Combine>
 __device__ T block_reduce(T value, T identity, Combine combine) {
   constexpr unsigned all_lanes = 0xffffffff;
@@ -161,35 +166,22 @@ __device__ T block_reduce(T value, T identity, Combine combine) {
 
 #else
 
-// One thread a block, unless a test asks for real threads (cpu/cuda/cuda_runtime.h); then they stride as on a
-// GPU.
-inline StridedRange<int> block_range(int n, int step = 1) {
-  constexpr int threads = cuda_cpu::threads_per_block;
-  return {threads == 1 ? 0 : static_cast<int>(threadIdx.x) * step, n, threads * step};
+// A block takes a contiguous part, so that its loop has stride one too.
+inline StridedRange<size_t> grid_range(size_t n, int step = 1) {
+  const size_t part = (n / step + gridDim.x - 1) / gridDim.x * step, first = std::min(n, part * blockIdx.x);
+  return {first + threadIdx.x * step, std::min(n, first + part), size_t{blockDim.x} * step};
 }
 
-// A warp is one thread.
-inline StridedRange<int> warp_range(int n, [[maybe_unused]] int lanes = 32) { return block_range(n); }
-inline StridedRange<int> lane_range(int n, int step = 1, [[maybe_unused]] int lanes = 32) {
-  return {0, n, step};
-}
 template <class T>
-T lane_sum(T value, [[maybe_unused]] int lanes = 32) {
+T lane_sum(T value, int = 1) {
   return value;
 }
 inline float lane_max(float value) { return value; }
-inline void lane_barrier([[maybe_unused]] int lanes = 32) {}
+inline void lane_barrier(int) {}
 
 template <class T>
 T* block_memory() {
   return static_cast<T*>(cuda_cpu::shared_memory());
-}
-
-// A block takes a contiguous part, so that its loop has stride one too.
-inline StridedRange<size_t> grid_range(size_t n, int step = 1) {
-  constexpr size_t threads = cuda_cpu::threads_per_block;
-  const size_t part = (n / step + gridDim.x - 1) / gridDim.x * step, first = std::min(n, part * blockIdx.x);
-  return {first + (threads == 1 ? 0 : threadIdx.x * step), std::min(n, first + part), threads * step};
 }
 
 template <class T, class Combine>
@@ -209,11 +201,6 @@ T block_reduce(T value, T identity, Combine combine) {
 template <class T>
 __device__ T block_sum(T value) {
   return block_reduce(value, T(0), [](T a, T b) { return a + b; });
-}
-
-template <class T>
-__device__ T block_max(T value) {
-  return block_reduce(value, T(-INFINITY), [](T a, T b) { return a > b ? a : b; });
 }
 
 }  // namespace pentatron

@@ -1,13 +1,13 @@
 // The two number types of a build. `real` is the type of weights and activations; `accum` that of gradients,
 // optimizer states, row statistics and sums. PRECISION=fp64|fp32|bf16|fp16|fp8 (Makefile) defines PRECISION
 // as 64, 32 or 16, REAL_IS_HALF for fp16, and PRODUCTS_IN_FP8 for fp8, which is bf16 but for the products of
-// layers (kernels/fp8.h). What no precision changes is compiled once, without PRECISION (Makefile). There
-// both types are incomplete, so that nothing can depend on them.
+// layers. What no precision changes is compiled without PRECISION: both types are then incomplete.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <library_types.h>
+#include <math.h>
 
 #include <type_traits>
 
@@ -26,45 +26,56 @@ constexpr bool has_fp8_products = false;
 
 #if PRECISION == 64
 using real = double;
-using accum = double;
-constexpr cudaDataType_t real_type = CUDA_R_64F, accum_type = CUDA_R_64F;
+constexpr cudaDataType_t real_type = CUDA_R_64F;
 constexpr const char* precision_name = "fp64";
 #elif PRECISION == 32
 using real = float;
-using accum = float;
-constexpr cudaDataType_t real_type = CUDA_R_32F, accum_type = CUDA_R_32F;
+constexpr cudaDataType_t real_type = CUDA_R_32F;
 constexpr const char* precision_name = "fp32";
 #elif PRECISION == 16 && defined(REAL_IS_HALF)
 using real = __half;
-using accum = float;
-constexpr cudaDataType_t real_type = CUDA_R_16F, accum_type = CUDA_R_32F;
+constexpr cudaDataType_t real_type = CUDA_R_16F;
 constexpr const char* precision_name = "fp16";
 #elif PRECISION == 16
 using real = __nv_bfloat16;
-using accum = float;
-constexpr cudaDataType_t real_type = CUDA_R_16BF, accum_type = CUDA_R_32F;
+constexpr cudaDataType_t real_type = CUDA_R_16BF;
 constexpr const char* precision_name = has_fp8_products ? "fp8" : "bf16";
 #else
 #error "PRECISION must be 64, 32 or 16"
 #endif
 
+using accum = std::conditional_t<PRECISION == 64, double, float>;
 constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // of an element
 
 // CUDA's name of either type.
 template <class T>
-constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : accum_type;
+constexpr cudaDataType_t data_type = std::is_same_v<T, real> ? real_type : CUDA_R_32F;
 
-// With 16 bits the optimizer keeps its own copy of the weights in `accum` (mixed precision; Micikevicius et
-// al., 2017).
+// With 16 bits the optimizer has its own copy of the weights in `accum` (Micikevicius et al., 2017).
 constexpr bool has_master_weights = PRECISION == 16;
 
-// fp16 has no numbers between 0 and 6e-8, where many gradients lie: they are computed times a factor
-// (optimizer.h).
-#ifdef REAL_IS_HALF
-constexpr bool has_loss_scale = true;
+// fp16 has no numbers between 0 and 6e-8, where many gradients lie: they are computed times a factor.
+constexpr bool has_loss_scale = std::is_same_v<real, __half>;
+
+// Exponentials and quotients that are as exact as `real` needs. On a GPU the exact division has a slow path
+// for extreme operands, and the exact exponential takes eight instructions. In bf16, which keeps 8 bits,
+// approximations of two instructions do: they keep 22 bits, or 17 of exp(-100).
+inline __device__ accum exp_fast(accum x) {
+#if defined(__CUDA_ARCH__) && PRECISION == 16
+  return __expf(x);
 #else
-constexpr bool has_loss_scale = false;
+  return exp(x);
 #endif
+}
+
+// x / y; 0 if y is infinite.
+inline __device__ accum divide_fast(accum x, accum y) {
+#if defined(__CUDA_ARCH__) && PRECISION == 16
+  return __fdividef(x, y);
+#else
+  return x / y;
+#endif
+}
 
 #endif  // PRECISION
 

@@ -1,5 +1,4 @@
-// What device memory is used for. Every device allocation carries a purpose, and the memory table, the log
-// and the prediction list the bytes of each in this order.
+// What device memory is used for. Memory table, log and prediction list the bytes of each in this order.
 #pragma once
 
 #include <array>

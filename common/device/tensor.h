@@ -29,8 +29,7 @@ struct Matrix {
 using Tensor = Matrix<real>;        // weights and activations
 using AccumTensor = Matrix<accum>;  // sums: gradients of weights, losses, statistics of rows
 
-// The gradient of some weights: a sum over a step's micro-batches. The first one assigns it, others add to
-// it.
+// The gradient of some weights: a sum over a step's micro-batches. The first assigns it, others add to it.
 struct Gradient {
   AccumTensor sum;
   bool add;
@@ -140,8 +139,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Work issued to `stream` from now on starts after the point at which `event` was recorded last. If it
-// was never recorded, nothing waits.
+// Work issued to `stream` from now on starts after the point at which `event` was recorded last, if ever.
 inline void wait_event(cudaStream_t stream, const Event& event) {
   CUDA_CHECK(cudaStreamWaitEvent(stream, event.event_, 0));
 }

@@ -17,7 +17,7 @@ Spans spans_of(const std::vector<Interval>& intervals, const std::string& stream
     if (i.stream == stream && i.end > from && i.begin < to)
       sorted.push_back({std::max(i.begin, from), std::min(i.end, to)});
   }
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   for (const auto& span : sorted) {
     if (merged.empty() || span.first > merged.back().second) {
       merged.push_back(span);
@@ -45,9 +45,8 @@ double common_length(const Spans& a, const Spans& b) {
 
 std::vector<std::string> streams_of(const std::vector<Interval>& intervals) {
   std::vector<std::string> streams = {compute_stream};
-  for (const Interval& i : intervals) {
-    if (std::find(streams.begin(), streams.end(), i.stream) == streams.end()) streams.push_back(i.stream);
-  }
+  for (const Interval& i : intervals)
+    if (std::ranges::find(streams, i.stream) == streams.end()) streams.push_back(i.stream);
   std::sort(streams.begin() + 1, streams.end());
   return streams;
 }
@@ -56,37 +55,26 @@ char letter_of(const Interval& i) { return i.stream == compute_stream ? i.pass :
 
 }  // namespace
 
-double busy_seconds(const std::vector<Interval>& intervals, const std::string& stream, double from, double to,
-                    const std::string& behind) {
-  const Spans spans = spans_of(intervals, stream, from, to);
-  return behind.empty() ? length(spans) : common_length(spans, spans_of(intervals, behind, from, to));
-}
-
 Overlap::Stream Overlap::all_communication() const {
   Stream all;
-  for (const auto& [name, stream] : communication) {
-    all.seconds += stream.seconds;
-    all.hidden += stream.hidden;
-  }
+  for (const auto& [name, stream] : communication) all += stream;
   return all;
 }
 
 Overlap& Overlap::operator+=(const Overlap& other) {
   seconds += other.seconds;
   compute += other.compute;
-  for (const auto& [name, stream] : other.communication) {
-    communication[name].seconds += stream.seconds;
-    communication[name].hidden += stream.hidden;
-  }
+  for (const auto& [name, stream] : other.communication) communication[name] += stream;
   return *this;
 }
 
 Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to) {
-  Overlap overlap = {to - from, busy_seconds(intervals, compute_stream, from, to), {}};
+  const Spans compute = spans_of(intervals, compute_stream, from, to);
+  Overlap overlap = {to - from, length(compute), {}};
   for (const std::string& stream : streams_of(intervals)) {
     if (stream == compute_stream) continue;
-    overlap.communication[stream] = {busy_seconds(intervals, stream, from, to),
-                                     busy_seconds(intervals, stream, from, to, compute_stream)};
+    const Spans spans = spans_of(intervals, stream, from, to);
+    overlap.communication[stream] = {length(spans), common_length(spans, compute)};
   }
   return overlap;
 }
@@ -107,8 +95,7 @@ std::string draw_timeline(const std::vector<Interval>& intervals, double from, d
     }
     out << std::left << std::setw(18) << stream;
     for (const auto& seconds_of : cells) {
-      const auto longest = std::max_element(seconds_of.begin(), seconds_of.end(),
-                                            [](const auto& a, const auto& b) { return a.second < b.second; });
+      const auto longest = std::ranges::max_element(seconds_of, {}, &std::pair<const char, double>::second);
       const double busy = longest == seconds_of.end() ? 0 : longest->second;
       const bool thin = busy < cell / 2 && longest->first == '#';
       out << (busy <= cell / 8 ? '.' : thin ? '+' : longest->first);

@@ -1,5 +1,4 @@
-// The intervals in which a rank's streams worked; how much of the communication was hidden behind
-// compute; and a picture of both in characters. No CUDA here.
+// When a rank's streams worked; how much communication was hidden behind compute; a picture. No CUDA here.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +8,24 @@
 
 namespace pentatron::trace {
 
+// A place in the program's work.
+struct Position {
+  int64_t step = -1;  // from 0; -1, here and below: none
+  int micro_batch = -1, layer = -1;
+  char pass = 'o';  // f forward, b backward, w weight gradients, o optimizer and the rest
+};
+
+// Which operation of a run this is.
+struct Label : Position {
+  const char* name = nullptr;  // must live as long as the trace
+  double bytes = 0;            // moved from and to memory, or sent by this rank
+};
+
 // An operation of a stream. Times in seconds.
-struct Interval {
+struct Interval : Position {
   std::string name = {}, stream = {};
   double begin = 0, end = 0;
-  int64_t step = -1;  // here and below -1: none
-  int micro_batch = -1, layer = -1;
-  char pass = 'o';                  // trace.h
-  double bytes = 0;                 // moved from and to memory, or sent by this rank
+  double bytes = 0;                 // as of its label
   uint64_t id = 0, waited_for = 0;  // the operation on another stream for whose end this one waited; 0: none
   std::vector<uint64_t> sent = {}, received = {};  // messages; at both ends the same number
 };
@@ -24,15 +33,12 @@ struct Interval {
 // The stream that computes, by its name; all others communicate.
 inline const std::string compute_stream = "compute";
 
-// The seconds of [from, to) in which something runs on `stream`; with `behind`, on both streams.
-double busy_seconds(const std::vector<Interval>& intervals, const std::string& stream, double from, double to,
-                    const std::string& behind = {});
-
 // The seconds of a step on one rank: of the step, of its compute, of its communication.
 struct Overlap {
   double seconds = 0, compute = 0;
   struct Stream {
     double seconds = 0, hidden = 0;  // of communication; of these, while compute runs
+    void operator+=(Stream other) { seconds += other.seconds, hidden += other.hidden; }
   };
   std::map<std::string, Stream> communication;  // by stream
 
@@ -42,8 +48,7 @@ struct Overlap {
 Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to);
 
 // A row for each stream, `width` characters for [from, to). A character stands for what runs longest in its
-// time: f forward, b backward, w weight gradients, o optimizer and the rest, # communication (+ less than
-// half of the time), . nothing.
+// time: its pass, # communication (+ less than half of the time), . nothing.
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
 
 }  // namespace pentatron::trace

@@ -21,8 +21,7 @@ bool recording = false;
 std::map<cudaStream_t, std::string> stream_names;
 
 // "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
-// A kernel for tensor cores is a template parameter of the kernel that runs its warps
-// (kernels/tensor_core.h).
+// A kernel for tensor cores is a template parameter of what runs its warps (kernels/tensor_core.h).
 std::string unqualified(std::string name) {
   const size_t kernel = name.find("_kernel<");
   name = name.substr(0, kernel != name.npos ? kernel + 7 : name.find_first_of("(<"));
@@ -78,10 +77,7 @@ Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(
   declared_costs += cost;
   if (!recording || recorded.size() == most_recorded) return;
   interval_ = static_cast<int>(recorded.size());
-  Interval interval{.name = name, .step = here.step, .micro_batch = here.micro_batch, .layer = here.layer};
-  interval.pass = here.pass;
-  interval.bytes = cost.bytes;
-  recorded.push_back({interval, stream, record_event(stream), nullptr});
+  recorded.push_back({{here, name, {}, 0, 0, cost.bytes}, stream, record_event(stream), nullptr});
 }
 
 Range::~Range() {
@@ -110,17 +106,13 @@ namespace {
 int64_t origin = 0;                        // time zero, in nanoseconds
 std::vector<cuda_cpu::Description> outer;  // of the ranges that are open
 
-Label label_of(const char* name, double bytes) {
-  return {name, here.step, here.micro_batch, here.layer, here.pass, bytes};
-}
-
 }  // namespace
 
 void start() {
   cuda_cpu::take_activities();
   origin = cuda_cpu::clock();
   recording = true;
-  cuda_cpu::set_labeller([](const char* name) { return label_of(name, 0); });
+  cuda_cpu::set_labeller([](const char* name) { return Label{here, name}; });
 }
 
 void stop() {
@@ -132,7 +124,7 @@ Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(
   declared_costs += cost;
   cuda_cpu::Description description;
   description.nanoseconds = cuda_cpu::nanoseconds(cuda_cpu::profile().seconds(cost));
-  if (recording) description.label = label_of(name, cost.bytes);
+  if (recording) description.label = {here, name, cost.bytes};
   outer.push_back(cuda_cpu::describe(description));
 }
 
@@ -144,16 +136,9 @@ Range::~Range() {
 std::vector<Interval> take() {
   std::vector<Interval> result;
   for (const cuda_cpu::Activity& a : cuda_cpu::take_activities()) {
-    Interval i{.name = a.label.name, .stream = stream_names[a.stream]};
-    i.begin = static_cast<double>(a.begin - origin) * 1e-9;
-    i.end = static_cast<double>(a.end - origin) * 1e-9;
-    i.step = a.label.step;
-    i.micro_batch = a.label.micro_batch;
-    i.layer = a.label.layer;
-    i.pass = a.label.pass;
-    i.bytes = a.label.bytes;
-    i.id = a.id;
-    i.waited_for = a.waited_for;
+    const auto seconds = [](int64_t time) { return static_cast<double>(time - origin) * 1e-9; };
+    Interval i{a.label, a.label.name, stream_names[a.stream], seconds(a.begin), seconds(a.end), a.label.bytes,
+               a.id,    a.waited_for};
     for (const cuda_cpu::Activity::Message& m : a.messages) {
       (m.sent ? i.sent : i.received).push_back(m.number);
       if (m.sent && i.name == "group") i.bytes += m.bytes;
@@ -183,7 +168,6 @@ const char* kernel_name(const void* kernel) {
 
 void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   struct Total {
-    std::string name;
     int64_t calls = 0;
     double seconds = 0;
   };
@@ -197,24 +181,20 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
       micro_batches.insert({i.step, i.micro_batch});
     }
     Total& total = by_name[i.name];
-    total.name = i.name;
     total.calls += 1;
     total.seconds += i.end - i.begin;
     all += i.end - i.begin;
     if (i.name.starts_with("gemm")) products += i.end - i.begin;
   }
-  std::vector<Total> totals;
-  for (const auto& [name, total] : by_name) totals.push_back(total);
-  std::sort(totals.begin(), totals.end(),
-            [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
+  std::vector<std::pair<std::string, Total>> rows(by_name.begin(), by_name.end());
+  std::ranges::sort(rows, std::greater(), [](const auto& row) { return row.second.seconds; });
 
-  const auto row = [&](const std::string& name, int64_t calls, double seconds) {
-    out << std::left << std::setw(36) << name << std::right << std::setw(10) << calls << std::setw(12)
-        << std::setprecision(2) << seconds * 1e3 << std::setw(12) << seconds * 1e6 / calls << std::setw(8)
-        << std::setprecision(1) << 100 * seconds / all << " %\n";
-  };
   out << std::fixed << "\nTime by kernel                           calls      all, ms    each, us   share\n";
-  for (const Total& total : totals) row(total.name, total.calls, total.seconds);
+  for (const auto& [name, total] : rows) {
+    out << std::left << std::setw(36) << name << std::right << std::setw(10) << total.calls << std::setw(12)
+        << std::setprecision(2) << total.seconds * 1e3 << std::setw(12) << total.seconds * 1e6 / total.calls
+        << std::setw(8) << std::setprecision(1) << 100 * total.seconds / all << " %\n";
+  }
   out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
   if (micro_batches.empty()) return;
   const auto of_each = [&](char pass) {
@@ -232,16 +212,14 @@ std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
   const auto row_of = [&](const Interval& i) {
     return rows.try_emplace(i.stream, static_cast<int>(rows.size())).first->second;
   };
+  const auto event = [&](const char* phase, const std::string& name, const Interval& i, double time) {
+    return nlohmann::json{
+        {"ph", phase}, {"name", name}, {"pid", rank}, {"tid", row_of(i)}, {"ts", time * 1e6}};
+  };
   // One end of an arrow. A viewer joins ends of the same id.
   const auto arrow = [&](const Interval& i, double time, bool from, const std::string& id) {
-    events.push_back({{"ph", from ? "s" : "f"},
-                      {"bp", "e"},
-                      {"cat", "order"},
-                      {"name", "order"},
-                      {"id", id},
-                      {"pid", rank},
-                      {"tid", row_of(i)},
-                      {"ts", time * 1e6}});
+    events.push_back(event(from ? "s" : "f", "order", i, time));
+    events.back().update({{"bp", "e"}, {"cat", "order"}, {"id", id}});
   };
   const size_t shown = std::min(intervals.size(), most_recorded);
   for (size_t n = 0; n < shown; ++n) by_id[intervals[n].id] = &intervals[n];
@@ -251,13 +229,8 @@ std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
     if (i.step >= 0) arguments["step"] = i.step + 1;
     if (i.micro_batch >= 0) arguments["micro_batch"] = i.micro_batch;
     if (i.layer >= 0) arguments["layer"] = i.layer;
-    events.push_back({{"ph", "X"},
-                      {"name", i.name},
-                      {"pid", rank},
-                      {"tid", row_of(i)},
-                      {"ts", i.begin * 1e6},
-                      {"dur", (i.end - i.begin) * 1e6},
-                      {"args", arguments}});
+    events.push_back(event("X", i.name, i, i.begin));
+    events.back().update({{"dur", (i.end - i.begin) * 1e6}, {"args", arguments}});
     for (const uint64_t message : i.sent) arrow(i, i.begin, true, "message " + std::to_string(message));
     for (const uint64_t message : i.received) arrow(i, i.end, false, "message " + std::to_string(message));
     const auto other = by_id.find(i.waited_for);

@@ -21,16 +21,9 @@ void start();
 void stop();
 void name_stream(cudaStream_t stream, std::string name);
 
-// The program's place in its work. A range stores a copy of `here`.
-struct Position {
-  int64_t step = -1;
-  int micro_batch = -1, layer = -1;  // -1: none
-  char pass = 'o';                   // f forward, b backward, w weight gradients, o optimizer and the rest
-};
-inline Position here;
+inline Position here;  // the program's; a range stores a copy
 
-// The work that is issued to `stream` while the range exists, and its cost. `name` must outlive the
-// trace.
+// The work that is issued to `stream` while the range exists, and its cost. `name` outlives the trace.
 class Range {
  public:
   Range(cudaStream_t stream, const char* name, const Cost& cost = little);
@@ -48,12 +41,10 @@ class Range {
 // Returns a kernel's name without namespaces and parameters.
 const char* kernel_name(const void* kernel);
 
-// Returns what was recorded since `start`, or since the last call of this. Waits for the device. Times
-// are in seconds since `start`.
+// Waits for the device, and returns what was recorded since the last call. Times are seconds since `start`.
 std::vector<Interval> take();
 
-// Prints a row for each name: calls, time, share of all. Prints the share of the products (names that
-// begin with "gemm").
+// Prints a row for each name: calls, time, share of all; and the share of products (names with "gemm").
 void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
 
 // The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in

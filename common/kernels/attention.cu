@@ -1,42 +1,15 @@
 #include <cmath>
 
-#include "kernels/approximate.h"
 #include "kernels/attention.h"
-#include "kernels/attention_tensor_core.h"
-#include "kernels/attention_tiled.h"
 #include "kernels/pack.h"
 
 namespace pentatron {
-namespace {
-
-// One head of each key and value head's group, of one sequence, as a batch of matrices with a row a token.
-template <class T>
-BatchedMatrix heads_of(Matrix<T> x /*[rows, heads*size]*/, int64_t first_row, int first_head, int heads_apart,
-                       int size) {
-  return {x.data + first_row * x.columns + first_head * size, data_type<T>, x.columns,
-          static_cast<int64_t>(heads_apart) * size};
-}
-
-// Likewise of scores of one sequence.
-BatchedMatrix scores_of(real* scores /*[heads*queries, keys]*/, const AttentionBlock& block, int first_head,
-                        int heads_apart) {
-  const int64_t per_head = static_cast<int64_t>(block.queries) * block.keys;
-  return {scores + first_head * per_head, real_type, block.keys, heads_apart * per_head};
-}
-
-// The scores memory of sequence b.
-real* of_sequence(const Scores& scores, const AttentionBlock& block, int b) {
-  const int64_t size = static_cast<int64_t>(block.head.heads) * block.queries * block.keys;
-  return scores.memory.data + (scores.kept ? b * size : 0);
-}
-
-}  // namespace
 
 // One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
 // lse is that of the others, and is written, unless it is known: that of all keys.
-__global__ void probabilities_kernel(real* __restrict__ scores, int queries, int keys, bool diagonal,
+__global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bool diagonal,
                                      Documents documents, int sequence, int heads, bool lse_known,
-                                     accum* __restrict__ lse) {
+                                     Out<accum> lse) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
   const int end = diagonal ? std::min(query + 1, keys) : keys;
   const int first = std::min(documents.first_key(sequence, query), end), visible = end - first;
@@ -52,14 +25,12 @@ __global__ void probabilities_kernel(real* __restrict__ scores, int queries, int
   for (int j : block_range(visible)) row[j] = real(exp_fast(accum(row[j]) - of_row));
   for (int j : block_range(first)) all[j] = real(0.0f);
   for (int j : block_range(keys - end)) all[end + j] = real(0.0f);
-  if (lse_known) return;
-  for ([[maybe_unused]] int once : block_range(1)) lse[query * heads + head] = of_row;
+  if (!lse_known && is_first_thread()) lse[query * heads + head] = of_row;
 }
 
 // One block a row: (head, query). d_scores = probabilities * (d_probabilities - dots), in place.
-__global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
-                                        const accum* __restrict__ dots, int queries, int keys, int heads,
-                                        real* __restrict__ d_scores) {
+__global__ void softmax_backward_kernel(In<real> probabilities, In<accum> dots, int queries, int keys,
+                                        int heads, Out<real> d_scores) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
   const size_t start = static_cast<size_t>(blockIdx.x) * keys;
   const accum dot = dots[query * heads + head];
@@ -68,11 +39,9 @@ __global__ void softmax_backward_kernel(const real* __restrict__ probabilities,
   }
 }
 
-// One block a row of tokens: the dot products of its heads. A head is short, so a warp has several. Reads 2e
-// bytes an element.
+// One block a row of tokens: the dot products of its heads. A head is short, so a warp has several.
 template <int width>
-__global__ void head_dots_kernel(const real* __restrict__ a, const real* __restrict__ b, int heads, int size,
-                                 accum* __restrict__ dots) {
+__global__ void head_dots_kernel(In<real> a, In<real> b, int heads, int size, Out<accum> dots) {
   const size_t row = blockIdx.x;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {
@@ -89,9 +58,8 @@ __global__ void head_dots_kernel(const real* __restrict__ a, const real* __restr
 // One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
 //   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
 template <int width>
-__global__ void merge_kernel(const accum* __restrict__ block_out, const accum* __restrict__ block_lse,
-                             int queries, int query_stride, int heads, int size, accum* __restrict__ out,
-                             accum* __restrict__ lse) {
+__global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queries, int query_stride,
+                             int heads, int size, Out<accum> out, Out<accum> lse) {
   const size_t row = static_cast<size_t>(blockIdx.x / queries) * query_stride + blockIdx.x % queries;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {
@@ -112,39 +80,55 @@ __global__ void merge_kernel(const accum* __restrict__ block_out, const accum* _
 
 namespace {
 
-// probabilities of sequence b: in forward with the lse, in backward from it.
-void compute_probabilities(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, int b,
-                           real* probabilities, bool lse_known, AccumTensor lse) {
-  const auto [heads, kv_heads, size] = block.head;
-  const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
-                first_key = static_cast<int64_t>(b) * block.key_stride;
-  const int group = heads / kv_heads;
-  for (int i = 0; i < group; ++i) {
-    batched_product(blas, Transpose::no, Transpose::yes, block.queries, block.keys, size, 1 / std::sqrt(size),
-                    heads_of(q, first_query, i, group, size), heads_of(k, first_key, 0, 1, size), 0,
-                    scores_of(probabilities, block, i, group), kv_heads, "gemm_attention_scores");
+// Sequence `b` of a block, as the products see it. Each has kv_heads matrices with a row a token: all key and
+// value heads, or query head i of each of their groups.
+struct Sequence {
+  const Blas& blas;
+  const AttentionBlock& block;
+  int64_t b;
+  const int heads = block.head.heads, kv_heads = block.head.kv_heads, size = block.head.head_size;
+  const int group = heads / kv_heads, query_count = block.queries, key_count = block.keys;
+  const int64_t scores_of_head = int64_t{query_count} * key_count;
+  const double scale = 1 / std::sqrt(size);
+
+  int64_t first_query() const { return b * block.query_stride; }
+  template <class T>
+  BatchedMatrix queries(Matrix<T> x /*[rows, heads*size]*/, int i) const {
+    return {x.data + first_query() * x.columns + i * size, data_type<T>, x.columns, int64_t{group} * size};
   }
-  launch(probabilities_kernel, dim3(heads * block.queries),
-         moves(2 * real_bytes * heads * block.queries * block.keys), blas.stream(), probabilities,
-         block.queries, block.keys, block.diagonal, block.documents, b, heads, lse_known,
-         lse.data + first_query * heads);
-}
+  template <class T>
+  BatchedMatrix keys(Matrix<T> x /*[rows, kv_heads*size]*/) const {
+    return {x.data + b * block.key_stride * x.columns, data_type<T>, x.columns, size};
+  }
+  BatchedMatrix scores(real* x /*[heads*queries, keys]*/, int i) const {
+    return {x + i * scores_of_head, real_type, key_count, group * scores_of_head};
+  }
+  real* probabilities(const Scores& all) const {
+    return all.memory.data + (all.kept ? b * heads * scores_of_head : 0);
+  }
+
+  // Computes the probabilities: in forward with the lse, in backward from it.
+  void compute(Tensor q, Tensor k, real* to, bool lse_known, AccumTensor lse) const {
+    for (int i = 0; i < group; ++i)
+      batched_product(blas, Transpose::no, Transpose::yes, query_count, key_count, size, scale, queries(q, i),
+                      keys(k), 0, scores(to, i), kv_heads, "gemm_attention_scores");
+    launch(probabilities_kernel, dim3(heads * query_count), moves(2 * real_bytes * heads * scores_of_head),
+           blas.stream(), to, query_count, key_count, block.diagonal, block.documents, b, heads, lse_known,
+           lse.data + first_query() * heads);
+  }
+};
 
 template <class Result>
 void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
                    Matrix<Result> out, AccumTensor lse) {
-  const auto [heads, kv_heads, size] = block.head;
-  const int group = heads / kv_heads;
   for (int b = 0; b < block.batch; ++b) {
-    const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
-                  first_key = static_cast<int64_t>(b) * block.key_stride;
-    real* const probabilities = of_sequence(scores, block, b);
-    compute_probabilities(blas, block, q, k, b, probabilities, false, lse);
-    for (int i = 0; i < group; ++i) {
-      batched_product(blas, Transpose::no, Transpose::no, block.queries, size, block.keys, 1,
-                      scores_of(probabilities, block, i, group), heads_of(v, first_key, 0, 1, size), 0,
-                      heads_of(out, first_query, i, group, size), kv_heads, "gemm_attention_out");
-    }
+    const Sequence s{blas, block, b};
+    real* const probabilities = s.probabilities(scores);
+    s.compute(q, k, probabilities, false, lse);
+    for (int i = 0; i < s.group; ++i)
+      batched_product(blas, Transpose::no, Transpose::no, block.queries, s.size, block.keys, 1,
+                      s.scores(probabilities, i), s.keys(v), 0, s.queries(out, i), s.kv_heads,
+                      "gemm_attention_out");
   }
 }
 
@@ -152,34 +136,28 @@ template <class Result>
 void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v,
                     Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots, Tensor d_scores, bool add,
                     Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
-  const auto [heads, kv_heads, size] = block.head;
-  const int queries = block.queries, keys = block.keys, group = heads / kv_heads;
-  const double scale = 1 / std::sqrt(size);
+  const int queries = block.queries, keys = block.keys;
   for (int b = 0; b < block.batch; ++b) {
-    const int64_t first_query = static_cast<int64_t>(b) * block.query_stride,
-                  first_key = static_cast<int64_t>(b) * block.key_stride;
-    real* const probabilities = of_sequence(scores, block, b);
-    if (!scores.kept) compute_probabilities(blas, block, q, k, b, probabilities, true, lse);
-    for (int i = 0; i < group; ++i) {  // the heads of a group add up in d_k and d_v
-      const BatchedMatrix d_out_of_head = heads_of(d_out, first_query, i, group, size);
-      batched_product(blas, Transpose::yes, Transpose::no, keys, size, queries, 1,
-                      scores_of(probabilities, block, i, group), d_out_of_head, add || i > 0,
-                      heads_of(d_v, first_key, 0, 1, size), kv_heads, "gemm_attention_d_v");
-      batched_product(blas, Transpose::no, Transpose::yes, queries, keys, size, 1, d_out_of_head,
-                      heads_of(v, first_key, 0, 1, size), 0, scores_of(d_scores.data, block, i, group),
-                      kv_heads, "gemm_attention_d_scores");
+    const Sequence s{blas, block, b};
+    real* const probabilities = s.probabilities(scores);
+    if (!scores.kept) s.compute(q, k, probabilities, true, lse);
+    for (int i = 0; i < s.group; ++i) {  // the heads of a group add up in d_k and d_v
+      const BatchedMatrix d_out_of_head = s.queries(d_out, i);
+      batched_product(blas, Transpose::yes, Transpose::no, keys, s.size, queries, 1,
+                      s.scores(probabilities, i), d_out_of_head, add || i > 0, s.keys(d_v), s.kv_heads,
+                      "gemm_attention_d_v");
+      batched_product(blas, Transpose::no, Transpose::yes, queries, keys, s.size, 1, d_out_of_head, s.keys(v),
+                      0, s.scores(d_scores.data, i), s.kv_heads, "gemm_attention_d_scores");
     }
-    launch(softmax_backward_kernel, dim3(heads * queries), moves(3 * real_bytes * heads * queries * keys),
-           blas.stream(), probabilities, dots.data + first_query * heads, queries, keys, heads,
-           d_scores.data);
-    for (int i = 0; i < group; ++i) {
-      const BatchedMatrix d_scores_of_head = scores_of(d_scores.data, block, i, group);
-      batched_product(blas, Transpose::no, Transpose::no, queries, size, keys, scale, d_scores_of_head,
-                      heads_of(k, first_key, 0, 1, size), add, heads_of(d_q, first_query, i, group, size),
-                      kv_heads, "gemm_attention_d_q");
-      batched_product(blas, Transpose::yes, Transpose::no, keys, size, queries, scale, d_scores_of_head,
-                      heads_of(q, first_query, i, group, size), add || i > 0,
-                      heads_of(d_k, first_key, 0, 1, size), kv_heads, "gemm_attention_d_k");
+    launch(softmax_backward_kernel, dim3(s.heads * queries),
+           moves(3 * real_bytes * s.heads * s.scores_of_head), blas.stream(), probabilities,
+           dots.data + s.first_query() * s.heads, queries, keys, s.heads, d_scores.data);
+    for (int i = 0; i < s.group; ++i) {
+      const BatchedMatrix d_scores_of_head = s.scores(d_scores.data, i);
+      batched_product(blas, Transpose::no, Transpose::no, queries, s.size, keys, s.scale, d_scores_of_head,
+                      s.keys(k), add, s.queries(d_q, i), s.kv_heads, "gemm_attention_d_q");
+      batched_product(blas, Transpose::yes, Transpose::no, keys, s.size, queries, s.scale, d_scores_of_head,
+                      s.queries(q, i), add || i > 0, s.keys(d_k), s.kv_heads, "gemm_attention_d_k");
     }
   }
 }
@@ -231,17 +209,11 @@ void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTe
          lse.data);
 }
 
-template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
-                                Tensor, AccumTensor);
-template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, AccumTensor, Tensor, AccumTensor, const BackwardMemory&, bool,
-                                 Tensor, Tensor, Tensor);
+template decltype(attention_forward<real>) attention_forward<real>;
+template decltype(attention_backward<real>) attention_backward<real>;
 #if PRECISION == 16
-template void attention_forward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor, Scores,
-                                AccumTensor, AccumTensor);
-template void attention_backward(Attention, const Blas&, const AttentionBlock&, Tensor, Tensor, Tensor,
-                                 Scores, AccumTensor, Tensor, AccumTensor, const BackwardMemory&, bool,
-                                 AccumTensor, AccumTensor, AccumTensor);
+template decltype(attention_forward<accum>) attention_forward<accum>;
+template decltype(attention_backward<accum>) attention_backward<accum>;
 #endif
 
 }  // namespace pentatron

@@ -2,10 +2,10 @@
 // backward. Query heads are grouped: heads / kv_heads of them share one key and value head. A block is a
 // whole causal sequence or a part of one; attention_merge combines the results of the parts.
 //
-// There are three kinds. Naive attention stores the scores and uses cuBLAS products (here). Tiled attention
-// never stores them (attention_tiled.h), and neither do tiles on tensor cores (attention_tensor_core.h).
-// Besides the output, each forward keeps `lse`, the logarithm of each row's sum of exponentials. From it
-// backward gets the probabilities, exp(score - lse).
+// There are three kinds. Naive attention stores the scores and uses cuBLAS products (attention.cu). Tiled
+// attention never stores them (attention_tiled.cu), and neither do tiles on tensor cores, which compute the
+// same faster (attention_tensor_core.cu). Besides the output, each forward keeps `lse`, the logarithm of each
+// row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct Documents {
   __device__ int first_key(int sequence_of_batch, int query) const {
     return starts ? keys.before(starts[sequence_of_batch * sequence + queries.position(query)]) : 0;
   }
-  auto device_pointers() { return std::tie(starts); }  // a kernel takes it as an argument
+  auto device_pointers() { return std::tie(starts); }
 };
 
 struct AttentionShape {
@@ -67,6 +67,12 @@ struct AttentionBlock {
   HeadShape head;
   bool diagonal;             // true: query i sees the keys j <= i; false: it sees every key
   Documents documents = {};  // which of these keys it sees nevertheless not
+
+  auto device_pointers() { return documents.device_pointers(); }  // a kernel takes it as an argument
+  // Blocks of threads that have a tile of `rows` (queries or keys) of a head of a sequence each.
+  dim3 tiles(int rows, int heads, int tile) const {
+    return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * batch);
+  }
 };
 inline AttentionBlock whole_sequences(AttentionShape shape) {
   return {shape.batch,    shape.sequence, shape.sequence, shape.sequence,
@@ -84,8 +90,7 @@ inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, 
           .backward = backward};
 }
 
-// Memory of naive attention's probabilities. kept: it holds every sequence's, for backward. Otherwise it
-// holds one sequence's, and backward computes them again.
+// Naive attention's probabilities. kept: every sequence's, for backward; otherwise one's, computed again.
 struct Scores {
   Tensor memory;  // at least [heads*queries, keys], times batch if kept; none unless attention is naive
   bool kept;
@@ -124,5 +129,36 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
                         Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
                         const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
                         Matrix<Result> d_v);
+
+// ---- The kinds in tiles. Arguments are as above.
+
+template <class Result>
+void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                   AccumTensor lse, cudaStream_t stream);
+template <class Result>
+void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
+                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
+                    cudaStream_t stream);
+
+// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q is summed up in
+// memory.d_q unless Result is `accum`; the order of the sums is fixed.
+constexpr bool has_tensor_core_attention = PRECISION == 16;
+template <class Result>
+void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                         AccumTensor lse, cudaStream_t stream);
+template <class Result>
+void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
+                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
+
+// Throws UsageError unless the build has 16 bits and the GPU compute capability 8.0, or the run is dry.
+void require_tensor_cores();
+// For tests: also true on the CPU, which emulates the instructions.
+bool can_run_tensor_core_attention();
+
+// How far they are from the tiled kernels in a small block of random numbers: the largest difference of out,
+// d_q, d_k and d_v, each over its largest element. Rounding alone makes less than this tolerance.
+constexpr double tensor_core_tolerance = 0.03;
+double tensor_core_error(int head_size, cudaStream_t stream);
 
 }  // namespace pentatron

@@ -1,3 +1,5 @@
+// Attention in tiles on tensor cores (FlashAttention-2; Dao, 2023).
+//
 // Each warp owns some rows of a tile that is held fixed (of queries in forward), and has in registers what it
 // sums up for them. Together, the warps of a block go through tiles of the other kind (of keys) in
 // shared memory; while one of these is computed with, the next one is on its way.
@@ -7,8 +9,8 @@
 //      warp 1   q, rows 32..63    x k^T = scores -> softmax -> weights     x v   ->    out, rows 32..63
 //      ...      (shared memory)           (registers)                                  (registers)
 //
-// Scores never leave the lanes that computed them, since mma takes its left factor in the layout in which it
-// leaves a result (tensor_core.h).
+// Scores stay in the lanes that computed them: mma takes its left factor as it leaves a result
+// (tensor_core.h).
 //
 // Backward holds keys fixed and goes through the queries. It has two sums, d_k and d_v, and a warp has no
 // registers for both. So two warps share some keys. One has their k in registers, the other one their v, and
@@ -24,8 +26,7 @@
 // All exponentials are powers of 2: `scale` is log2(e) / sqrt(size).
 #include <cmath>
 
-#include "kernels/attention_tensor_core.h"
-#include "kernels/attention_tiled.h"
+#include "kernels/attention.h"
 #include "kernels/tensor_core_tiles.h"
 
 namespace pentatron {
@@ -109,18 +110,18 @@ __device__ void online_softmax(float scale, float (&scores)[m][n][4], float (&la
 // most keys, come first, so that no block that takes long begins late.
 template <int size, class Result>
 __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
-    tensor_core_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                               const real* __restrict__ v, int queries, int keys, int query_stride,
-                               int key_stride, bool diagonal, Documents documents, int heads, int kv_heads,
-                               float scale, Result* __restrict__ out, accum* __restrict__ lse) {
+    tensor_core_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, float scale,
+                               Out<Result> out, Out<accum> lse) {
   using Of = ForwardCut<size>;
+  const int queries = block.queries, keys = block.keys;
+  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, tile_size = looped * size;
   const int tiles = (queries + Of::fixed - 1) / Of::fixed;
   const int first_query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * Of::fixed;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
   const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
-  const int first_row = sequence * query_stride + first_query;
-  const size_t kv = static_cast<size_t>(sequence) * key_stride * kv_leading +
+  const int first_row = sequence * block.query_stride + first_query;
+  const size_t kv = static_cast<size_t>(sequence) * block.key_stride * kv_leading +
                     static_cast<size_t>(head / (heads / kv_heads)) * size;
 
   real* const q_tile = block_memory<real>();         // [fixed, size]
@@ -137,8 +138,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
   begin_load<size, Of::fixed, Of::threads>(q + static_cast<size_t>(first_row) * leading + head * size,
                                            leading, queries - first_query, q_tile);
-  const int visible_keys = diagonal ? std::min(keys, first_query + Of::fixed) : keys;
-  const int unseen = documents.first_key(sequence, first_query) / looped * looped;
+  const int visible_keys = block.diagonal ? std::min(keys, first_query + Of::fixed) : keys;
+  const int unseen = block.documents.first_key(sequence, first_query) / looped * looped;
   if (unseen < visible_keys) begin_load_keys(unseen);
   for (int first_key = unseen; first_key < visible_keys; first_key += looped) {
     wait_for_copies();
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     if (first_key + looped < visible_keys) begin_load_keys(first_key + looped);
     const real* const k_tile = tile_at(first_key);
     // This warp's query i sees key j of the tile where j <= i + ahead.
-    const int ahead = diagonal ? first_query + of_warp - first_key : looped;
+    const int ahead = block.diagonal ? first_query + of_warp - first_key : looped;
     if (ahead + Of::rows <= 0) continue;
     Sums<Of::rows, looped> scores = {};
 #pragma unroll 2  // all at once, addresses and factors would take too many registers
@@ -160,10 +161,10 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
         if (key > query + ahead || key >= keys - first_key) score = -INFINITY;
       });
     }
-    if (documents.starts) {
+    if (block.documents.starts) {
       for_each(scores, [&](float& score, int query, int key) {
         const int row = std::min(first_query + of_warp + query, queries - 1);
-        if (first_key + key < documents.first_key(sequence, row)) score = -INFINITY;
+        if (first_key + key < block.documents.first_key(sequence, row)) score = -INFINITY;
       });
     }
     online_softmax(scale, scores, largest, sum, sums);
@@ -191,9 +192,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
 // ---- Backward ---------------------------------------------------------------------------------------------
 
-// Two warps have `rows` keys, a block `fixed`. They loop over tiles of `looped` queries, and compute scores
-// of `part` of these at a time. In a lane's 255 registers are rows x size / 32 sums, half as many of k or v,
-// and rows x part / 32 scores.
+// Two warps have `rows` keys, a block `fixed`. They loop over tiles of `looped` queries, `part` at a time. In
+// a lane's 255 registers are rows x size / 32 sums, half as many of k or v, and rows x part / 32 scores.
 template <int size>
 struct BackwardCut {
   static constexpr int warps = 4, threads = warps * lanes_of_warp;
@@ -203,8 +203,7 @@ struct BackwardCut {
 
 // lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.
 template <int tile_rows>
-__device__ void begin_load_statistics(const accum* __restrict__ lse /*[rows, heads]*/,
-                                      const accum* __restrict__ dots, int heads, int rows,
+__device__ void begin_load_statistics(In<accum> lse /*[rows, heads]*/, In<accum> dots, int heads, int rows,
                                       accum* to /*[2, tile_rows]*/) {
   const int row = thread_of_block();
   if (row >= tile_rows) return;
@@ -217,15 +216,8 @@ __device__ void begin_load_statistics(const accum* __restrict__ lse /*[rows, hea
 template <int m, int n>
 __device__ void as_weights(float scale, const accum* lse /*[8 n]*/, int ahead, int keys,
                            float (&scores)[m][n][4]) {
-#pragma unroll
-  for (int j = 0; j < n; ++j) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float of_query = log2_e * lse[column_of(j, e)];
-#pragma unroll
-      for (int i = 0; i < m; ++i) scores[i][j][e] = exp2_fast(scale * scores[i][j][e] - of_query);
-    }
-  }
+  for_each(scores,
+           [&](float& score, int, int query) { score = exp2_fast(scale * score - log2_e * lse[query]); });
   if (ahead >= 16 * m - 1 && keys >= 16 * m) return;
   for_each(scores, [&](float& weight, int key, int query) {
     if (key > query + ahead || key >= keys) weight = 0;
@@ -241,31 +233,18 @@ __device__ uint32_t& in_tile(real* tile /*[rows, size]*/, int row, int column, i
 
 template <int size, int m, int depth>
 __device__ void store_factor(const uint32_t (&factor)[m][depth][4], int row, int column, real* tile) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int k = 0; k < depth; ++k) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) in_tile<size>(tile, row, column, i, k, r) = factor[i][k][r];
-    }
-  }
+  for_registers<m, depth>(
+      [&](int i, int k, int r) { in_tile<size>(tile, row, column, i, k, r) = factor[i][k][r]; });
 }
 
 // d_weights become d_scores, weights * (d_weights - dots), without their factor 1 / sqrt(size).
 template <int size, int m, int n>
 __device__ void differentiate(real* weights /*[rows, size]*/, int row, int column,
                               const accum* dots /*[8 n]*/, float (&d_weights)[m][n][4]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const uint32_t pair = in_tile<size>(weights, row, column, i, j / 2, j % 2 * 2 + e / 2);
-        d_weights[i][j][e] = unpack(pair, e % 2) * (d_weights[i][j][e] - dots[column_of(j, e)]);
-      }
-    }
-  }
+  for_registers<m, n>([&](int i, int j, int e) {
+    const uint32_t pair = in_tile<size>(weights, row, column, i, j / 2, j % 2 * 2 + e / 2);
+    d_weights[i][j][e] = unpack(pair, e % 2) * (d_weights[i][j][e] - dots[column_of(j, e)]);
+  });
 }
 
 // How a block adds to a tile of queries of d_q.
@@ -280,8 +259,7 @@ struct Turn {
   size_t start;
 };
 
-// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns, some at a
-// time.
+// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns.
 template <int size, int keys, class Result>
 __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, const real* k /*[keys, size]*/,
                            float scale, int rows, int leading, const Turn<Result>& turn) {
@@ -336,14 +314,13 @@ __device__ inline int first_key_tile(const Documents& documents, int sequence, i
 // waiting. Blocks take numbers as they begin, so that those for which a block waits have begun.
 template <int size, class Result>
 __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
-    tensor_core_backward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                const real* __restrict__ v, const real* __restrict__ d_out,
-                                const accum* __restrict__ lse, const accum* __restrict__ dots, int queries,
-                                int keys, int query_stride, int key_stride, bool diagonal,
-                                Documents documents, int heads, int kv_heads, float scale, bool add,
+    tensor_core_backward_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
+                                In<accum> dots, AttentionBlock block, float scale, bool add,
                                 int32_t* next_number, int32_t* turns, accum* d_q_sums, Result* d_q,
-                                Result* __restrict__ d_k, Result* __restrict__ d_v) {
+                                Out<Result> d_k, Out<Result> d_v) {
   using Of = BackwardCut<size>;
+  const int queries = block.queries, keys = block.keys;
+  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, part = Of::part, tile_size = looped * size;
   const int leading = heads * size, kv_leading = kv_heads * size, group = heads / kv_heads;
   const int tiles = (keys + Of::fixed - 1) / Of::fixed, query_tiles = (queries + looped - 1) / looped;
@@ -358,10 +335,10 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   if (thread_of_block() == 0) {
     const int number = take_number(next_number);
     *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads, queries};
-    if (documents.starts) {
+    if (block.documents.starts) {
       int end = 0;  // of the queries that have this tile of keys
       while (end < queries &&
-             first_key_tile(documents, place->sequence, end, keys, Of::fixed) <= place->key_tile)
+             first_key_tile(block.documents, place->sequence, end, keys, Of::fixed) <= place->key_tile)
         end += looped;
       place->queries = std::min(end, queries);
     }
@@ -369,9 +346,9 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   synchronize_block();
   const auto first_key = [&] { return place->key_tile * Of::fixed; };
   // Queries before all that see these keys.
-  const auto unseen = [&] { return diagonal ? first_key() / looped * looped : 0; };
+  const auto unseen = [&] { return block.diagonal ? first_key() / looped * looped : 0; };
   const auto begin_load_queries = [&](int head, int first_query) {
-    const int row = place->sequence * query_stride + first_query, buffer = first_query / looped % 2;
+    const int row = place->sequence * block.query_stride + first_query, buffer = first_query / looped % 2;
     begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
                                                leading, queries - first_query,
                                                q_tiles + buffer * (2 * tile_size));
@@ -379,10 +356,11 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
                                   queries - first_query, statistics + buffer * (2 * looped));
   };
   const auto turn_of = [&](int head, int first_query) {
-    const int last_tile = diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
-    const size_t row = static_cast<size_t>(place->sequence) * query_stride + first_query;
+    const int last_tile =
+        block.diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
+    const size_t row = static_cast<size_t>(place->sequence) * block.query_stride + first_query;
     const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
-    const int first_tile = first_key_tile(documents, place->sequence, first_query, keys, Of::fixed);
+    const int first_tile = first_key_tile(block.documents, place->sequence, first_query, keys, Of::fixed);
     const bool rounds = place->key_tile == first_tile && !std::is_same_v<Result, accum>;
     return Turn<Result>{
         turns + number, last_tile - place->key_tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
@@ -394,7 +372,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
 
   Factor<Of::rows, size> fixed;
   Sums<Of::rows, size> sums = {};
-  const size_t first_row = static_cast<size_t>(place->sequence) * key_stride + first_key();
+  const size_t first_row = static_cast<size_t>(place->sequence) * block.key_stride + first_key();
   begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->kv_head * size,
                                                 kv_leading, keys - first_key(), k_tile);
   wait_for_copies();
@@ -419,12 +397,12 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
         multiply<size, Transpose::yes>(fixed, q_part + which * tile_size, 0, scores);
         Factor<Of::rows, part> factor;
         if (which == 0) {
-          const int ahead = diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
+          const int ahead = block.diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
           as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
-          if (documents.starts) {
+          if (block.documents.starts) {
             for_each(scores, [&](float& weight, int key, int query) {
               const int row = std::min(first_query + of_part + query, queries - 1);
-              if (first_key() + of_pair + key < documents.first_key(place->sequence, row)) weight = 0;
+              if (first_key() + of_pair + key < block.documents.first_key(place->sequence, row)) weight = 0;
             });
           }
           as_factor(scores, factor);
@@ -445,7 +423,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     pass_on(head, (place->queries - 1) / looped * looped);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
-  const size_t row = static_cast<size_t>(place->sequence) * key_stride + first_key() + of_pair;
+  const size_t row = static_cast<size_t>(place->sequence) * block.key_stride + first_key() + of_pair;
   store(sums, keys - first_key() - of_pair, add ? Store::add : Store::assign,
         (which == 0 ? d_v : d_k) + row * kv_leading + place->kv_head * size, kv_leading);
 }
@@ -462,11 +440,6 @@ void for_head_size(int size, Function f) {
   fail("attention on tensor cores", ("head size " + std::to_string(size)).c_str(), __FILE__, __LINE__);
 }
 
-// Blocks of a grid: every tile of `rows` of every head of every sequence.
-dim3 tiles_of(const AttentionBlock& block, int rows, int heads, int tile) {
-  return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * block.batch);
-}
-
 size_t tile_bytes(int rows, int size) { return sizeof(real) * rows * size; }
 
 float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); }
@@ -476,16 +449,14 @@ float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); 
 template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                          AccumTensor lse, cudaStream_t stream) {
-  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = ForwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_forward_kernel<size, Result>>(),
-                       Grid(tiles_of(block, block.queries, heads, Of::fixed), Of::threads),
+                       Grid(block.tiles(block.queries, block.head.heads, Of::fixed), Of::threads),
                        tile_bytes(Of::fixed + 4 * Of::looped, size),
                        attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
-                       v.data, block.queries, block.keys, block.query_stride, block.key_stride,
-                       block.diagonal, block.documents, heads, kv_heads, scale_of(size), out.data, lse.data);
+                       v.data, block, scale_of(size), out.data, lse.data);
   });
 }
 
@@ -493,36 +464,28 @@ template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
                           Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
                           Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream) {
-  const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   int32_t* const turns = memory.turns.data;
+  const int64_t numbers = backward_turns(block.batch, block.head.heads, block.queries);
   accum* sums = memory.d_q.data;
   if constexpr (std::is_same_v<Result, accum>) sums = d_q.data;
-  CUDA_CHECK(
-      cudaMemsetAsync(turns, 0, backward_turns(block.batch, heads, block.queries) * sizeof(int32_t), stream));
+  CUDA_CHECK(cudaMemsetAsync(turns, 0, numbers * sizeof(int32_t), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = BackwardCut<size>;
     launch_with_memory(
         in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
-        Grid(tiles_of(block, block.keys, kv_heads, Of::fixed), Of::threads),
+        Grid(block.tiles(block.keys, block.head.kv_heads, Of::fixed), Of::threads),
         tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
         attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
-        lse.data, dots.data, block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
-        block.documents, heads, kv_heads, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data,
+        lse.data, dots.data, block, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data,
         d_v.data);
   });
 }
 
-template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor,
-                                  cudaStream_t);
-template void tensor_core_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
-                                  cudaStream_t);
-template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
-                                   AccumTensor, const BackwardMemory&, bool, Tensor, Tensor, Tensor,
-                                   cudaStream_t);
-template void tensor_core_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor,
-                                   AccumTensor, const BackwardMemory&, bool, AccumTensor, AccumTensor,
-                                   AccumTensor, cudaStream_t);
+template decltype(tensor_core_forward<real>) tensor_core_forward<real>;
+template decltype(tensor_core_forward<accum>) tensor_core_forward<accum>;
+template decltype(tensor_core_backward<real>) tensor_core_backward<real>;
+template decltype(tensor_core_backward<accum>) tensor_core_backward<accum>;
 
 double tensor_core_error(int head_size, cudaStream_t stream) {
   constexpr int rows = 150, heads = 2, kv_heads = 1;  // no tile fits exactly
@@ -539,21 +502,18 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   const AccumTensor lse = memory.matrix<accum>(rows, heads), dots = memory.matrix<accum>(rows, heads);
   const BackwardMemory of_backward = {
       {}, memory.matrix<accum>(rows, of_queries), memory.matrix<int32_t>(1, backward_turns(1, heads, rows))};
-  // out, d_q, d_k, d_v, end to end
   const auto results = [&](auto forward, auto backward, const auto&... memory_of_backward) {
-    std::vector<std::vector<double>> all;
     const Tensor out = memory.matrix<real>(rows, of_queries), d_q = memory.matrix<real>(rows, of_queries),
                  d_k = memory.matrix<real>(rows, of_keys), d_v = memory.matrix<real>(rows, of_keys);
     forward(block, q, k, v, out, lse, stream);
     attention_dots(out, d_out, dots, stream);
     backward(block, q, k, v, lse, d_out, dots, memory_of_backward..., false, d_q, d_k, d_v, stream);
+    std::vector<PinnedArray<real>> all;
     for (const Tensor& x : {out, d_q, d_k, d_v}) {
-      PinnedArray<real> host(x.size());
+      const auto& host = all.emplace_back(x.size());
       CUDA_CHECK(cudaMemcpyAsync(host.data(), x.data, x.bytes(), cudaMemcpyDeviceToHost, stream));
-      CUDA_CHECK(cudaStreamSynchronize(stream));
-      all.emplace_back();
-      for (size_t i = 0; i < x.size(); ++i) all.back().push_back(static_cast<float>(host[i]));
     }
+    CUDA_CHECK(cudaStreamSynchronize(stream));
     return all;
   };
   const auto expected = results(tiled_forward<real>, tiled_backward<real>);
@@ -562,9 +522,9 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   for (size_t x = 0; x < expected.size(); ++x) {
     double largest = 0, difference = 0;
     for (size_t i = 0; i < expected[x].size(); ++i) {
-      const double of_element = std::abs(computed[x][i] - expected[x][i]);
+      const double want = float(expected[x][i]), of_element = std::abs(float(computed[x][i]) - want);
       if (!(of_element <= difference)) difference = of_element;  // NaN, too
-      largest = std::max(largest, std::abs(expected[x][i]));
+      largest = std::max(largest, std::abs(want));
     }
     if (!(difference / largest <= error)) error = difference / largest;
   }

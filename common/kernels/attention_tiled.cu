@@ -1,14 +1,17 @@
+// Attention in tiles. A block of threads takes some queries and loops over the keys, one tile at a time. It
+// holds only one tile's scores. The softmax is online: a running maximum, and sums that are scaled down when
+// it grows (Milakov and Gimelshein, 2018). Backward recomputes the probabilities from lse (FlashAttention and
+// FlashAttention-2; Dao, 2022 and 2023). So memory is linear in the sequence. Tiles above the diagonal are
+// skipped. README.md derives this.
 #include <cmath>
 
 #include "device/kernel.h"
-#include "kernels/approximate.h"
-#include "kernels/attention_tiled.h"
+#include "kernels/attention.h"
 
 namespace pentatron {
 
 // Every product here is of matrices in block memory, [tile, tile] or [tile, columns], where `columns` is the
-// head size rounded up. A thread computes a patch of the result at a time, in registers: on a GPU 4 x 4, on
-// the CPU 4 vectors.
+// head size rounded up. A thread computes a patch of it in registers: on a GPU 4 x 4, on the CPU 4 vectors.
 //
 // A kernel holds one tile fixed and loops over the others. The fixed tile lies transposed, [columns, tile],
 // those looped over as they come, [tile, columns]; scores, [looped, fixed], and sums, [fixed, columns], then
@@ -21,10 +24,9 @@ constexpr int patch_columns = 64 / sizeof(accum);
 #endif
 using Patch = accum[patch_rows][patch_columns];
 
-// patch += a b, where element (i, k) of a lies at a[i * row_stride + k * depth_stride] and b's rows `leading`
-// apart.
-__device__ inline void multiply_add(const accum* __restrict__ a, int row_stride, int depth_stride,
-                                    const accum* __restrict__ b, int leading, int depth, Patch& patch) {
+// patch += a b. Element (i, k) of a lies at a[i * row_stride + k * depth_stride], b's rows `leading` apart.
+__device__ inline void multiply_add(In<accum> a, int row_stride, int depth_stride, In<accum> b, int leading,
+                                    int depth, Patch& patch) {
   for (int k = 0; k < depth; ++k) {
     for (int i = 0; i < patch_rows; ++i) {
       const accum factor = a[i * row_stride + k * depth_stride];
@@ -35,23 +37,16 @@ __device__ inline void multiply_add(const accum* __restrict__ a, int row_stride,
 }
 
 // A tile of rows of one head, and zeros beyond the last row and beyond the head: products need no bounds.
-__device__ inline void load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows,
-                            int size, int tile, int columns, accum* __restrict__ to /*[tile, columns]*/) {
+template <Transpose transpose = Transpose::no>
+__device__ void load(In<real> from /*[rows, leading]*/, int leading, int rows, int size, int tile,
+                     int columns, Out<accum> to /*[tile, columns], or transposed*/) {
+  const auto at = [&](int row, int j) {
+    return transpose == Transpose::yes ? j * tile + row : row * columns + j;
+  };
   for (int row : warp_range(tile)) {
     const int there = row < rows ? size : 0;
-    for (int j : lane_range(there))
-      to[row * columns + j] = accum(from[static_cast<size_t>(row) * leading + j]);
-    for (int j : lane_range(columns - there)) to[row * columns + there + j] = 0;
-  }
-}
-
-__device__ inline void load_transposed(const real* __restrict__ from /*[rows, leading]*/, int leading,
-                                       int rows, int size, int tile, int columns,
-                                       accum* __restrict__ to /*[columns, tile]*/) {
-  for (int row : warp_range(tile)) {
-    const int there = row < rows ? size : 0;
-    for (int j : lane_range(there)) to[j * tile + row] = accum(from[static_cast<size_t>(row) * leading + j]);
-    for (int j : lane_range(columns - there)) to[(there + j) * tile + row] = 0;
+    for (int j : lane_range(there)) to[at(row, j)] = accum(from[static_cast<size_t>(row) * leading + j]);
+    for (int j : lane_range(columns - there)) to[at(row, there + j)] = 0;
   }
 }
 
@@ -60,10 +55,9 @@ __device__ inline void fill(accum* to, int size, accum value) {
 }
 
 // sum = factor * sum + weights^T looped; without `factor`, 1 everywhere.
-__device__ inline void accumulate_tile(const accum* __restrict__ weights /*[tile looped, tile fixed]*/,
-                                       const accum* __restrict__ looped /*[tile, columns]*/,
-                                       const accum* __restrict__ factor /*[tile]*/, int tile, int columns,
-                                       accum* __restrict__ sum /*[tile fixed, columns]*/) {
+__device__ inline void accumulate_tile(In<accum> weights /*[tile looped, tile fixed]*/,
+                                       In<accum> looped /*[tile, columns]*/, In<accum> factor /*[tile]*/,
+                                       int tile, int columns, Out<accum> sum /*[tile fixed, columns]*/) {
   const int patches = columns / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
     const int row = p / patches * patch_rows, column = p % patches * patch_columns;
@@ -82,20 +76,28 @@ constexpr accum lowest_score = -1e30;
 
 // The first key that each query of a tile may see. (Those beyond the last query are not read from memory.)
 __device__ inline void load_first_keys(const Documents& documents, int sequence, int first_query, int rows,
-                                       int tile, int* __restrict__ first_keys /*[tile]*/) {
+                                       int tile, Out<int> first_keys /*[tile]*/) {
   for (int i : block_range(tile))
     first_keys[i] = i < rows ? documents.first_key(sequence, first_query + i) : 0;
 }
 
+// Which keys of a tile the queries of a tile see: of those that are there, from a query's first key minus
+// `before` up to its number plus `ahead`.
+struct Mask {
+  int keys;               // that are there
+  const int* first_keys;  // [tile]
+  int before, ahead;
+  __device__ bool shows(int query, int key) const {  // && would be branches
+    return (key < keys) & (key <= query + ahead) & (key >= first_keys[query] - before);
+  }
+};
+
 // ---- Forward ----------------------------------------------------------------------------------------------
 
-// scores = scale * k q^T, and -infinity where the query does not see the key. Keys [0, keys) of this tile are
-// there. A query sees those from its `first_keys` minus `before` up to its number plus `ahead`.
-__device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]*/,
-                                   const accum* __restrict__ q /*[columns, tile]*/, accum scale, int keys,
-                                   const int* __restrict__ first_keys /*[tile]*/, int before, int ahead,
-                                   int tile, int columns,
-                                   accum* __restrict__ scores /*[tile keys, tile queries]*/) {
+// scores = scale * k q^T, and -infinity where the query does not see the key.
+__device__ inline void tile_scores(In<accum> k /*[tile, columns]*/, In<accum> q /*[columns, tile]*/,
+                                   accum scale, Mask mask, int tile, int columns,
+                                   Out<accum> scores /*[tile keys, tile queries]*/) {
   const int patches = tile / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
     const int row = p / patches * patch_rows, column = p % patches * patch_columns;
@@ -104,9 +106,7 @@ __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]
     for (int i = 0; i < patch_rows; ++i) {
       const int key = row + i;
       for (int j = 0; j < patch_columns; ++j) {
-        const bool visible =
-            key < keys && key <= column + j + ahead && key >= first_keys[column + j] - before;
-        scores[key * tile + column + j] = visible ? scale * patch[i][j] : -INFINITY;
+        scores[key * tile + column + j] = mask.shows(column + j, key) ? scale * patch[i][j] : -INFINITY;
       }
     }
   }
@@ -114,9 +114,8 @@ __device__ inline void tile_scores(const accum* __restrict__ k /*[tile, columns]
 
 // Scores become exp(score - largest), where `largest` now includes this tile; `factor` is what sums made with
 // the largest before have to be scaled by, and `sum` is that of the exponentials. A thread owns some queries.
-__device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[tile keys, tile queries]*/,
-                                      accum* __restrict__ largest /*[tile]*/, accum* __restrict__ factor,
-                                      accum* __restrict__ sum) {
+__device__ inline void online_softmax(int tile, Out<accum> scores /*[tile keys, tile queries]*/,
+                                      Out<accum> largest /*[tile]*/, Out<accum> factor, Out<accum> sum) {
   for (int i : block_range(tile)) factor[i] = largest[i];
   for (int key = 0; key < tile; ++key) {
     for (int i : block_range(tile)) largest[i] = std::max(largest[i], scores[key * tile + i]);
@@ -137,15 +136,14 @@ __device__ inline void online_softmax(int tile, accum* __restrict__ scores /*[ti
 
 // One block a (sequence, head, tile of queries); it loops over the tiles of keys.
 template <class Result>
-__global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                     const real* __restrict__ v, int queries, int keys, int query_stride,
-                                     int key_stride, bool diagonal, Documents documents, int heads,
-                                     int kv_heads, int size, accum scale, int tile, int columns,
-                                     Result* __restrict__ out, accum* __restrict__ lse) {
+__global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, accum scale,
+                                     int tile, int columns, Out<Result> out, Out<accum> lse) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
-  const size_t kv_start = static_cast<size_t>(sequence) * key_stride * kv_heads * size +
+  const size_t first_row = static_cast<size_t>(sequence) * block.query_stride + first_query;
+  const size_t kv_start = static_cast<size_t>(sequence) * block.key_stride * kv_heads * size +
                           static_cast<size_t>(head / (heads / kv_heads)) * size;
   const int rows = std::min(tile, queries - first_query), kv_leading = kv_heads * size;
 
@@ -159,21 +157,23 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
   accum* const sum = factor + tile;
   int* const first_keys = reinterpret_cast<int*>(sum + tile);
 
-  load_transposed(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns, q_tile);
+  load<Transpose::yes>(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns,
+                       q_tile);
   fill(out_tile, tile * columns, 0);
   fill(largest, tile, lowest_score);
   fill(sum, tile, 0);
-  load_first_keys(documents, sequence, first_query, rows, tile, first_keys);
-  const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
-  const int unseen = documents.first_key(sequence, first_query) / tile * tile;
+  load_first_keys(block.documents, sequence, first_query, rows, tile, first_keys);
+  const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
+  const int unseen = block.documents.first_key(sequence, first_query) / tile * tile;
   for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_scores(k_tile, q_tile, scale, keys - first_key, first_keys, first_key,
-                diagonal ? first_query - first_key : tile, tile, columns, scores);
+    tile_scores(k_tile, q_tile, scale,
+                {keys - first_key, first_keys, first_key, block.diagonal ? first_query - first_key : tile},
+                tile, columns, scores);
     __syncthreads();
     online_softmax(tile, scores, largest, factor, sum);
     accumulate_tile(scores, v_tile, factor, tile, columns, out_tile);
@@ -189,17 +189,12 @@ __global__ void tiled_forward_kernel(const real* __restrict__ q, const real* __r
 // ---- Backward ---------------------------------------------------------------------------------------------
 
 // probabilities = exp(scale * a1 b1 - lse) and d_scores = scale * probabilities * (a2 b2 - dots) of a tile:
-// (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round. As
-// above, `keys` are there, and a query sees those from its `first_keys` minus `before` up to its number plus
-// `ahead`.
+// (a1, a2) is (q, d_out) and (b1, b2) is (k, v)^T or, where keys are looped over, the other way round.
 template <bool keys_looped>
-__device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/, const accum* __restrict__ a2,
-                               const accum* __restrict__ b1 /*[columns, tile]*/, const accum* __restrict__ b2,
-                               const accum* __restrict__ lse /*[tile]*/, const accum* __restrict__ dots,
-                               accum scale, int keys, const int* __restrict__ first_keys /*[tile]*/,
-                               int before, int ahead, int tile, int columns,
-                               accum* __restrict__ probabilities /*[tile looped, tile fixed]*/,
-                               accum* __restrict__ d_scores) {
+__device__ void tile_gradients(In<accum> a1 /*[tile, columns]*/, In<accum> a2,
+                               In<accum> b1 /*[columns, tile]*/, In<accum> b2, In<accum> lse /*[tile]*/,
+                               In<accum> dots, accum scale, Mask mask, int tile, int columns,
+                               Out<accum> probabilities /*[tile looped, tile fixed]*/, Out<accum> d_scores) {
   const int patches = tile / patch_columns;
   for (int p : block_range(tile / patch_rows * patches)) {
     const int row = p / patches * patch_rows, column = p % patches * patch_columns;
@@ -211,10 +206,8 @@ __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/,
       for (int j = 0; j < patch_columns; ++j) {
         const int looped = row + i, fixed = column + j;
         const int query = keys_looped ? fixed : looped, key = keys_looped ? looped : fixed;
-        const bool visible = (key < keys) & (key <= query + ahead) &
-                             (key >= first_keys[query] - before);  // && would be a branch
         const accum exponent = scale * scores[i][j] - lse[query];
-        const accum probability = exp_fast(visible ? exponent : -INFINITY);
+        const accum probability = exp_fast(mask.shows(query, key) ? exponent : -INFINITY);
         probabilities[looped * tile + fixed] = probability;
         d_scores[looped * tile + fixed] = scale * probability * (d_probabilities[i][j] - dots[query]);
       }
@@ -224,8 +217,8 @@ __device__ void tile_gradients(const accum* __restrict__ a1 /*[tile, columns]*/,
 
 // to (+)= rows of a tile.
 template <class Result>
-__device__ void store(const accum* __restrict__ from /*[tile, columns]*/, int columns, int rows, int size,
-                      bool add, Result* __restrict__ to /*[rows, leading]*/, int leading) {
+__device__ void store(In<accum> from /*[tile, columns]*/, int columns, int rows, int size, bool add,
+                      Out<Result> to /*[rows, leading]*/, int leading) {
   for (int row : warp_range(rows)) {
     Result* const to_row = to + static_cast<size_t>(row) * leading;
     for (int j : lane_range(size)) {
@@ -235,9 +228,8 @@ __device__ void store(const accum* __restrict__ from /*[tile, columns]*/, int co
 }
 
 // lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.
-__device__ inline void load_statistics(const accum* __restrict__ lse /*[rows, heads]*/,
-                                       const accum* __restrict__ dots, int heads, int rows, int tile,
-                                       accum* __restrict__ lse_tile, accum* __restrict__ dots_tile) {
+__device__ inline void load_statistics(In<accum> lse /*[rows, heads]*/, In<accum> dots, int heads, int rows,
+                                       int tile, Out<accum> lse_tile, Out<accum> dots_tile) {
   for (int i : block_range(tile)) {
     lse_tile[i] = i < rows ? lse[static_cast<size_t>(i) * heads] : 0;
     dots_tile[i] = i < rows ? dots[static_cast<size_t>(i) * heads] : 0;
@@ -247,16 +239,14 @@ __device__ inline void load_statistics(const accum* __restrict__ lse /*[rows, he
 // d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its group
 // and the tiles of queries that see these keys.
 template <class Result>
-__global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                           const real* __restrict__ v, const real* __restrict__ d_out,
-                                           const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                           int queries, int keys, int query_stride, int key_stride,
-                                           bool diagonal, Documents documents, int heads, int kv_heads,
-                                           int size, accum scale, int tile, int columns, bool add,
-                                           Result* __restrict__ d_k, Result* __restrict__ d_v) {
+__global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
+                                           In<accum> dots, AttentionBlock block, accum scale, int tile,
+                                           int columns, bool add, Out<Result> d_k, Out<Result> d_v) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys;
   const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
   const int kv_head = blockIdx.x / tiles % kv_heads, sequence = blockIdx.x / tiles / kv_heads;
-  const size_t first_row = static_cast<size_t>(sequence) * key_stride + first_key;
+  const size_t first_row = static_cast<size_t>(sequence) * block.key_stride + first_key;
   const size_t kv = (first_row * kv_heads + kv_head) * size;
   const int rows = std::min(tile, keys - first_key), q_leading = heads * size, kv_leading = kv_heads * size;
 
@@ -272,24 +262,25 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
   accum* const dots_tile = lse_tile + tile;
   int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
-  load_transposed(k + kv, kv_leading, rows, size, tile, columns, k_tile);
-  load_transposed(v + kv, kv_leading, rows, size, tile, columns, v_tile);
+  load<Transpose::yes>(k + kv, kv_leading, rows, size, tile, columns, k_tile);
+  load<Transpose::yes>(v + kv, kv_leading, rows, size, tile, columns, v_tile);
   fill(d_k_tile, 2 * tile * columns, 0);  // and d_v_tile
   for (int head = kv_head * (heads / kv_heads); head < (kv_head + 1) * (heads / kv_heads); ++head) {
-    for (int first_query = diagonal ? first_key : 0; first_query < queries; first_query += tile) {
-      if (documents.first_key(sequence, first_query) >= first_key + rows) break;  // nor do later queries
-      const size_t row = static_cast<size_t>(sequence) * query_stride + first_query;
+    for (int first_query = block.diagonal ? first_key : 0; first_query < queries; first_query += tile) {
+      if (block.documents.first_key(sequence, first_query) >= first_key + rows)
+        break;  // nor do later queries
+      const size_t row = static_cast<size_t>(sequence) * block.query_stride + first_query;
       const size_t start = (row * heads + head) * size;
       __syncthreads();  // the tiles before have been used
       load(q + start, q_leading, queries - first_query, size, tile, columns, q_tile);
       load(d_out + start, q_leading, queries - first_query, size, tile, columns, d_out_tile);
       load_statistics(lse + row * heads + head, dots + row * heads + head, heads, queries - first_query, tile,
                       lse_tile, dots_tile);
-      load_first_keys(documents, sequence, first_query, queries - first_query, tile, first_keys);
+      load_first_keys(block.documents, sequence, first_query, queries - first_query, tile, first_keys);
       __syncthreads();
-      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale, rows, first_keys,
-                            first_key, diagonal ? first_query - first_key : tile, tile, columns,
-                            probabilities, d_scores);
+      tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale,
+                            {rows, first_keys, first_key, block.diagonal ? first_query - first_key : tile},
+                            tile, columns, probabilities, d_scores);
       __syncthreads();
       accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
       accumulate_tile(d_scores, q_tile, nullptr, tile, columns, d_k_tile);
@@ -302,18 +293,16 @@ __global__ void tiled_backward_keys_kernel(const real* __restrict__ q, const rea
 
 // d_q. One block a (sequence, head, tile of queries); it loops over the tiles of keys that these see.
 template <class Result>
-__global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const real* __restrict__ k,
-                                              const real* __restrict__ v, const real* __restrict__ d_out,
-                                              const accum* __restrict__ lse, const accum* __restrict__ dots,
-                                              int queries, int keys, int query_stride, int key_stride,
-                                              bool diagonal, Documents documents, int heads, int kv_heads,
-                                              int size, accum scale, int tile, int columns, bool add,
-                                              Result* __restrict__ d_q) {
+__global__ void tiled_backward_queries_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out,
+                                              In<accum> lse, In<accum> dots, AttentionBlock block,
+                                              accum scale, int tile, int columns, bool add, Out<Result> d_q) {
+  const auto [heads, kv_heads, size] = block.head;
+  const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const size_t first_row = static_cast<size_t>(sequence) * query_stride + first_query;
+  const size_t first_row = static_cast<size_t>(sequence) * block.query_stride + first_query;
   const size_t start = (first_row * heads + head) * size;
-  const size_t kv_start = static_cast<size_t>(sequence) * key_stride * kv_heads * size +
+  const size_t kv_start = static_cast<size_t>(sequence) * block.key_stride * kv_heads * size +
                           static_cast<size_t>(head / (heads / kv_heads)) * size;
   const int rows = std::min(tile, queries - first_query), q_leading = heads * size,
             kv_leading = kv_heads * size;
@@ -329,23 +318,24 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
   accum* const dots_tile = lse_tile + tile;
   int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
-  load_transposed(q + start, q_leading, rows, size, tile, columns, q_tile);
-  load_transposed(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
+  load<Transpose::yes>(q + start, q_leading, rows, size, tile, columns, q_tile);
+  load<Transpose::yes>(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
   load_statistics(lse + first_row * heads + head, dots + first_row * heads + head, heads, rows, tile,
                   lse_tile, dots_tile);
-  load_first_keys(documents, sequence, first_query, rows, tile, first_keys);
+  load_first_keys(block.documents, sequence, first_query, rows, tile, first_keys);
   fill(d_q_tile, tile * columns, 0);
-  const int visible_keys = diagonal ? std::min(keys, first_query + tile) : keys;
-  const int unseen = documents.first_key(sequence, first_query) / tile * tile;
+  const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
+  const int unseen = block.documents.first_key(sequence, first_query) / tile * tile;
   for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale, keys - first_key,
-                         first_keys, first_key, diagonal ? first_query - first_key : tile, tile, columns,
-                         probabilities, d_scores);
+    tile_gradients<true>(
+        k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale,
+        {keys - first_key, first_keys, first_key, block.diagonal ? first_query - first_key : tile}, tile,
+        columns, probabilities, d_scores);
     __syncthreads();
     accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
   }
@@ -355,8 +345,6 @@ __global__ void tiled_backward_queries_kernel(const real* __restrict__ q, const 
 
 // ---- Launches ---------------------------------------------------------------------------------------------
 
-namespace {
-
 // Sizes of a kernel's tiles: rows, columns, and bytes of all of them together.
 struct Tiling {
   int tile, columns;
@@ -365,7 +353,7 @@ struct Tiling {
 
 // The largest tiles of which a block's memory has room for `matrices` [tile, columns], `squares` [tile, tile]
 // and `vectors` [tile]; but not longer than need be: what lies beyond the rows is computed, too.
-Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
+static Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
   int device = 0, available = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
@@ -381,54 +369,37 @@ Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int
   return {tile, columns, bytes(tile)};
 }
 
-// Blocks of a grid: every tile of `rows` of every head of every sequence.
-dim3 tiles_of(const AttentionBlock& block, int rows, int heads, int tile) {
-  return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * block.batch);
-}
-
-}  // namespace
-
 template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                    AccumTensor lse, cudaStream_t stream) {
-  const auto [heads, kv_heads, size] = block.head;
   const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 4);
-  launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, heads, tile), bytes,
+  launch_with_memory(tiled_forward_kernel<Result>, block.tiles(block.queries, block.head.heads, tile), bytes,
                      attention_cost(block, 2, Cost::Unit::cores, false), stream, q.data, k.data, v.data,
-                     block.queries, block.keys, block.query_stride, block.key_stride, block.diagonal,
-                     block.documents, heads, kv_heads, size, 1 / std::sqrt(size), tile, columns, out.data,
-                     lse.data);
+                     block, 1 / std::sqrt(block.head.head_size), tile, columns, out.data, lse.data);
 }
 
 template <class Result>
 void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
                     AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream) {
-  const auto [heads, kv_heads, size] = block.head;
-  const double scale = 1 / std::sqrt(size);
+  const double scale = 1 / std::sqrt(block.head.head_size);
   const Tiling over_keys = choose_tiling(block, 6, 2, 3), over_queries = choose_tiling(block, 5, 2, 3);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
-                     tiles_of(block, block.keys, kv_heads, over_keys.tile), over_keys.bytes,
+                     block.tiles(block.keys, block.head.kv_heads, over_keys.tile), over_keys.bytes,
                      attention_cost(block, 4, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-                     d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
-                     block.key_stride, block.diagonal, block.documents, heads, kv_heads, size, scale,
-                     over_keys.tile, over_keys.columns, add, d_k.data, d_v.data);
-  launch_with_memory(tiled_backward_queries_kernel<Result>,
-                     tiles_of(block, block.queries, heads, over_queries.tile), over_queries.bytes,
-                     attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-                     d_out.data, lse.data, dots.data, block.queries, block.keys, block.query_stride,
-                     block.key_stride, block.diagonal, block.documents, heads, kv_heads, size, scale,
-                     over_queries.tile, over_queries.columns, add, d_q.data);
+                     d_out.data, lse.data, dots.data, block, scale, over_keys.tile, over_keys.columns, add,
+                     d_k.data, d_v.data);
+  launch_with_memory(
+      tiled_backward_queries_kernel<Result>, block.tiles(block.queries, block.head.heads, over_queries.tile),
+      over_queries.bytes, attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
+      d_out.data, lse.data, dots.data, block, scale, over_queries.tile, over_queries.columns, add, d_q.data);
 }
 
-template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, Tensor, AccumTensor, cudaStream_t);
-template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor, AccumTensor,
-                             bool, Tensor, Tensor, Tensor, cudaStream_t);
+template decltype(tiled_forward<real>) tiled_forward<real>;
+template decltype(tiled_backward<real>) tiled_backward<real>;
 #if PRECISION == 16
-template void tiled_forward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, AccumTensor,
-                            cudaStream_t);
-template void tiled_backward(const AttentionBlock&, Tensor, Tensor, Tensor, AccumTensor, Tensor, AccumTensor,
-                             bool, AccumTensor, AccumTensor, AccumTensor, cudaStream_t);
+template decltype(tiled_forward<accum>) tiled_forward<accum>;
+template decltype(tiled_backward<accum>) tiled_backward<accum>;
 #endif
 
 }  // namespace pentatron

@@ -1,5 +1,4 @@
-// A product in fp8 as cuBLAS makes it, from codes and scales. matmul.cu uses it where it is possible, and
-// emulates it elsewhere.
+// A product in fp8 as cuBLAS makes it, from codes and scales. matmul.cu emulates it where that can't be.
 #pragma once
 
 #ifndef CUDA_CPU
@@ -13,15 +12,16 @@
 
 namespace pentatron {
 
-// An operand of a product in fp8: x, or its transpose. Its rows lie along the sum, as tensor cores read 8
-// bits.
-struct Fp8Operand {
+// An operand of a product a b^T: x, or its transpose. Its rows lie along the sum, as tensor cores read 8
+// bits. tile, format: how it is quantised where the product is one in fp8.
+struct Operand {
   Tensor x;
   Transpose transpose;
-  Fp8Tile tile;
-  Fp8Format format;
-  int64_t rows() const { return transpose == Transpose::yes ? x.columns : x.rows; }
-  int64_t columns() const { return transpose == Transpose::yes ? x.rows : x.columns; }
+  Fp8Tile tile = Fp8Tile::row;
+  Fp8Format format = Fp8Format::e4m3;
+  bool transposed() const { return transpose == Transpose::yes; }
+  int64_t rows() const { return transposed() ? x.columns : x.rows; }
+  int64_t columns() const { return transposed() ? x.rows : x.columns; }
 };
 
 #if defined(PRODUCTS_IN_FP8) && !defined(CUDA_CPU) && CUBLAS_VERSION >= 120900
@@ -31,7 +31,7 @@ struct Fp8Operand {
 class CodesProduct {
  public:
   template <class C>
-  CodesProduct(const Blas& blas, const Fp8Operand& a, const Fp8Operand& b, Matrix<C> c) : blas_(blas) {
+  CodesProduct(const Blas& blas, const Operand& a, const Operand& b, Matrix<C> c) : blas_(blas) {
     CUBLAS_CHECK(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(b.tile));
@@ -101,7 +101,7 @@ class CodesProduct {
 #else
 
 struct CodesProduct {
-  CodesProduct(const Blas&, const Fp8Operand&, const Fp8Operand&, const auto&) {}
+  CodesProduct(const Blas&, const Operand&, const Operand&, const auto&) {}
   bool possible() const { return false; }
   void run(accum, void*) {}
 };

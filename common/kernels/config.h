@@ -26,9 +26,8 @@ struct ProductFormat {
   bool operator==(const ProductFormat&) const = default;
 };
 inline constexpr int fp8_parts = 256;  // of the search for a tensor's largest element
-// Elements of the largest operand of a linear layer's three products: x [rows, in], W [out, in], y [rows,
-// out]. With whole tiles of rows, so that a 128th of it is enough for the scales; in and out are multiples of
-// 128 in fp8.
+// Elements of the largest operand of a linear layer's products: x [rows, in], W [out, in], y [rows, out].
+// With whole tiles of rows, so that a 128th is enough for the scales; in and out are multiples of 128 in fp8.
 constexpr int64_t largest_operand(int64_t rows, int64_t in, int64_t out) {
   return std::max((rows + 127) / 128 * 128 * std::max(in, out), in * out);
 }

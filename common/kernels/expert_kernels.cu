@@ -2,19 +2,12 @@
 #include "kernels/pack.h"
 
 namespace pentatron {
-namespace {
-
-constexpr int most_bands = 256;
-constexpr int columns_per_block = 256;  // of the router's gradient
-
-}  // namespace
 
 // ---- The choice -------------------------------------------------------------------------------------------
 
 // One thread a row.
-__global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __restrict__ bias, size_t rows,
-                                    int experts, int top_k, int32_t* __restrict__ chosen,
-                                    accum* __restrict__ lse) {
+__global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t rows, int experts, int top_k,
+                                    Out<int32_t> chosen, Out<accum> lse) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
     const auto softmax = [&] {
@@ -44,20 +37,17 @@ __global__ void route_tokens_kernel(accum* __restrict__ logits, const real* __re
   }
 }
 
-void route_tokens(AccumTensor logits, int top_k, int32_t* chosen, cudaStream_t stream, const real* bias,
+void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t stream, const real* bias,
                   accum* lse) {
   launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
-         logits.data, bias, logits.rows, logits.columns, top_k, chosen, lse);
+         logits.data, bias, logits.rows, logits.columns, chosen.columns, chosen.data, lse);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
-__global__ void route_tokens_backward_kernel(const accum* __restrict__ probabilities,
-                                             const int32_t* __restrict__ chosen,
-                                             const accum* __restrict__ d_chosen,
-                                             const accum* __restrict__ fractions, accum balance_scale,
-                                             accum z_scale, const accum* __restrict__ lse,
-                                             const LossScale* loss_scale, size_t rows, int experts, int top_k,
-                                             accum* __restrict__ d_logits) {
+__global__ void route_tokens_backward_kernel(In<accum> probabilities, In<int32_t> chosen, In<accum> d_chosen,
+                                             In<accum> fractions, accum balance_scale, accum z_scale,
+                                             In<accum> lse, const LossScale* loss_scale, size_t rows,
+                                             int experts, int top_k, Out<accum> d_logits) {
   if (loss_scale != nullptr) balance_scale *= loss_scale->factor, z_scale *= loss_scale->factor;
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
@@ -71,19 +61,20 @@ __global__ void route_tokens_backward_kernel(const accum* __restrict__ probabili
   }
 }
 
-void route_tokens_backward(AccumTensor probabilities, const int32_t* chosen, int top_k, const accum* d_chosen,
+void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, const accum* d_chosen,
                            const accum* fractions, double balance_scale, AccumTensor d_logits,
                            cudaStream_t stream, double z_scale, const accum* lse,
                            const LossScale* loss_scale) {
   launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
-         moves(2 * probabilities.bytes()), stream, probabilities.data, chosen, d_chosen, fractions,
-         balance_scale, z_scale, lse, loss_scale, probabilities.rows, probabilities.columns, top_k,
+         moves(2 * probabilities.bytes()), stream, probabilities.data, chosen.data, d_chosen, fractions,
+         balance_scale, z_scale, lse, loss_scale, probabilities.rows, probabilities.columns, chosen.columns,
          d_logits.data);
 }
 
-// One block an expert and 256 columns.
-__global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const real* __restrict__ x, int rows,
-                                    int experts, int d, bool add, accum* __restrict__ d_router) {
+// One block an expert and so many columns.
+constexpr int columns_per_block = 256;
+__global__ void router_wgrad_kernel(In<accum> d_logits, In<real> x, int rows, int experts, int d, bool add,
+                                    Out<accum> d_router) {
   const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
   const int columns = std::min(d - first, int{columns_per_block});
   accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
@@ -99,21 +90,20 @@ __global__ void router_wgrad_kernel(const accum* __restrict__ d_logits, const re
 }
 
 void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_t stream) {
-  const auto column_blocks = static_cast<unsigned>((x.columns + columns_per_block - 1) / columns_per_block);
-  launch_with_memory(router_wgrad_kernel, dim3(static_cast<unsigned>(d_logits.columns), column_blocks),
-                     columns_per_block * sizeof(accum),
-                     moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()),
-                     stream, d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add,
-                     d_router.sum.data);
+  const int64_t column_blocks = (x.columns + columns_per_block - 1) / columns_per_block;
+  launch_with_memory(
+      router_wgrad_kernel, dim3(d_logits.columns, column_blocks), columns_per_block * sizeof(accum),
+      moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()), stream,
+      d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add, d_router.sum.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
 
-int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, most_bands); }
+int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
 // One thread a band of copies.
-__global__ void count_copies_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts, int bands,
-                                    int32_t* __restrict__ of_band) {
+__global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, int bands,
+                                    Out<int32_t> of_band) {
   const size_t copies_a_band = (copies + bands - 1) / bands;
   for (size_t band : grid_range(bands)) {
     int32_t* const counts = of_band + band * experts;
@@ -124,8 +114,7 @@ __global__ void count_copies_kernel(const int32_t* __restrict__ chosen, size_t c
 }
 
 // One thread an expert.
-__global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int experts, int bands,
-                                 int32_t* __restrict__ counts) {
+__global__ void sum_bands_kernel(In<int32_t> of_band, int experts, int bands, Out<int32_t> counts) {
   for (size_t e : grid_range(experts)) {
     int32_t sum = 0;
     for (int band = 0; band < bands; ++band) sum += of_band[static_cast<size_t>(band) * experts + e];
@@ -133,11 +122,9 @@ __global__ void sum_bands_kernel(const int32_t* __restrict__ of_band, int expert
   }
 }
 
-// One thread an expert. Its copies begin after those of all lower experts. In an expert, a band's copies
-// begin after those of lower bands.
-__global__ void first_places_kernel(const int32_t* __restrict__ counts, int experts, int bands,
-                                    int32_t capacity, int32_t* __restrict__ of_band,
-                                    int32_t* __restrict__ taken, int32_t* __restrict__ ends) {
+// One thread an expert. Copies lie by expert and, of one expert, by band.
+__global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, int32_t capacity,
+                                    Out<int32_t> of_band, Out<int32_t> taken, Out<int32_t> ends) {
   for (size_t e : grid_range(experts)) {
     int32_t place = 0;
     for (size_t before = 0; before < e; ++before) place += std::min(counts[before], capacity);
@@ -153,9 +140,8 @@ __global__ void first_places_kernel(const int32_t* __restrict__ counts, int expe
 }
 
 // One thread a band of copies.
-__global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t copies, int experts,
-                                     int bands, const int32_t* __restrict__ ends,
-                                     int32_t* __restrict__ next_of_band, int32_t* __restrict__ place) {
+__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts, int bands,
+                                     In<int32_t> ends, Out<int32_t> next_of_band, Out<int32_t> place) {
   const size_t copies_a_band = (copies + bands - 1) / bands;
   for (size_t band : grid_range(bands)) {
     int32_t* const next = next_of_band + band * experts;
@@ -167,19 +153,18 @@ __global__ void assign_places_kernel(const int32_t* __restrict__ chosen, size_t 
   }
 }
 
-void make_permutation(const int32_t* chosen, int64_t rows, int top_k, int32_t capacity, Matrix<int32_t> bands,
-                      Matrix<int32_t> counts, int32_t* place, cudaStream_t stream) {
-  const int64_t copies = rows * top_k, experts = bands.columns;
+void make_permutation(Matrix<int32_t> chosen, int32_t capacity, Matrix<int32_t> bands, Matrix<int32_t> counts,
+                      Matrix<int32_t> place, cudaStream_t stream) {
+  const int64_t copies = chosen.size(), experts = bands.columns;
   int32_t *const all = counts.data, *const taken = all + experts, *const ends = taken + experts;
-  launch(count_copies_kernel, elementwise_grid(8 * bands.rows),
-         moves(copies * sizeof(int32_t) + bands.bytes()), stream, chosen, copies, experts, bands.rows,
-         bands.data);
+  launch(count_copies_kernel, elementwise_grid(8 * bands.rows), moves(chosen.bytes() + bands.bytes()), stream,
+         chosen.data, copies, experts, bands.rows, bands.data);
   launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
          bands.rows, all);
   launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, all, experts,
          bands.rows, capacity, bands.data, taken, ends);
-  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * copies * sizeof(int32_t)), stream,
-         chosen, copies, experts, bands.rows, ends, bands.data, place);
+  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * chosen.bytes()), stream,
+         chosen.data, copies, experts, bands.rows, ends, bands.data, place.data);
 }
 
 // ---- Rows to their places and back ------------------------------------------------------------------------
@@ -193,8 +178,7 @@ __device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
 
 // One block a copy.
 template <int width>
-__global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t* __restrict__ place,
-                                      int top_k, int d, real* __restrict__ copies) {
+__global__ void permute_tokens_kernel(In<real> x, In<int32_t> place, int top_k, int d, Out<real> copies) {
   const size_t copy = blockIdx.x;
   const bool is_taken = place[copy] >= 0;
   const real* const from = x + copy / top_k * d;
@@ -202,20 +186,17 @@ __global__ void permute_tokens_kernel(const real* __restrict__ x, const int32_t*
   for (int j : block_range(is_taken ? d : 0, width)) store(to + j, load<width>(from + j));
 }
 
-void permute_tokens(Tensor x, const int32_t* place, int top_k, Tensor copies, cudaStream_t stream) {
+void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t stream) {
   const int width = width_for(x.columns, x.data, copies.data);
   launch(width == 1 ? permute_tokens_kernel<1> : permute_tokens_kernel<pack_width>,
-         block_a_row(int64_t{x.rows} * top_k, x.columns / width), moves(2 * copies.bytes()), stream, x.data,
-         place, top_k, x.columns, copies.data);
+         block_a_row(place.size(), x.columns / width), moves(2 * copies.bytes()), stream, x.data, place.data,
+         place.columns, x.columns, copies.data);
 }
 
-// One block a row.
 template <int width>
-__global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies,
-                                               const int32_t* __restrict__ place, int top_k,
-                                               const accum* __restrict__ d_logits,
-                                               const real* __restrict__ router, int experts, int d, bool add,
-                                               real* __restrict__ d_x) {
+__global__ void permute_tokens_backward_kernel(In<real> d_copies, In<int32_t> place, int top_k,
+                                               In<accum> d_logits, In<real> router, int experts, int d,
+                                               bool add, Out<real> d_x) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
@@ -230,21 +211,19 @@ __global__ void permute_tokens_backward_kernel(const real* __restrict__ d_copies
   }
 }
 
-void permute_tokens_backward(Tensor d_copies, const int32_t* place, int top_k, AccumTensor d_logits,
-                             Tensor router, Tensor d_x, cudaStream_t stream, bool add) {
+void permute_tokens_backward(Tensor d_copies, Matrix<int32_t> place, AccumTensor d_logits, Tensor router,
+                             Tensor d_x, cudaStream_t stream, bool add) {
   const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
   launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
          block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + (add ? 2 : 1) * d_x.bytes()),
-         stream, d_copies.data, place, top_k, d_logits.data, router.data, d_logits.columns, d_x.columns, add,
-         d_x.data);
+         stream, d_copies.data, place.data, place.columns, d_logits.data, router.data, d_logits.columns,
+         d_x.columns, add, d_x.data);
 }
 
-// One block a row.
 template <int width>
-__global__ void combine_tokens_kernel(const real* __restrict__ returned,
-                                      const accum* __restrict__ probabilities,
-                                      const int32_t* __restrict__ chosen, const int32_t* __restrict__ place,
-                                      int experts, int top_k, int d, bool add, real* __restrict__ out) {
+__global__ void combine_tokens_kernel(In<real> returned, In<accum> probabilities, In<int32_t> chosen,
+                                      In<int32_t> place, int experts, int top_k, int d, bool add,
+                                      Out<real> out) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
@@ -259,24 +238,20 @@ __global__ void combine_tokens_kernel(const real* __restrict__ returned,
   }
 }
 
-void combine_tokens(Tensor returned, AccumTensor probabilities, const int32_t* chosen, const int32_t* place,
-                    int top_k, Tensor out, cudaStream_t stream, bool add) {
+void combine_tokens(Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen, Matrix<int32_t> place,
+                    Tensor out, cudaStream_t stream, bool add) {
   const int width = width_for(out.columns, returned.data, out.data);
   launch(width == 1 ? combine_tokens_kernel<1> : combine_tokens_kernel<pack_width>,
          block_a_row(out.rows, out.columns / width), moves(returned.bytes() + (add ? 2 : 1) * out.bytes()),
-         stream, returned.data, probabilities.data, chosen, place, probabilities.columns, top_k, out.columns,
-         add, out.data);
+         stream, returned.data, probabilities.data, chosen.data, place.data, probabilities.columns,
+         chosen.columns, out.columns, add, out.data);
 }
 
 // One block a copy.
 template <int width>
-__global__ void combine_tokens_backward_kernel(const real* __restrict__ d_out,
-                                               const real* __restrict__ returned,
-                                               const accum* __restrict__ probabilities,
-                                               const int32_t* __restrict__ chosen,
-                                               const int32_t* __restrict__ place, int experts, int top_k,
-                                               int d, real* __restrict__ d_returned,
-                                               accum* __restrict__ d_chosen) {
+__global__ void combine_tokens_backward_kernel(In<real> d_out, In<real> returned, In<accum> probabilities,
+                                               In<int32_t> chosen, In<int32_t> place, int experts, int top_k,
+                                               int d, Out<real> d_returned, Out<accum> d_chosen) {
   const size_t copy = blockIdx.x, row = copy / top_k;
   const bool is_taken = place[copy] >= 0;
   const size_t at = static_cast<size_t>(is_taken ? place[copy] : 0) * d;
@@ -291,32 +266,30 @@ __global__ void combine_tokens_backward_kernel(const real* __restrict__ d_out,
     store(d_returned + at + j, incoming);
   }
   dot = block_sum(dot);
-  for ([[maybe_unused]] int once : block_range(1)) d_chosen[copy] = dot;
+  if (is_first_thread()) d_chosen[copy] = dot;
 }
 
-void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, const int32_t* chosen,
-                             const int32_t* place, int top_k, Tensor d_returned, accum* d_chosen,
-                             cudaStream_t stream) {
+void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen,
+                             Matrix<int32_t> place, Tensor d_returned, accum* d_chosen, cudaStream_t stream) {
   const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
   launch(width == 1 ? combine_tokens_backward_kernel<1> : combine_tokens_backward_kernel<pack_width>,
-         block_a_row(int64_t{d_out.rows} * top_k, d_out.columns / width),
-         moves(2 * returned.bytes() + d_out.bytes()), stream, d_out.data, returned.data, probabilities.data,
-         chosen, place, probabilities.columns, top_k, d_out.columns, d_returned.data, d_chosen);
+         block_a_row(place.size(), d_out.columns / width), moves(2 * returned.bytes() + d_out.bytes()),
+         stream, d_out.data, returned.data, probabilities.data, chosen.data, place.data,
+         probabilities.columns, chosen.columns, d_out.columns, d_returned.data, d_chosen);
 }
 
 // ---- Balance ----------------------------------------------------------------------------------------------
 
 // One block in all.
-__global__ void add_balance_loss_kernel(const accum* __restrict__ probabilities,
-                                        const accum* __restrict__ fractions, int rows, int experts,
-                                        accum scale, accum* __restrict__ loss) {
+__global__ void add_balance_loss_kernel(In<accum> probabilities, In<accum> fractions, int rows, int experts,
+                                        accum scale, Out<accum> loss) {
   accum sum = 0;
   for (int row : block_range(rows)) {
     for (int e = 0; e < experts; ++e)
       sum += fractions[e] * probabilities[static_cast<size_t>(row) * experts + e];
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
+  if (is_first_thread()) loss[0] += scale * sum;
 }
 
 void add_balance_loss(AccumTensor probabilities, const accum* fractions, double scale, accum* loss,
@@ -326,12 +299,11 @@ void add_balance_loss(AccumTensor probabilities, const accum* fractions, double 
 }
 
 // One block in all.
-__global__ void add_z_loss_kernel(const accum* __restrict__ lse, int rows, accum scale,
-                                  accum* __restrict__ loss) {
+__global__ void add_z_loss_kernel(In<accum> lse, int rows, accum scale, Out<accum> loss) {
   accum sum = 0;
   for (int row : block_range(rows)) sum += lse[row] * lse[row];
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loss[0] += scale * sum;
+  if (is_first_thread()) loss[0] += scale * sum;
 }
 
 void add_z_loss(AccumTensor lse, double scale, accum* loss, cudaStream_t stream) {
@@ -339,19 +311,17 @@ void add_z_loss(AccumTensor lse, double scale, accum* loss, cudaStream_t stream)
 }
 
 // One block an expert.
-__global__ void count_loads_kernel(const int32_t* __restrict__ chosen, int copies, accum scale, bool add,
-                                   accum* __restrict__ loads) {
+__global__ void count_loads_kernel(In<int32_t> chosen, int copies, accum scale, bool add, Out<accum> loads) {
   const int expert = blockIdx.x;
   accum sum = 0;
   for (int copy : block_range(copies)) sum += chosen[copy] == expert;
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loads[expert] = (add ? loads[expert] : 0) + scale * sum;
+  if (is_first_thread()) loads[expert] = (add ? loads[expert] : 0) + scale * sum;
 }
 
 void count_loads(Matrix<int32_t> chosen, double scale, Gradient loads, cudaStream_t stream) {
-  launch(count_loads_kernel, dim3(static_cast<unsigned>(loads.sum.columns)),
-         moves(chosen.bytes() + loads.sum.bytes()), stream, chosen.data, chosen.size(), scale, loads.add,
-         loads.sum.data);
+  launch(count_loads_kernel, dim3(loads.sum.columns), moves(chosen.bytes() + loads.sum.bytes()), stream,
+         chosen.data, chosen.size(), scale, loads.add, loads.sum.data);
 }
 
 }  // namespace pentatron

@@ -19,9 +19,8 @@ namespace pentatron {
 // with the lower number. Then the logits are replaced by their softmax over all experts. These probabilities
 // weigh what the chosen experts return. They are not made to add up to one (as in Switch and OLMoE):
 // otherwise top-1 would always have weight 1, and no gradient. With a bias, the largest sums of probability
-// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16). lse: the logarithm of
-// the sum of each row's exponentials, for the z-loss.
-void route_tokens(AccumTensor logits /*[rows, experts]*/, int top_k, int32_t* chosen /*[rows, top_k]*/,
+// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16). lse: for the z-loss.
+void route_tokens(AccumTensor logits /*[rows, experts]*/, Matrix<int32_t> chosen /*[rows, top_k]*/,
                   cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr,
                   accum* lse /*[rows], or null*/ = nullptr);
 
@@ -30,32 +29,30 @@ int64_t copy_bands(int64_t rows);
 
 // counts [3, experts]: the copies that choose an expert, those of them that it takes, `capacity` at most, and
 // the row where these end in the layout by expert. place[c] = the row of copy c there; -1: it is dropped.
-// Below, a dropped copy has no row: it moves nothing, adds nothing, and has no gradient. `bands` is work
-// space.
-void make_permutation(const int32_t* chosen /*[rows, top_k]*/, int64_t rows, int top_k, int32_t capacity,
+// Below, a dropped copy has no row: it moves nothing, adds nothing, has no gradient. `bands`: work space.
+void make_permutation(Matrix<int32_t> chosen, int32_t capacity,
                       Matrix<int32_t> bands /*[copy_bands(rows), experts]*/, Matrix<int32_t> counts,
-                      int32_t* place /*[rows, top_k]*/, cudaStream_t stream);
+                      Matrix<int32_t> place /*[rows, top_k]*/, cudaStream_t stream);
 
 // copies[place[c]] = x[c / top_k].
-void permute_tokens(Tensor x /*[rows, d]*/, const int32_t* place /*[rows, top_k]*/, int top_k,
-                    Tensor copies /*[rows * top_k, d]*/, cudaStream_t stream);
+void permute_tokens(Tensor x /*[rows, d]*/, Matrix<int32_t> place, Tensor copies /*[rows * top_k, d]*/,
+                    cudaStream_t stream);
 
 // out[r] (+)= sum over the copies of row r: probability of the copy's expert times its returned row.
 void combine_tokens(Tensor returned /*[rows * top_k, d]*/, AccumTensor probabilities /*[rows, experts]*/,
-                    const int32_t* chosen /*[rows, top_k]*/, const int32_t* place, int top_k,
-                    Tensor out /*[rows, d]*/, cudaStream_t stream, bool add = false);
+                    Matrix<int32_t> chosen, Matrix<int32_t> place, Tensor out /*[rows, d]*/,
+                    cudaStream_t stream, bool add = false);
 
 // Backward of combine_tokens: d_returned of the returned rows, d_chosen of the chosen experts' probabilities.
 void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows * top_k, d]*/,
-                             AccumTensor probabilities, const int32_t* chosen, const int32_t* place,
-                             int top_k, Tensor d_returned /*[rows * top_k, d]*/,
-                             accum* d_chosen /*[rows, top_k]*/, cudaStream_t stream);
+                             AccumTensor probabilities, Matrix<int32_t> chosen, Matrix<int32_t> place,
+                             Tensor d_returned /*[rows * top_k, d]*/, accum* d_chosen /*[rows, top_k]*/,
+                             cudaStream_t stream);
 
 // d_logits = the softmax's backward of the sum of two gradients: d_chosen for the chosen probabilities, and
 // the balance loss below, which gives every probability balance_scale * fractions[expert]. With lse also that
-// of the z-loss, whose derivative by a logit is 2 z_scale lse times its probability. The loss scale
-// multiplies both losses.
-void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, const int32_t* chosen, int top_k,
+// of the z-loss, by a logit 2 z_scale lse times its probability. The loss scale multiplies both losses.
+void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, Matrix<int32_t> chosen,
                            const accum* d_chosen /*[rows, top_k]*/, const accum* fractions /*[experts]*/,
                            double balance_scale, AccumTensor d_logits /*[rows, experts]*/,
                            cudaStream_t stream, double z_scale = 0,
@@ -63,7 +60,7 @@ void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, const 
                            const LossScale* loss_scale = nullptr);
 
 // d_x[r] (+)= sum of d_copies over the copies of row r, plus the router's d_logits[r] * router.
-void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, const int32_t* place, int top_k,
+void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, Matrix<int32_t> place,
                              AccumTensor d_logits /*[rows, experts]*/, Tensor router /*[experts, d]*/,
                              Tensor d_x /*[rows, d]*/, cudaStream_t stream, bool add = false);
 

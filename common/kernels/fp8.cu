@@ -58,14 +58,14 @@ struct Square {
 // read neighbours of a row or of a column, use different banks.
 constexpr int row_of_square = fp8_tile + 2;
 
-// The square as it lies in x is read by packs, half a warp a row. Then a warp has a row of the result, which
-// is a column of the square if x is transposed.
+// The square as it lies in x is read by packs, half a warp a row (a pack is 8 elements). Then a warp has a
+// row of the result, which is a column of the square if x is transposed.
 template <Fp8Tile tile, Fp8Format format, int width>
 __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
                                 Transpose transpose, const accum* __restrict__ largest_parts, Fp8Matrix out) {
-  constexpr int lanes = fp8_tile / 8;
   const Square square(rows, columns, transpose);
   const bool transposed = square.transposed;
+  const int lanes = lanes_for(fp8_tile / width);
   real* const values = block_memory<real>();
   float largest = 0;
   for (int i : warp_range(transposed ? square.width : square.height, lanes)) {

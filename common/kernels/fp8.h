@@ -26,9 +26,8 @@ enum class Fp8Tile { row, square, all };
 constexpr int fp8_tile = 128;
 
 // A matrix [rows, columns] in 8 bits. The last tile of a row may be shorter. An element is worth its code
-// times the scale of its tile. Scales lie as cublasLtMatmul reads them: that of a row's tile at [column /
-// 128, row], and that of a square at [row / 128, column / 128], with rows of scales padded to a multiple
-// of 4.
+// times the scale of its tile. Scales lie as cublasLtMatmul reads them: of a row's tile at [column / 128,
+// row], of a square at [row / 128, column / 128], with rows of scales padded to a multiple of 4.
 struct Fp8Matrix {
   __nv_fp8_storage_t* codes;
   float* scales;
@@ -36,8 +35,7 @@ struct Fp8Matrix {
   auto device_pointers() { return std::tie(codes, scales, values); }  // a kernel takes it as an argument
 };
 
-// out = x, or its transpose, in 8 bits. A tile with an infinity becomes not a number. largest: work space for
-// Fp8Tile::all.
+// out = x, or its transpose, in 8 bits. A tile with an infinity becomes NaN. largest: work space of `all`.
 void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8Matrix out,
               accum* largest /*[fp8_parts]*/, cudaStream_t stream);
 

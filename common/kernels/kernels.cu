@@ -1,20 +1,18 @@
 #include <cmath>
 
-#include "kernels/approximate.h"
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 
 // Each launch says what the kernel has to move (device/cost.h). What a block reads a second time comes from
-// its cache.
+// its cache. A kernel whose `row` is blockIdx.x has one block a row.
 
 namespace pentatron {
 
 // ---- Embedding --------------------------------------------------------------------------------------------
 
-// One block a row.
 template <int width>
-__global__ void embedding_forward_kernel(const real* __restrict__ table, const int32_t* __restrict__ tokens,
-                                         int first_token, int vocabulary, int d, real* __restrict__ out) {
+__global__ void embedding_forward_kernel(In<real> table, In<int32_t> tokens, int first_token, int vocabulary,
+                                         int d, Out<real> out) {
   const size_t row = blockIdx.x;
   const int token = tokens[row] - first_token;
   const bool here = 0 <= token && token < vocabulary;
@@ -33,9 +31,8 @@ void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Ten
 
 // One block a place in `by_token`; the first place of each token adds up all the rows of that token.
 template <int width>
-__global__ void embedding_backward_kernel(const real* __restrict__ d_out, const int32_t* __restrict__ tokens,
-                                          const int32_t* __restrict__ by_token, int rows, int first_token,
-                                          int vocabulary, int columns, accum* __restrict__ gradient) {
+__global__ void embedding_backward_kernel(In<real> d_out, In<int32_t> tokens, In<int32_t> by_token, int rows,
+                                          int first_token, int vocabulary, int columns, Out<accum> gradient) {
   const int place = blockIdx.x;
   const int global_token = tokens[by_token[place]], token = global_token - first_token;
   if (token < 0 || token >= vocabulary) return;
@@ -46,10 +43,8 @@ __global__ void embedding_backward_kernel(const real* __restrict__ d_out, const 
   for (int j : block_range(columns, width)) {
     Pack<width> sum = load<width>(of_token + j);
 #pragma unroll 4
-    for (int i = place; i < end; ++i) {
-      const Pack<width> term = load<width>(d_out + static_cast<size_t>(by_token[i]) * columns + j);
-      for (int e = 0; e < width; ++e) sum[e] += term[e];
-    }
+    for (int i = place; i < end; ++i)
+      sum += load<width>(d_out + static_cast<size_t>(by_token[i]) * columns + j);
     store(of_token + j, sum);
   }
 }
@@ -67,12 +62,10 @@ void embedding_backward(Tensor d_out, const int32_t* tokens, const int32_t* by_t
 
 // ---- RMSNorm ----------------------------------------------------------------------------------------------
 
-// One block a row, of x = before + branch; without a branch, `before` is x itself and nothing is added.
 // Reads before and branch, writes x and out; without a branch it reads x and writes out.
 template <int width>
-__global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
-                                       const real* __restrict__ weight, accum epsilon, int d, real* x,
-                                       real* __restrict__ out, accum* __restrict__ rstd) {
+__global__ void rmsnorm_forward_kernel(const real* before, const real* branch, In<real> weight, accum epsilon,
+                                       int d, real* x, Out<real> out, Out<accum> rstd) {
   const size_t row = blockIdx.x, start = row * d;
   accum sum = 0;
   for (int j : block_range(d, width)) {
@@ -91,20 +84,15 @@ __global__ void rmsnorm_forward_kernel(const real* before, const real* branch,
     for (int e = 0; e < width; ++e) normed[e] = stream[e] * scale * weights[e];
     store(out + start + j, normed);
   }
-  for ([[maybe_unused]] int once : block_range(1)) rstd[row] = scale;
+  if (is_first_thread()) rstd[row] = scale;
 }
 
-void residual_rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x,
-                              Tensor out, accum* rstd, cudaStream_t stream) {
+void rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double epsilon, Tensor x, Tensor out,
+                     accum* rstd, cudaStream_t stream) {
   const int width = width_for(x.columns, before.data, branch.data, weight, x.data, out.data);
   launch(width == 1 ? rmsnorm_forward_kernel<1> : rmsnorm_forward_kernel<pack_width>,
          block_a_row(x.rows, x.columns / width), moves((branch.data ? 4 : 2) * real_bytes * x.size()), stream,
          before.data, branch.data, weight, epsilon, x.columns, x.data, out.data, rstd);
-}
-
-void rmsnorm_forward(Tensor x, const real* weight, double epsilon, Tensor out, accum* rstd,
-                     cudaStream_t stream) {
-  residual_rmsnorm_forward(x, {}, weight, epsilon, x, out, rstd, stream);
 }
 
 int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
@@ -113,10 +101,8 @@ int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
 // Reads d_out and x, and d_x where it adds to it; writes d_x. What it reads twice is then in a cache.
 template <int width>
-__global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ x,
-                                        const real* __restrict__ weight, const accum* __restrict__ rstd,
-                                        bool add, int rows, int d, real* __restrict__ d_x,
-                                        accum* __restrict__ partials) {
+__global__ void rmsnorm_backward_kernel(In<real> d_out, In<real> x, In<real> weight, In<accum> rstd, bool add,
+                                        int rows, int d, Out<real> d_x, Out<accum> partials) {
   const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
   const int first = blockIdx.x * rows_a_band, count = std::min(rows - first, rows_a_band);
   const StridedRange<int> rows_of_warp = warp_range(count);
@@ -152,19 +138,14 @@ __global__ void rmsnorm_backward_kernel(const real* __restrict__ d_out, const re
   __syncthreads();
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
-    for (int warp = 0; warp < rows_of_warp.stride; ++warp) {
-      const Pack<width> added = load<width>(of_warps + warp * d + j);
-      for (int e = 0; e < width; ++e) sum[e] += added[e];
-    }
+    for (int warp = 0; warp < rows_of_warp.stride; ++warp) sum += load<width>(of_warps + warp * d + j);
     store(partials + static_cast<size_t>(blockIdx.x) * d + j, sum);
   }
 }
 
-// One block for every 32 columns. Eight warps share out the rows, on the CPU one after the other, and their
-// sums meet in block memory.
+// One block for every 32 columns. Eight warps share out the rows, and their sums meet in block memory.
 constexpr int column_warps = threads_per_block / 32;
-__global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int columns,
-                                   accum* __restrict__ sums) {
+__global__ void column_sums_kernel(In<accum> x, int rows, int columns, Out<accum> sums) {
   accum* const of_warp = block_memory<accum>();  // [column_warps, 32]
   const int first = 32 * blockIdx.x, count = std::min(32, columns - first);
   for (int warp : warp_range(column_warps)) {
@@ -187,8 +168,7 @@ __global__ void column_sums_kernel(const accum* __restrict__ x, int rows, int co
 void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* rstd, bool accumulate,
                       Tensor d_x, AccumTensor partials, accum* weight_gradient, cudaStream_t stream) {
   const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
-  // As many rows at a time as there are warps; but fewer where their sums do not fit: two blocks of a
-  // multiprocessor of an H100 share 228 KiB.
+  // A warp for each of 8 rows, or fewer where their sums do not fit: two blocks share 228 KiB of an H100.
   constexpr size_t memory_of_block = 100 << 10;
   const size_t row_of_sums = x.columns * sizeof(accum);
   const auto warps = static_cast<unsigned>(std::clamp<size_t>(memory_of_block / row_of_sums, 1, 8));
@@ -225,8 +205,7 @@ void fill_rotary_table(const std::vector<double>& frequencies, AccumTensor table
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// Turns a head: the pair (i, i + half) by its angle, or by minus its angle for direction = -1. A head is
-// short, so a warp has several.
+// Turns a head: the pair (i, i + half) by direction times its angle. A head is short: a warp has several.
 template <int width>
 __device__ void rotate_head(const real* from /*[2*half]*/, const accum* cos_sin, int half, int direction,
                             int lanes, real* to) {
@@ -249,11 +228,10 @@ __device__ void copy_row(const real* from, int columns, real* to) {
   for (int j : block_range(columns, width)) store(to + j, load<width>(from + j));
 }
 
-// One block a row. The split is where q and k are turned.
+// The split is where q and k are turned.
 template <int width>
-__global__ void rotary_forward_kernel(const real* __restrict__ qkv, const int32_t* __restrict__ positions,
-                                      const accum* __restrict__ table, int heads, int kv_heads, int size,
-                                      real* __restrict__ q, real* __restrict__ k, real* __restrict__ v) {
+__global__ void rotary_forward_kernel(In<real> qkv, In<int32_t> positions, In<accum> table, int heads,
+                                      int kv_heads, int size, Out<real> q, Out<real> k, Out<real> v) {
   const size_t row = blockIdx.x;
   const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
   const real* joined = qkv + row * (turned + kv_heads) * size;
@@ -274,12 +252,9 @@ void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, Hea
          positions, table.data, shape.heads, shape.kv_heads, shape.head_size, q.data, k.data, v.data);
 }
 
-// One block a row.
 template <int width>
-__global__ void rotary_backward_kernel(const real* __restrict__ d_q, const real* __restrict__ d_k,
-                                       const real* __restrict__ d_v, const int32_t* __restrict__ positions,
-                                       const accum* __restrict__ table, int heads, int kv_heads, int size,
-                                       real* __restrict__ d_qkv) {
+__global__ void rotary_backward_kernel(In<real> d_q, In<real> d_k, In<real> d_v, In<int32_t> positions,
+                                       In<accum> table, int heads, int kv_heads, int size, Out<real> d_qkv) {
   const size_t row = blockIdx.x;
   const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
   real* joined = d_qkv + row * (turned + kv_heads) * size;
@@ -305,9 +280,8 @@ void rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, const int32_t* position
 
 __device__ inline accum times_sigmoid(accum x, accum gate) { return divide_fast(x, 1 + exp_fast(-gate)); }
 
-// One block a row.
 template <int width>
-__global__ void swiglu_forward_kernel(const real* __restrict__ gate_up, int f, real* __restrict__ out) {
+__global__ void swiglu_forward_kernel(In<real> gate_up, int f, Out<real> out) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   for (int j : block_range(f, width)) {
@@ -325,10 +299,9 @@ void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
          out.columns, out.data);
 }
 
-// One block a row. silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
+// silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
 template <int width>
-__global__ void swiglu_backward_kernel(const real* __restrict__ d_out, const real* __restrict__ gate_up,
-                                       int f, real* __restrict__ d_gate_up) {
+__global__ void swiglu_backward_kernel(In<real> d_out, In<real> gate_up, int f, Out<real> d_gate_up) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   real *d_gates = d_gate_up + row * 2 * f, *d_ups = d_gates + f;
@@ -355,13 +328,12 @@ void swiglu_backward(Tensor d_out, Tensor gate_up, Tensor d_gate_up, cudaStream_
 
 // ---- Cross-entropy ----------------------------------------------------------------------------------------
 
-// One block a row. It goes through the logits in chunks that its cache holds, so that memory is read once,
+// A block goes through the logits in chunks that its cache holds, so that memory is read once,
 // for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
 // softmax; Milakov and Gimelshein, 2018).
 template <int width>
-__global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
-                                                const int32_t* __restrict__ targets, int first_token,
-                                                int vocabulary, accum* __restrict__ statistics) {
+__global__ void cross_entropy_statistics_kernel(In<real> logits, In<int32_t> targets, int first_token,
+                                                int vocabulary, Out<accum> statistics) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   const real* row_logits = logits + row * vocabulary;
   constexpr int logits_a_chunk = 8192;
@@ -377,7 +349,7 @@ __global__ void cross_entropy_statistics_kernel(const real* __restrict__ logits,
     }
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) {
+  if (is_first_thread()) {
     const int target = targets[row] - first_token;
     const bool here = targets[row] != ignored_target && 0 <= target && target < vocabulary;
     statistics[row] = largest;
@@ -394,8 +366,7 @@ void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_t
          targets, first_token, logits.columns, statistics.data);
 }
 
-__global__ void cross_entropy_rescale_kernel(const accum* __restrict__ largest, size_t rows,
-                                             accum* __restrict__ statistics) {
+__global__ void cross_entropy_rescale_kernel(In<accum> largest, size_t rows, Out<accum> statistics) {
   for (size_t row : grid_range(rows)) {
     statistics[rows + row] *= exp(statistics[row] - largest[row]);
     statistics[row] = largest[row];
@@ -408,9 +379,8 @@ void cross_entropy_rescale(const accum* largest, AccumTensor statistics, cudaStr
 }
 
 // One block in all.
-__global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
-                                          const int32_t* __restrict__ targets, int rows, accum scale,
-                                          accum* __restrict__ loss) {
+__global__ void cross_entropy_loss_kernel(In<accum> statistics, In<int32_t> targets, int rows, accum scale,
+                                          Out<accum> loss) {
   accum sum = 0;
   for (int row : block_range(rows)) {
     const accum largest = statistics[row], of_target = statistics[2 * rows + row];
@@ -418,7 +388,7 @@ __global__ void cross_entropy_loss_kernel(const accum* __restrict__ statistics,
     sum += targets[row] == ignored_target ? accum(0) : term;
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) loss[0] = scale * sum;
+  if (is_first_thread()) loss[0] = scale * sum;
 }
 
 void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double scale, accum* loss,
@@ -427,12 +397,11 @@ void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double s
          scale, loss);
 }
 
-// One block a row, in place: a logit is read once more, and its gradient takes its place.
+// In place: a logit is read once more, and its gradient takes its place.
 template <int width>
-__global__ void cross_entropy_backward_kernel(real* __restrict__ logits, const int32_t* __restrict__ targets,
-                                              int first_token, int vocabulary, accum scale,
-                                              const LossScale* loss_scale,
-                                              const accum* __restrict__ statistics) {
+__global__ void cross_entropy_backward_kernel(Out<real> logits, In<int32_t> targets, int first_token,
+                                              int vocabulary, accum scale, const LossScale* loss_scale,
+                                              In<accum> statistics) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   if (loss_scale != nullptr) scale *= loss_scale->factor;
   const accum largest = statistics[row], row_scale = targets[row] == ignored_target ? accum(0) : scale;
@@ -462,8 +431,7 @@ template <int width>
 __global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> sum = load<width>(x + i);
-    const Pack<width> added = load<width>(branch + i);
-    for (int e = 0; e < width; ++e) sum[e] += added[e];
+    sum += load<width>(branch + i);
     store(out + i, sum);
   }
 }
@@ -475,11 +443,10 @@ void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
 }
 
 template <int width>
-__global__ void accumulate_kernel(const accum* __restrict__ term, accum* __restrict__ sum, size_t size) {
+__global__ void accumulate_kernel(In<accum> term, Out<accum> sum, size_t size) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> total = load<width>(sum + i);
-    const Pack<width> added = load<width>(term + i);
-    for (int e = 0; e < width; ++e) total[e] += added[e];
+    total += load<width>(term + i);
     store(sum + i, total);
   }
 }
@@ -497,7 +464,7 @@ void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream) {
 }
 
 template <int width>
-__global__ void round_to_real_kernel(const accum* __restrict__ x, real* __restrict__ out, size_t size) {
+__global__ void round_to_real_kernel(In<accum> x, Out<real> out, size_t size) {
   for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
 }
 
@@ -507,11 +474,9 @@ void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) 
          moves((accum_bytes + real_bytes) * size), stream, x, out, size);
 }
 
-// One block a row. Element j of the row lies in part j / part_columns; between a row's place in one part and
-// in the next are `rows` rows of a part.
+// Element j of the row lies in part j / part_columns, and each part has `rows` rows.
 template <int width, class T>
-__global__ void split_columns_kernel(const T* __restrict__ x, int64_t rows, int columns, int part_columns,
-                                     T* __restrict__ packed) {
+__global__ void split_columns_kernel(In<T> x, int64_t rows, int columns, int part_columns, Out<T> packed) {
   const int64_t row = blockIdx.x;
   for (int j : block_range(columns, width)) {
     const int64_t part = j / part_columns;
@@ -520,8 +485,8 @@ __global__ void split_columns_kernel(const T* __restrict__ x, int64_t rows, int 
 }
 
 template <int width>
-__global__ void join_columns_kernel(const real* __restrict__ packed, int64_t rows, int columns,
-                                    int part_columns, real* __restrict__ x) {
+__global__ void join_columns_kernel(In<real> packed, int64_t rows, int columns, int part_columns,
+                                    Out<real> x) {
   const int64_t row = blockIdx.x;
   for (int j : block_range(columns, width)) {
     const int64_t part = j / part_columns;
@@ -600,7 +565,7 @@ __global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts
     for (int e = 0; e < width; ++e) sum += static_cast<double>(pack[e]) * pack[e];
   }
   sum = block_sum(sum);
-  for ([[maybe_unused]] int once : block_range(1)) parts[blockIdx.x] = sum;
+  if (is_first_thread()) parts[blockIdx.x] = sum;
 }
 
 // One block in all.
@@ -608,7 +573,7 @@ __global__ void add_parts_kernel(const double* parts, int count, double* sum) {
   double total = 0;
   for (int i : block_range(count)) total += parts[i];
   total = block_sum(total);
-  for ([[maybe_unused]] int once : block_range(1)) sum[0] += total;
+  if (is_first_thread()) sum[0] += total;
 }
 
 void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
@@ -632,7 +597,7 @@ __device__ LossScale next_loss_scale(LossScale now, bool overflow, int window) {
 __global__ void step_factors_kernel(double* norm_squared, double max_norm, double lr, double beta1,
                                     double beta2, int64_t step, LossScale* scale, int window,
                                     StepFactors* factors) {
-  for ([[maybe_unused]] int once : block_range(1)) {
+  if (is_first_thread()) {
     double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
     bool overflow = false;
     if (scale != nullptr) {
@@ -664,13 +629,12 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
 
 // The bias corrections of AdamW are in `factors`, the learning rate is folded into the weight `decay`; gain1
 // and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the digits. Reads
-// the gradient, two moments and the master weight; writes all but the gradient, and the weight where it lies
-// beside its master.
+// gradient, two moments and master weight; writes all but the gradient, and the weight beside its master.
 template <int width>
 __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum epsilon,
-                                  accum decay, real* weights, accum* master,
-                                  const accum* __restrict__ gradients, accum* __restrict__ moment1,
-                                  accum* __restrict__ moment2, const StepFactors* factors, size_t size) {
+                                  accum decay, real* weights, accum* master, In<accum> gradients,
+                                  Out<accum> moment1, Out<accum> moment2, const StepFactors* factors,
+                                  size_t size) {
   const accum factor = factors->gradient, step_size = factors->step_size,
               inverse_correction2 = factors->inverse_correction2;
   if (factor < 0) return;
@@ -700,8 +664,7 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
 
 template <int width>
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
-                                const accum* __restrict__ gradients, const StepFactors* factors,
-                                size_t size) {
+                                In<accum> gradients, const StepFactors* factors, size_t size) {
   const accum factor = factors->gradient;
   if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
@@ -720,8 +683,8 @@ void sgd_step(double lr, double weight_decay, real* weights, accum* master, cons
          weights, master, gradients, factors, size);
 }
 
-__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master,
-                                 const accum* __restrict__ sums, const StepFactors* factors, size_t size) {
+__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master, In<accum> sums,
+                                 const StepFactors* factors, size_t size) {
   if (factors->gradient < 0) return;
   for (size_t i : grid_range(size)) {
     const double missing = target - sums[i];

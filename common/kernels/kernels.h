@@ -1,9 +1,7 @@
 // The kernels of the model and the optimizer, except attention's (attention.h). Each function launches the
-// kernel of its name on `stream`. Comments beside the arguments give shapes; "rows" are tokens, and features
-// are contiguous.
+// kernel of its name on `stream`. Comments beside the arguments give shapes; "rows" are tokens.
 //
 // Sums run in a fixed order without atomics, so a run repeats bit for bit. All arithmetic is in `accum`.
-// README.md explains what makes these kernels fast.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,21 +29,16 @@ void embedding_backward(Tensor d_out /*[rows, d]*/, const int32_t* tokens /*[row
 
 // ---- RMSNorm (Zhang and Sennrich, 2019) -------------------------------------------------------------------
 
-// out = x * rstd * weight, with rstd = 1 / sqrt(mean(x^2) + epsilon) of each row.
-void rmsnorm_forward(Tensor x /*[rows, d]*/, const real* weight /*[d]*/, double epsilon,
+// x = before + branch (a residual connection), and out = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) +
+// epsilon) of each row, in one pass over memory. Without a branch, `before` is x itself.
+void rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d], or none*/,
+                     const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
                      Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
-// x = before + branch (a residual connection), then rmsnorm_forward of x, in one pass over memory.
-void residual_rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d]*/,
-                              const real* weight /*[d]*/, double epsilon, Tensor x /*[rows, d]*/,
-                              Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
-
-// Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands. The number does not depend
-// on the device.
+// Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands, on any device.
 int64_t rmsnorm_bands(int64_t rows);
 
-// d_x: the gradient of x, added if `accumulate`, otherwise assigned. weight_gradient: that of the weight,
-// assigned.
+// d_x: the gradient of x, added or (unless `accumulate`) assigned. weight_gradient is assigned.
 void rmsnorm_backward(Tensor d_out /*[rows, d]*/, Tensor x /*[rows, d]*/, const real* weight /*[d]*/,
                       const accum* rstd /*[rows]*/, bool accumulate, Tensor d_x /*[rows, d]*/,
                       AccumTensor partials /*[rmsnorm_bands(rows), d]*/, accum* weight_gradient /*[d]*/,
@@ -58,8 +51,7 @@ struct HeadShape {
   int qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
 };
 
-// The angles in radians by which the next position turns the pairs of a head: theta^(-2i / head_size) for
-// i < head_size / 2.
+// Radians by which the next position turns pair i < head_size / 2 of a head: theta^(-2i / head_size).
 std::vector<double> rotary_frequencies(double theta, int head_size);
 // table[p] = the cosines, then the sines, of p times each frequency. The host computes them in double.
 void fill_rotary_table(const std::vector<double>& frequencies /*[head_size / 2]*/,
@@ -102,8 +94,7 @@ constexpr int ignored_target = -1;  // such a row has no loss and no gradient
 void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
                               int first_token, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
-// Call this with each row's largest logit over all ranks. Rescales the sums to it: sum *= exp(own largest -
-// largest), then replaces the own largest logit.
+// Replaces each row's largest logit by that over all ranks, and rescales: sum *= exp(own largest - largest).
 void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statistics /*[3, rows]*/,
                            cudaStream_t stream);
 

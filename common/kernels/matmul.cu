@@ -26,70 +26,57 @@ constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64
 // The share that a product is of one of a layer's (cost.h).
 double of_layer() { return trace::here.layer >= 0 ? 1 : 0; }
 
-// Row-major c = op(a) op(b) + beta c, which is column-major c^T = op(b)^T op(a)^T + beta c^T.
-template <class C>
-void gemm(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta, Matrix<C> c) {
-  const int64_t k = transpose_a ? a.rows : a.columns;
-  const accum alpha = 1;
-  CUBLAS_CHECK(cublasGemmEx(
-      blas, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-      static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(k), &alpha, b.data, real_type,
-      static_cast<int>(b.columns), a.data, real_type, static_cast<int>(a.columns), &beta, c.data,
-      data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
+Operand activations(Tensor x, Transpose transpose) { return {x, transpose}; }
+Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
+Operand gradients(const Blas& blas, Tensor d, Transpose transpose) {
+  return {d, transpose, Fp8Tile::row, blas.format().fp8_gradients};
 }
 
+// Row-major c = a b^T + beta c, which is column-major c^T = b a^T + beta c^T.
 template <class C>
-void product(const Blas& blas, Tensor a, bool transpose_a, Tensor b, bool transpose_b, accum beta,
-             Matrix<C> c, const char* name) {
-  if (c.rows == 0) return;
-  Cost cost =
-      products(c.rows, c.columns, transpose_a ? a.rows : a.columns, 1, sizeof(real), sizeof(C), beta != 0);
-  cost.of_layer = of_layer();
-  trace::Range range(blas.stream(), name, cost);
-  gemm(blas, a, transpose_a, b, transpose_b, beta, c);
+void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c) {
+  const accum alpha = 1;
+  CUBLAS_CHECK(cublasGemmEx(
+      blas, b.transposed() ? CUBLAS_OP_N : CUBLAS_OP_T, a.transposed() ? CUBLAS_OP_T : CUBLAS_OP_N,
+      static_cast<int>(c.columns), static_cast<int>(c.rows), static_cast<int>(a.columns()), &alpha, b.x.data,
+      real_type, static_cast<int>(b.x.columns), a.x.data, real_type, static_cast<int>(a.x.columns), &beta,
+      c.data, data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
 // c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
 template <class C>
-void fp8_product(const Blas& blas, Fp8Operand a, Fp8Operand b, accum beta, Matrix<C> c, const char* name,
+void fp8_product(const Blas& blas, Operand a, Operand b, accum beta, Matrix<C> c, const char* name,
                  double share = of_layer(), bool new_b = true) {
-  if (c.rows == 0) return;
   if (blas.format().fp8_scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
   CodesProduct codes(blas, a, b, c);
-  const auto quantised = [&](int which, const Fp8Operand& operand, bool is_new) {
+  const auto quantised = [&](int which, const Operand& operand, bool is_new) {
     const Fp8Matrix out = blas.operand(which, codes.possible());
     if (is_new)
       quantise(operand.x, operand.transpose, operand.format, operand.tile, out, blas.largest(),
                blas.stream());
-    return Tensor{out.values, operand.rows(), operand.columns()};
+    return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no};
   };
-  const Tensor a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
+  const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
   Cost cost = products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0);
   cost.of_layer = share;
   trace::Range range(blas.stream(), name, cost);
   if (codes.possible()) {
     codes.run(beta, c.data);
   } else {
-    gemm(blas, a_values, false, b_values, true, beta, c);
+    gemm(blas, a_values, b_values, beta, c);
   }
 }
 
-void fp8_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y, double share = of_layer(),
-                 bool new_weight = true) {
-  fp8_product(blas, {x, Transpose::no, Fp8Tile::row, Fp8Format::e4m3},
-              {weight, Transpose::no, Fp8Tile::square, Fp8Format::e4m3}, 0, y, "gemm_forward", share,
-              new_weight);
-}
-
-void fp8_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  fp8_product(blas, {d_y, Transpose::no, Fp8Tile::row, blas.format().fp8_gradients},
-              {weight, Transpose::yes, Fp8Tile::square, Fp8Format::e4m3}, 0, d_x, "gemm_dgrad");
-}
-
-void fp8_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
-  fp8_product(blas, {d_y, Transpose::yes, Fp8Tile::row, blas.format().fp8_gradients},
-              {x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}, d_weight.add ? 1 : 0, d_weight.sum,
-              "gemm_wgrad");
+// c = a b^T + beta c.
+template <class C>
+void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c,
+             const char* name) {
+  if (c.rows == 0) return;
+  if (blas.multiplies_fp8()) return fp8_product(blas, a, b, beta, c, name);
+  Cost cost = products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0);
+  cost.of_layer = of_layer();
+  trace::Range range(blas.stream(), name, cost);
+  gemm(blas, a, b, beta, c);
 }
 
 void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t stream) {
@@ -101,67 +88,50 @@ void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t str
   }
 }
 
-// Products c_i = op(a_i) op(b_i) + beta_i c_i; those without a result are left out.
+// One product of a group.
 template <class C>
-struct Group {
-  std::vector<Tensor> a, b;
-  std::vector<Matrix<C>> c;
-  std::vector<accum> beta;
-  void add(Tensor ai, Tensor bi, Matrix<C> ci, accum beta_i) {
-    if (ci.rows == 0) return;
-    a.push_back(ai), b.push_back(bi), c.push_back(ci), beta.push_back(beta_i);
-  }
+struct Product {
+  Operand a, b;
+  Matrix<C> c;
+  accum beta;
 };
 
+// The operands are transposed alike in all products. Those without a result are left out.
 template <class C>
-void grouped_product(const Blas& blas, const Group<C>& group, bool transpose_a, bool transpose_b,
-                     Addresses addresses, const char* name) {
-  const auto n = static_cast<int>(group.a.size());
+void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses addresses, const char* name) {
+  std::erase_if(group, [](const Product<C>& product) { return product.c.rows == 0; });
 #if CUBLAS_VERSION >= 120500
-  if (sizeof(C) == sizeof(real) && addresses.rows > 0 && n > 1) {
+  const auto n = static_cast<int>(group.size());
+  if (!blas.multiplies_fp8() && sizeof(C) == sizeof(real) && addresses.rows > 0 && n > 1) {
     std::vector<Cost> costs;
     std::vector<int> rows, columns, sums, leading_a, leading_b;
+    std::vector<accum> betas;
     std::vector<void*> list(3 * n);
     for (int i = 0; i < n; ++i) {
-      const Tensor a = group.a[i], b = group.b[i];
-      const Matrix<C> c = group.c[i];
+      const auto& [a, b, c, beta] = group[i];
       rows.push_back(static_cast<int>(c.rows)), columns.push_back(static_cast<int>(c.columns));
-      sums.push_back(static_cast<int>(transpose_a ? a.rows : a.columns));
-      leading_a.push_back(static_cast<int>(a.columns)), leading_b.push_back(static_cast<int>(b.columns));
-      list[i] = b.data, list[n + i] = a.data, list[2 * n + i] = c.data;
-      costs.push_back(products(c.rows, c.columns, sums[i], 1, sizeof(real), sizeof(C), group.beta[i] != 0));
+      sums.push_back(static_cast<int>(a.columns())), betas.push_back(beta);
+      leading_a.push_back(static_cast<int>(a.x.columns)), leading_b.push_back(static_cast<int>(b.x.columns));
+      list[i] = b.x.data, list[n + i] = a.x.data, list[2 * n + i] = c.data;
+      costs.push_back(products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0));
     }
     const std::vector<accum> alpha(n, 1);
     const std::vector<int> size(n, 1);  // each group of cuBLAS's is one product
-    const std::vector op_a(n, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N),
-        op_b(n, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    const std::vector op_a(n, group[0].a.transposed() ? CUBLAS_OP_T : CUBLAS_OP_N),
+        op_b(n, group[0].b.transposed() ? CUBLAS_OP_N : CUBLAS_OP_T);
     write_addresses(list, addresses.data, blas.stream());
     void* const* const at = addresses.data;
     Cost cost = one_launch(costs);
     cost.of_layer = of_layer();
     trace::Range range(blas.stream(), name, cost);
-    CUBLAS_CHECK(cublasGemmGroupedBatchedEx(
-        blas, op_b.data(), op_a.data(), columns.data(), rows.data(), sums.data(), alpha.data(), at, real_type,
-        leading_b.data(), at + n, real_type, leading_a.data(), group.beta.data(), at + 2 * n, data_type<C>,
-        columns.data(), n, size.data(), compute_type));
+    CUBLAS_CHECK(cublasGemmGroupedBatchedEx(blas, op_b.data(), op_a.data(), columns.data(), rows.data(),
+                                            sums.data(), alpha.data(), at, real_type, leading_b.data(),
+                                            at + n, real_type, leading_a.data(), betas.data(), at + 2 * n,
+                                            data_type<C>, columns.data(), n, size.data(), compute_type));
     return;
   }
 #endif
-  for (int i = 0; i < n; ++i)
-    product(blas, group.a[i], transpose_a, group.b[i], transpose_b, group.beta[i], group.c[i], name);
-}
-
-void strided_products(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
-                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
-                      const char* name, const Cost& cost) {
-  trace::Range range(blas.stream(), name, cost);
-  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
-  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
-                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
-                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
-                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
-                                          compute_type, CUBLAS_GEMM_DEFAULT));
+  for (const auto& [a, b, c, beta] : group) product(blas, a, b, beta, c, name);
 }
 
 }  // namespace
@@ -203,8 +173,7 @@ Fp8Matrix Blas::operand(int which, bool codes) const {
 }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
-  if (blas.multiplies_fp8()) return fp8_forward(blas, x, weight, y);
-  product(blas, x, false, weight, true, 0, y, "gemm_forward");
+  product(blas, activations(x, Transpose::no), weights(weight, Transpose::no), 0, y, "gemm_forward");
 }
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
@@ -213,23 +182,23 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
     const auto block = [](const RowBlocks& all, int64_t i) {
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
     };
-    for (int64_t i = 0; i < x.count; ++i)
-      fp8_forward(blas, block(x, i), weight, block(y, i), share / x.count, /*new_weight=*/i == 0);
+    for (int64_t i = 0; i < x.count; ++i) {
+      fp8_product(blas, activations(block(x, i), Transpose::no), weights(weight, Transpose::no), 0,
+                  block(y, i), "gemm_forward", share / x.count, /*new_b=*/i == 0);
+    }
     return;
   }
   const auto m = static_cast<int>(x.first.rows), n = static_cast<int>(weight.rows),
              k = static_cast<int>(weight.columns);
   Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
   cost.of_layer = share;
-  strided_products(blas, Transpose::no, Transpose::yes, m, n, k, 1,
-                   {x.first.data, real_type, k, x.stride * k}, {weight.data, real_type, k, 0}, 0,
-                   {y.first.data, real_type, n, y.stride * n}, static_cast<int>(x.count), "gemm_forward",
-                   cost);
+  batched_product(blas, Transpose::no, Transpose::yes, m, n, k, 1, {x.first.data, real_type, k, x.stride * k},
+                  {weight.data, real_type, k, 0}, 0, {y.first.data, real_type, n, y.stride * n},
+                  static_cast<int>(x.count), "gemm_forward", &cost);
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  if (blas.multiplies_fp8()) return fp8_dgrad(blas, d_y, weight, d_x);
-  product(blas, d_y, false, weight, false, 0, d_x, "gemm_dgrad");
+  product(blas, gradients(blas, d_y, Transpose::no), weights(weight, Transpose::yes), 0, d_x, "gemm_dgrad");
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
@@ -237,51 +206,53 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
     return;
   }
-  if (blas.multiplies_fp8()) return fp8_wgrad(blas, d_y, x, d_weight);
-  product(blas, d_y, true, x, false, d_weight.add ? 1 : 0, d_weight.sum, "gemm_wgrad");
+  product(blas, gradients(blas, d_y, Transpose::yes), activations(x, Transpose::yes), d_weight.add ? 1 : 0,
+          d_weight.sum, "gemm_wgrad");
 }
 
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                             const std::vector<Tensor>& y, Addresses addresses) {
-  Group<real> group;
-  if (blas.multiplies_fp8()) {
-    for (size_t i = 0; i < x.size(); ++i) linear_forward(blas, x[i], weight[i], y[i]);
-    return;
-  }
-  for (size_t i = 0; i < x.size(); ++i) group.add(x[i], weight[i], y[i], 0);
-  grouped_product(blas, group, false, true, addresses, "gemm_forward");
+  std::vector<Product<real>> group;
+  for (size_t i = 0; i < x.size(); ++i)
+    group.push_back({activations(x[i], Transpose::no), weights(weight[i], Transpose::no), y[i], 0});
+  grouped_product(blas, group, addresses, "gemm_forward");
 }
 
 void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
                           const std::vector<Tensor>& d_x, Addresses addresses) {
-  Group<real> group;
-  if (blas.multiplies_fp8()) {
-    for (size_t i = 0; i < d_y.size(); ++i) linear_dgrad(blas, d_y[i], weight[i], d_x[i]);
-    return;
-  }
-  for (size_t i = 0; i < d_y.size(); ++i) group.add(d_y[i], weight[i], d_x[i], 0);
-  grouped_product(blas, group, false, false, addresses, "gemm_dgrad");
+  std::vector<Product<real>> group;
+  for (size_t i = 0; i < d_y.size(); ++i)
+    group.push_back({gradients(blas, d_y[i], Transpose::no), weights(weight[i], Transpose::yes), d_x[i], 0});
+  grouped_product(blas, group, addresses, "gemm_dgrad");
 }
 
 void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
                           const std::vector<Gradient>& d_weight, Addresses addresses) {
-  Group<accum> group;
+  std::vector<Product<accum>> group;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i].rows == 0 || blas.multiplies_fp8()) {
+    if (x[i].rows == 0) {
       linear_wgrad(blas, d_y[i], x[i], d_weight[i]);
     } else {
-      group.add(d_y[i], x[i], d_weight[i].sum, d_weight[i].add ? 1 : 0);
+      group.push_back({gradients(blas, d_y[i], Transpose::yes), activations(x[i], Transpose::yes),
+                       d_weight[i].sum, accum(d_weight[i].add ? 1 : 0)});
     }
   }
-  grouped_product(blas, group, true, false, addresses, "gemm_wgrad");
+  grouped_product(blas, group, addresses, "gemm_wgrad");
 }
 
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
-                     const char* name) {
+                     const char* name, const Cost* cost) {
   const int result = c.type == real_type ? sizeof(real) : sizeof(accum);
-  strided_products(blas, transpose_a, transpose_b, m, n, k, alpha, a, b, beta, c, count, name,
-                   products(m, n, k, count, sizeof(real), result, beta != 0));
+  const Cost of_these = products(m, n, k, count, sizeof(real), result, beta != 0);
+  trace::Range range(blas.stream(), name, cost ? *cost : of_these);
+  const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
+  CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                          transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
+                                          &alpha_accum, b.data, b.type, static_cast<int>(b.leading), b.stride,
+                                          a.data, a.type, static_cast<int>(a.leading), a.stride, &beta_accum,
+                                          c.data, c.type, static_cast<int>(c.leading), c.stride, count,
+                                          compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace pentatron

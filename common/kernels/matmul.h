@@ -1,6 +1,5 @@
 // Matrix products by cuBLAS. A linear layer y = x W^T has three: forward, the gradient of its input (dgrad),
-// and the gradient of its weight (wgrad). cuBLAS reads matrices column-major, so our row-major matrices
-// appear to it as their transposes.
+// and that of its weight (wgrad). cuBLAS is column-major: it takes our matrices for their transposes.
 #pragma once
 
 #include <cublas_v2.h>
@@ -18,8 +17,7 @@ namespace pentatron {
 #define CUBLAS_CHECK(call) pentatron::check_cublas((call), #call, __FILE__, __LINE__)
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line);
 
-// What cuBLAS's kernels may use beside their operands. With memory of its own a handle repeats its results.
-// Those of Hopper want 32 MiB; a product on the CPU wants none.
+// Memory of a handle's own, with which cuBLAS repeats its results. Kernels of Hopper want 32 MiB.
 #ifndef CUDA_CPU
 constexpr size_t blas_workspace = 32 << 20;  // bytes
 #else
@@ -37,8 +35,7 @@ struct LayerProducts {
   ProductFormat format;
   int64_t elements = 0;
 };
-// Products whose operands have these columns; the names are for who reads an error. Throws UsageError if this
-// build can't make them in this format.
+// Of operands with these columns, named for who reads an error: UsageError if this build can't make them.
 LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
                                  std::initializer_list<std::pair<const char*, int64_t>> columns);
 
@@ -54,8 +51,7 @@ class Blas {
 
   // Whether the product that is made now is one of a layer, in fp8.
   bool multiplies_fp8() const { return products_.elements > 0 && trace::here.layer >= 0; }
-  // Work space for an operand of such a product, the first (0) or second one: for codes and scales or,
-  // without `codes`, for what they are worth.
+  // Work space for its first (0) or second operand: for codes and scales or, without `codes`, their worth.
   Fp8Matrix operand(int which, bool codes) const;
   const ProductFormat& format() const { return products_.format; }
   accum* largest() const { return largest_.data(); }          // as quantise() wants it
@@ -87,8 +83,7 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
                   Gradient d_weight /*[out, in]*/);
 
-// The same three for several layers in one launch, each with its own weight and number of rows. In fp8 builds
-// a launch each.
+// The same three for several layers in one launch (in fp8 one each), with weights and rows of their own.
 using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]; empty: a launch each
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                             const std::vector<Tensor>& y, Addresses addresses);
@@ -98,8 +93,7 @@ void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
 void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
                           const std::vector<Gradient>& d_weight, Addresses addresses);
 
-// A batch of row-major matrices. Rows are `leading` elements apart; matrix i begins `stride` elements after
-// matrix i - 1.
+// A batch of row-major matrices. Rows are `leading` elements apart, and matrices `stride`.
 struct BatchedMatrix {
   void* data;
   cudaDataType_t type;
@@ -107,9 +101,10 @@ struct BatchedMatrix {
 };
 
 // c_i = alpha op(a_i) op(b_i) + beta c_i for i < count, with op(a_i) [m, k], op(b_i) [k, n], c_i [m, n], all
-// row-major; op transposes or not. a and b are `real`, c is `real` or `accum`. `name` labels traces.
+// row-major; op transposes or not. a and b are `real`, c is `real` or `accum`. `name` labels traces. cost: if
+// it is another one than that of as many separate products.
 void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpose_b, int m, int n, int k,
                      double alpha, BatchedMatrix a, BatchedMatrix b, double beta, BatchedMatrix c, int count,
-                     const char* name);
+                     const char* name, const Cost* cost = nullptr);
 
 }  // namespace pentatron

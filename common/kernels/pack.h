@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 
 #include "device/kernel.h"
 #include "device/precision.h"
@@ -26,8 +25,7 @@ constexpr int pack_width = 16 / sizeof(real);
 constexpr int pack_width = cuda_cpu::threads_per_block == 1 ? 1 : 16 / sizeof(real);
 #endif
 
-// The width that a kernel can take: pack_width, or 1 where a row of `columns` elements is no whole number of
-// packs, or does not begin at a multiple of 16 bytes.
+// pack_width, or 1 where rows of `columns` elements are no whole packs, or not aligned to 16 bytes.
 template <class... T>
 int width_for(size_t columns, const T*... rows) {
   const bool aligned = ((reinterpret_cast<uintptr_t>(rows) % 16 == 0) && ...);
@@ -39,6 +37,9 @@ struct Pack {
   accum element[width];
   __device__ accum& operator[](int e) { return element[e]; }
   __device__ const accum& operator[](int e) const { return element[e]; }
+  __device__ void operator+=(const Pack& other) {
+    for (int e = 0; e < width; ++e) element[e] += other[e];
+  }
 };
 
 // A pack as it lies in memory. What is longer than 16 bytes (floats beside bf16) takes several accesses.
@@ -72,7 +73,7 @@ __device__ accum block_max_of(const T* x, int n) {
     const Pack<width> pack = load<width>(x + j);
     for (int e = 0; e < width; ++e) largest = std::max(largest, pack[e]);
   }
-  return block_max(largest);
+  return block_reduce(largest, accum(-INFINITY), [](accum a, accum b) { return a > b ? a : b; });
 }
 
 }  // namespace pentatron

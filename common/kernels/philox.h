@@ -1,17 +1,11 @@
 // Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel random
 // numbers: as easy as 1, 2, 3", SC 2011). It has no state: number i of a sequence is a function of (key, i).
-// So a rank that holds a slice of a parameter, or of a batch, draws the numbers that the whole would have had
-// there.
+// So a rank that holds a slice of a parameter, or of a batch, draws the numbers of the whole. A constexpr
+// function is one of the device, too (--expt-relaxed-constexpr).
 #pragma once
 
 #include <cstdint>
 #include <string_view>
-
-#ifdef __CUDACC__
-#define PENTATRON_HOST_DEVICE __host__ __device__
-#else
-#define PENTATRON_HOST_DEVICE
-#endif
 
 namespace pentatron {
 
@@ -24,7 +18,7 @@ struct PhiloxBlock {
 };
 
 // The 128 random bits that belong to `counter` under `key`.
-PENTATRON_HOST_DEVICE constexpr PhiloxBlock philox4x32(PhiloxBlock counter, PhiloxKey key) {
+constexpr PhiloxBlock philox4x32(PhiloxBlock counter, PhiloxKey key) {
   constexpr int rounds = 10;
   for (int round = 0; round < rounds; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter.word[0];
@@ -38,7 +32,7 @@ PENTATRON_HOST_DEVICE constexpr PhiloxBlock philox4x32(PhiloxBlock counter, Phil
 }
 
 // The same, for a counter of two 64-bit numbers.
-PENTATRON_HOST_DEVICE constexpr PhiloxBlock philox4x32(uint64_t high, uint64_t low, PhiloxKey key) {
+constexpr PhiloxBlock philox4x32(uint64_t high, uint64_t low, PhiloxKey key) {
   return philox4x32({{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
                       static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}},
                     key);

@@ -1,6 +1,5 @@
-// The instructions of a warp that tensor cores need, one function each: PTX on a GPU of compute
-// capability 8.0 or later, emulated on the CPU (cpu/cuda/cuda_warps.h). A warp is 32 lanes; all of them call
-// a function together.
+// The instructions of a warp that tensor cores need, one function each, which all of its 32 lanes call: PTX
+// on a GPU of compute capability 8.0 or later, emulated on the CPU (cpu/cuda/cuda_warps.h).
 //
 // mma multiplies matrices that lie in the registers of a warp, D += A B with A of 16 x 16 and B of 16 x 8
 // bfloat16 (or half, in fp16 builds), and D of 16 x 8 float. Each lane has a part of each, its fragment
@@ -24,9 +23,9 @@
 
 #ifdef CUDA_CPU
 #include <cuda_warps.h>
+#endif
 
 #include <bit>
-#endif
 
 #include "device/kernel.h"
 #include "device/precision.h"
@@ -143,12 +142,6 @@ inline __device__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// The first or second number of a register.
-inline __device__ float unpack(uint32_t pair, int which) {
-  const auto bits = static_cast<uint16_t>(which == 0 ? pair : pair >> 16);
-  return float(reinterpret_cast<const real16&>(bits));
-}
-
 // `kernel`, for blocks of `threads` threads.
 template <int threads, auto kernel>
 constexpr auto in_warps() {
@@ -184,10 +177,6 @@ inline uint32_t pack(float low, float high) {
   return bits(low) | bits(high) << 16;
 }
 
-inline float unpack(uint32_t pair, int which) {
-  return std::bit_cast<real16>(static_cast<uint16_t>(which == 0 ? pair : pair >> 16));
-}
-
 template <int threads, auto kernel>
 struct InWarps;
 template <int threads, class... Parameters, void (*kernel)(Parameters...)>
@@ -205,6 +194,11 @@ constexpr auto in_warps() {
 }
 
 #endif
+
+// The first or second number of a register.
+inline __device__ float unpack(uint32_t pair, int which) {
+  return float(std::bit_cast<real16>(static_cast<uint16_t>(which == 0 ? pair : pair >> 16)));
+}
 
 inline __device__ int lane() { return static_cast<int>(thread_of_block() % lanes_of_warp); }
 inline __device__ int warp() { return static_cast<int>(thread_of_block() / lanes_of_warp); }

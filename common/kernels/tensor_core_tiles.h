@@ -1,9 +1,8 @@
 // Tiles of `real16` in shared memory, their products, and the sums of these in the registers of a warp.
 //
-// A tile is [rows, size] real16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, and
-// these would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted
-// (swizzled): chunk c of row r lies at place c ^ (r % 8), and any chunk of 8 rows in sequence is in 8
-// different places:
+// A tile is [rows, size] real16 without gaps. To read it, ldmatrix takes 16 bytes of each of 8 rows, which
+// would all be in the same banks of shared memory. So the 16-byte chunks of a row are permuted (swizzled):
+// chunk c of row r lies at c ^ (r % 8), and any chunk of 8 rows in sequence is in 8 different places:
 //
 //      row 0   0 1 2 3 4 5 6 7          row 2   2 3 0 1 6 7 4 5
 //      row 1   1 0 3 2 5 4 7 6          row 3   3 2 1 0 7 6 5 4   ...
@@ -24,17 +23,23 @@ using Sums = float[rows / 16][columns / 8][4];
 __device__ inline int row_of(int i, int e) { return 16 * i + lane() / 4 + e / 2 * 8; }
 __device__ inline int column_of(int j, int e) { return 8 * j + lane() % 4 * 2 + e % 2; }
 
-// f(sum, row, column) of each of this lane.
+// f(i, j, e) for i < m, j < n and e < 4, unrolled, as registers have no addresses.
 template <int m, int n, class Function>
-__device__ void for_each(float (&sums)[m][n][4], Function f) {
+__device__ void for_registers(Function f) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll
     for (int j = 0; j < n; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) f(sums[i][j][e], row_of(i, e), column_of(j, e));
+      for (int e = 0; e < 4; ++e) f(i, j, e);
     }
   }
+}
+
+// f(sum, row, column) of each of this lane.
+template <int m, int n, class Function>
+__device__ void for_each(float (&sums)[m][n][4], Function f) {
+  for_registers<m, n>([&](int i, int j, int e) { f(sums[i][j][e], row_of(i, e), column_of(j, e)); });
 }
 
 constexpr int chunk_size = 8;  // elements: 16 bytes
@@ -46,7 +51,7 @@ __device__ T* chunk_of(T* tile /*[rows, size]*/, int row, int chunk) {
 
 // Begins to fetch a tile: `rows` of them are there, the rest becomes zeros.
 template <int size, int tile_rows, int threads>
-__device__ void begin_load(const real* __restrict__ from /*[rows, leading]*/, int leading, int rows,
+__device__ void begin_load(In<real> from /*[rows, leading]*/, int leading, int rows,
                            real* to /*[tile_rows, size]*/) {
   constexpr int chunks = size / chunk_size, step = threads / chunks;  // rows
   static_assert(step % 8 == 0, "a thread's chunks are at the same place in each of its rows");
@@ -63,8 +68,8 @@ __device__ void begin_load(const real* __restrict__ from /*[rows, leading]*/, in
 
 // Of two matrices that lie alike (k and v, or q and d_out), a tile each.
 template <int size, int tile_rows, int threads>
-__device__ void begin_load_pair(const real* __restrict__ first, const real* __restrict__ second, size_t start,
-                                int leading, int rows, real* to /*[2, tile_rows, size]*/) {
+__device__ void begin_load_pair(In<real> first, In<real> second, size_t start, int leading, int rows,
+                                real* to /*[2, tile_rows, size]*/) {
   begin_load<size, tile_rows, threads>(first + start, leading, rows, to);
   begin_load<size, tile_rows, threads>(second + start, leading, rows, to + tile_rows * size);
 }
@@ -99,16 +104,10 @@ __device__ void load_factor(const real* tile /*[16 m, size]*/, int first_column,
 // Two neighbours among sums, of 8 columns each, are 16 columns of a factor.
 template <int m, int n>
 __device__ void as_factor(const float (&sums)[m][n][4], uint32_t (&factor)[m][n / 2][4]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int k = 0; k < n / 2; ++k) {
-      factor[i][k][0] = pack(sums[i][2 * k][0], sums[i][2 * k][1]);
-      factor[i][k][1] = pack(sums[i][2 * k][2], sums[i][2 * k][3]);
-      factor[i][k][2] = pack(sums[i][2 * k + 1][0], sums[i][2 * k + 1][1]);
-      factor[i][k][3] = pack(sums[i][2 * k + 1][2], sums[i][2 * k + 1][3]);
-    }
-  }
+  for_registers<m, n / 2>([&](int i, int k, int r) {
+    const float(&of_half)[4] = sums[i][2 * k + r / 2];
+    factor[i][k][r] = pack(of_half[r % 2 * 2], of_half[r % 2 * 2 + 1]);
+  });
 }
 
 // sums += left b or left b^T, of the columns of b from first_column on. b^T is what mma takes for B as it is,
@@ -145,8 +144,8 @@ enum class Store { assign, add, add_without_waiting };
 
 // to (+)= sums, the rows that are there.
 template <int m, int n, class Result>
-__device__ void store(const float (&sums)[m][n][4], int rows, Store how,
-                      Result* __restrict__ to /*[rows, leading]*/, int leading) {
+__device__ void store(const float (&sums)[m][n][4], int rows, Store how, Out<Result> to /*[rows, leading]*/,
+                      int leading) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll

@@ -31,8 +31,7 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
                           int64_t i) {
   const std::span<int32_t> by_token = array(i, 3), token = array(i, 0);
   std::iota(by_token.begin(), by_token.end(), 0);
-  std::stable_sort(by_token.begin(), by_token.end(),
-                   [&](int32_t a, int32_t b) { return token[a] < token[b]; });
+  std::ranges::stable_sort(by_token, {}, [&](int32_t row) { return token[row]; });
   CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), token.data(), size() * sizeof(int32_t),
                              cudaMemcpyHostToDevice, stream));
   const auto on_device = [&](int array) { return device_.data() + begin(i, array); };

@@ -24,17 +24,15 @@ struct Batch {
   const int32_t* document_starts = nullptr;
 };
 
-// Holds micro-batches on the device, and twice in pinned host memory: while the copies of one step wait in
-// the stream, the host writes the next step's.
+// Holds micro-batches on the device, and twice in pinned memory: one step's copies wait, the next is written.
 class BatchBuffer {
  public:
-  // positions: this rank's, of every sequence. With config.document_end, the buffer also has the starts of
-  // the documents.
+  // positions: this rank's, of every sequence. With config.document_end it also has the documents' starts.
   BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions, int64_t micro_batches = 1);
 
-  // Writes micro-batch i to pinned host memory, of which this rank takes its positions. The caller then calls
-  // `upload`. It must not write it again before the stream has run the copy; after next_step() it may write
-  // that of the step before the last.
+  // Writes this rank's positions of micro-batch i to pinned host memory, for `upload`. Do not write them
+  // again before the stream has run the copy; after next_step() this writes to those of the step before the
+  // last.
   void write(std::span<const int32_t> tokens /*[batch, sequence_length]*/, std::span<const int32_t> targets,
              int64_t i = 0);
 

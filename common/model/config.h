@@ -33,8 +33,7 @@ struct ModelConfig {
   double norm_epsilon;
   RopeScaling rope_scaling = {};
 
-  // A mixture of experts (Shazeer et al., 2017): layers whose MLP is several, of which each token takes some.
-  // A model is saved with them; 07 trains them.
+  // A mixture of experts (Shazeer et al., 2017; 07): the MLP is several, of which each token takes some.
   int experts = 0;         // of a layer that has any; 0: no layer has
   int top_k = 2;           // experts that each token is sent to
   int moe_every = 1;       // every moe_every-th layer has experts
@@ -46,10 +45,22 @@ struct ModelConfig {
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
 };
 
-// Elements of all parameters (embedding and head are two matrices), and of those that one token uses: of
-// a layer's experts only top_k.
-int64_t parameter_count(const ModelConfig& model);
-int64_t active_parameter_count(const ModelConfig& model);
+// Elements of all parameters (embedding and head are two matrices), and of those that one token uses.
+inline int64_t parameter_count(const ModelConfig& m) {
+  const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
+  const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
+  const int64_t routed = m.experts > 0 ? m.layers / m.moe_every : 0;  // layers with experts
+  const int64_t bias = m.has_balance_bias() ? 1 : 0;
+  const int64_t mlps =
+      (m.layers - routed) * mlp + routed * (m.experts * (d + mlp + bias) + m.shared_experts * mlp);
+  return m.layers * (norms + attention) + mlps + d + 2 * d * m.vocab_size;
+}
+
+inline int64_t active_parameter_count(const ModelConfig& m) {
+  if (m.experts == 0) return parameter_count(m);
+  const int64_t idle = int64_t{m.layers / m.moe_every} * (m.experts - m.top_k);  // experts
+  return parameter_count(m) - idle * 3 * m.d_model * m.d_ff;
+}
 
 // What forward keeps for backward. none: everything; selective: everything but the attention scores;
 // full: only each layer's input. Backward recomputes the rest.
@@ -83,8 +94,7 @@ struct TrainingConfig : ProductFormat {
   Attention attention = Attention::naive;
 };
 
-// Layers [first, last). `embedding` and `head` say whether the range includes these, too. 01 has one range,
-// the whole model; 05 is the first stage with others.
+// Layers [first, last), and perhaps embedding and head. Until 05 the only range is the whole model.
 struct LayerRange {
   int first, last;
   bool embedding, head;

@@ -31,8 +31,7 @@ std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<cons
                                          int& bytes_per_token) {
   LlmcHeader header{};
   if (file.size() >= sizeof header) std::memcpy(&header, file.data(), sizeof header);
-  const auto form = std::find_if(std::begin(llmc_forms), std::end(llmc_forms),
-                                 [&](const LlmcForm& f) { return f.magic == header.magic; });
+  const auto form = std::ranges::find(llmc_forms, header.magic, &LlmcForm::magic);
   if (form == std::end(llmc_forms)) {
     bytes_per_token = 2;
     if (file.size() % 2 != 0) {

@@ -2,15 +2,12 @@
 //
 // In a text file each byte is a token. A file named *.bin holds token ids: either nothing else, in 16 bits
 // each (nanoGPT's form), or after a header of 256 32-bit integers, in 16 or 32 bits (llm.c's form). Sequence
-// i of step s is a window of the text that depends on (seed, s, i) alone. So any rank can cut its slice of
-// the global batch without communication.
+// i of step s is a window of the text that depends on (seed, s, i) alone: ranks need not communicate.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "model/mapped_file.h"
 
@@ -18,8 +15,7 @@ namespace pentatron {
 
 class TokenData {
  public:
-  // Looks at no token. Throws UsageError, naming --data, if the file can't be read, is damaged, or holds less
-  // than one window of sequence_length + 1 tokens.
+  // Looks at no token. UsageError (--data) if the file is damaged, or has not sequence_length + 1 tokens.
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens
@@ -38,14 +34,9 @@ class TokenData {
 
  private:
   uint32_t at(int64_t i) const {
-    switch (bytes_per_token_) {
-      case 1:
-        return static_cast<const uint8_t*>(tokens_)[i];
-      case 2:
-        return static_cast<const uint16_t*>(tokens_)[i];
-      default:
-        return static_cast<const uint32_t*>(tokens_)[i];
-    }
+    return bytes_per_token_ == 1   ? static_cast<const uint8_t*>(tokens_)[i]
+           : bytes_per_token_ == 2 ? static_cast<const uint16_t*>(tokens_)[i]
+                                   : static_cast<const uint32_t*>(tokens_)[i];
   }
   [[noreturn]] void refuse(int64_t i) const;
 
@@ -57,16 +48,13 @@ class TokenData {
   int64_t size_ = 0;              // tokens
 };
 
-// Fills `tokens` and `targets` with sequences of the global batch of `step`: first_sequence and those after
-// it, as many as fit.
-void fill_sequences(
-    const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence, int sequence_length,
-    std::span<int32_t> tokens,    // [sequences, sequence_length]
-    std::span<int32_t> targets);  // [sequences, sequence_length], the token that follows each token
+// Fills both with sequences of the global batch of `step`, from first_sequence on, as many as fit.
+void fill_sequences(const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence,
+                    int sequence_length, std::span<int32_t> tokens /*[sequences, sequence_length]*/,
+                    std::span<int32_t> targets /*likewise, the token that follows each token*/);
 
-// Where the document of each token begins: 0, or after the last token `document_end` before it. Writes
-// [sequences, sequence_length].
+// Where the document of each token begins: 0, or after the last token `document_end` before it.
 void fill_document_starts(std::span<const int32_t> tokens /*[sequences, sequence_length]*/,
-                          int sequence_length, int document_end, std::span<int32_t> starts);
+                          int sequence_length, int document_end, std::span<int32_t> starts /*as tokens*/);
 
 }  // namespace pentatron

@@ -39,16 +39,14 @@ struct FeedForwardMemory {
   int64_t operand = 0;       // elements of the largest one of its products (kernels/config.h)
 };
 
-// A range of layers on this rank. in_flight: the largest number of micro-batches whose activations the rank
-// keeps at the same time.
+// A range of layers on this rank. in_flight: the most micro-batches whose activations it keeps at a time.
 struct ModelPart {
   LayerRange range;
   int in_flight = 1;
   int inputs = 0;  // buffers [outside, d] that receive activations from another rank
 };
 
-// One rank's share of the model, of its training state and of a micro-batch. The default is one device, which
-// has everything. A technique sets the fields that it changes.
+// One rank's share of the model, its training state and a micro-batch. By default, one device has everything.
 struct RankShare {
   std::vector<int> replicas = {1};   // [parameter groups]: ranks with the same parameters (parameters.h)
   int sharded_states = 0;            // replicas shard: 1: optimizer states, 2: and gradients, 3: and weights
@@ -69,15 +67,13 @@ struct Rows {
 };
 Rows rows_of(const TrainingConfig& config, const RankShare& share);
 
-// Widths on one rank: the whole model's width d; its columns of queries, of keys (or values), of the MLP and
-// of the vocabulary; its query heads.
+// On one rank: the model's width d; columns of queries, keys (or values), MLP, vocabulary; query heads.
 struct Columns {
   int64_t d, q, kv, f, vocabulary, heads;
 };
 Columns columns_of(const ModelConfig& model, int tensor_ranks);
 
-// Bytes by purpose. resident: allocated during the whole run. unit_buffers: they hold whole units, of weights
-// or gradients, where the resident ones are shards.
+// Bytes by purpose. resident: of the whole run. unit_buffers: of whole units, where the resident are shards.
 struct MemoryPrediction {
   MemoryBytes resident = {}, unit_buffers = {};
   MemoryBytes total() const;

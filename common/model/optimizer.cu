@@ -75,8 +75,7 @@ std::vector<AccumTensor> Optimizer::states(size_t shard) const {
 
 void Optimizer::add_norm_squared(double* norm_squared) {
   for (const Shard& shard : parameters_.shards()) {
-    // Adjacent ranges are summed by one call. So the bits do not depend on how a unit is divided into
-    // parameters.
+    // One call sums adjacent ranges: the bits do not depend on how a unit is divided into parameters.
     size_t begin = 0, end = 0;
     const auto add_sum = [&] {
       if (end > begin)

@@ -1,7 +1,5 @@
 // AdamW and SGD over the shards that this rank updates, with clipping by the global gradient norm.
-//
-// The host never waits here: the norm stays on the device, and a kernel computes the clipping factor from it,
-// and in fp16 whether the gradients overflowed.
+// The host never waits here: a kernel computes the clipping factor, and in fp16 if the gradients overflowed.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +17,7 @@ double learning_rate(const TrainingConfig& config, int64_t step);
 
 class Optimizer {
  public:
-  // Allocates the state of all shards: two moments for AdamW, and master weights where weights have 16 bits.
-  // In fp16 the gradients of `parameters` are scaled from now on.
+  // Allocates the state of all shards. In fp16 the gradients of `parameters` are scaled from now on.
   Optimizer(const TrainingConfig& config, Parameters& parameters, cudaStream_t stream);
 
   // norm_squared[0] (device) += the squares of this rank's gradients. Each element of the model counts on one

@@ -42,16 +42,6 @@ size_t ParameterGroup::largest_size() const {
   return largest;
 }
 
-real* ParameterGroup::allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
-
-accum* ParameterGroup::allocate_gradients(size_t size) {
-  return gradient_memory_.matrix<accum>(1, size).data;
-}
-
-void ParameterGroup::add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
-  shards_.push_back({number_, unit, begin, end, weights, gradients});
-}
-
 void ParameterGroup::allocate() {
   size_t all = 0;
   for (const int unit : units_) all += size(unit);

@@ -65,8 +65,7 @@ struct ParameterRange {
   size_t begin_in_parameter, begin_in_shard, size;
 };
 
-// Equal runs of consecutive elements of a global matrix: `count` runs of `length`; each begins `stride` after
-// the one before.
+// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
 struct GlobalRuns {
   int64_t first, length, count, stride;
 };
@@ -93,8 +92,7 @@ class ParameterGroup {
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
   size_t largest_size() const;  // of all units, in elements
 
-  // Pointers to a unit's flat arrays, null while the unit has no memory. A technique may point them to other
-  // memory at any time, so do not keep copies of them.
+  // Pointers to a unit's flat arrays, null while it has no memory. A technique may change them at any time.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
   // The next micro-batch adds to the unit's gradients, or (at first, and when `add` is false) assigns them.
@@ -103,12 +101,14 @@ class ParameterGroup {
   // Allocates all units whole; each is one shard. flat_gradients() holds their gradients end to end.
   void allocate();
   AccumTensor flat_gradients() const { return flat_gradients_; }  // [1, size of all units]
-  // Instead of allocate(), a technique can call these three. `size` is in elements; the memory lives as long
-  // as this object. add_shard tells the optimizer to update elements [begin, end) of a unit; the pointers are
-  // those of element `begin`.
-  real* allocate_weights(size_t size);
-  accum* allocate_gradients(size_t size);
-  void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients);
+  // Instead of allocate(), a technique can call these three. The memory, of `size` elements, lives as long as
+  // this object. add_shard: the optimizer updates elements [begin, end) of a unit; the pointers are to
+  // `begin`.
+  real* allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
+  accum* allocate_gradients(size_t size) { return gradient_memory_.matrix<accum>(1, size).data; }
+  void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
+    shards_.push_back({number_, unit, begin, end, weights, gradients});
+  }
 
  private:
   friend class Parameters;
@@ -141,8 +141,7 @@ class Parameters {
  public:
   explicit Parameters(ParameterLayout layout = {});
 
-  // Returns the parameter's number. If one product uses several parameters as one matrix, declare them one
-  // after the other.
+  // Returns the parameter's number. Several that a product uses as one matrix are declared in sequence.
   int declare(const Declaration& declaration);
 
   void allocate() {
@@ -159,8 +158,7 @@ class Parameters {
   const ParameterLayout& layout() const { return layout_; }
 
   // The local slice of a parameter, or of `count` parameters with equal columns as one matrix: [local rows,
-  // local columns]. Its data is null while the unit has no memory. Call this at each use, do not keep the
-  // result.
+  // local columns]. Its data is null while the unit has no memory. Call this at each use.
   Tensor weights(int id, int count = 1) const;
   Gradient gradients(int id, int count = 1) const;
   // By what the gradients are multiplied; null: by nothing.
@@ -169,8 +167,7 @@ class Parameters {
   // All gradients of the unit have been written for a micro-batch. `last`: of the step's micro-batches.
   void end_gradients(int unit, bool last);
 
-  // The shards of all groups, and the parts of parameters in a shard, in order. Optimizer, gradient norm,
-  // initialisation and gathering all loop over these.
+  // The shards of all groups, and the parts of parameters in a shard, in order.
   std::vector<Shard> shards() const;
   std::vector<ParameterRange> ranges(const Shard& shard) const;
   // The ranges that this rank counts in a sum over all ranks. Each element of the model counts on one rank.

@@ -1,10 +1,12 @@
 #include "model/safetensors.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "device/errors.h"
@@ -13,17 +15,6 @@ namespace pentatron {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct TypeName {
-  NumberType type;
-  const char* name;
-  size_t bytes;
-};
-constexpr TypeName type_names[] = {{NumberType::fp64, "F64", 8},
-                                   {NumberType::fp32, "F32", 4},
-                                   {NumberType::fp16, "F16", 2},
-                                   {NumberType::bf16, "BF16", 2}};
-const TypeName& entry_of(NumberType type) { return type_names[static_cast<int>(type)]; }
 
 constexpr uint64_t size_field = 8;              // bytes
 constexpr uint64_t most_header = 100'000'000;   // bytes, the format's own limit
@@ -43,17 +34,29 @@ T load_as(const std::byte* array, uint64_t i) {
 }
 
 // IEEE 754's binary16: a sign, 5 bits of exponent, 10 of fraction.
-double from_fp16(uint16_t bits) {
+double load_fp16(const std::byte* array, uint64_t i) {
+  const auto bits = load_as<uint16_t>(array, i);
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   double value = std::ldexp(exponent == 0 ? fraction : 1024 + fraction, std::max(exponent, 1) - 25);
   if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
   return bits >> 15 ? -value : value;
 }
 
-double from_bf16(uint16_t bits) {  // the upper half of an fp32
-  const uint32_t wide = uint32_t{bits} << 16;
-  return load_as<float>(reinterpret_cast<const std::byte*>(&wide), 0);
+double load_bf16(const std::byte* array, uint64_t i) {  // the upper half of an fp32
+  return std::bit_cast<float>(uint32_t{load_as<uint16_t>(array, i)} << 16);
 }
+
+struct TypeEntry {
+  const char* name;
+  size_t bytes;
+  double (*load)(const std::byte* array, uint64_t i);
+};
+constexpr TypeEntry types[] = {  // in the order of NumberType
+    {"F64", 8, load_as<double>},
+    {"F32", 4, [](const std::byte* array, uint64_t i) -> double { return load_as<float>(array, i); }},
+    {"F16", 2, load_fp16},
+    {"BF16", 2, load_bf16}};
+const TypeEntry& entry_of(NumberType type) { return types[static_cast<int>(type)]; }
 
 // One entry of a header. Throws std::string: what is wrong with it.
 StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin,
@@ -65,10 +68,9 @@ StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t dat
   }
   StoredTensor tensor{name, NumberType::fp32, {}, 0};
   const std::string type = entry["dtype"];
-  const auto known = std::find_if(std::begin(type_names), std::end(type_names),
-                                  [&](const auto& t) { return type == t.name; });
-  if (known == std::end(type_names)) throw name + " has the type " + type;
-  tensor.type = known->type;
+  const auto known = std::ranges::find(types, type, &TypeEntry::name);
+  if (known == std::end(types)) throw name + " has the type " + type;
+  tensor.type = static_cast<NumberType>(known - types);
   uint64_t elements = 1;
   for (const Json& size : entry["shape"]) {
     if (!size.is_number_unsigned() || size.get<uint64_t>() > most_elements) throw name + " has a wrong shape";
@@ -102,9 +104,7 @@ std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") tensors.push_back(read_entry(name, entry, begin, file.size() - begin));
   }
-  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.begin, a.begin + a.bytes()) < std::pair(b.begin, b.begin + b.bytes());
-  });
+  std::ranges::stable_sort(tensors, {}, [](const auto& t) { return std::pair(t.begin, t.bytes()); });
   uint64_t end = begin;
   for (const StoredTensor& tensor : tensors) {
     if (tensor.begin < end) throw tensor.name + " overlaps the tensor before it";
@@ -121,9 +121,7 @@ size_t bytes_of(NumberType type) { return entry_of(type).bytes; }
 std::string_view to_string(NumberType type) { return entry_of(type).name; }
 
 uint64_t StoredTensor::elements() const {
-  uint64_t product = 1;
-  for (const int64_t size : shape) product *= static_cast<uint64_t>(size);
-  return product;
+  return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies());
 }
 
 std::string StoredTensor::form() const { return std::string(to_string(type)) + " " + text_of(shape); }
@@ -149,17 +147,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors) {
 }
 
 double number_at(NumberType type, const std::byte* array, uint64_t i) {
-  switch (type) {
-    case NumberType::fp64:
-      return load_as<double>(array, i);
-    case NumberType::fp32:
-      return load_as<float>(array, i);
-    case NumberType::fp16:
-      return from_fp16(load_as<uint16_t>(array, i));
-    case NumberType::bf16:
-      break;
-  }
-  return from_bf16(load_as<uint16_t>(array, i));
+  return entry_of(type).load(array, i);
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& option, const std::string& path) : file_(option, path) {

@@ -1,7 +1,6 @@
 // Files in Hugging Face's safetensors format: 8 bytes that hold the header's size, the header, and the
 // tensors, row-major, one after the other. The header is a JSON object that says of each tensor its type, its
-// shape and where its bytes lie. So whoever knows all shapes knows where each element lies, before anything
-// is written.
+// shape and where its bytes lie. So whoever knows all shapes knows beforehand where each element lies.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +33,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors);
 
 class SafetensorsFile {
  public:
-  // Throws UsageError, naming `option`, if the file can't be read, or if its header is damaged: tensors that
-  // overlap, leave gaps, or end elsewhere than the file.
+  // UsageError, naming `option`: it can't be read, or tensors overlap, leave gaps, or end before the file.
   SafetensorsFile(const std::string& option, const std::string& path);
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their places

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "kernels/attention_tensor_core.h"
+#include "kernels/attention.h"
 #include "model/seams.h"
 
 namespace pentatron {
@@ -79,8 +79,8 @@ FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int, int64_t r
   return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
 }
 
-FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int, int64_t rows) const {
-  return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
+FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const {
+  return FeedForward::allocate_kept(arena, layer, rows);
 }
 
 Tensor FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,

@@ -1,6 +1,5 @@
 // The seams: four small interfaces through which parallelism acts on the model. The model is single-device
-// code that calls them, and their defaults are for one device. (A pipeline needs no seam: it runs parts of
-// the model.)
+// code that calls them; their defaults are for one device. (A pipeline needs none, but parts of the model.)
 //
 //   UnitHooks      around the use of weights and the writing of gradients    data parallelism, ZeRO
 //   TensorRegion   the borders of attention, MLP, embedding and head         tensor and sequence parallelism
@@ -28,16 +27,14 @@ enum class Pass { forward, backward };
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
-  // Called before and after a unit's weights are used, once in each pass of a micro-batch. Recomputation runs
-  // between the two calls of backward.
+  // Called before and after a unit's weights are used, in each pass; recomputation is part of backward's use.
   virtual void before_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   virtual void after_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
-  // Called before and after a unit's weight gradients are written, for every micro-batch. `last` is true for
-  // the last micro-batch of a step.
+  // Called before and after a micro-batch writes a unit's weight gradients. `last`: it is the step's last
+  // one.
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
-  // Called after a step's last micro-batch. Work that is put into the compute stream after this call reads
-  // the global gradient.
+  // Called after a step's last micro-batch. Later work of the compute stream reads the global gradient.
   virtual void finish_gradient_sync() {}
   // Called after this rank has initialised, or the optimizer has updated, the weights of its shards.
   virtual void weights_changed() {}
@@ -45,8 +42,7 @@ class UnitHooks {
 
 class TensorRegion;
 
-// When a micro-batch's weight gradients are computed: during backward, or when issue_all is called (used from
-// 05 on).
+// When a micro-batch's weight gradients are computed: in backward, or when issue_all is called (from 05 on).
 enum class WeightGradients { during_backward, on_request };
 
 // Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
@@ -65,8 +61,7 @@ class WgradQueue {
     entries_.push_back({unit, nullptr, last, trace::here});
     drain();
   }
-  // Announces that the work pushed next reads region.entered(x). Unless the work waits for a request, the
-  // region begins to gather it now.
+  // The work pushed next reads region.entered(x). Unless it waits for a request, gathering begins now.
   void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/);
   // Issues all waiting work, unless weight gradients are computed on request.
   void drain() {
@@ -89,9 +84,9 @@ class WgradQueue {
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
 
-// A tensor region is a part of the model in which tensor parallelism splits heads, columns or vocabulary.
-// These calls are its borders. "Outside" are the rows that a rank holds between regions: all rows, or its
-// part of them under sequence parallelism.
+// A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
+// borders. "Outside" are the rows that a rank holds between regions: all, or its part under sequence
+// parallelism.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;
@@ -117,8 +112,7 @@ class TensorRegion {
     meanwhile();
     return d_in;
   }
-  // entered(x) returns again what enter(x) returned, [rows, d], for the weight gradients. prefetch_entered
-  // begins to gather it.
+  // entered(x) returns again what enter(x) did, [rows, d], for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
   // Combines the cross-entropy's statistics (kernels.h) of all tensor ranks' vocabulary slices, in place.
@@ -126,8 +120,7 @@ class TensorRegion {
 };
 
 struct AttentionTensors {
-  Tensor q, k,
-      v;            // q [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
+  Tensor q, k, v;   // [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
   Tensor out;       // as q
   AccumTensor lse;  // [rows, heads]: log-sum-exp of each row's scores
   Scores scores;
@@ -159,15 +152,12 @@ class AttentionCore {
   const Attention kind_;
 };
 
-// What a layer's MLP keeps of a micro-batch for backward, and the buffers of its backward.
+// What a layer's MLP keeps of a micro-batch for backward.
 struct FeedForwardTensors {
   Tensor gate_up, product;      // [rows, gate | up], and their SwiGLU [rows, f]
   std::shared_ptr<void> other;  // an overriding FeedForward keeps its own type here
 };
-struct FeedForwardGradients {
-  Tensor gate_up, product;      // gradients of gate_up and product, same shapes
-  std::shared_ptr<void> other;  // as above
-};
+using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
 
 class FeedForward {
  public:
@@ -211,8 +201,7 @@ constexpr int embedding_unit = 0;
 constexpr int unit_of_layer(int layer) { return 1 + layer; }
 constexpr int head_unit(int layers) { return 1 + layers; }
 
-// Standard deviation of a matrix's initial values: sqrt(1 / (3 fan_in)), as in PyTorch's nn.Linear. fan_in is
-// that of the global shape.
+// Standard deviation of initial values: sqrt(1 / (3 fan_in)), as PyTorch's nn.Linear, of the global shape.
 double initial_deviation(int64_t fan_in);
 
 }  // namespace pentatron

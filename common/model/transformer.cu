@@ -3,6 +3,7 @@
 #include <numbers>
 
 #include "kernels/kernels.h"
+#include "model/memory.h"
 #include "model/transformer.h"
 
 namespace pentatron {
@@ -18,7 +19,8 @@ std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
   return units;
 }
 
-std::vector<double> rotary_frequencies(const ModelConfig& model) {
+// The model's frequencies (kernels.h), with its scaling.
+static std::vector<double> rotary_frequencies(const ModelConfig& model) {
   std::vector<double> frequencies = rotary_frequencies(model.rope_theta, model.head_size());
   const auto [factor, low, high, original_positions] = model.rope_scaling;
   if (factor == 1) return frequencies;
@@ -66,14 +68,11 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
 
 static LayerProducts layer_products(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
                                     const FeedForward& feed_forward) {
-  const ModelConfig& m = config.model;
-  const int64_t size = m.head_size(), q = m.heads * size / tensor_ranks,
-                kv = m.kv_heads * size / tensor_ranks, rows = config.micro_batch_size * tokens;
-  const int64_t largest =
-      std::max(largest_operand(rows, m.d_model, q + 2 * kv), feed_forward.largest_operand(rows, m.d_model));
+  const Columns c = columns_of(config.model, tensor_ranks);
+  const int64_t rows = config.micro_batch_size * tokens;
   return products_of_layers(
-      config, largest,
-      {{"--d-model", m.d_model}, {"--heads", q}, {"--kv-heads", kv}, {"--d-ff", m.d_ff / tensor_ranks}});
+      config, std::max(largest_operand(rows, c.d, c.q + 2 * c.kv), feed_forward.largest_operand(rows, c.d)),
+      {{"--d-model", c.d}, {"--heads", c.q}, {"--kv-heads", c.kv}, {"--d-ff", c.f}});
 }
 
 Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,
@@ -260,13 +259,8 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
 }
 
 void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd) {
-  const real* weight = parameters_.weights(norm).data;
-  if (from.branch.data == nullptr) {
-    rmsnorm_forward(x, weight, model_.norm_epsilon, normed, rstd.data, stream_);
-  } else {
-    residual_rmsnorm_forward(from.before, from.branch, weight, model_.norm_epsilon, x, normed, rstd.data,
-                             stream_);
-  }
+  rmsnorm_forward(from.before, from.branch, parameters_.weights(norm).data, model_.norm_epsilon, x, normed,
+                  rstd.data, stream_);
 }
 
 void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {

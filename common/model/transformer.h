@@ -1,12 +1,10 @@
-// Llama's decoder (Touvron et al., 2023), forward and backward by hand: RMSNorm, rotary positions,
-// grouped-query attention, SwiGLU, no biases, an untied head. Activations are rows of tokens, [batch x
-// sequence, features].
+// Llama's decoder (Touvron et al., 2023), forward and backward by hand: RMSNorm, rotary positions, grouped-
+// query attention, SwiGLU, no biases, an untied head. Activations are [batch x sequence, features].
 //
 //   a layer:   h = enter(norm(x));  x += leave(attention(h Wqkv) Wo)
 //              h = enter(norm(x));  x += leave(swiglu(h Wgate, h Wup) Wdown)
 //
-// This is single-device code that calls the seams (seams.h). It runs a range of layers, with or without
-// embedding and head; 01's range is the whole model.
+// This is single-device code that calls the seams (seams.h). It runs a range of layers; 01's is the model.
 #pragma once
 
 #include <memory>
@@ -31,8 +29,7 @@ struct LayerActivations {
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.
-// All layers share one set of buffers. But on request the weight gradients come after the backward of other
-// layers, so each layer then has its own buffers.
+// All layers share one set of buffers. On request, when the weight gradients come later, each has its own.
 struct LayerGradients {
   Tensor qkv;  // [rows, q | k | v]
   FeedForwardGradients feed_forward;
@@ -79,9 +76,6 @@ struct TransformerParameters {
   std::vector<Layer> layers;
 };
 
-// The model's frequencies (kernels.h), with its scaling.
-std::vector<double> rotary_frequencies(const ModelConfig& model);
-
 // Declares the parameters of the whole model, in the order of units.
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
                                           Parameters& parameters);
@@ -98,9 +92,8 @@ class Transformer {
   Transformer(const TrainingConfig& config, const TransformerParameters& ids, Parameters& parameters,
               int64_t tokens, Seams seams, cudaStream_t stream);
 
-  // Allocates the activations of one micro-batch for a range of at least one layer. If the range lacks the
-  // embedding, set input() to the caller's memory. Do not combine on_request with full recomputation, which
-  // drops what the weight gradients need.
+  // Allocates the activations of one micro-batch for a range of at least one layer. Without embedding, set
+  // input() to the caller's memory. on_request can't have full recomputation, which drops what it needs.
   std::unique_ptr<Activations> make_activations(
       LayerRange range, WeightGradients when = WeightGradients::during_backward) const;
 
@@ -122,11 +115,10 @@ class Transformer {
   LayerGradients allocate_gradients(DeviceArena& arena, int layer) const;
   void embedding_forward(const Batch& batch, Tensor x);
   void embedding_backward(const Batch& batch, Activations& a);
-  // Writes x to a.input and returns the stream after the layer. When recomputing, it stops once everything
-  // that backward needs is computed.
+  // Writes x to a.input, and returns the stream after the layer, unless it recomputes what backward needs.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
-  // x = from.before + from.branch, and `normed` its norm. Without a branch, x already holds from.before.
+  // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
   void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
   void head_forward(const Batch& batch, Residual x, Activations& a);

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "kernels/attention_tensor_core.h"
+#include "kernels/attention.h"
 #include "program/program.h"
 
 namespace pentatron {

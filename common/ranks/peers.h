@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "device/device_config.h"
+#include "device/device_profile.h"
 
 namespace pentatron {
 

@@ -13,7 +13,7 @@
 
 #include "../model.h"
 #include "device/device_profile.h"
-#include "kernels/attention_tensor_core.h"
+#include "kernels/attention.h"
 #include "program/program.h"
 
 using namespace pentatron;
@@ -152,10 +152,9 @@ void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t
   const AccumTensor rstd = work.statistics(rows, 1), partials = work.statistics(rmsnorm_bands(rows), d),
                     d_weight = work.statistics(1, d);
   table.bound_by_memory("rmsnorm_forward",
-                        [&] { rmsnorm_forward(x, weight.data, 1e-5, out, rstd.data, stream); });
-  table.bound_by_memory("residual_rmsnorm_forward", [&] {
-    residual_rmsnorm_forward(x, branch, weight.data, 1e-5, sum, out, rstd.data, stream);
-  });
+                        [&] { rmsnorm_forward(x, {}, weight.data, 1e-5, x, out, rstd.data, stream); });
+  table.bound_by_memory("residual_rmsnorm_forward",
+                        [&] { rmsnorm_forward(x, branch, weight.data, 1e-5, sum, out, rstd.data, stream); });
   table.bound_by_memory("rmsnorm_backward, added", [&] {
     rmsnorm_backward(branch, x, weight.data, rstd.data, true, out, partials, d_weight.data, stream);
   });

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/device_profile.h"
-#include "device/label.h"
+#include "device/timeline.h"
 
 namespace cuda_cpu {
 
@@ -67,12 +67,12 @@ void pay_for_launch();
 // What this thread enqueues from now on, and how long each timed operation of it takes. Returns what was said
 // before.
 struct Description {
-  pentatron::Label label;
+  pentatron::trace::Label label;
   int64_t nanoseconds = 0;
 };
 Description describe(const Description& description);
 // Labels what has a name of its own where nothing was described: copies. Null: nobody.
-void set_labeller(pentatron::Label (*label_of)(const char* name));
+void set_labeller(pentatron::trace::Label (*label_of)(const char* name));
 
 // An operation as it ran.
 struct Activity {
@@ -80,7 +80,7 @@ struct Activity {
   Id id = 0;
   Id waited_for = 0;  // what ended just before it could begin, on another stream
   cudaStream_t stream = nullptr;
-  pentatron::Label label;
+  pentatron::trace::Label label;
   int64_t begin = 0, end = 0;
   struct Message {
     bool sent;

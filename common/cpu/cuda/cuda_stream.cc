@@ -69,7 +69,7 @@ struct Operation {
   int64_t issued = 0, nanoseconds = 0;
   std::shared_ptr<Latch> begun_before, begun;  // in the work queue; null if no other stream can share it
   bool waits = false;                          // for an event: it begins when that has been reached
-  pentatron::Label label;
+  pentatron::trace::Label label;
   Operation* next = nullptr;
   Latch filled;
 };
@@ -116,7 +116,7 @@ class RecordingPointer {
 thread_local constinit bool on_stream_thread = false;
 thread_local constinit cudaStream_t current_stream = nullptr;  // whose operation this thread runs
 thread_local constinit cuda_cpu::Description description;
-pentatron::Label (*labeller)(const char* name) = nullptr;
+pentatron::trace::Label (*labeller)(const char* name) = nullptr;
 thread_local constinit cudaError_t last_error = cudaSuccess;
 
 // A thread of the host has its own clock: what one thread waits for does not delay another one.
@@ -235,8 +235,8 @@ cudaError_t perform(cudaStream_t stream, const Operation& operation) {
 }
 
 // Returns the number of the operation in its stream, from 1.
-uint64_t append(cudaStream_t stream, Work work, int64_t nanoseconds = 0, const pentatron::Label& label = {},
-                bool waits = false) {
+uint64_t append(cudaStream_t stream, Work work, int64_t nanoseconds = 0,
+                const pentatron::trace::Label& label = {}, bool waits = false) {
   auto* const empty = new Operation;
   std::lock_guard lock(stream->host_side);
   Operation* const operation = stream->last_operation;
@@ -415,7 +415,7 @@ cudaError_t enqueue_timed(cudaStream_t stream, Work work, int64_t nanoseconds, c
   if (cudaError_t error = check_stream(stream); error != cudaSuccess) return error;
   pay_for_launch();
   if (is_dry_run()) work = [] { return cudaSuccess; };
-  pentatron::Label label = description.label;
+  pentatron::trace::Label label = description.label;
   if (label.name == nullptr && name != nullptr && labeller != nullptr) label = labeller(name);
   if (!launch_blocking()) {
     append(stream, std::move(work), nanoseconds, label);
@@ -477,7 +477,7 @@ void advance_clock(int64_t time) {
 
 void pay_for_launch() { advance_clock(clock() + nanoseconds(profile().launch_seconds)); }
 
-void set_labeller(pentatron::Label (*label_of)(const char* name)) { labeller = label_of; }
+void set_labeller(pentatron::trace::Label (*label_of)(const char* name)) { labeller = label_of; }
 
 Description describe(const Description& next) { return std::exchange(description, next); }
 

@@ -18,7 +18,7 @@ struct Hold::State {
 
 namespace {
 
-pentatron::Label described() {
+pentatron::trace::Label described() {
   const cuda_cpu::Description description = cuda_cpu::describe({});
   cuda_cpu::describe(description);
   return description.label;
@@ -31,7 +31,7 @@ Hold::Hold() : state_(std::make_shared<State>()) {}
 // Asynchronous even with CUDA_LAUNCH_BLOCKING=1: two ranks that each wait for the other's next operation
 // would otherwise never reach it.
 cudaError_t Hold::stop(cudaStream_t stream) {
-  const pentatron::Label label = described();
+  const pentatron::trace::Label label = described();
   auto wait = [state = state_, label] {
     state->released.wait();
     cuda_cpu::advance_clock(state->span.end);
