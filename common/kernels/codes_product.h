@@ -98,6 +98,18 @@ class CodesProduct {
   bool possible_;
 };
 
+#elif defined(PRODUCTS_IN_FP8) && !defined(CUDA_CPU)
+
+struct CodesProduct {
+  CodesProduct(const Blas&, const Operand&, const Operand&, const auto&) {
+    static std::atomic<bool> told = false;
+    if (!told.exchange(true))
+      std::fprintf(stderr, "fp8: cuBLAS multiplies codes from 12.9 on; here they are emulated, slower than bf16\n");
+  }
+  bool possible() const { return false; }
+  void run(float, void*) {}
+};
+
 #else
 
 struct CodesProduct {
