@@ -415,7 +415,7 @@ TEST_CASE("the activities are taken while another thread gives its stream more",
   std::atomic<bool> given = false;
   cuda_cpu::take_activities();
   std::thread other([&] {
-    cuda_cpu::describe({.label = {"operation"}});
+    cuda_cpu::describe({.label = {{}, "operation"}});
     for (size_t i = 0; i < operations; ++i)
       cuda_cpu::enqueue_timed(
           stream, [] { return cudaSuccess; }, 1'000);
