@@ -150,7 +150,7 @@ void reuse(bool with_event) {
 // log for a trace, between the two kernels.
 void host_bookkeeping(bool with_event) {
   Setup s;
-  cuda_cpu::describe({.label = {"kernel"}, .nanoseconds = 1});
+  cuda_cpu::describe({.label = {{}, "kernel"}, .nanoseconds = 1});
   cudaEvent_t other;
   check(cudaEventCreate(&other));
   for (int i = 0; i < 20; ++i) {
