@@ -102,9 +102,7 @@ PACKAGE_LINK := $(foreach folder,$(subst :, ,$(PACKAGE_LIBRARIES)),-L$(folder) -
 ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
   PACKAGE_LINK += -Xlinker --disable-new-dtags  # the libraries there look for others there
 endif
-ifneq ($(PACKAGE_PROGRAMS),)
-  export PATH := $(PACKAGE_PROGRAMS):$(PATH)
-endif
+export PATH := $(CURDIR)/build/packages/bin:$(PATH)
 CCACHE := $(and $(shell command -v ccache),ccache)
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 HOST_STRICT := $(if $(WERROR),-Werror)  # changes no object file, and so compiles nothing again
@@ -149,11 +147,10 @@ TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include
 .DELETE_ON_ERROR:
 
 all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
-ifneq ($(PACKAGES_MISSING),)
-  ifneq ($(filter all programs,$(or $(MAKECMDGOALS),all)),)
-    $(error missing: $(subst :, ,$(PACKAGES_MISSING)); make setup BACKEND=$(BACKEND) installs what is missing)
-  endif
-endif
+# Programs need no Catch2, and with NCCL over MPI no NCCL.
+GOALS := $(filter all programs,$(or $(MAKECMDGOALS),all))
+LACKING := $(filter-out $(if $(filter mpi,$(NCCL)),NCCL) $(if $(filter all,$(GOALS)),,Catch2),$(subst :, ,$(PACKAGES_MISSING)))
+$(if $(and $(GOALS),$(LACKING)),$(error missing: $(LACKING); make setup BACKEND=$(BACKEND) installs what is missing))
 # What make test runs. In fp32 and fp64 the tests start programs; those of stage 01 only its own.
 tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
@@ -339,13 +336,13 @@ tested-%:
 test-%:
 	@grep -qF '[$*]' tests/test_*.c[cu] tests/*/test_*.c[cu] || { echo "test-$*: no test has this tag; expected 01 to 07, \
 or another word in brackets behind the name of a test" >&2; exit 2; }
-	@common/setup.sh
+	@common/setup.sh $(BACKEND)
 	@$(MAKE) --no-print-directory PRECISION=fp64 TAG=$* tested
 	@tests/run.sh '[$*]' build/$(BACKEND)-fp64$(SUFFIX)
 
 # The tests of a name, as the notes print it, wherever they are:  make check T='05: deadlocks' RANKS=4
 check:
-	@common/setup.sh
+	@common/setup.sh $(BACKEND)
 	@tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS))
 
 # 02 and 07 over two hosts, which are namespaces of this one; then one of them is cut off, or its ranks killed.
@@ -462,6 +459,7 @@ help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
+	@echo "make setup         install what is missing, for this BACKEND"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"

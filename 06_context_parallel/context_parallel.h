@@ -60,9 +60,10 @@ inline RankShare context_parallel_share(const ContextParallelOptions& options, i
 inline void check_context_parallel(const ContextParallelOptions& options, int ranks, int tensor_ranks = 1) {
   if (ranks == 1) return;
   const bool zigzag = options.cp_layout == CpLayout::zigzag;
+  const std::string parts = zigzag ? text("twice the context ranks (2 x ", ranks, ") with --cp-layout zigzag")
+                                   : text("the context ranks (", ranks, ")");
   require(options.sequence_length % (zigzag ? 2 * ranks : ranks) == 0, "--seq-len", options.sequence_length,
-          zigzag ? "a multiple of twice the context ranks (2 x " : "a multiple of the context ranks (", ranks,
-          zigzag ? ") with --cp-layout zigzag" : ")");
+          "a multiple of ", parts);
   const bool rings = options.cp_exchange == CpExchange::ulysses_ring;
   require(!rings || (ranks % options.ulysses == 0 && options.ulysses != ranks), "--ulysses", options.ulysses,
           "a divisor of the context ranks (", ranks, ") that leaves a ring of two or more");

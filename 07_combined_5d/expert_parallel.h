@@ -7,7 +7,7 @@
 //
 // An expert computes the tokens of all n ranks, so its gradient is summed over the ranks that hold the same
 // expert, 1 / n of all. Experts are therefore a parameter group of their own. Tensor ranks split each expert
-// as a dense MLP, and choose alike.
+// as a dense MLP. They choose alike; the router's gradient is partial on each (experts.md).
 //
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
 // rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the

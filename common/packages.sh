@@ -2,11 +2,11 @@
 # packages.sh [NVCC]: where the packages are that the build needs, for the Makefile. The compilers find what is
 # installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/ beside these
 # folders; in build/python-packages (setup.sh); in .mpich/ (make gpu-bundle); or in the wheels that Python has for PyTorch.
-# Prints four words:
+# Prints three words:
 #   PACKAGE_HEADERS=...    folders with headers that the compilers do not search
 #   PACKAGE_LIBRARIES=...  folders with libraries, for the linker and for a program that starts
-#   PACKAGE_PROGRAMS=...   a folder with the mpirun of the MPI library, if that is not the first one in PATH
 #   PACKAGES_MISSING=...   packages that are nowhere; NCCL and cuBLAS count where there is an nvcc
+# Where the first mpirun in PATH is not that of the MPI library, build/packages/bin gets one, for make's PATH.
 set -uo pipefail
 shopt -s nullglob
 cd "$(dirname "$0")/.." || exit
@@ -41,18 +41,17 @@ fi
 # With the mpirun of another MPI, each process is rank 0 of 1. So it is with Ubuntu 24.04's MPICH, too (Ubuntu's bug
 # 2072338); there setup.sh gets one from PyPI, and NCCL, which may be missing beside a CUDA toolkit.
 pypi=build/python-packages
-found_programs=''
+mpirun=''  # the one to take, if that is not the first in PATH
 if [ -e $pypi/bin/mpirun ]; then
   ln -sf libmpi.so.12 $pypi/lib/libmpich.so
-  found_programs=$PWD/$pypi/bin
-elif [ ! -e .mpich/bin/mpirun ] && grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then
+  mpirun=$PWD/$pypi/bin/mpirun
+elif [ -e .mpich/bin/mpirun ]; then
+  :
+elif [[ $(dpkg-query -W -f '${Version}' mpich 2> /dev/null) == 4.2.0-5build* && $(command -v mpirun) == /usr/bin/* ]]; then
   libraries[MPI]="(broken)"
 elif mpich=$(command -v mpirun.mpich); then
-  if [ ! "$mpich" -ef "$(command -v mpirun)" ]; then
-    mkdir -p build/packages/bin && ln -sf "$mpich" build/packages/bin/mpirun
-    found_programs=$PWD/build/packages/bin
-  fi
-elif [ ! -e .mpich/bin/mpirun ] && ! mpirun --version 2> /dev/null | grep -q HYDRA; then
+  [ "$mpich" -ef "$(command -v mpirun)" ] || mpirun=$mpich
+elif [[ $(mpirun --version 2> /dev/null) != *HYDRA* ]]; then
   libraries[MPI]="(no mpirun)"
 fi
 
@@ -115,9 +114,17 @@ for package in "${packages[@]}"; do
   found_headers+=:$header_folder found_libraries+=:$library_folder
 done
 case $found_headers in */.mpich/*)
-  found_programs=$PWD/.mpich/bin
+  mpirun=$PWD/.mpich/bin/mpirun
   found_libraries+=:$PWD/.mpich/usr/lib/$multiarch ;;  # Catch2 3 has a library
 esac
+# (A link would not do: Hydra looks for its helpers beside the path by which it was started.)
+wrapper=build/packages/bin/mpirun
+if [ -z "$mpirun" ]; then
+  rm -f $wrapper
+elif [ "$(tail -n 1 $wrapper 2> /dev/null)" != "exec '$mpirun' \"\$@\"" ]; then
+  mkdir -p build/packages/bin
+  printf '#!/bin/sh\nexec %s "$@"\n' "'$mpirun'" > $wrapper.new && chmod +x $wrapper.new && mv $wrapper.new $wrapper
+fi
 list() { tr : '\n' | awk 'NF && !seen[$0]++' | paste -sd :; }
 echo "PACKAGE_HEADERS=$(list <<< "$found_headers") PACKAGE_LIBRARIES=$(list <<< "$found_libraries")" \
-  "PACKAGE_PROGRAMS=$found_programs PACKAGES_MISSING=${missing#:}"
+  "PACKAGES_MISSING=${missing#:}"

@@ -7,7 +7,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 missing=()     # packages, by Debian's names
-from_pypi=()   # likewise, for Python's pip
+from_pypi=()   # by pip's
+others=()      # that neither has
 has_command() { command -v "$1" > /dev/null; }
 has_command "${CXX:-g++}" || missing+=(g++)
 nvcc=''
@@ -27,7 +28,7 @@ for package in "${absent[@]}"; do
         missing+=(mpich libmpich-dev)
       fi ;;
     NCCL) from_pypi+=("nvidia-nccl-cu$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')==2.28.9") ;;
-    cuBLAS) missing+=("cuBLAS (a part of the CUDA toolkit)") ;;
+    cuBLAS) others+=("cuBLAS, a part of the CUDA toolkit") ;;
   esac
 done
 [ ${#from_pypi[@]} -eq 0 ] || /usr/bin/python3 -c 'import ensurepip' 2> /dev/null || missing+=(python3-venv)
@@ -43,17 +44,7 @@ for needed in "${@:2}"; do
   esac
 done
 
-install_from_pypi() {
-  local folder=build/python-packages
-  [ ${#from_pypi[@]} -gt 0 ] || exit 0
-  echo "Installs ${from_pypi[*]} in $folder"
-  /usr/bin/python3 -m venv $folder &&
-    $folder/bin/pip install -q --disable-pip-version-check "${from_pypi[@]}" && exit 0
-  reason="pip failed"
-}
-
-reason="no apt-get"
-[ ${#missing[@]} -eq 0 ] && install_from_pypi
+reason="there is no apt-get"
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
 # apt WHAT...: a network that does not answer is given up soon.
@@ -64,14 +55,17 @@ apt() {
 if [ ${#missing[@]} -gt 0 ] && has_command apt-get && has_command "${as_root[0]:-true}"; then
   echo "Installs ${missing[*]}"
   apt update > /dev/null
-  if said=$(apt install -y --no-install-recommends "${missing[@]}"); then
-    missing=()
-    install_from_pypi
-  else
-    reason=$(tail -n 1 <<< "$said")
-  fi
+  if said=$(apt install -y --no-install-recommends "${missing[@]}"); then missing=(); else reason=$(tail -n 1 <<< "$said"); fi
 fi
-echo "Missing, by Debian's names: ${missing[*]} ${from_pypi[*]}; what needs them cannot be built ($reason)" >&2
+if [ ${#missing[@]} -eq 0 ] && [ ${#from_pypi[@]} -gt 0 ]; then
+  echo "Installs ${from_pypi[*]} in build/python-packages"
+  if /usr/bin/python3 -m venv build/python-packages &&
+    build/python-packages/bin/pip install -q --disable-pip-version-check "${from_pypi[@]}"; then from_pypi=(); fi
+  reason="pip has failed"
+fi
+missing+=("${from_pypi[@]}" "${others[@]}")
+[ ${#missing[@]} -eq 0 ] && exit 0
+echo "Missing: ${missing[*]}; what needs them cannot be built ($reason)" >&2
 [ "${1:-cpu}" = cuda ] || exit 1
 case " ${missing[*]} " in *" g++ "* | *" libcli11-dev "* | *" nlohmann-json3-dev "*) exit 1 ;; esac
 exit 0

@@ -55,7 +55,7 @@ TEST_CASE("an NCCL library says which CUDA it was built with", "[02]") {
         12020);
   CHECK(built_with("NCCL version 2.28.9+cuda13.0"s) == 13000);
   CHECK(built_with("NCCL version 2.30.1, built otherwise"s) == 0);
-  CHECK_THROWS_AS(cuda_of_nccl(folder.path() + "/none"), UsageError);
+  CHECK(cuda_of_nccl(folder.path() + "/none") == 0);
 }
 
 TEST_CASE("a rank is named with its host where there are several", "[02][watchdog]") {

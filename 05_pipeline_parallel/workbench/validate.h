@@ -126,6 +126,7 @@ class ValidSchedule {
         return is_send(other.action) && (s_.grouped_messages || other.action == expected.action) &&
                peer_of(s_, peer, other).rank == rank;
       };
+      // Grouped messages have one communicator, and so one order: they are counted as if of one kind.
       size_t& next = sent[{peer, s_.grouped_messages ? Action::forward : i.action}];
       while (!is_for_this(s_.ranks[peer][next])) ++next;
       const Instruction& came = s_.ranks[peer][next++];

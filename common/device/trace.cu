@@ -77,7 +77,9 @@ Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(
   declared_costs += cost;
   if (!recording || recorded.size() == most_recorded) return;
   interval_ = static_cast<int>(recorded.size());
-  recorded.push_back({{here, name, {}, 0, 0, cost.bytes}, stream, record_event(stream), nullptr});
+  Interval interval{here};
+  interval.name = name, interval.bytes = cost.bytes;
+  recorded.push_back({interval, stream, record_event(stream), nullptr});
 }
 
 Range::~Range() {
@@ -137,8 +139,9 @@ std::vector<Interval> take() {
   std::vector<Interval> result;
   for (const cuda_cpu::Activity& a : cuda_cpu::take_activities()) {
     const auto seconds = [](int64_t time) { return static_cast<double>(time - origin) * 1e-9; };
-    Interval i{a.label, a.label.name, stream_names[a.stream], seconds(a.begin), seconds(a.end), a.label.bytes,
-               a.id,    a.waited_for};
+    Interval i{a.label};  // its position
+    i.name = a.label.name, i.stream = stream_names[a.stream], i.bytes = a.label.bytes;
+    i.begin = seconds(a.begin), i.end = seconds(a.end), i.id = a.id, i.waited_for = a.waited_for;
     for (const cuda_cpu::Activity::Message& m : a.messages) {
       (m.sent ? i.sent : i.received).push_back(m.number);
       if (m.sent && i.name == "group") i.bytes += m.bytes;

@@ -104,10 +104,10 @@ struct CodesProduct {
   CodesProduct(const Blas&, const Operand&, const Operand&, const auto&) {
     static std::atomic<bool> told = false;
     if (!told.exchange(true))
-      std::fprintf(stderr, "fp8: cuBLAS multiplies codes from 12.9 on; here they are emulated, slower than bf16\n");
+      std::fprintf(stderr, "fp8: cuBLAS multiplies codes from 12.9 on; here products are emulated\n");
   }
   bool possible() const { return false; }
-  void run(float, void*) {}
+  void run(accum, void*) {}
 };
 
 #else

@@ -30,24 +30,25 @@ int64_t copy_bands(int64_t rows);
 // counts [3, experts]: the copies that choose an expert, those of them that it takes, `capacity` at most, and
 // the row where these end in the layout by expert. place[c] = the row of copy c there; -1: it is dropped.
 // Below, a dropped copy has no row: it moves nothing, adds nothing, has no gradient. `bands`: work space.
-void make_permutation(Matrix<int32_t> chosen, int32_t capacity,
+void make_permutation(Matrix<int32_t> chosen /*[rows, top_k]*/, int32_t capacity,
                       Matrix<int32_t> bands /*[copy_bands(rows), experts]*/, Matrix<int32_t> counts,
                       Matrix<int32_t> place /*[rows, top_k]*/, cudaStream_t stream);
 
 // copies[place[c]] = x[c / top_k].
-void permute_tokens(Tensor x /*[rows, d]*/, Matrix<int32_t> place, Tensor copies /*[rows * top_k, d]*/,
-                    cudaStream_t stream);
+void permute_tokens(Tensor x /*[rows, d]*/, Matrix<int32_t> place /*[rows, top_k]*/,
+                    Tensor copies /*[rows * top_k, d]*/, cudaStream_t stream);
 
 // out[r] (+)= sum over the copies of row r: probability of the copy's expert times its returned row.
 void combine_tokens(Tensor returned /*[rows * top_k, d]*/, AccumTensor probabilities /*[rows, experts]*/,
-                    Matrix<int32_t> chosen, Matrix<int32_t> place, Tensor out /*[rows, d]*/,
-                    cudaStream_t stream, bool add = false);
+                    Matrix<int32_t> chosen /*[rows, top_k]*/, Matrix<int32_t> place /*[rows, top_k]*/,
+                    Tensor out /*[rows, d]*/, cudaStream_t stream, bool add = false);
 
 // Backward of combine_tokens: d_returned of the returned rows, d_chosen of the chosen experts' probabilities.
 void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows * top_k, d]*/,
-                             AccumTensor probabilities, Matrix<int32_t> chosen, Matrix<int32_t> place,
-                             Tensor d_returned /*[rows * top_k, d]*/, accum* d_chosen /*[rows, top_k]*/,
-                             cudaStream_t stream);
+                             AccumTensor probabilities /*[rows, experts]*/,
+                             Matrix<int32_t> chosen /*[rows, top_k]*/,
+                             Matrix<int32_t> place /*[rows, top_k]*/, Tensor d_returned /*[rows * top_k, d]*/,
+                             accum* d_chosen /*[rows, top_k]*/, cudaStream_t stream);
 
 // d_logits = the softmax's backward of the sum of two gradients: d_chosen for the chosen probabilities, and
 // the balance loss below, which gives every probability balance_scale * fractions[expert]. With lse also that

@@ -47,6 +47,7 @@ void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matr
 template <class C>
 void fp8_product(const Blas& blas, Operand a, Operand b, accum beta, Matrix<C> c, const char* name,
                  double share = of_layer(), bool new_b = true) {
+  if (c.rows == 0) return;
   if (blas.format().fp8_scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
   CodesProduct codes(blas, a, b, c);
   const auto quantised = [&](int which, const Operand& operand, bool is_new) {

@@ -30,9 +30,8 @@ class BatchBuffer {
   // positions: this rank's, of every sequence. With config.document_end it also has the documents' starts.
   BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions, int64_t micro_batches = 1);
 
-  // Writes this rank's positions of micro-batch i to pinned host memory, for `upload`. Do not write them
-  // again before the stream has run the copy; after next_step() this writes to those of the step before the
-  // last.
+  // Writes this rank's positions of micro-batch i to pinned host memory, for `upload`. The stream
+  // must have run the copy before this is called again for the same half; next_step() changes the half.
   void write(std::span<const int32_t> tokens /*[batch, sequence_length]*/, std::span<const int32_t> targets,
              int64_t i = 0);
 

@@ -15,7 +15,8 @@ namespace pentatron {
 
 class TokenData {
  public:
-  // Looks at no token. UsageError (--data) if the file is damaged, or has not sequence_length + 1 tokens.
+  // Looks at no token. UsageError (--data) if the file can't be read, is damaged, or has not sequence_length
+  // + 1 tokens.
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens

@@ -92,7 +92,8 @@ class ParameterGroup {
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
   size_t largest_size() const;  // of all units, in elements
 
-  // Pointers to a unit's flat arrays, null while it has no memory. A technique may change them at any time.
+  // Pointers to a unit's flat arrays, null while it has no memory. A technique may change them at any
+  // time, so do not keep copies.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
   // The next micro-batch adds to the unit's gradients, or (at first, and when `add` is false) assigns them.
@@ -158,7 +159,8 @@ class Parameters {
   const ParameterLayout& layout() const { return layout_; }
 
   // The local slice of a parameter, or of `count` parameters with equal columns as one matrix: [local rows,
-  // local columns]. Its data is null while the unit has no memory. Call this at each use.
+  // local columns]. Its data is null while the unit has no memory. Call this at each
+  // use: it may move.
   Tensor weights(int id, int count = 1) const;
   Gradient gradients(int id, int count = 1) const;
   // By what the gradients are multiplied; null: by nothing.

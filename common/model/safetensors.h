@@ -33,7 +33,8 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors);
 
 class SafetensorsFile {
  public:
-  // UsageError, naming `option`: it can't be read, or tensors overlap, leave gaps, or end before the file.
+  // UsageError, naming `option`: it can't be read, or tensors overlap, leave gaps, or do not end with the
+  // file.
   SafetensorsFile(const std::string& option, const std::string& path);
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their places

@@ -115,7 +115,8 @@ class Transformer {
   LayerGradients allocate_gradients(DeviceArena& arena, int layer) const;
   void embedding_forward(const Batch& batch, Tensor x);
   void embedding_backward(const Batch& batch, Activations& a);
-  // Writes x to a.input, and returns the stream after the layer, unless it recomputes what backward needs.
+  // Writes x to a.input, and returns the stream after the layer. When it recomputes, it stops once all is
+  // there that backward needs, and returns nothing.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
   // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.

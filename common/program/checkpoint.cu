@@ -216,7 +216,7 @@ void Checkpoints::after_update(int64_t step) {
   copies_issued_ = copies_.get_future();
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
-  saving_ = std::async(std::launch::async, [this, steps, device] {
+  saving_ = std::async(std::launch::async, [this, steps, device]() noexcept {
     CUDA_CHECK(cudaSetDevice(device));
     return save(steps);
   });

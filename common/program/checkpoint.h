@@ -101,8 +101,8 @@ class Checkpoints {
   Event updated_, copied_;  // the state may be copied; all of it is copied
   std::promise<void> copies_;
   std::future<void> copies_issued_;  // copied_ is recorded
-  std::future<std::string>
-      saving_;  // what went wrong. The last member: the end of this waits for a save first
+  // What went wrong in a save. The last member: the end of this waits for a save first.
+  std::future<std::string> saving_;
 };
 
 }  // namespace pentatron

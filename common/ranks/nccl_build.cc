@@ -1,6 +1,7 @@
 #include "ranks/nccl_build.h"
 
 #include <cstdio>
+#include <fstream>
 #include <string_view>
 
 #include "model/mapped_file.h"
@@ -9,6 +10,7 @@ namespace pentatron {
 
 // The library has the line that it prints with NCCL_DEBUG=VERSION: "NCCL version 2.28.9+cuda13.0".
 int cuda_of_nccl(const std::string& library) {
+  if (!std::ifstream(library)) return 0;
   const MappedFile file("NCCL", library);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   for (size_t at = 0; (at = text.find("NCCL version ", at)) != text.npos; ++at) {

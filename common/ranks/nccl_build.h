@@ -5,7 +5,7 @@
 
 namespace pentatron {
 
-// As CUDART_VERSION: 12030 for 12.3. 0 if the file does not say. Throws UsageError if it can't be read.
+// As CUDART_VERSION: 12030 for 12.3. 0 if the file does not say, or can't be read.
 int cuda_of_nccl(const std::string& library);
 
 }  // namespace pentatron

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <sstream>
 #include <vector>
 
@@ -255,11 +256,16 @@ void Watchdog::ask_and_abort(const std::string& reason) {
                                   : " holds up the others: it is stopped, or its host is gone\n");
   }
   if (found.empty()) {
-    const bool messages = std::any_of(states.begin(), states.end(), [](const RankState& s) {
-      return std::any_of(s.unfinished.begin(), s.unfinished.end(), [](const auto& o) { return o.peer >= 0; });
-    });
     text << "no rank holds up the others: they wait for each other\n";
-    if (messages) text << "messages of one group would not: --pp-messages grouped\n";
+    const auto has_messages_on_several = [](const RankState& s) {
+      std::set<uint64_t> communicators;
+      for (const UnfinishedOperation& o : s.unfinished) {
+        if (o.peer >= 0) communicators.insert(o.communicator);
+      }
+      return communicators.size() > 1;
+    };
+    if (std::ranges::any_of(states, has_messages_on_several))
+      text << "messages of one group, on one communicator, would not: --pp-messages grouped\n";
   }
   const bool all_answer =
       std::all_of(states.begin(), states.end(), [](const RankState& s) { return s.answers; });

@@ -153,7 +153,7 @@ void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t
                     d_weight = work.statistics(1, d);
   table.bound_by_memory("rmsnorm_forward",
                         [&] { rmsnorm_forward(x, {}, weight.data, 1e-5, x, out, rstd.data, stream); });
-  table.bound_by_memory("residual_rmsnorm_forward",
+  table.bound_by_memory("rmsnorm_forward, of a sum",
                         [&] { rmsnorm_forward(x, branch, weight.data, 1e-5, sum, out, rstd.data, stream); });
   table.bound_by_memory("rmsnorm_backward, added", [&] {
     rmsnorm_backward(branch, x, weight.data, rstd.data, true, out, partials, d_weight.data, stream);
