@@ -70,8 +70,11 @@ MPI_TESTS_fp32 := $(if $(SANITIZE),$(MPI_TESTS_fp64)) $(NCCL_TESTS)
 MPI_TESTS_fp16 := $(call mpi_tests,loss_scale)
 MPI_TESTS_fp8 := $(call mpi_tests,fp8)
 MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS)),$(MPI_TESTS_$(PRECISION)))
-CU_TESTS := $(if $(filter fp8,$(PRECISION)),tests/test_fp8.cu,$(if $(filter fp16,$(PRECISION)),\
-  $(patsubst %,tests/test_%.cu,attention kernels loss_scale),$(wildcard tests/test_*.cu)))
+# Of one process: fp64 and bf16 have all, the others what their elements change.
+CU_TESTS_fp32 := $(if $(SANITIZE),,attention kernels steps fp8 loss_scale)
+CU_TESTS_fp16 := attention kernels loss_scale
+CU_TESTS_fp8 := fp8
+CU_TESTS := $(or $(CU_TESTS_$(PRECISION):%=tests/test_%.cu),$(wildcard tests/test_*.cu))
 # Tests of faults start ranks that hang. Models in parallel are what all but those of NCCL over MPI look at; fp16 and fp8
 # look at 07's only.
 MPI_TESTS := $(call objects,tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
@@ -172,9 +175,9 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter $(TEST_PROGRAMS),$@),$(TEST_LIBRARIES))
 
-# Kernels, what carries them out, and the search for layouts are to be fast; all else is to be compiled quickly. Tests of
-# the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/% %/plan.cu,$<),-O3),\
+# Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
+# Tests of the stand-ins look at what the optimiser made of kernels.
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
   $(if $(filter common/program/%.cc tests/main.cc tests/test_options.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
@@ -279,8 +282,9 @@ test-report: private FOLDER := build/test-report
 test-report: private OURS = $(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= REPORT=$(FOLDER)/report.html
 test-report:
 	@rm -rf $(FOLDER) && mkdir -p $(FOLDER)
-	@$(OURS) run ONLY='01 04-tp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }
-	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4
+	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4 & \
+	$(OURS) run ONLY='01 04-tp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }; \
+	wait $$!
 	@$(OURS) report RUNS=$(FOLDER)/runs
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)

@@ -3,6 +3,7 @@
 PAGE is written: an HTML file that has all it needs. BUILDS has cpu-bf16 and cpu-fp32, with plan and 07_combined_5d. FILEs
 are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too."""
 
+import concurrent.futures
 import csv
 import html
 import json
@@ -142,6 +143,10 @@ def table(runs):
 
 
 def charts(runs, builds, sweep):
+    # The planner searches for many seconds: meanwhile the rest is drawn.
+    words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512]
+    pool = concurrent.futures.ThreadPoolExecutor()
+    searched = pool.submit(logs.planned, builds / "cpu-bf16" / "plan", "--json", *words)
     computed = [run for run in runs if not run.is_dry]
     every = {"losses": computed and figures.losses(computed), "memory": figures.memory(runs), "speed": figures.speed(runs)}
     bars = timelines(runs)
@@ -151,8 +156,7 @@ def charts(runs, builds, sweep):
     every["calculator"] = figures.calculator(
         [logs.planned(builds / f"cpu-{precision}" / "plan", "--calculator") for precision in ("bf16", "fp32")]
     )
-    words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512]
-    every["heatmap"] = figures.heatmap(logs.planned(builds / "cpu-bf16" / "plan", "--json", *words)["cells"])
+    every["heatmap"] = figures.heatmap(searched.result()["cells"])
     every["sweep"] = sweep and figures.sweep(sweep)
     return {name: chart for name, chart in every.items() if chart}
 
