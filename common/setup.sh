@@ -60,8 +60,7 @@ fi
 if [ ${#missing[@]} -eq 0 ] && [ ${#from_pypi[@]} -gt 0 ]; then
   echo "Installs ${from_pypi[*]} in build/python-packages"
   if /usr/bin/python3 -m venv build/python-packages &&
-    build/python-packages/bin/pip install -q --disable-pip-version-check "${from_pypi[@]}"; then from_pypi=(); fi
-  reason="pip has failed"
+    build/python-packages/bin/pip install -q --disable-pip-version-check "${from_pypi[@]}"; then from_pypi=(); else reason="pip has failed"; fi
 fi
 missing+=("${from_pypi[@]}" "${others[@]}")
 [ ${#missing[@]} -eq 0 ] && exit 0

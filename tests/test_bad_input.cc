@@ -108,6 +108,21 @@ TEST_CASE("02: ranks that share a GPU share its memory", "[02][bad-input]") {
         std::string::npos);
 }
 
+// The four ranks need 39, 30, 22 and 14 MiB in fp32, and twice as much in fp64.
+TEST_CASE("05: a pipeline of which some ranks do not fit is refused with one line", "[05][bad-input]") {
+  const TemporaryFolder folder;
+  const auto run_with = [&](const std::string& memory) {
+    return run(folder, "--steps 1 --layers 8 --micro-batch-size 4", "05_pipeline_parallel",
+               "CUDA_CPU_MEMORY=" + memory + " mpirun -n 4 ");
+  };
+  const bool in_fp32 = run_with("50MiB").status == 0;
+  const Outcome outcome = run_with(in_fp32 ? "25MiB" : "50MiB");
+  INFO(outcome.err);
+  CHECK(outcome.status == 2);
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  CHECK(outcome.err.starts_with("--model, --micro-batch-size, --seq-len: a run that needs "));
+}
+
 TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {
   const TemporaryFolder folder;
   for (const std::string option : {"--log-json", "--trace"}) {

@@ -69,7 +69,7 @@ void check_link(const std::string& option, const std::string& link) {
 std::vector<std::string> all_gather(const std::string& text, int ranks) {
   using Text = std::array<char, MPI_MAX_PROCESSOR_NAME>;
   Text mine = {};
-  text.copy(mine.data(), mine.size());
+  text.copy(mine.data(), mine.size() - 1);
   std::vector<Text> all(ranks);
   MPI_Request request;
   MPI_CHECK(MPI_Iallgather(mine.data(), sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE,
