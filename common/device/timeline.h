@@ -1,7 +1,9 @@
-// When a rank's streams worked; how much communication was hidden behind compute; a picture. No CUDA here.
+// When a rank's streams worked: how much communication was hidden behind compute, a table, a picture, a
+// Chrome trace. No CUDA here.
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,6 +22,8 @@ struct Label : Position {
   const char* name = nullptr;  // must live as long as the trace
   double bytes = 0;            // moved from and to memory, or sent by this rank
 };
+
+constexpr size_t most_shown = 250'000;  // operations; a viewer can still show so many
 
 // An operation of a stream. Times in seconds.
 struct Interval : Position {
@@ -50,5 +54,15 @@ Overlap overlap_of(const std::vector<Interval>& intervals, double from, double t
 // A row for each stream, `width` characters for [from, to). A character stands for what runs longest in its
 // time: its pass, # communication (+ less than half of the time), . nothing.
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
+
+// Prints a row for each name: calls, time, share of all; and the share of products (names with "gemm").
+void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
+
+// The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in
+// microseconds. Arrows lead from a send to its receive, and from an operation to one that waited for it.
+std::string chrome_events(const std::vector<Interval>& intervals, int rank);
+
+// Writes the events of all ranks as one trace.
+void write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);
 
 }  // namespace pentatron::trace

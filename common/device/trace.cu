@@ -1,14 +1,8 @@
 #include <cxxabi.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <iomanip>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <ostream>
-#include <set>
 
 #include "device/cuda.h"
 #include "device/trace.h"
@@ -16,7 +10,6 @@
 namespace pentatron::trace {
 namespace {
 
-constexpr size_t most_recorded = 250'000;  // operations; a viewer can still show so many
 bool recording = false;
 std::map<cudaStream_t, std::string> stream_names;
 
@@ -75,7 +68,7 @@ void stop() { recording = false; }
 Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   nvtxRangePushA(name);
   declared_costs += cost;
-  if (!recording || recorded.size() == most_recorded) return;
+  if (!recording || recorded.size() == most_shown) return;
   interval_ = static_cast<int>(recorded.size());
   Interval interval{here};
   interval.name = name, interval.bytes = cost.bytes;
@@ -167,99 +160,6 @@ const char* kernel_name(const void* kernel) {
     std::free(demangled);
   }
   return entry->second.c_str();
-}
-
-void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
-  struct Total {
-    int64_t calls = 0;
-    double seconds = 0;
-  };
-  std::map<std::string, Total> by_name;
-  double all = 0, products = 0;
-  std::map<char, double> by_pass;
-  std::set<std::pair<int64_t, int>> micro_batches;
-  for (const Interval& i : intervals) {
-    if (i.stream == compute_stream && i.micro_batch >= 0) {
-      by_pass[i.pass] += i.end - i.begin;
-      micro_batches.insert({i.step, i.micro_batch});
-    }
-    Total& total = by_name[i.name];
-    total.calls += 1;
-    total.seconds += i.end - i.begin;
-    all += i.end - i.begin;
-    if (i.name.starts_with("gemm")) products += i.end - i.begin;
-  }
-  std::vector<std::pair<std::string, Total>> rows(by_name.begin(), by_name.end());
-  std::ranges::sort(rows, std::greater(), [](const auto& row) { return row.second.seconds; });
-
-  out << std::fixed << "\nTime by kernel                           calls      all, ms    each, us   share\n";
-  for (const auto& [name, total] : rows) {
-    out << std::left << std::setw(36) << name << std::right << std::setw(10) << total.calls << std::setw(12)
-        << std::setprecision(2) << total.seconds * 1e3 << std::setw(12) << total.seconds * 1e6 / total.calls
-        << std::setw(8) << std::setprecision(1) << 100 * total.seconds / all << " %\n";
-  }
-  out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
-  if (micro_batches.empty()) return;
-  const auto of_each = [&](char pass) {
-    return 1e3 * by_pass[pass] / static_cast<double>(micro_batches.size());
-  };
-  out << "A micro-batch computes " << of_each('f') << " ms forward, " << of_each('b') << " ms backward";
-  if (by_pass.contains('w')) out << ", " << of_each('w') << " ms weight gradients on their own";
-  out << '\n';
-}
-
-std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
-  auto events = nlohmann::json::array();
-  std::map<std::string, int> rows;
-  std::map<uint64_t, const Interval*> by_id;
-  const auto row_of = [&](const Interval& i) {
-    return rows.try_emplace(i.stream, static_cast<int>(rows.size())).first->second;
-  };
-  const auto event = [&](const char* phase, const std::string& name, const Interval& i, double time) {
-    return nlohmann::json{
-        {"ph", phase}, {"name", name}, {"pid", rank}, {"tid", row_of(i)}, {"ts", time * 1e6}};
-  };
-  // One end of an arrow. A viewer joins ends of the same id.
-  const auto arrow = [&](const Interval& i, double time, bool from, const std::string& id) {
-    events.push_back(event(from ? "s" : "f", "order", i, time));
-    events.back().update({{"bp", "e"}, {"cat", "order"}, {"id", id}});
-  };
-  const size_t shown = std::min(intervals.size(), most_recorded);
-  for (size_t n = 0; n < shown; ++n) by_id[intervals[n].id] = &intervals[n];
-  for (size_t n = 0; n < shown; ++n) {
-    const Interval& i = intervals[n];
-    nlohmann::json arguments = {{"bytes", i.bytes}, {"pass", std::string(1, i.pass)}};
-    if (i.step >= 0) arguments["step"] = i.step + 1;
-    if (i.micro_batch >= 0) arguments["micro_batch"] = i.micro_batch;
-    if (i.layer >= 0) arguments["layer"] = i.layer;
-    events.push_back(event("X", i.name, i, i.begin));
-    events.back().update({{"dur", (i.end - i.begin) * 1e6}, {"args", arguments}});
-    for (const uint64_t message : i.sent) arrow(i, i.begin, true, "message " + std::to_string(message));
-    for (const uint64_t message : i.received) arrow(i, i.end, false, "message " + std::to_string(message));
-    const auto other = by_id.find(i.waited_for);
-    if (i.waited_for == 0 || other == by_id.end()) continue;
-    const std::string id = "wait " + std::to_string(rank) + " " + std::to_string(i.id);
-    arrow(*other->second, other->second->end, true, id);
-    arrow(i, i.begin, false, id);
-  }
-  for (const auto& [stream, row] : rows) {
-    events.push_back(
-        {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", row}, {"args", {{"name", stream}}}});
-  }
-  events.push_back(
-      {{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", rank_name(rank)}}}});
-  return events.dump();
-}
-
-void write_chrome(const std::string& path, const std::vector<std::string>& events) {
-  std::ofstream file(path);
-  file << "{\"traceEvents\":[";
-  for (const std::string& of_rank : events) {
-    file << (&of_rank == &events.front() ? "" : ",\n")
-         << of_rank.substr(1, of_rank.size() - 2);  // without brackets
-  }
-  file << "]}" << std::endl;
-  if (!file) fail("--trace", ("cannot write " + path + "; is the disk full?").c_str(), __FILE__, __LINE__);
 }
 
 }  // namespace pentatron::trace

@@ -1,13 +1,12 @@
 // Ranges of work on a stream. Nsight always sees their names (NVTX). While a trace is taken, they are
-// also recorded. The result is a Chrome trace (one row a stream; Perfetto opens it), a table of totals,
-// or a picture. On a GPU two events time each range; the stand-in counts its time (cpu/cuda/README.md).
+// also recorded; device/timeline.h makes a table, a picture or a Chrome trace of them (Perfetto opens it). On
+// a GPU two events time each range; the stand-in counts its time (cpu/cuda/README.md).
 //
 // Recording is a property of the process, because a kernel launch anywhere in it opens a range.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -43,15 +42,5 @@ const char* kernel_name(const void* kernel);
 
 // Waits for the device, and returns what was recorded since the last call. Times are seconds since `start`.
 std::vector<Interval> take();
-
-// Prints a row for each name: calls, time, share of all; and the share of products (names with "gemm").
-void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
-
-// The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in
-// microseconds. Arrows lead from a send to its receive, and from an operation to one that waited for it.
-std::string chrome_events(const std::vector<Interval>& intervals, int rank);
-
-// Writes the events of all ranks as one trace.
-void write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);
 
 }  // namespace pentatron::trace
