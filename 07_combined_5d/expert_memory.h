@@ -62,12 +62,12 @@ inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare s
                              experts.gradients + dense.gradients,
                              std::max(experts.operand, dense.operand)};
   };
-  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 256 bands. An
+  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 64 bands. An
   // address is as long as two integers.
   const int64_t chunks = options.expert_chunks;
   const int64_t addresses = options.expert_products == ExpertProducts::grouped ? 3 * e / options.ep : 0;
   share.work +=
-      {copies * c.d, copies + 1, (4 * chunks + std::min<int64_t>(r / chunks, 256)) * e + 2 * addresses};
+      {copies * c.d, copies + 1, (4 * chunks + std::min<int64_t>(r / chunks, 64)) * e + 2 * addresses};
   if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
   return share;
 }

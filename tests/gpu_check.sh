@@ -146,11 +146,13 @@ base='CLI11 nlohmann-json cuBLAS'
 stages=$(echo 0[1-7]_*/)
 stages="${stages//\//} experts"
 want cuda-bf16 "bench 01_single_gpu" $base
+[ "$gpus" -lt 2 ] || want cuda-bf16 "02_data_parallel 03_zero 05_pipeline_parallel collectives" $base MPI NCCL
 want cuda-bf16 tests $base Catch2
 build "build for bf16, one rank"  # the other builds share its objects in build/host
 want cuda-fp64 tests $base Catch2
 want cuda-fp32 "tests 01_single_gpu" $base Catch2
-for precision in fp16 fp8; do want cuda-$precision tests $base Catch2; done
+want cuda-fp16 tests $base Catch2
+want cuda-fp8 "tests 01_single_gpu" $base Catch2
 build "build for fp64, fp32, fp16 and fp8, one rank"
 for precision in fp64 bf16; do
   want cuda-$precision mpi_tests $base Catch2 MPI NCCL
@@ -165,6 +167,8 @@ run_tests bf16
 for what in kernels attention training; do part 60 "speed of $what, bf16" build/cuda-bf16/bench $what; done
 part 20 "shared memory cycles of an mma" tests/tools/shared_cycles.py \
   build/cuda-bf16/objects/common/kernels/attention_tensor_core.cu.o
+real="--model smollm-1.7b --seq-len 2048 --micro-batch-size 4 --attention tensor-core --recompute selective --steps 3"
+part 60 "fp8 training" build/cuda-fp8/01_single_gpu $real --global-batch-size 8
 reserve=200
 [ "$pytorch" != True ] || measure_pytorch 2048 smollm-1.7b llama-3.2-1b smollm-135m
 reserve=0
@@ -175,6 +179,11 @@ check racecheck fp8
 check racecheck bf16
 check racecheck fp64
 
+# All GPUs at once; 02 also with multiprocessors that products leave to NCCL.
+for run in 02_data_parallel '02_data_parallel --communication-sms 8' '03_zero --zero-stage 3' 05_pipeline_parallel; do
+  [ "$gpus" -lt 2 ] || part 40 "$run on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/$run $real --global-batch-size $((8 * gpus))
+done
+[ "$gpus" -lt 2 ] || part 60 "collectives on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/collectives
 for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[.]'; done
 
 # Ranks that share a GPU take turns, so that one that waits keeps it from the others, unless the multi-process service

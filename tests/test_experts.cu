@@ -12,7 +12,7 @@
 namespace pentatron {
 namespace {
 
-// Sizes of a routing: one of each, and none a multiple of anything; more rows than bands (256), and more
+// Sizes of a routing: one of each, and none a multiple of anything; more rows than bands (64), and more
 // than one block of rows.
 struct Sizes {
   int rows, experts, top_k, d;

@@ -25,16 +25,19 @@ struct DeviceProfile {
   double network_latency, network_bandwidth;  // likewise between nodes
   double gpus_per_node;
   double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
+  double communication_sms =
+      0;  // multiprocessors that products leave idle; of a run, not of a profile's file
 
   double flops(int element_bytes) const;  // peak of products of such elements
   double seconds(const Cost& cost) const;
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };
 
-// What a program asks of the GPU that the CPU build models.
+// What a program asks of the GPU. All but the last: of one that the CPU build models.
 struct DeviceConfig {
-  std::string gpu;       // name or file of its profile; empty: h100
-  bool dry_run = false;  // nothing is computed, only counted
+  std::string gpu;            // name or file of its profile; empty: h100
+  bool dry_run = false;       // nothing is computed, only counted
+  int communication_sms = 0;  // multiprocessors that products leave to communication
 };
 
 // `gpu`: a shipped profile's name, or a file. UsageError if it is unknown, or lacks a number that is valid.

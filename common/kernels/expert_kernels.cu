@@ -71,45 +71,52 @@ void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, co
          d_logits.data);
 }
 
-// One block an expert and so many columns.
-constexpr int columns_per_block = 256;
+// One block an expert and 32 columns. Eight warps share out the rows, and their sums meet in block memory.
+constexpr int row_warps = threads_per_block / 32;
 __global__ void router_wgrad_kernel(In<accum> d_logits, In<real> x, int rows, int experts, int d, bool add,
                                     Out<accum> d_router) {
-  const int expert = blockIdx.x, first = blockIdx.y * columns_per_block;
-  const int columns = std::min(d - first, int{columns_per_block});
-  accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
-  accum* const sums = block_memory<accum>();  // [columns]; one thread adds up each
-  for (int j : block_range(columns)) sums[j] = add ? gradient[j] : 0;
-#pragma unroll 8
-  for (int row = 0; row < rows; ++row) {
-    const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
-    const real* const of_row = x + static_cast<size_t>(row) * d + first;
-    for (int j : block_range(columns)) sums[j] += factor * accum(of_row[j]);
+  const int expert = blockIdx.x, first = 32 * blockIdx.y, count = std::min(32, d - first);
+  accum* const of_warps = block_memory<accum>();  // [row_warps, 32]
+  for (int warp : warp_range(row_warps)) {
+    accum* const sums = of_warps + 32 * warp;
+    for (int j : lane_range(count)) sums[j] = 0;
+#pragma unroll 8  // as many loads are under way
+    for (int row = warp; row < rows; row += row_warps) {
+      const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
+      const real* const of_row = x + static_cast<size_t>(row) * d + first;
+      for (int j : lane_range(count)) sums[j] += factor * accum(of_row[j]);
+    }
   }
-  for (int j : block_range(columns)) gradient[j] = sums[j];
+  __syncthreads();
+  accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
+  for (int j : block_range(count)) {
+    accum sum = add ? gradient[j] : 0;
+    for (int warp = 0; warp < row_warps; ++warp) sum += of_warps[32 * warp + j];
+    gradient[j] = sum;
+  }
 }
 
 void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_t stream) {
-  const int64_t column_blocks = (x.columns + columns_per_block - 1) / columns_per_block;
   launch_with_memory(
-      router_wgrad_kernel, dim3(d_logits.columns, column_blocks), columns_per_block * sizeof(accum),
+      router_wgrad_kernel, dim3(d_logits.columns, (x.columns + 31) / 32), 32 * row_warps * sizeof(accum),
       moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()), stream,
       d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add, d_router.sum.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
 
-int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
+int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 64); }
 
-// One thread a band of copies.
-__global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, int bands,
-                                    Out<int32_t> of_band) {
-  const size_t copies_a_band = (copies + bands - 1) / bands;
-  for (size_t band : grid_range(bands)) {
-    int32_t* const counts = of_band + band * experts;
-    for (int e = 0; e < experts; ++e) counts[e] = 0;
-    const size_t end = std::min(copies, (band + 1) * copies_a_band);
-    for (size_t copy = band * copies_a_band; copy < end; ++copy) ++counts[chosen[copy]];
+// One block a band of copies, one thread an expert. The threads of a block read the same copies, so from a
+// cache.
+__global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, Out<int32_t> of_band) {
+  const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
+  const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
+  for (int e : block_range(experts)) {
+    int32_t count = 0;
+#pragma unroll 8
+    for (size_t copy = begin; copy < end; ++copy) count += chosen[copy] == e;
+    of_band[static_cast<size_t>(blockIdx.x) * experts + e] = count;
   }
 }
 
@@ -139,16 +146,18 @@ __global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, 
   }
 }
 
-// One thread a band of copies.
-__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts, int bands,
-                                     In<int32_t> ends, Out<int32_t> next_of_band, Out<int32_t> place) {
-  const size_t copies_a_band = (copies + bands - 1) / bands;
-  for (size_t band : grid_range(bands)) {
-    int32_t* const next = next_of_band + band * experts;
-    const size_t end = std::min(copies, (band + 1) * copies_a_band);
-    for (size_t copy = band * copies_a_band; copy < end; ++copy) {
-      const int32_t e = chosen[copy], at = next[e]++;
-      place[copy] = at < ends[e] ? at : -1;
+// As count_copies_kernel.
+__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts, In<int32_t> ends,
+                                     In<int32_t> first_of_band, Out<int32_t> place) {
+  const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
+  const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
+  for (int e : block_range(experts)) {
+    int32_t next = first_of_band[static_cast<size_t>(blockIdx.x) * experts + e];
+#pragma unroll 8
+    for (size_t copy = begin; copy < end; ++copy) {
+      if (chosen[copy] != e) continue;
+      place[copy] = next < ends[e] ? next : -1;
+      ++next;
     }
   }
 }
@@ -157,14 +166,14 @@ void make_permutation(Matrix<int32_t> chosen, int32_t capacity, Matrix<int32_t> 
                       Matrix<int32_t> place, cudaStream_t stream) {
   const int64_t copies = chosen.size(), experts = bands.columns;
   int32_t *const all = counts.data, *const taken = all + experts, *const ends = taken + experts;
-  launch(count_copies_kernel, elementwise_grid(8 * bands.rows), moves(chosen.bytes() + bands.bytes()), stream,
-         chosen.data, copies, experts, bands.rows, bands.data);
+  launch(count_copies_kernel, block_a_row(bands.rows, experts), moves(chosen.bytes() + bands.bytes()), stream,
+         chosen.data, copies, experts, bands.data);
   launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
          bands.rows, all);
   launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, all, experts,
          bands.rows, capacity, bands.data, taken, ends);
-  launch(assign_places_kernel, elementwise_grid(8 * bands.rows), moves(2 * chosen.bytes()), stream,
-         chosen.data, copies, experts, bands.rows, ends, bands.data, place.data);
+  launch(assign_places_kernel, block_a_row(bands.rows, experts), moves(2 * chosen.bytes()), stream,
+         chosen.data, copies, experts, ends, bands.data, place.data);
 }
 
 // ---- Rows to their places and back ------------------------------------------------------------------------

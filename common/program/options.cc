@@ -234,6 +234,8 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
               "seconds after which a stream that stands still ends the run");
   line.flag("--deterministic", config.deterministic,
             "sums in a fixed order: NCCL_ALGO=Ring, which may be slower");
+  line.whole("--communication-sms", config.communication_sms, 0, 64,
+             "multiprocessors that products leave to communication");
   declare_link(line, "--link", config.link,
                "modelled link between ranks, such as 5us,50GB/s (NCCL over MPI) [the GPU's]");
   declare_link(line, "--link-between-nodes", config.link_between_nodes, "the same between nodes [the GPU's]");
