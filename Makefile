@@ -69,7 +69,8 @@ MPI_TESTS_bf16 := $(filter-out $(call mpi_tests,combined combined_costs parity v
 MPI_TESTS_fp32 := $(if $(SANITIZE),$(MPI_TESTS_fp64)) $(NCCL_TESTS)
 MPI_TESTS_fp16 := $(call mpi_tests,loss_scale)
 MPI_TESTS_fp8 := $(call mpi_tests,fp8)
-MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS)),$(MPI_TESTS_$(PRECISION)))
+# The planner knows times from NCCL over MPI, so its tests need that, too.
+MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS) $(call mpi_tests,plan)),$(MPI_TESTS_$(PRECISION)))
 # Of one process: fp64 and bf16 have all, the others what their elements change.
 CU_TESTS_fp32 := $(if $(SANITIZE),,attention kernels steps fp8 loss_scale)
 CU_TESTS_fp16 := attention kernels loss_scale
@@ -156,6 +157,7 @@ LACKING := $(filter-out $(if $(filter mpi,$(NCCL)),NCCL) $(if $(filter all,$(GOA
 $(if $(and $(GOALS),$(LACKING)),$(error missing: $(LACKING); make setup BACKEND=$(BACKEND) installs what is missing))
 # What make test runs. In fp32 and fp64 the tests start programs; those of stage 01 only its own.
 tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
+tested: $(if $(filter cpu-bf16$(TAG),$(BACKEND)-$(PRECISION)$(SUFFIX)),$(addprefix $(BUILD)/,02_data_parallel 07_combined_5d))
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -226,21 +228,19 @@ RUN_NAMES += $(1)
 endef
 add_run_of = $(if $(filter $(or $(ONLY),%),$(1)),$(eval $(call add_run,$(1),$(2),$(3),$(4))))
 $(call add_run_of,01,01_single_gpu,,--sample 400)
-$(call add_run_of,02-naive,02_data_parallel,$(RANKS),--dp-sync naive)
-$(call add_run_of,02-bucket,02_data_parallel,$(RANKS),--dp-sync bucket)
-$(foreach stage,1 2 3,$(call add_run_of,03-zero$(stage),03_zero,$(RANKS),--zero-stage $(stage)))
+$(call add_run_of,02-bucket,02_data_parallel,$(RANKS),)
+$(call add_run_of,03-zero3,03_zero,$(RANKS),--zero-stage 3)
 # Ranks that share a micro-batch take the whole batch at once; a pipeline needs many.
-$(call add_run_of,04-tp,04_tensor_parallel,$(RANKS),--micro-batch-size 32)
 $(call add_run_of,04-tp-sp,04_tensor_parallel,$(RANKS),--micro-batch-size 32 --sequence-parallel)
 $(call add_run_of,05-1f1b,05_pipeline_parallel,$(RANKS),--micro-batch-size 4)
-$(call add_run_of,05-zb-h1,05_pipeline_parallel,$(RANKS),--micro-batch-size 4 --pp-schedule zb-h1)
-$(foreach layout,contiguous zigzag,$(call add_run_of,06-$(layout),06_context_parallel,$(RANKS),--micro-batch-size 32 --cp-layout $(layout)))
+$(call add_run_of,06-zigzag,06_context_parallel,$(RANKS),--micro-batch-size 32)
 $(call add_run_of,07-3d,07_combined_5d,$(RANKS),--micro-batch-size 8 $(call AXES,$(MESH_3D)) --sequence-parallel --zero-stage 3)
 $(call add_run_of,07-experts,07_combined_5d,1,--micro-batch-size 8 --experts 8)
 $(call add_run_of,07-experts-5d,07_combined_5d,$(if $(filter mpi,$(NCCL)),16,$(RANKS)),--micro-batch-size 8 $(call AXES,$(MESH_5D)) --experts 8)
 .PHONY: runs
-runs: $(RUN_NAMES:%=run-%) $(if $(ONLY),,programs)
+runs: $(RUN_NAMES:%=run-%) $(if $(ONLY),,programs $(if $(filter cpu,$(BACKEND)),lessons-programs))
 	@python3 common/report/runs.py $(LOGS)
+	@$(if $(ONLY)$(filter cuda,$(BACKEND)),,$(LESSONS) --table)
 	@echo "What each run printed is in $(LOGS)/*.txt; all steps are in $(LOGS)/*.json, timelines in $(LOGS)/*.trace."
 setup:
 	@common/setup.sh $(BACKEND)
@@ -250,6 +250,18 @@ which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@[ -n "$(RUN_NAMES)" ] || { echo "ONLY: $(ONLY) is not valid; expected names of runs, as in ONLY='01 05-%'" >&2; exit 2; }
 	@common/setup.sh $(BACKEND) python3:python3
 	@$(MAKE) --no-print-directory runs
+
+# What the techniques buy and cost at a real size, in dry runs (tests/lessons.txt);  make lessons GPU=h200, W='a word'. Two programs
+# are enough: 07 with one axis is the stage of that axis. They are compiled when what fp32 shares with them is there.
+GPU ?= h100
+LESSONS := python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons --gpu $(GPU)
+.PHONY: lessons lessons-programs
+lessons-programs: $(filter build/cpu-fp32/%,$(BUILD)/02_data_parallel)
+	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d)
+lessons:
+	@common/setup.sh cpu python3:python3
+	@$(MAKE) --no-print-directory BACKEND=cpu SANITIZE= BLOCK_THREADS= PRECISION=bf16 lessons-programs
+	@$(LESSONS) $(if $(W),'$(W)')
 
 # $(call venv,NAME): build/python-NAME, a virtual environment with these packages, made once.
 PYTHON_format := clang-format==14.0.6
@@ -283,7 +295,7 @@ test-report: private OURS = $(MAKE) --no-print-directory BACKEND=cpu PRECISION=f
 test-report:
 	@rm -rf $(FOLDER) && mkdir -p $(FOLDER)
 	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4 & \
-	$(OURS) run ONLY='01 04-tp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }; \
+	$(OURS) run ONLY='01 04-tp-sp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }; \
 	wait $$!
 	@$(OURS) report RUNS=$(FOLDER)/runs
 	@common/setup.sh cpu chromium:chromium
@@ -465,6 +477,7 @@ help:
 	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
 	@echo "make setup         install what is missing, for this BACKEND"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
+	@echo "make lessons       what each technique buys and costs at a real size;  GPU=h100 W='pipeline': those whose sentence has it"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"
 	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"

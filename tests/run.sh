@@ -41,12 +41,13 @@ run() {
     echo "ended with status $status: $(tail -n 1 "$output")" | tee -a "$output"
   fi
   echo "$passed $failed" >> "$notes/sums"
-  [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file |^(exit|not finished|ended)' "$output" |
+  [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^FAILED: |^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file |^(exit|not finished|ended)' "$output" |
     tail -n 20 | sed "s|^|$1: |" >> "$notes/failures"
 }
 
 run_alone() {
   [ -z "$homework" ] || run "homework" $homework
+  [ -z "$lessons" ] || run "lessons" $lessons
   for folder in "${folders[@]}"; do
     local only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
@@ -82,13 +83,15 @@ unset CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CPU_DEVICES CUDA_CPU
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 
 [ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "notes" tests/notes.sh; }
-homework=''
+homework='' lessons=''
 not_run=''  # in a learner's tree: the tests of what is to be written
 if [ -e tests/homework/not_run.txt ]; then
   [ -n "$filter" ] || not_run=$(< tests/homework/not_run.txt)
 elif [ -z "$filter" ]; then
   run "mutants" tests/mutants.sh --check
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
+  case " ${folders[*]} " in *"/cpu-bf16 "*)
+    lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons" ;; esac
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &

@@ -1,0 +1,160 @@
+"""What each technique buys and costs at a real size, counted in dry runs:  lessons.py LESSONS PROGRAMS LOGS [--gpu NAME] [--table] [WORDS]
+
+LESSONS (tests/lessons.txt) has the runs, a table of some of them, and the lessons: each a sentence and an inequality
+between numbers of the runs. PROGRAMS is the folder of a bf16 build; a log of each run goes to the folder LOGS. --table
+prints the table; otherwise each lesson is printed with its numbers (WORDS: those whose sentence has them), and the status
+is 1 if one does not hold."""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import runs as logs
+
+PROFILES = pathlib.Path(__file__).parent.parent / "device" / "profiles"
+COMMON = ["--attention", "tensor-core", "--steps", "1", "--dry-run"]
+TERM = re.compile(r"(\w+)\(([\w-]+)\)")
+
+# What a lesson can ask of a run, and how it is printed. A share is between 0 and 1; exposed: seconds of communication
+# while nothing is computed; idle: the share of the step in which nothing is computed.
+VALUES = {
+    "step": (lambda run: run.step_seconds, logs.human_seconds),
+    "memory": (lambda run: sum(run.memory("measured").values()), logs.human_bytes),
+    "activations": (lambda run: run.memory("measured")["activations"], logs.human_bytes),
+    "sent": (lambda run: run.sent_bytes, logs.human_bytes),
+    "calls": (lambda run: run.calls, lambda value: f"{value:.0f}"),
+    "exposed": (lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]), logs.human_seconds),
+    "hidden": (lambda run: run.modelled["hidden"], lambda value: f"{100 * value:.0f} %"),
+    "idle": (lambda run: 1 - run.modelled["compute_seconds"] / run.step_seconds, lambda value: f"{100 * value:.0f} %"),
+    "mfu": (lambda run: run.modelled["mfu"], lambda value: f"{100 * value:.1f} %"),
+}
+
+
+class Lessons:
+    """The file: a word and its text in each line; what follows a run or a lesson belongs to it."""
+
+    def __init__(self, path):
+        self.commands, self.rows, self.lessons = {}, [], []  # by name; headings, and (run, sentence); (sentence, inequality)
+        bases = {}
+        for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+            word, _, text = line.partition(" ")
+            text = text.strip()
+            if word == "base":
+                name, _, bases["@" + name] = text.partition(" ")
+            elif word == "run":
+                name, ranks, program, *options = text.split()
+                options = " ".join(bases.get(option, option) for option in options).split()
+                self.commands[name] = [ranks, program, *options]
+            elif word == "table":
+                self.rows.append(text)
+            elif word == "row":
+                self.rows.append((name, text))
+            elif word == "lesson":
+                sentence = text
+            elif word == "holds":
+                self.lessons.append((sentence, text))
+            elif line and word != "#":
+                raise logs.Refused(f"{path}:{number}: {word}; expected base, run, table, row, lesson or holds")
+        for what, name in TERM.findall(str(self.lessons)):
+            if what not in VALUES or name not in self.commands:
+                raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above")
+
+    def names(self, texts):
+        """The runs that these texts name."""
+        return {name for text in texts for _, name in TERM.findall(text)}
+
+
+def dry_run(name, command, programs, folder, profile):
+    """The run. Throws Refused, as its program refuses it."""
+    ranks, program, *options = command
+    log = folder / f"{name}.json"
+    words = ["mpirun", "-n", ranks, programs / program, *options, *COMMON, "--gpu", profile, "--log-json", log]
+    logs.output_of(*words)
+    return logs.Run(log)
+
+
+def all_runs(lessons, names, programs, folder, gpu):
+    """By name. The modelled GPU has more memory than any run needs, so that what does not fit has numbers, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    roomy = json.loads((PROFILES / f"{gpu}.json").read_text())
+    roomy["memory_bytes"]["value"] = 1e15
+    profile = folder / "roomy.profile"
+    profile.write_text(json.dumps(roomy))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        started = {n: pool.submit(dry_run, n, lessons.commands[n], programs, folder, profile) for n in sorted(names)}
+        return {name: run.result() for name, run in started.items()}
+
+
+def filled(text, runs, name=""):
+    """{step} is that of the row's run, {step(other)} that of another."""
+
+    def value(match):
+        what, _, other = match[1].partition("(")
+        number, printed = VALUES[what]
+        return printed(number(runs[other.rstrip(")") or name]))
+
+    return re.sub(r"{([\w()-]+)}", value, text)
+
+
+def print_table(lessons, runs, gpu):
+    memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
+    columns = ["memory", "step", "mfu", "sent", "hidden", "idle"]
+    print(f"\nThe same layouts at a real size, counted for {gpu} GPUs: nothing is computed.")
+    print("memory: of a rank at the peak; (!) does not fit, and the rest is what it would be. sent: by a rank in a step.")
+    print("hidden: share of the communication during which a GPU computes. idle: share of the step in which it does not.\n")
+    print(f"{'':17}{'ranks':>5}{'':4}" + "".join(f"{column:>10}" for column in columns))
+    for row in lessons.rows:
+        if isinstance(row, str):
+            print(f"-- {row}")
+            continue
+        name, sentence = row
+        run = runs[name]
+        libraries = max(rank["libraries"]["estimated"] for rank in run.summary["memory"])
+        cells = [VALUES[column][1](VALUES[column][0](run)) for column in columns]
+        fits = VALUES["memory"][0](run) + libraries <= memory
+        print(f"{name:17}{run.ranks:5}{'' if fits else '(!)':>4}" + "".join(f"{cell:>10}" for cell in cells) + "  " + filled(sentence, runs, name))
+
+
+def print_lessons(lessons, runs):
+    failed = 0
+    for sentence, inequality in lessons:
+        terms = dict.fromkeys(TERM.findall(inequality))  # in order, each once
+        holds = eval(TERM.sub(lambda m: repr(VALUES[m[1]][0](runs[m[2]])), inequality), {})
+        numbers = ", ".join(f"{what}({name}) {VALUES[what][1](VALUES[what][0](runs[name]))}" for what, name in terms)
+        print(f"{'' if holds else 'FAILED: '}{filled(sentence, runs)}\n    {inequality}: {numbers}")
+        failed += not holds
+    print(f"{len(lessons) - failed} passed, {failed} failed")
+    return failed > 0
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parse.add_argument("lessons")
+    parse.add_argument("programs", type=pathlib.Path)
+    parse.add_argument("logs", type=pathlib.Path)
+    parse.add_argument("--gpu", default="h100")
+    parse.add_argument("--table", action="store_true")
+    parse.add_argument("words", nargs="?", default="")
+    given = parse.parse_intermixed_args()
+    if not (PROFILES / f"{given.gpu}.json").exists():
+        raise logs.Refused(f"GPU: {given.gpu} is not valid; expected a name from {PROFILES}")
+    lessons = Lessons(given.lessons)
+    wanted = [pair for pair in lessons.lessons if given.words in pair[0]]
+    if not wanted:
+        raise logs.Refused(f"no lesson says {given.words}; make lessons prints them all")
+    texts = [text for pair in wanted for text in pair]
+    if given.table:
+        texts = [f"row({row[0]}) {row[1]}" for row in lessons.rows if not isinstance(row, str)]
+    runs = all_runs(lessons, lessons.names(texts), given.programs, given.logs, given.gpu)
+    if given.table:
+        return print_table(lessons, runs, given.gpu)
+    return print_lessons(wanted, runs)
+
+
+if __name__ == "__main__":
+    logs.end_in_one_line(lambda: sys.exit(main()))
