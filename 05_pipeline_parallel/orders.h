@@ -145,17 +145,19 @@ class GrowingList {
 };
 
 // Two chunks in a V: the last rank begins chunk 1 without a message, and rank 0 has the loss. If T_F = T_B =
-// T_W, the bubble is p - 1 chunks, half of zb-h1's. No rank keeps more than p micro-batches (2p chunks), as
-// in 1f1b. With fewer than 2p - 1 micro-batches the bubble is larger.
+// T_W, no rank waits between its first and its last instruction, and the bubble is half of zb-h1's. It is
+// (p - 1) T_B of a chunk, for T_F at most T_B, and T_W from T_B / 2 to T_B. (Both from m >= 2p - 1 on.) No
+// rank keeps more than p micro-batches (2p chunks), as in 1f1b.
 inline Instructions zb_v(int p, int m, int k) {
   GrowingList o(m);
   o.add(2 * (p - k) - 1, "F");  // until the first micro-batch is back here
   o.add(k, "fF");
   o.add(p - k, "fbw");  // until the first gradient is back
   o.add(o.left('f'), "FBWfbw");
-  o.add(k, "bB");  // the ranks before wait for these
+  o.add(k, "Bb");  // other ranks wait for these, most of all for B: its micro-batch is older
   o.add(o.left('B'), "BW");
-  o.add(o.left('W') + o.left('w'), "L");
+  o.add(o.left('w'), "w");
+  o.add(o.left('W'), "W");
   return o.list();
 }
 
