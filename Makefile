@@ -71,7 +71,8 @@ MPI_TESTS_fp16 := $(call mpi_tests,loss_scale)
 MPI_TESTS_fp8 := $(call mpi_tests,fp8)
 # The planner knows times from NCCL over MPI, so its tests need that, too.
 MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS) $(call mpi_tests,plan)),$(MPI_TESTS_$(PRECISION)))
-# Of one process: fp64 and bf16 have all, the others what their elements change.
+# Of one process: fp64 has all, the others what their elements change.
+CU_TESTS_bf16 := attention experts fp8 golden kernels steps transformer
 CU_TESTS_fp32 := $(if $(SANITIZE),,attention kernels steps fp8 loss_scale)
 CU_TESTS_fp16 := attention kernels loss_scale
 CU_TESTS_fp8 := fp8

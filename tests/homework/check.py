@@ -261,7 +261,7 @@ def check(stages, parts):
         data(stages)
         reference(stages)
         starters(stages, ["03"])
-        stubs(stages, ["02.5", "03.3"])
+        stubs(stages, ["03.3"])
         nothing_done(stages)
         mistakes(stages, ["03-only-last-micro-batch"])
     else:
