@@ -1,7 +1,8 @@
 """Opens the report in a browser without a window:  python report.py PAGE BUILDS.  Every figure must have marks, and the
-console must stay empty. Choices must change what is shown. The memory of a layout must be what the program predicts, whose
-command the page shows. BUILDS has cpu-bf16 and cpu-fp32 with 07_combined_5d. A picture of each figure is left beside the
-page. The last line is "N passed, N failed"."""
+console must stay empty. Choices must change what is shown. Nothing may lie outside the window of a computer or a phone, and
+all must be readable, light or dark, with a keyboard or a screen reader. The memory of a layout must be what the program
+predicts, whose command the page shows. BUILDS has cpu-bf16 and cpu-fp32 with 07_combined_5d. A picture of each figure is
+left beside the page. The last line is "N passed, N failed"."""
 
 import json
 import os
@@ -71,6 +72,15 @@ def predicted_memory(command, precision):
     return {name: {purpose: rank["predicted"][purpose] for purpose in PURPOSES} for name, rank in places.items()}
 
 
+def open_page(page):
+    page.goto(page_file.as_uri())
+    page.wait_for_function(
+        "figures => figures.every(name => document.querySelector('#' + name + ' svg .mark-rect, #' + name + ' svg .mark-symbol'))",
+        arg=FIGURES,
+        timeout=60000,
+    )
+
+
 def check_calculator(page):
     choices = page.locator("#calculator select")
     names = choices.evaluate_all("all => all.map(choice => choice.name)")
@@ -127,6 +137,91 @@ def check_choices(page):
     expect(page.locator("#losses select").input_value() == "01", "losses: the keyboard chooses a run")
 
 
+def check_legend(page):
+    """A click and a key hide a run's lines and points, and show them again."""
+    box, before = page.locator("#losses").get_by_label("07-3d", exact=True), marks(page, "losses")
+    for what, act in (("click", box.click), ("key", lambda: box.press("Space"))):
+        for hidden in (True, False):
+            act()
+            page.wait_for_timeout(300)
+            now = marks(page, "losses")
+            good = any("07-3d" in mark for mark in now) != hidden and (len(now) < len(before)) == hidden
+            expect(good, f"losses: a {what} in the legend {'hides' if hidden else 'shows'} a run, {len(now)} marks")
+
+
+def check_names(page):
+    """What a screen reader says of what a reader can work, of the charts and of the table."""
+    names = page.locator("select, input, button, a, [tabindex]").evaluate_all(
+        """all => all.map(one => one.ariaLabel || (one.labels ? [...one.labels] : [one.ariaLabelledByElements?.[0] || one])
+          .map(label => label.textContent.trim()).join())"""
+    )
+    expect(len(names) > 30 and all(names), f"{len(names)} controls, links and boxes that scroll have names")
+    charts = page.locator("[role=graphics-document]").evaluate_all("all => all.map(chart => chart.ariaLabel)")
+    expect(len(set(charts)) == len(FIGURES), "each chart has its own description")
+    boxes = page.locator(".wide, .figure").evaluate_all("all => all.map(box => box.tabIndex)")
+    expect(set(boxes) == {0}, "the keyboard reaches each box that scrolls")
+    heads = [page.locator(f"th[scope={scope}]").count() for scope in ("col", "row")]
+    expect(page.locator("table caption").count() == 1 and min(heads) > 4, f"a caption, heads of columns and rows: {heads}")
+    levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(title => title.tagName)")
+    expect(levels == ["H1"] + ["H2"] * (len(FIGURES) + 1) and page.locator("html[lang]").count(), "titles are in order")
+
+
+def check_width(page, width):
+    """The page does not scroll sideways; the table does not where it has room."""
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    expect(wide <= width, f"the page is {wide} pixels wide in a window of {width}")
+    if width > 1000:
+        table = page.locator("table").evaluate("table => [table.offsetWidth, table.parentElement.clientWidth]")
+        expect(table[0] <= table[1], f"the table is {table[0]} pixels wide in a box of {table[1]}")
+
+
+# Of each text its colour and the colour under it: of the bar or the tile that it is on, else of the page.
+TEXTS = """() => {
+  const parse = color => color.match(/[\\d.]+/g).map(Number);
+  const under = one => {
+    for (; one; one = one.parentElement)
+      if (parse(getComputedStyle(one).backgroundColor)[3] !== 0) return getComputedStyle(one).backgroundColor;
+    return 'rgb(255, 255, 255)';
+  };
+  const bars = [...document.querySelectorAll('svg .mark-rect.role-mark path')].map(bar => [bar, bar.getBoundingClientRect()]);
+  const found = {};
+  for (const text of document.querySelectorAll('h1, h2, p, a, td, th, caption, label, select, svg text')) {
+    const box = text.getBoundingClientRect(), x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
+    const bar = text.closest('.role-mark') &&
+      bars.find(([, at]) => at.left <= x && x <= at.right && at.top <= y && y <= at.bottom);
+    const style = getComputedStyle(text);
+    const colors = [text.closest('svg') ? style.fill : style.color, bar ? getComputedStyle(bar[0]).fill : under(text)];
+    found[colors] = [...colors.map(parse), text.textContent.slice(0, 20)];
+  }
+  return Object.values(found);
+}"""
+
+
+def check_colors(page):
+    """In both schemes: each text has 4.5 times the luminance of what is under it, or the inverse (WCAG 2, AA)."""
+
+    def luminance(color):
+        parts = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in color[:3]]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05
+
+    seen = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        texts = []
+        for ink, ground, text in page.evaluate(TEXTS):
+            bright, dark = sorted((luminance(ink), luminance(ground)), reverse=True)
+            texts.append((bright / dark, ink, ground, text))
+        expect(
+            len(texts) > 9 and min(texts)[0] >= 4.5,
+            f"{scheme}: of {len(texts)} pairs of colours the closest is {min(texts)}",
+        )
+        seen[scheme] = page.evaluate(
+            """['body', '#losses svg .role-axis-label text', '#sweep svg .role-legend-label text'].map((place, i) =>
+              getComputedStyle(document.querySelector(place))[i ? 'fill' : 'backgroundColor'])"""
+        )
+    expect(all(a != b for a, b in zip(*seen.values())), f"the page and its charts follow the reader's scheme: {seen}")
+
+
 def check_refusals(folder):
     """A log that can not be read is refused in one line, and an older page stays."""
     page, log = pathlib.Path(folder, "page.html"), pathlib.Path(folder, "log.json")
@@ -152,7 +247,7 @@ with tempfile.TemporaryDirectory() as folder:
     check_refusals(folder)
 with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("chromium-browser"))
-    page = browser.new_page(viewport={"width": 1200, "height": 1000}, offline=True)
+    page = browser.new_page(viewport={"width": 1440, "height": 1000}, offline=True)
     messages = []
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
@@ -160,19 +255,21 @@ with sync_playwright() as playwright:
         "request",
         lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else messages.append(request.url),
     )
-    page.goto(page_file.as_uri())
-    page.wait_for_function(
-        "figures => figures.every(name => document.querySelector('#' + name + ' svg .mark-rect, #' + name + ' svg .mark-symbol'))",
-        arg=FIGURES,
-        timeout=60000,
-    )
+    open_page(page)
     for figure in FIGURES:
         count = len(marks(page, figure))
         expect(count > 5, f"{figure}: {count} marks")
         page.locator("#" + figure).screenshot(path=page_file.parent / f"{figure}.png")
     expect(page.locator("#runs tr").count() == 6, "the table has a row for each of the five runs")
+    check_width(page, 1440)
+    check_names(page)
+    check_colors(page)
+    check_legend(page)
     check_choices(page)
     check_calculator(page)
+    phone = browser.new_page(viewport={"width": 390, "height": 844}, is_mobile=True, offline=True)
+    open_page(phone)
+    check_width(phone, 390)
     expect(not messages, f"no message: {messages[:3]}")
     browser.close()
 

@@ -9,18 +9,18 @@ from runs import PURPOSES
 
 WIDTH = 820
 WORK = ["forward", "backward", "weight gradients", "optimizer and the rest", "communication"]
-WORK_COLORS = ["#4c78a8", "#f58518", "#e2b93b", "#8f8f8f", "#54a24b"]
 PURPOSE_NAMES = [*PURPOSES, "CUDA, NCCL"]
 SMALLEST = 1e-17  # where a difference of zero is drawn, below what fp64 can tell
-PURPOSE_COLORS = ["#4c78a8", "#f58518", "#e2b93b", "#54a24b", "#b279a2", "#bab0ac"]
+# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow and black, which a light or a dark page
+# hides. Black text is readable on the first three.
+COLORS = ["#56b4e9", "#e69f00", "#cc79a7", "#0072b2", "#009e73", "#d55e00"]
+DASHES = {"solid": [1, 0], "dashed": [8, 6], "dotted": [0.1, 5]}  # CSS's names
+SHAPES = {"solid": "circle", "dashed": "square", "dotted": "triangle-up"}
+LOOKS = [([*DASHES][(i + i // 6) % 3], COLORS[i % 6]) for i in range(18)]  # of the runs, one after the other
 
 
-def colors(field, names, palette):
-    return alt.Color(
-        field + ":N",
-        scale=alt.Scale(domain=names, range=palette[: len(names)]),
-        legend=alt.Legend(orient="bottom", title=None),
-    )
+def colors(field, names):
+    return alt.Color(field + ":N", scale=alt.Scale(domain=names), legend=alt.Legend(orient="bottom", title=None))
 
 
 ROWS = alt.NamedData(name="rows")
@@ -29,7 +29,7 @@ ROWS = alt.NamedData(name="rows")
 def specification(chart, rows, **arrays):
     """The chart with its data, and with the values of these parameters. They go around Altair, which would look at every
     number."""
-    chart = chart.to_dict()
+    chart = chart.configure(background="transparent", range=alt.RangeConfig(category=COLORS)).to_dict()
     chart["datasets"] = {"rows": rows}
     chart["autosize"] = {"type": "pad", "resize": True}  # a choice may change how many rows there are
     for parameter in chart.get("params", []):
@@ -60,33 +60,46 @@ def losses(runs):
                         "difference": max(difference, SMALLEST) if difference < 1e308 else None,
                     }
                 )
-    labels = [run.label for run in runs]
-    shown = dropdown("shown_run", ["all", *labels], "run")
-    base = alt.Chart(ROWS).encode(
-        x=alt.X("step:Q", axis=alt.Axis(tickMinStep=1)),
-        color=alt.Color("run:N", sort=labels, scale=alt.Scale(scheme="tableau20"), title=None),
-        opacity=alt.condition("shown_run == 'all' || datum.run == shown_run", alt.value(1), alt.value(0.08)),
-        tooltip=["run:N", "step:Q", alt.Tooltip("value:Q", format=".6f"), alt.Tooltip("difference:Q", format=".2e")],
+    labels = list(dict.fromkeys(run.label for run in runs))
+    boxes = {f"box_{i}": alt.binding_checkbox(name=label + " ") for i, label in enumerate(labels)}
+    choices = [alt.param(name=box, value=True, bind=bind) for box, bind in boxes.items()]
+    choices.append(dropdown("shown_run", ["all", *labels], "run"))
+    dashes, shapes = (alt.Scale(domain=labels, range=[of[dash] for dash, _ in LOOKS]) for of in (DASHES, SHAPES))
+    shown = alt.condition("shown_run == 'all' || datum.run == shown_run", alt.value(1), alt.value(0.08))
+    base = (
+        alt.Chart(ROWS)
+        .transform_filter(f"[{', '.join(boxes)}][indexof({json.dumps(labels)}, datum.run)]")
+        .encode(
+            x=alt.X("step:Q", axis=alt.Axis(tickMinStep=1)),
+            color=alt.Color("run:N", scale=alt.Scale(domain=labels), legend=None),
+            strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=None),
+            strokeOpacity=shown,
+            fillOpacity=shown,
+            tooltip=["run:N", "step:Q", alt.Tooltip("value:Q", format=".6f"), alt.Tooltip("difference:Q", format=".2e")],
+        )
     )
-    size = {"width": 380, "height": 220}
+    size = {"width": 440, "height": 220}
 
     def row(name):
         of = base.transform_filter(f"datum.of == '{name}'")
         return alt.hconcat(
-            of.mark_line().encode(y=alt.Y("value:Q", title=name, scale=alt.Scale(zero=False))).properties(**size),
-            of.mark_circle(size=18)
+            of.mark_line(strokeCap="round", point="transparent")
+            .encode(y=alt.Y("value:Q", title=name, scale=alt.Scale(zero=False)))
+            .properties(**size),
+            of.mark_point(filled=True, size=30, opacity=1)
             .encode(
+                shape=alt.Shape("run:N", scale=shapes, legend=None),
                 y=alt.Y(
                     "difference:Q",
                     title="difference, relative",
                     scale=alt.Scale(type="log"),
                     axis=alt.Axis(format=".0e", tickCount=8),
-                )
+                ),
             )
             .properties(**size),
         )
 
-    return specification(alt.vconcat(row("loss"), row("gradient norm")).add_params(shown), rows)
+    return specification(alt.vconcat(row("loss"), row("gradient norm")).add_params(*choices), rows)
 
 
 def memory(runs):
@@ -103,8 +116,8 @@ def memory(runs):
         .encode(
             y=alt.Y("run:N", sort=[run.label for run in runs], title=None, scale=alt.Scale(paddingInner=0.3)),
             yOffset=alt.YOffset("which:N", sort=["predicted", "measured"], scale=alt.Scale(paddingInner=0.15)),
-            x=alt.X("sum(MiB):Q", title="MiB of a rank: predicted, and paler below it measured"),
-            color=colors("purpose", PURPOSES, PURPOSE_COLORS),
+            x=alt.X("sum(MiB):Q", title="MiB of a rank: predicted, and fainter below it measured"),
+            color=colors("purpose", PURPOSES),
             order=alt.Order("rank:Q"),
             opacity=alt.condition("datum.which == 'predicted'", alt.value(1), alt.value(0.6)),
             tooltip=["run:N", "which:N", "purpose:N", alt.Tooltip("MiB:Q", format=",.3f")],
@@ -135,21 +148,20 @@ def speed(runs):
         .properties(width=200, height={"step": 18})
     )
 
-    def bar(field, title, color, labels=None):
+    def bar(field, title, labels=None):
         y = alt.Y("run:N", sort=None, title=None, axis=labels)
         return base.encode(
             x=alt.X(field + ":Q", title=title, axis=alt.Axis(format="~s", tickCount=4)),
             y=y,
-            color=alt.value(color),
             tooltip=["run:N", "time:N", alt.Tooltip(field + ":Q", format=",.3f")],
         )
 
     modelled = "modelled " if all(run.modelled for run in runs) else ""
     chart = alt.hconcat(
-        bar("sent", "MiB sent by a rank in a step", "#b279a2", alt.Axis()),
-        bar("ms", modelled + "ms a step", "#4c78a8"),
-        bar("tokens", modelled + "tokens/s a rank", "#72b7b2"),
-        bar("hidden", "% of communication hidden", "#54a24b"),
+        bar("sent", "MiB sent by a rank in a step", alt.Axis()),
+        bar("ms", modelled + "ms a step"),
+        bar("tokens", modelled + "tokens/s a rank"),
+        bar("hidden", "% of communication hidden"),
     )
     return specification(chart, rows)
 
@@ -176,12 +188,12 @@ def timeline(bars):
             " && datum.end > from_us && datum.begin < to_us"
         )
         .transform_calculate(row="datum.rank + ' ' + datum.stream")
-        .mark_bar(clip=True, stroke="white", strokeWidth=0.3)
+        .mark_bar(clip=True, stroke="Canvas", strokeWidth=0.3)
         .encode(
             x=alt.X("begin:Q", title="us from the beginning of the step", scale=scale, axis=alt.Axis(labelOverlap=True)),
             x2="end:Q",
             y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
-            color=colors("work", WORK, WORK_COLORS),
+            color=colors("work", WORK),
             tooltip=[
                 "what:N",
                 "work:N",
@@ -203,10 +215,10 @@ def pipeline(bars):
         dict.fromkeys(bar["schedule"] for bar in bars)
     )
     base = alt.Chart().encode(y=alt.Y("rank:O", title="rank"))
-    blocks = base.mark_bar(stroke="white", strokeWidth=0.5).encode(
+    blocks = base.mark_bar(stroke="Canvas", strokeWidth=0.5).encode(
         x=alt.X("begin:Q", title="us"),
         x2="end:Q",
-        color=colors("work", WORK[:3], WORK_COLORS),
+        color=colors("work", WORK[:3]),
         tooltip=[
             "work:N",
             "micro_batch:O",
@@ -215,7 +227,7 @@ def pipeline(bars):
             alt.Tooltip("end:Q", format=",.1f"),
         ],
     )
-    numbers = base.mark_text(fontSize=8, color="white").encode(x="middle:Q", text="micro_batch:O")
+    numbers = base.mark_text(fontSize=8, color="black").encode(x="middle:Q", text="micro_batch:O")
     chart = (
         alt.layer(blocks, numbers, data=ROWS)
         .transform_filter("datum.run == piped_run")
@@ -299,15 +311,20 @@ def calculator(precisions):
     stacked = bars.mark_bar().encode(
         y=y,
         x=alt.X("sum(GiB):Q", title="GiB"),
-        color=colors("purpose", PURPOSE_NAMES, PURPOSE_COLORS),
+        color=colors("purpose", PURPOSE_NAMES),
         order="order:Q",
         tooltip=["place:N", "purpose:N", alt.Tooltip("bytes:Q", format=",d"), alt.Tooltip("GiB:Q", format=".3f")],
     )
-    sums = bars.mark_text(align="left", dx=4).encode(y=y, x="sum(GiB):Q", text=alt.Text("sum(GiB):Q", format=".2f"))
-    line = alt.Chart(alt.Data(values=[{"GiB": gpu}])).mark_rule(color="#d62728", strokeDash=[4, 3]).encode(x="GiB:Q")
+    sums = (
+        bars.transform_aggregate(GiB="sum(GiB)", groupby=["place"])
+        .transform_calculate(text=f"format(datum.GiB, '.2f') + (datum.GiB > {gpu} ? ', does not fit' : ', fits')")
+        .mark_text(align="left", dx=4, color="CanvasText")
+        .encode(y=y, x="GiB:Q", text="text:N")
+    )
+    line = alt.Chart(alt.Data(values=[{"GiB": gpu}])).mark_rule(color="CanvasText", strokeDash=[4, 3]).encode(x="GiB:Q")
     name = (
         alt.Chart(alt.Data(values=[{"GiB": gpu}]))
-        .mark_text(color="#d62728", dy=-6, align="right", baseline="bottom")
+        .mark_text(color="CanvasText", dy=-6, align="right", baseline="bottom")
         .encode(x="GiB:Q", y=alt.value(0), text=alt.value(f"{tables['gpu']}: {gpu:.1f} GiB"))
     )
     chart = (
@@ -345,7 +362,8 @@ def heatmap(cells):
         color=alt.Color("MFU:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="%")),
         tooltip=["model:N", "nodes:O", alt.Tooltip("MFU:Q", format=".1%"), "layout:N", "command:N"],
     )
-    middle = (min(row["MFU"] for row in rows) + max(row["MFU"] for row in rows)) / 2
+    least, most = min(row["MFU"] for row in rows), max(row["MFU"] for row in rows)
+    middle = least + 0.43 * (most - least)  # where black and white are equally readable
     light = alt.condition(f"datum.MFU > {middle}", alt.value("black"), alt.value("white"))  # on dark and light tiles
     percent = base.mark_text(dy=-14, fontWeight="bold").encode(text=alt.Text("MFU:Q", format=".0%"), color=light)
     layouts = base.mark_text(dy=2, fontSize=10).encode(text="lines:N", color=light)
@@ -364,7 +382,7 @@ def sweep(rows):
                 "measured:Q", title="measured (or issued in virtual time), ms a step", scale=alt.Scale(domain=[0, most])
             ),
             color=alt.Color("model:N", title=None),
-            shape=alt.Shape("gpus:N", title="GPUs"),
+            shape=alt.Shape("gpus:N", legend=alt.Legend(title="GPUs", symbolFillColor="CanvasText")),
             tooltip=[
                 "model:N",
                 "gpus:O",

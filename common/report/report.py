@@ -25,7 +25,8 @@ SECTIONS = {
         "Loss and gradient norm",
         "All runs of one training should have the same loss and the same gradient norm at every step. On the "
         "right stands how far each run is from the first one. The axis is logarithmic: fp32 is exact to about 1e-7. "
-        "A difference of zero is drawn at 1e-17.",
+        "A difference of zero is drawn at 1e-17. Under a run's name is its line; its box hides it. Solid lines have circles "
+        "on the right, dashed ones squares, dotted ones triangles.",
     ),
     "memory": (
         "Memory",
@@ -44,12 +45,12 @@ SECTIONS = {
     ),
     "pipeline": (
         "Pipeline schedules",
-        "Each bar is a micro-batch that passes through a rank's layers; in the white parts a rank waits. First the run as it was, "
+        "Each bar is a micro-batch that passes through a rank's layers; in the empty parts a rank waits. First the run as it was, "
         "then other schedules of the same run in virtual time.",
     ),
     "calculator": (
         "Memory of a layout",
-        "Choose a layout, and see what memory a rank needs. The red line is the memory of one GPU. The numbers are those "
+        "Choose a layout, and see what memory a rank needs. The dashed line is the memory of one GPU. The numbers are those "
         "that the program predicts, byte for byte; the title is the command that prints them. A step has 8 micro-batches.",
     ),
     "heatmap": (
@@ -135,11 +136,14 @@ def swept(path):
 
 
 def table(runs):
-    def row(cells, tag):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    """Its rows."""
 
-    first, *rest = logs.table(runs)
-    return "<table>" + row(first, "th") + "".join(row(cells, "td") for cells in rest) + "</table>"
+    def row(first, rest, tag, scope):
+        cells = "".join(f"<{tag}>{html.escape(word)}</{tag[:2]}>" for word in rest)
+        return f'<tr><th scope="{scope}">{html.escape(first)}</th>{cells}</tr>'
+
+    (_, *names), *rows = logs.table(runs)
+    return row("run", names, 'th scope="col"', "col") + "".join(row(name, words, "td", "row") for name, *words in rows)
 
 
 def charts(runs, builds, sweep):
@@ -158,19 +162,26 @@ def charts(runs, builds, sweep):
     )
     every["heatmap"] = figures.heatmap(searched.result()["cells"])
     every["sweep"] = sweep and figures.sweep(sweep)
-    return {name: chart for name, chart in every.items() if chart}
+    # A screen reader says the description.
+    return {name: {**chart, "description": SECTIONS[name][1]} for name, chart in every.items() if chart}
 
 
 def write_page(path, runs, shown):
     sections = "".join(
-        f'<section id="{name}"><h2>{SECTIONS[name][0]}</h2><p>{SECTIONS[name][1]}</p><div class="figure"></div></section>\n'
+        f'<section id="{name}"><h2>{SECTIONS[name][0]}</h2><p>{SECTIONS[name][1]}</p><div class="figure" tabindex="0"></div></section>\n'
         for name in shown
     )
     links = "".join(f'<a href="#{name}">{SECTIONS[name][0]}</a>' for name in shown)
+    # The choices of the losses are their legend: under the name of a run stands its line.
+    looks = "\n".join(
+        f"#losses .vega-bind:nth-child({len(figures.LOOKS)}n + {i}):has(input:checked) {{ border-bottom: 4px {dash} {color}; }}"
+        for i, (dash, color) in enumerate(figures.LOOKS, 1)
+    )
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
     template = string.Template(pathlib.Path(__file__).with_name("page.html").read_text())
     text = template.substitute(
         links=links,
+        looks=looks,
         table=table(runs),
         sections=sections,
         library=vl_convert.javascript_bundle(vl_version=version),
