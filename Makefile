@@ -287,6 +287,8 @@ report:
 	@common/setup.sh cpu ensurepip.py:python3-venv
 	@for p in bf16 fp32; do \
 	  $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= build/cpu-$$p/plan build/cpu-$$p/07_combined_5d || exit 1; done
+	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= lessons-programs
+	@[ build/cpu-bf16/lessons/01.json -nt build/cpu-bf16/07_combined_5d ] || $(LESSONS) --table > /dev/null
 	@$(call venv,report)
 	@build/python-report/bin/python common/report/report.py $(REPORT) build $(RUNS)
 

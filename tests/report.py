@@ -150,7 +150,7 @@ def check_legend(page):
 
 
 def check_names(page):
-    """What a screen reader says of what a reader can work, of the charts and of the table."""
+    """What a screen reader says of what a reader can work, of the charts and of the tables."""
     names = page.locator("select, input, button, a, [tabindex]").evaluate_all(
         """all => all.map(one => one.ariaLabel || (one.labels ? [...one.labels] : [one.ariaLabelledByElements?.[0] || one])
           .map(label => label.textContent.trim()).join())"""
@@ -161,18 +161,19 @@ def check_names(page):
     boxes = page.locator(".wide, .figure").evaluate_all("all => all.map(box => box.tabIndex)")
     expect(set(boxes) == {0}, "the keyboard reaches each box that scrolls")
     heads = [page.locator(f"th[scope={scope}]").count() for scope in ("col", "row")]
-    expect(page.locator("table caption").count() == 1 and min(heads) > 4, f"a caption, heads of columns and rows: {heads}")
+    expect(page.locator("table caption").count() == 2 and min(heads) > 4, f"a caption, heads of columns and rows: {heads}")
     levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(title => title.tagName)")
-    expect(levels == ["H1"] + ["H2"] * (len(FIGURES) + 1) and page.locator("html[lang]").count(), "titles are in order")
+    expect(levels == ["H1"] + ["H2"] * (len(FIGURES) + 2) and page.locator("html[lang]").count(), "titles are in order")
 
 
 def check_width(page, width):
-    """The page does not scroll sideways; the table does not where it has room."""
+    """The page does not scroll sideways; tables do not where they have room."""
     wide = page.evaluate("document.documentElement.scrollWidth")
     expect(wide <= width, f"the page is {wide} pixels wide in a window of {width}")
     if width > 1000:
-        table = page.locator("table").evaluate("table => [table.offsetWidth, table.parentElement.clientWidth]")
-        expect(table[0] <= table[1], f"the table is {table[0]} pixels wide in a box of {table[1]}")
+        widths = "all => all.map(table => [table.offsetWidth, table.parentElement.clientWidth])"
+        for table, box in page.locator("table").evaluate_all(widths):
+            expect(table <= box, f"a table is {table} pixels wide in a box of {box}")
 
 
 # Of each text its colour and the colour under it: of the bar or the tile that it is on, else of the page.
@@ -261,6 +262,9 @@ with sync_playwright() as playwright:
         expect(count > 5, f"{figure}: {count} marks")
         page.locator("#" + figure).screenshot(path=page_file.parent / f"{figure}.png")
     expect(page.locator("#runs tr").count() == 6, "the table has a row for each of the five runs")
+    expect(page.locator("main section").first.get_attribute("id") == "real", "real sizes come first")
+    told = re.findall("^(?:row|table) ", pathlib.Path("tests/lessons.txt").read_text(), re.MULTILINE)
+    expect(page.locator("#real tr").count() == 1 + len(told), f"real sizes have {len(told)} rows and headings")
     check_width(page, 1440)
     check_names(page)
     check_colors(page)

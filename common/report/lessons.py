@@ -64,6 +64,9 @@ class Lessons:
             if what not in VALUES or name not in self.commands:
                 raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above")
 
+    def texts_of_rows(self):
+        return [f"row({row[0]}) {row[1]}" for row in self.rows if not isinstance(row, str)]
+
     def names(self, texts):
         """The runs that these texts name."""
         return {name for text in texts for _, name in TERM.findall(text)}
@@ -83,7 +86,7 @@ def all_runs(lessons, names, programs, folder, gpu):
     folder.mkdir(parents=True, exist_ok=True)
     roomy = json.loads((PROFILES / f"{gpu}.json").read_text())
     roomy["memory_bytes"]["value"] = 1e15
-    profile = folder / "roomy.profile"
+    profile = folder / f"{gpu}.profile"
     profile.write_text(json.dumps(roomy))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         started = {n: pool.submit(dry_run, n, lessons.commands[n], programs, folder, profile) for n in sorted(names)}
@@ -101,23 +104,38 @@ def filled(text, runs, name=""):
     return re.sub(r"{([\w()-]+)}", value, text)
 
 
-def print_table(lessons, runs, gpu):
+COLUMNS = ["memory", "step", "mfu", "sent", "hidden", "idle"]
+
+
+def table(lessons, runs):
+    """Rows of words: a heading alone, or name, ranks, (!) where it does not fit, the numbers, the sentence."""
+    gpu = pathlib.Path(next(iter(runs.values())).options["gpu"]).stem
     memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
-    columns = ["memory", "step", "mfu", "sent", "hidden", "idle"]
-    print(f"\nThe same layouts at a real size, counted for {gpu} GPUs: nothing is computed.")
-    print("memory: of a rank at the peak; (!) does not fit, and the rest is what it would be. sent: by a rank in a step.")
-    print("hidden: share of the communication during which a GPU computes. idle: share of the step in which it does not.\n")
-    print(f"{'':17}{'ranks':>5}{'':4}" + "".join(f"{column:>10}" for column in columns))
+    rows = [["", "ranks", "", *COLUMNS, f"counted for {gpu} GPUs: nothing is computed"]]
     for row in lessons.rows:
         if isinstance(row, str):
-            print(f"-- {row}")
+            rows.append([row])
             continue
-        name, sentence = row
-        run = runs[name]
+        run = runs[row[0]]
         libraries = max(rank["libraries"]["estimated"] for rank in run.summary["memory"])
-        cells = [VALUES[column][1](VALUES[column][0](run)) for column in columns]
         fits = VALUES["memory"][0](run) + libraries <= memory
-        print(f"{name:17}{run.ranks:5}{'' if fits else '(!)':>4}" + "".join(f"{cell:>10}" for cell in cells) + "  " + filled(sentence, runs, name))
+        cells = [VALUES[column][1](VALUES[column][0](run)) for column in COLUMNS]
+        rows.append([row[0], str(run.ranks), "" if fits else "(!)", *cells, filled(row[1], runs, row[0])])
+    return rows
+
+
+HOW_TO_READ = """memory: of a rank at the peak; (!) does not fit, and the rest is what it would be. sent: by a rank in a step.
+hidden: share of the communication during which a GPU computes. idle: share of the step in which it does not."""
+
+
+def print_table(rows):
+    print(f"\nThe same layouts at a real size\n{HOW_TO_READ}\n")
+    for name, *words in rows:
+        if not words:
+            print(f"-- {name}")
+            continue
+        ranks, fits, *cells, sentence = words
+        print(f"{name:17}{ranks:>5}{fits:>4}" + "".join(f"{cell:>10}" for cell in cells) + "  " + sentence)
 
 
 def print_lessons(lessons, runs):
@@ -149,10 +167,10 @@ def main():
         raise logs.Refused(f"no lesson says {given.words}; make lessons prints them all")
     texts = [text for pair in wanted for text in pair]
     if given.table:
-        texts = [f"row({row[0]}) {row[1]}" for row in lessons.rows if not isinstance(row, str)]
+        texts = lessons.texts_of_rows()
     runs = all_runs(lessons, lessons.names(texts), given.programs, given.logs, given.gpu)
     if given.table:
-        return print_table(lessons, runs, given.gpu)
+        return print_table(table(lessons, runs))
     return print_lessons(wanted, runs)
 
 

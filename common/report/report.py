@@ -1,6 +1,6 @@
 """One page about runs:  python report.py PAGE BUILDS FOLDER|FILE...
 
-PAGE is written: an HTML file that has all it needs. BUILDS has cpu-bf16 and cpu-fp32, with plan and 07_combined_5d. FILEs
+PAGE is written: an HTML file that has all it needs. BUILDS has cpu-bf16 and cpu-fp32, with plan and 07_combined_5d, and what lessons.py --table has run. FILEs
 are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too."""
 
 import concurrent.futures
@@ -16,6 +16,7 @@ import altair as alt
 import vl_convert
 
 import figures
+import lessons
 import runs as logs
 import traces
 
@@ -135,15 +136,24 @@ def swept(path):
         ]
 
 
-def table(runs):
-    """Its rows."""
+def table(rows):
+    """Of rows of words; one that is alone is the heading of those that follow."""
 
-    def row(first, rest, tag, scope):
-        cells = "".join(f"<{tag}>{html.escape(word)}</{tag[:2]}>" for word in rest)
-        return f'<tr><th scope="{scope}">{html.escape(first)}</th>{cells}</tr>'
+    def row(words, tag, scope):
+        first, *rest = map(html.escape, words)
+        if not rest:
+            return f'<tr><th colspan="{len(rows[0])}" scope="rowgroup">{first}</th></tr>'
+        cells = "".join(f"<{tag}>{word}</{tag[:2]}>" for word in rest)
+        return f'<tr><th scope="{scope}">{first}</th>{cells}</tr>'
 
-    (_, *names), *rows = logs.table(runs)
-    return row("run", names, 'th scope="col"', "col") + "".join(row(name, words, "td", "row") for name, *words in rows)
+    return row(["run", *rows[0][1:]], 'th scope="col"', "col") + "".join(row(words, "td", "row") for words in rows[1:])
+
+
+def real_sizes(builds):
+    """The rows of what make run counts at a real size, from its logs."""
+    folder = builds / "cpu-bf16" / "lessons"
+    of = lessons.Lessons(pathlib.Path(__file__).parents[2] / "tests" / "lessons.txt")
+    return lessons.table(of, {name: logs.Run(folder / f"{name}.json") for name in of.names(of.texts_of_rows())})
 
 
 def charts(runs, builds, sweep):
@@ -166,7 +176,7 @@ def charts(runs, builds, sweep):
     return {name: {**chart, "description": SECTIONS[name][1]} for name, chart in every.items() if chart}
 
 
-def write_page(path, runs, shown):
+def write_page(path, runs, builds, shown):
     sections = "".join(
         f'<section id="{name}"><h2>{SECTIONS[name][0]}</h2><p>{SECTIONS[name][1]}</p><div class="figure" tabindex="0"></div></section>\n'
         for name in shown
@@ -182,7 +192,9 @@ def write_page(path, runs, shown):
     text = template.substitute(
         links=links,
         looks=looks,
-        table=table(runs),
+        how_to_read=lessons.HOW_TO_READ,
+        real_sizes=table(real_sizes(builds)),
+        table=table(logs.table(runs)),
         sections=sections,
         library=vl_convert.javascript_bundle(vl_version=version),
         figures=json.dumps(shown, separators=(",", ":")).replace("</", "<\\/"),
@@ -193,7 +205,8 @@ def write_page(path, runs, shown):
 def main(page, builds, *paths):
     runs = logs.runs_of(paths)
     sweep = swept(pathlib.Path(page).parent / "sweep.csv")
-    write_page(pathlib.Path(page), runs, charts(runs, pathlib.Path(builds), sweep))
+    builds = pathlib.Path(builds)
+    write_page(pathlib.Path(page), runs, builds, charts(runs, builds, sweep))
     print(f"{page}: {len(runs)} runs; open it in a browser")
 
 
