@@ -207,12 +207,13 @@ class CostModel : public DataCost {
     }
     return w;
   }
-  // Sums over ranks of which nothing is hidden: of gradients that tensor ranks have parts of, the loss and
-  // the norm.
+  // Sums over ranks of which nothing is hidden: of the norms' gradients, in one group of which each channel
+  // takes its share; of the loss and the norm.
   double scalars() const {
     const std::vector<int> all = members_of(shape_, MeshGroup::all, 0);
     double seconds = all.size() > 1 ? nccl_mpi::Ring(network_, all).all_reduce(24) : 0;
-    if (sp_) seconds += (2.0 * o_.model.layers / shape_.pp + 1) * tensor_.all_reduce(a * c_.d);
+    const double norms = 2.0 * o_.model.layers / shape_.pp + 1;
+    if (sp_) seconds += tensor_.all_reduce(norms * a * c_.d, std::ceil(norms / tensor_blocks));
     return seconds;
   }
 };

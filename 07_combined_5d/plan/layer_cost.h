@@ -297,13 +297,11 @@ class LayerCost {
     return static_cast<int64_t>(copies() / own_experts() / o_.expert_chunks);
   }
   double exchange(MeshGroup group, double bytes_for_a_rank) const {
-    double latency = 0, seconds = 0;
+    nccl_mpi::Messages messages(network_, 0);
     for (const int rank : members_of(shape_, group, 0)) {
-      if (rank == 0) continue;
-      const nccl_mpi::Link& link = network_.between(0, rank);
-      latency = std::max(latency, link.latency), seconds += bytes_for_a_rank / link.bandwidth;
+      if (rank != 0) messages.add(rank, bytes_for_a_rank);
     }
-    return latency + seconds;
+    return messages.seconds();
   }
   // Tensor ranks that share rows out; bytes of the rows of all chunks, and what a rank sends of them.
   int shares() const { return o_.dispatch == Dispatch::once && shape_.ep > 1 ? shape_.tp : 1; }

@@ -11,6 +11,7 @@
 namespace {
 
 using namespace mpi_tests;
+using nccl_mpi::Messages;
 using nccl_mpi::Network;
 using nccl_mpi::Ring;
 
@@ -137,6 +138,23 @@ TEST_CASE("the time of a ring", "[standin]") {
   CHECK(Ring({true, {1e-3, 1.5e5}, {10e-3, 1e5}, 2}, {0, 1, 2, 3}).all_gather(1500) ==
         Approx(2 * 10e-3 + 1e-3 + 3 * 10e-3));
   CHECK(Ring(nodes, {2, 3}).all_gather(1000) == Approx(2e-3));
+
+  // In two turns: the latencies of two operations, and the bytes that are given.
+  CHECK(four.all_reduce(4000, 2) == Approx(2 * 6e-3 + 1.5 * 4e-3));
+  CHECK(four.reduce_scatter(1000, 2) == Approx(2 * 3e-3 + 3e-3));
+  CHECK(four.broadcast(1000, 2, 2) == Approx(2 * 3e-3 + 1e-3));
+}
+
+TEST_CASE("messages within a node and beyond it have a wire each", "[standin]") {
+  const Network nodes = {true, {1e-3, 1e6}, {10e-3, 1e5}, 4};
+  Messages messages(nodes, 1);
+  messages.add(0, 1000);
+  messages.add(3, 2000);
+  CHECK(messages.seconds() == Approx(1e-3 + 3e-3));
+  messages.add(5, 200);  // 2 ms: hidden behind the others, but for its latency
+  CHECK(messages.seconds() == Approx(10e-3 + 3e-3));
+  messages.add(4, 400);
+  CHECK(messages.seconds() == Approx(10e-3 + 6e-3));
 }
 
 #if __has_include(<cuda_cpu.h>)
@@ -175,6 +193,39 @@ TEST_CASE("operations take the time of the modelled links", "[standin]") {
           ncclRecv(b.data(), count, ncclFloat, previous, comm, stream);
           return ncclGroupEnd();
         }) == (n == 1 ? 0 : hop));
+}
+
+TEST_CASE("collectives of a group share the channels of their communicator", "[standin]") {
+  const FreeLaunches free;
+  const Environment environment{{"NCCL_CPU_LINK", "1ms,10MB/s"}};
+  const Communicator many;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 2;
+  ncclComm_t split = nullptr;
+  require_nccl(ncclCommSplit(many, 0, rank(), &split, &config));
+  const Communicator two_channels(split);
+  const Stream stream("communication");
+  const int n = ranks();
+  const Array<float> a(std::vector<float>(40000, 1)), b(std::vector<float>(10000 * n, 1));
+  const auto sums = [&](const Communicator& comm, int count, bool gathers) {
+    ncclGroupStart();
+    for (int i = 0; i < count; ++i)
+      ncclAllReduce(a.data() + i * 5000, a.data() + i * 5000, 5000, ncclFloat, ncclMax, comm, stream);
+    if (gathers) ncclAllGather(a.data() + 30000, b.data(), 10000, ncclFloat, comm, stream);
+    return ncclGroupEnd();
+  };
+  // 20 KB: 2 (n-1)/n of 2 ms, and 2 (n-1) ms for the steps.
+  const auto expected = [&](int turns, int count) {
+    return n == 1 ? 0 : turns * 2 * (n - 1) * 1'000'000 + std::llround(count * 2.0 * (n - 1) / n * 2e6);
+  };
+  CHECK(duration(stream, [&] { return sums(many, 5, false); }) == expected(1, 5));
+  CHECK(duration(stream, [&] { return sums(two_channels, 2, false); }) == expected(1, 2));
+  CHECK(duration(stream, [&] { return sums(two_channels, 5, false); }) == expected(3, 5));
+  // The gather's blocks of 40 KB pass n - 1 hops of 4 ms. Its steps are fewer than those of a sum.
+  CHECK(duration(stream, [&] { return sums(two_channels, 2, true); }) ==
+        expected(2, 2) + (n - 1) * 4'000'000);
+  config.maxCTAs = 0;
+  CHECK(ncclCommSplit(many, 0, rank(), &split, &config) == ncclInvalidArgument);
 }
 
 TEST_CASE("modelled operations follow each other on a communicator and run side by side on two",
@@ -260,6 +311,23 @@ TEST_CASE("links between nodes are slower", "[standin]") {
     return ncclSuccess;
   };
   CHECK(duration(stream, send_across) == (rank() == 1 || rank() == 2 ? 40'000'000 : 0));
+}
+
+TEST_CASE("an all-to-all uses the wires of the node and the network at the same time", "[standin]") {
+  if (ranks() != 4) return;
+  const FreeLaunches free;
+  const auto time = [](const char* within_node) {
+    const Environment environment{{"NCCL_CPU_LINK", within_node},
+                                  {"NCCL_CPU_LINK_BETWEEN_NODES", "3ms,10MB/s"},
+                                  {"NCCL_CPU_RANKS_PER_NODE", "2"}};
+    const Communicator world;
+    const Stream stream("communication");
+    const Array<float> a(std::vector<float>(40000, 1)), b(std::vector<float>(40000, 1));
+    return duration(stream,
+                    [&] { return ncclAlltoAll(a.data(), b.data(), 10000, ncclFloat, world, stream); });
+  };
+  CHECK(time("1ms,20MB/s") == 3'000'000 + 2 * 4'000'000);  // two blocks of 40 KB leave the node
+  CHECK(time("1ms,4MB/s") == 3'000'000 + 10'000'000);      // one stays: 10 ms, longer than 8
 }
 
 #endif

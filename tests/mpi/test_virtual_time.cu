@@ -265,6 +265,20 @@ TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04]
   }
 }
 
+TEST_CASE("04: the gradients of the norms are summed in turns", "[04][time]") {
+  const CombinedOptions options = three_layers(false);
+  const int n = mpi_tests::ranks();
+  if (n == 1 || options.model.heads % n != 0 || options.sequence_length % n != 0) return;
+  const ModelledGpu gpu(1e-3);
+  World world(nullptr, nullptr);
+  const auto step = [&](int channels) {
+    Communicator ranks(world, world.all(), "ranks", channels);
+    return time_of_step(options, {.kind = Technique::tensor_parallel, .sequence_parallel = true}, world,
+                        ranks);
+  };
+  CHECK(step(2) - step(8) == 3 * RingTime().all_reduce(0));  // seven sums: four turns in place of one
+}
+
 TEST_CASE("04: the time of forward in chunks", "[04][time]") {
   CombinedOptions options = three_layers(false);
   options.sequence_length = 48;  // rows; 2, 3 and 4 chunks of each rank's part are equal

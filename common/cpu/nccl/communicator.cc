@@ -146,16 +146,18 @@ void LaunchOrder::wake() { bell_.ring(); }
 using nccl_mpi::launch_order;
 using nccl_mpi::Operation;
 
-ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& modelled_network)
+ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& modelled_network,
+                   int modelled_channels)
     : mpi(members.comm),
       world_ranks(members.world_ranks),
       network(modelled_network),
+      channels(modelled_channels),
       rank(nccl_mpi::rank_in(mpi)),
       device(nccl_mpi::current_device()),
       last_(new Entry),
       current_(last_),
       bell_(nccl_mpi::new_bell()),
-      engine_(mpi, members.name, world_ranks, network, aborted_),
+      engine_(mpi, members.name, world_ranks, network, channels, aborted_),
       thread_([this] { run(); }) {}
 
 ncclComm::~ncclComm() { delete last_; }

@@ -86,7 +86,7 @@ struct Operation {
 struct ncclComm {
  public:
   // Makes the members' MPI communicator its own.
-  ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& network);
+  ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& network, int channels);
   ~ncclComm();  // after finish()
   ncclComm(const ncclComm&) = delete;
 
@@ -101,6 +101,7 @@ struct ncclComm {
   const MPI_Comm mpi;
   const std::vector<int> world_ranks;
   const nccl_mpi::Network network;
+  const int channels;
   const int rank;
   const int device;
   bool finished = false;

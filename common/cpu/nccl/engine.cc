@@ -42,12 +42,13 @@ std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int
 }  // namespace
 
 Engine::Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ranks, const Network& network,
-               const std::atomic<bool>& aborted)
+               int channels, const std::atomic<bool>& aborted)
     : ranks_(size_of(comm)),
       rank_(rank_in(comm)),
       chunk_(kChunk),
       world_ranks_(std::move(world_ranks)),
       network_(network),
+      channels_(channels),
       ring_(network, world_ranks_),
       transport_(comm, world_ranks_, aborted),
       window_(2 * ranks_ * (kChunk + kMaxAlignment)) {
@@ -56,23 +57,23 @@ Engine::Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ra
 
 Span Engine::run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages) {
   span_ = {-1, time};
-  std::vector<Call> point_to_point;
+  std::vector<Call> collectives, point_to_point;
   for (const Call& call : calls) {
-    if (is_point_to_point(call.kind)) {
-      point_to_point.push_back(call);
-    } else {
-      run_collective(call);
-    }
+    (is_point_to_point(call.kind) ? point_to_point : collectives).push_back(call);
   }
+  for (const Call& call : collectives) run_collective(call);
+  pass(seconds_of_collectives(collectives));
   if (!point_to_point.empty()) run_point_to_point(point_to_point, messages);
   return span_;
 }
 
-// All ranks had come at `met`, and then it took a while.
-void Engine::pass(int64_t met, double seconds) {
+// All ranks had come at `met`.
+void Engine::meet(int64_t met) {
   if (span_.begin < 0) span_.begin = met;
-  span_.end = met + (network_.modelled ? std::llround(seconds * 1e9) : 0);
+  span_.end = met;
 }
+
+void Engine::pass(double seconds) { span_.end += network_.modelled ? std::llround(seconds * 1e9) : 0; }
 
 // ---- Sends and receives -----------------------------------------------------------------------------------
 
@@ -96,20 +97,18 @@ void Engine::run_point_to_point(std::span<const Call> calls, std::vector<Message
     if (m.peer == rank_) continue;
     messages->push_back({m.call->kind == Kind::send, m.message, static_cast<double>(bytes_of(*m.call))});
   }
-  pass(met, seconds(calls));
+  meet(met);
+  pass(seconds_of_messages(calls));
 }
 
-// A rank's messages of a group travel together, in and out at once: they share the link's bandwidth each way,
-// and the longest latency counts once.
-double Engine::seconds(std::span<const Call> point_to_point) const {
-  double latency = 0, sending = 0, receiving = 0;
-  for (const Call& call : point_to_point) {
+// A rank's messages of a group travel together, in and out at once: the longest latency counts once.
+double Engine::seconds_of_messages(std::span<const Call> calls) const {
+  Messages sent(network_, world_ranks_[rank_]), received(network_, world_ranks_[rank_]);
+  for (const Call& call : calls) {
     if (call.root == rank_) continue;
-    const Link& link = network_.between(world_ranks_[rank_], world_ranks_[call.root]);
-    latency = std::max(latency, link.latency);
-    (call.kind == Kind::send ? sending : receiving) += static_cast<double>(bytes_of(call)) / link.bandwidth;
+    (call.kind == Kind::send ? sent : received).add(world_ranks_[call.root], bytes_of(call));
   }
-  return latency + std::max(sending, receiving);
+  return std::max(sent.latency(), received.latency()) + std::max(sent.transfer(), received.transfer());
 }
 
 // ---- Collectives ------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ void Engine::run_collective(const Call& call) {
   const size_t in_parts = call.kind == Kind::all_reduce && bytes_of(call) > letter_bytes ? ranks_ : 1;
   const size_t round = in_parts * chunk_ / nccl_mpi::size_of(call.type);  // elements
   met_ = false;
-  if (rendezvous_) return pass(rendezvous_->meet_all(call, span_.end), seconds(call));
+  if (rendezvous_) return meet(rendezvous_->meet_all(call, span_.end));
   if (is_dry_run()) exchange(call, no_exchange());
   for (size_t first = 0; !met_ || (first < call.count && !is_dry_run()); first += round) {
     run_round(call, {first, std::min(round, call.count - first)});
@@ -144,20 +143,30 @@ void Engine::run_round(const Call& call, Range range) {
   }
 }
 
-double Engine::seconds(const Call& collective) const {
+// The channels take the calls by turns.
+double Engine::seconds_of_collectives(std::span<const Call> calls) const {
   if (ranks_ == 1) return 0;
-  const double bytes = static_cast<double>(bytes_of(collective));
+  const int turns = (static_cast<int>(calls.size()) + channels_ - 1) / channels_;
+  double latency = 0, transfer = 0;
+  for (const Call& call : calls) {
+    latency = std::max(latency, seconds(call, 0, turns));
+    transfer += seconds(call, static_cast<double>(bytes_of(call)), 1) - seconds(call, 0, 1);
+  }
+  return latency + transfer;
+}
+
+double Engine::seconds(const Call& collective, double bytes, int turns) const {
   switch (collective.kind) {
     case Kind::all_gather:
-      return ring_.all_gather(bytes);
+      return ring_.all_gather(bytes, turns);
     case Kind::broadcast:
-      return ring_.broadcast(bytes, collective.root);
+      return ring_.broadcast(bytes, collective.root, turns);
     case Kind::reduce:
-      return ring_.reduce(bytes, collective.root);
+      return ring_.reduce(bytes, collective.root, turns);
     case Kind::reduce_scatter:
-      return ring_.reduce_scatter(bytes);
+      return ring_.reduce_scatter(bytes, turns);
     default:
-      return ring_.all_reduce(bytes);
+      return ring_.all_reduce(bytes, turns);
   }
 }
 
@@ -253,7 +262,7 @@ void Engine::exchange(const Call& call, const Exchange& all) {
     if (rank != rank_) meetings.push_back({&call, rank, all.to[rank], all.from[rank], 0});
   }
   if (met_) return transport_.move(meetings);
-  pass(transport_.meet(meetings, span_.end), seconds(call));
+  meet(transport_.meet(meetings, span_.end));
   met_ = true;
 }
 

@@ -23,10 +23,10 @@ class Engine {
  public:
   // Makes `comm` its own. world_ranks[i] is rank i's rank in the world; `name`: of the communicator.
   Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ranks, const Network& network,
-         const std::atomic<bool>& aborted);
+         int channels, const std::atomic<bool>& aborted);
 
-  // One operation, to which this rank's streams came at `time`: the collectives one after the other, then all
-  // sends and receives together. Says when it ran, and which messages passed. Throws Failure.
+  // One operation, to which this rank's streams came at `time`: the collectives together, then all sends and
+  // receives together. Says when it ran, and which messages passed. Throws Failure.
   Span run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages);
 
  private:
@@ -55,14 +55,17 @@ class Engine {
   void receive_contributions(Exchange* exchange, size_t bytes);
   void combine(std::byte* out, std::byte* own, size_t count, const Call& call);
 
-  double seconds(const Call& collective) const;
-  double seconds(std::span<const Call> point_to_point) const;
-  void pass(int64_t met, double seconds);
+  double seconds(const Call& collective, double bytes, int turns) const;
+  double seconds_of_collectives(std::span<const Call> calls) const;
+  double seconds_of_messages(std::span<const Call> calls) const;
+  void meet(int64_t met);
+  void pass(double seconds);
 
   int ranks_, rank_;
   size_t chunk_;  // bytes: the longest piece of a round
   std::vector<int> world_ranks_;
   Network network_;
+  int channels_;
   Ring ring_;
   Transport transport_;
   std::unique_ptr<Rendezvous> rendezvous_;  // of a dry run, instead of letters

@@ -84,14 +84,14 @@ Ring::Ring(const Network& network, const std::vector<int>& world_ranks)
   latency_ -= std::min_element(hops_.begin(), hops_.end(), shorter)->latency;
 }
 
-double Ring::pipeline(double bytes, int unused_hop) const {
+double Ring::pipeline(double bytes, int unused_hop, int turns) const {
   double latency = 0, slowest = 0;
   for (int hop = 0; hop <= steps_; ++hop) {
     if (hop == unused_hop) continue;
     latency += hops_[hop].latency;
     slowest = std::max(slowest, bytes / hops_[hop].bandwidth);
   }
-  return latency + slowest;
+  return turns * latency + slowest;
 }
 
 }  // namespace nccl_mpi

@@ -8,6 +8,7 @@
 // What is not given, the GPU's profile says; on a real GPU, which has none, there is no model.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <optional>
@@ -32,9 +33,33 @@ struct Network {
   Link within_node, between_nodes;
   int ranks_per_node = std::numeric_limits<int>::max();
 
-  const Link& between(int world_rank, int other) const {
-    return world_rank / ranks_per_node == other / ranks_per_node ? within_node : between_nodes;
+  bool share_node(int world_rank, int other) const {
+    return world_rank / ranks_per_node == other / ranks_per_node;
   }
+  const Link& between(int world_rank, int other) const {
+    return share_node(world_rank, other) ? within_node : between_nodes;
+  }
+};
+
+// What a rank sends at a time, or what it receives. The messages within the node share one wire, those that
+// leave the node another one: its network card. Both wires work at the same time.
+class Messages {
+ public:
+  Messages(const Network& network, int world_rank) : network_(network), world_rank_(world_rank) {}
+
+  void add(int peer, double bytes) {
+    const Link& link = network_.between(world_rank_, peer);
+    latency_ = std::max(latency_, link.latency);
+    (network_.share_node(world_rank_, peer) ? within_node_ : between_nodes_) += bytes / link.bandwidth;
+  }
+  double latency() const { return latency_; }  // the longest one
+  double transfer() const { return std::max(within_node_, between_nodes_); }
+  double seconds() const { return latency() + transfer(); }
+
+ private:
+  const Network& network_;
+  const int world_rank_;
+  double latency_ = 0, within_node_ = 0, between_nodes_ = 0;  // s
 };
 
 // `network`, and what the environment says instead. Empty, with `error` set, if a variable makes no sense.
@@ -45,21 +70,30 @@ std::optional<Network> network_from_environment(Network network, std::string* er
 // latencies of all hops that it passes, which are all but one. Where a node holds k of the ranks, NCCL makes
 // k rings, each of which leaves the node through another network card: together they have k times one card's
 // bandwidth, at most that of the links inside.
+//
+// Operations of a group share the channels of their communicator. Those on one channel follow one another:
+// each takes a turn, with all its steps. So there are operations / channels turns, and the bytes of all.
 class Ring {
  public:
   Ring(const Network& network, const std::vector<int>& world_ranks);
 
   // n - 1 blocks pass every hop: (n-1) (latency + block_bytes / bandwidth), where hops are alike.
-  double all_gather(double block_bytes) const { return latency_ + steps_ * block_bytes / bandwidth_; }
-  double reduce_scatter(double block_bytes) const { return all_gather(block_bytes); }
+  double all_gather(double block_bytes, int turns = 1) const {
+    return turns * latency_ + steps_ * block_bytes / bandwidth_;
+  }
+  double reduce_scatter(double block_bytes, int turns = 1) const { return all_gather(block_bytes, turns); }
   // A reduce-scatter and an all-gather of blocks of bytes / n: 2 (n-1) latency + 2 (n-1)/n bytes / bandwidth.
-  double all_reduce(double bytes) const { return 2 * all_gather(bytes / (steps_ + 1)); }
+  double all_reduce(double bytes, int turns = 1) const {
+    return all_gather(2 * bytes / (steps_ + 1), 2 * turns);
+  }
   // A pipeline from the root all the way round, or the reverse: (n-1) latency + bytes / bandwidth.
-  double broadcast(double bytes, int root) const { return pipeline(bytes, (root + steps_) % (steps_ + 1)); }
-  double reduce(double bytes, int root) const { return pipeline(bytes, root); }
+  double broadcast(double bytes, int root, int turns = 1) const {
+    return pipeline(bytes, (root + steps_) % (steps_ + 1), turns);
+  }
+  double reduce(double bytes, int root, int turns = 1) const { return pipeline(bytes, root, turns); }
 
  private:
-  double pipeline(double bytes, int unused_hop) const;
+  double pipeline(double bytes, int unused_hop, int turns) const;
 
   std::vector<Link> hops_;
   int steps_;                                                   // n - 1

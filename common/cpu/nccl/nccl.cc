@@ -21,6 +21,8 @@ namespace {
 
 // ---- The communicators that exist -------------------------------------------------------------------------
 
+constexpr int most_channels = 64;  // NCCL's MAXCHANNELS
+
 struct Communicators {
   std::mutex mutex;
   std::set<ncclComm_t> alive;
@@ -41,9 +43,9 @@ ncclResult_t no_communicator() {
   return fail(ncclInvalidArgument, "there is no such communicator, or no longer");
 }
 
-ncclResult_t create(const nccl_mpi::Members& members, const nccl_mpi::Network& network,
+ncclResult_t create(const nccl_mpi::Members& members, const nccl_mpi::Network& network, int channels,
                     ncclComm_t* comm) try {
-  *comm = new ncclComm(members, network);
+  *comm = new ncclComm(members, network, channels);
   std::lock_guard lock(communicators().mutex);
   communicators().alive.insert(*comm);
   return ncclSuccess;
@@ -51,8 +53,17 @@ ncclResult_t create(const nccl_mpi::Members& members, const nccl_mpi::Network& n
   return fail(failure.result, failure.text);
 }
 
-bool supported(const ncclConfig_t* config) {
-  return config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT || config->blocking == 1;
+// Null if all of it is.
+const char* unsupported(const ncclConfig_t* config) {
+  if (config == nullptr) return nullptr;
+  if (config->blocking != NCCL_CONFIG_UNDEF_INT && config->blocking != 1)
+    return "only blocking communicators are supported";
+  return config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < 1 ? "maxCTAs is below 1" : nullptr;
+}
+
+// NCCL has as many channels as an operation may take thread blocks.
+int channels_of(const ncclConfig_t* config, int otherwise) {
+  return config == nullptr || config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? otherwise : config->maxCTAs;
 }
 
 // ---- What a call may ask for ------------------------------------------------------------------------------
@@ -235,7 +246,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     return fail(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(ranks));
   }
   *comm = nullptr;
-  if (!supported(config)) return fail(ncclInvalidArgument, "only blocking communicators are supported");
+  if (const char* reason = unsupported(config)) return fail(ncclInvalidArgument, reason);
   if (!nccl_mpi::mpi_is_usable()) {
     return fail(ncclInvalidUsage, "MPI must be initialised, with MPI_THREAD_MULTIPLE");
   }
@@ -244,7 +255,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   if (!network) return fail(ncclInvalidArgument, reason);
   nccl_mpi::Members members;
   const ncclResult_t error = nccl_mpi::join(id, ranks, rank, &members);
-  return error != ncclSuccess ? error : create(members, *network, comm);
+  return error != ncclSuccess ? error : create(members, *network, channels_of(config, most_channels), comm);
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_comm, ncclConfig_t* config) {
@@ -253,11 +264,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_
     return fail(ncclInvalidArgument, "color " + std::to_string(color));
   }
   *new_comm = nullptr;
-  if (!supported(config)) return fail(ncclInvalidArgument, "only blocking communicators are supported");
+  if (const char* reason = unsupported(config)) return fail(ncclInvalidArgument, reason);
   nccl_mpi::Members members;
   const ncclResult_t error = nccl_mpi::split({comm->mpi, comm->world_ranks, {}}, color, key, &members);
   if (error != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return error;
-  return create(members, comm->network, new_comm);
+  return create(members, comm->network, channels_of(config, comm->channels), new_comm);
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {

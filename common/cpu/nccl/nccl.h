@@ -40,7 +40,8 @@ struct ncclUniqueId {
 };
 
 // Of NCCL's configuration: `blocking`, which must stay undefined or 1, and how many thread blocks an
-// operation takes, which changes nothing here.
+// operation takes. maxCTAs limits how many operations of a group have a channel of their own
+// (modelled_link.h); minCTAs changes nothing here.
 struct ncclConfig_t {
   size_t size;
   int blocking, minCTAs, maxCTAs;
