@@ -165,9 +165,9 @@ def main():
     wanted = [pair for pair in lessons.lessons if given.words in pair[0]]
     if not wanted:
         raise logs.Refused(f"no lesson says {given.words}; make lessons prints them all")
-    texts = [text for pair in wanted for text in pair]
-    if given.table:
-        texts = lessons.texts_of_rows()
+    texts = [] if given.words else lessons.texts_of_rows()
+    if not given.table:
+        texts += [text for pair in wanted for text in pair]
     runs = all_runs(lessons, lessons.names(texts), given.programs, given.logs, given.gpu)
     if given.table:
         return print_table(table(lessons, runs))
