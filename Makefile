@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -156,7 +156,7 @@ all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
 GOALS := $(filter all programs,$(or $(MAKECMDGOALS),all))
 LACKING := $(filter-out $(if $(filter mpi,$(NCCL)),NCCL) $(if $(filter all,$(GOALS)),,Catch2),$(subst :, ,$(PACKAGES_MISSING)))
 $(if $(and $(GOALS),$(LACKING)),$(error missing: $(LACKING); make setup BACKEND=$(BACKEND) installs what is missing))
-# What make test runs. In fp32 and fp64 the tests start programs; those of stage 01 only its own.
+# What make test runs. In fp32 and fp64 the tests start programs, those of stage 01 only its own; in bf16 the lessons do.
 tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
 tested: $(if $(filter cpu-bf16$(TAG),$(BACKEND)-$(PRECISION)$(SUFFIX)),$(addprefix $(BUILD)/,02_data_parallel 07_combined_5d))
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
@@ -252,12 +252,12 @@ which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@common/setup.sh $(BACKEND) python3:python3
 	@$(MAKE) --no-print-directory runs
 
-# What the techniques buy and cost at a real size, in dry runs (tests/lessons.txt);  make lessons GPU=h200, W='a word'. Two programs
-# are enough: 07 with one axis is the stage of that axis. They are compiled when what fp32 shares with them is there.
+# What the techniques buy and cost at a real size, in dry runs (tests/lessons.txt);  make lessons GPU=h200 W='a word'.
+# Two programs are enough: 07 with one axis is the stage of that axis. They are compiled when the objects that this build
+# shares with them are there.
 GPU ?= h100
 LESSONS := python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons --gpu $(GPU)
-.PHONY: lessons lessons-programs
-lessons-programs: $(filter build/cpu-fp32/%,$(BUILD)/02_data_parallel)
+lessons-programs: $(BUILD)/02_data_parallel $(if $(filter bf16,$(PRECISION)),$(BUILD)/07_combined_5d)
 	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d)
 lessons:
 	@common/setup.sh cpu python3:python3

@@ -42,6 +42,7 @@ run() {
     faults) build=build/cpu-fp32 targets=tested tag= ;;
     programs) targets=programs ;;
     ranks) ;;
+    nccl) build=build/cpu-fp32 ;;
     fp8) build=build/cpu-fp8 ;;
     threads) build=build/cpu-fp64-thread ;;
     lesson) build=build/cpu-bf16 ;;

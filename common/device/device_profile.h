@@ -25,8 +25,7 @@ struct DeviceProfile {
   double network_latency, network_bandwidth;  // likewise between nodes
   double gpus_per_node;
   double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
-  double communication_sms =
-      0;  // multiprocessors that products leave idle; of a run, not of a profile's file
+  double communication_sms = 0;  // multiprocessors that products leave idle: of the run, in no file
 
   double flops(int element_bytes) const;  // peak of products of such elements
   double seconds(const Cost& cost) const;
