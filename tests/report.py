@@ -1,7 +1,7 @@
 """Opens the report in a browser without a window:  python report.py PAGE BUILDS.  Every figure must have marks, and the
 console must stay empty. Choices must change what is shown. Nothing may lie outside the window of a computer or a phone, and
 all must be readable, light or dark, with a keyboard or a screen reader. The memory of a layout must be what the program
-predicts, whose command the page shows. BUILDS has cpu-bf16 and cpu-fp32 with 07_combined_5d. A picture of each figure is
+predicts, whose command the page shows. BUILDS has cpu-bf16 with 07_combined_5d. A picture of each figure is
 left beside the page. The last line is "N passed, N failed"."""
 
 import json
@@ -48,11 +48,11 @@ def shown_memory(page):
     return shown
 
 
-def predicted_memory(command, precision):
+def predicted_memory(command):
     """The same, of the program that this command starts."""
     words = command.split()
     place = words.index("07_combined_5d")
-    words[place] = str(builds / f"cpu-{precision}" / "07_combined_5d")
+    words[place] = str(builds / "cpu-bf16" / "07_combined_5d")
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.json")
         gpu = pathlib.Path(folder, "gpu.json")
@@ -103,7 +103,7 @@ def check_calculator(page):
         if "mpirun" not in command:
             continue
         tried += 1
-        predicted, shown = predicted_memory(command, chosen["precision"]), shown_memory(page)
+        predicted, shown = predicted_memory(command), shown_memory(page)
         stages = ["first stage", "last stage"][: min(2, int(chosen["pp"]))]
         of_tensors = {stage: {purpose: bytes_[purpose] for purpose in PURPOSES} for stage, bytes_ in shown.items()}
         good = not isinstance(predicted, str) and of_tensors == {stage: predicted[stage] for stage in stages}

@@ -246,10 +246,8 @@ def pipeline(bars):
     return specification(chart, bars)
 
 
-def calculator(precisions):
-    """The memory of a layout, from the tables of plan --calculator (07_combined_5d/plan/calculator.h) in each precision."""
-    tables = precisions[0]  # all have the same choices
-    tables["choices"]["precision"] = [of["precision"] for of in precisions]
+def calculator(tables):
+    """The memory of a layout, from the tables of plan --calculator (07_combined_5d/plan/calculator.h)."""
     names = {
         "model": "model",
         "seq_len": "sequence",
@@ -261,11 +259,10 @@ def calculator(precisions):
         "dp": "data ranks",
         "zero": "ZeRO stage",
         "recompute": "recomputation",
-        "precision": "precision",
     }
     first = {"seq_len": 4096, "zero": 1, "model": "llama-3.1-8b"}
     choices = [dropdown(name, tables["choices"][name], label, first.get(name)) for name, label in names.items()]
-    arrays = {name: [of[name] for of in precisions] for name in ("attention", "states", "activations", "libraries")}
+    arrays = {name: tables[name] for name in ("states", "activations", "libraries")}
 
     def entry(table, axes):
         """An element of a table whose axes are choices."""
@@ -275,9 +272,9 @@ def calculator(precisions):
 
         return table + "".join(map(index, axes))
 
-    states = entry("states", ["precision", "model", "tp", "pp", "seq_len", "zero", "replicas"])
-    activations = entry("activations", ["precision", "model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"])
-    libraries = entry("libraries", ["precision", "tp", "cp", "pp", "replicas"])
+    states = entry("states", ["model", "tp", "pp", "seq_len", "zero", "replicas"])
+    activations = entry("activations", ["model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"])
+    libraries = entry("libraries", ["tp", "cp", "pp", "replicas"])
     rows = [
         {"place": place, "stage": stage, "purpose": purpose}
         for stage, place in enumerate(["first stage", "last stage"])
@@ -292,7 +289,7 @@ def calculator(precisions):
             " ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d --model ' + model + ' --seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
             f" + ' --global-batch-size ' + {tables['micro_batches']} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
             " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')"
-            f" + ' --attention ' + {entry('attention', ['precision'])}]"
+            f" + ' --attention {tables['attention']}']"
         ),
     )
     bars = (

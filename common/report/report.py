@@ -1,6 +1,6 @@
 """One page about runs:  python report.py PAGE BUILDS FOLDER|FILE...
 
-PAGE is written: an HTML file that has all it needs. BUILDS has cpu-bf16 and cpu-fp32, with plan and 07_combined_5d, and what lessons.py --table has run. FILEs
+PAGE is written: an HTML file that has all it needs. BUILDS has 07_combined_5d in cpu-bf16 and cpu-fp32; cpu-bf16 has plan, too, and what lessons.py --table has run. FILEs
 are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too."""
 
 import concurrent.futures
@@ -167,9 +167,7 @@ def charts(runs, builds, sweep):
     every["timeline"] = bars and figures.timeline(bars)
     bars = pipelines(runs, builds)
     every["pipeline"] = bars and figures.pipeline(bars)
-    every["calculator"] = figures.calculator(
-        [logs.planned(builds / f"cpu-{precision}" / "plan", "--calculator") for precision in ("bf16", "fp32")]
-    )
+    every["calculator"] = figures.calculator(logs.planned(builds / "cpu-bf16" / "plan", "--calculator"))
     every["heatmap"] = figures.heatmap(searched.result()["cells"])
     every["sweep"] = sweep and figures.sweep(sweep)
     # A screen reader says the description.

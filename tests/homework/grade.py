@@ -94,12 +94,13 @@ def note(kind, stage, content):
     sources.put(STATE / f"{kind}-{stage.number}.json", json.dumps({"state": state_of(stage), "content": content}))
 
 
-def grade(stage, say=print):
-    """Grades this tree, a line an exercise as soon as it is known. Returns the points of the exercises."""
+def grade(stage, say=print, seen=()):
+    """Grades this tree, a line an exercise as soon as it is known. Returns the points of the exercises. seen: {run:
+    Observation}, of runs that need not be made again."""
     known = fingerprints.load()[stage.number]
     bodies = {e.number: sources.bodies_of(ROOT, e) for e in stage.exercises.values()}
     written = {n: e for n, e in stage.exercises.items() if not sources.is_stub(bodies[n])}
-    seen, verdicts, machine, races = {}, [], Machine(ROOT), noted("races", stage)
+    seen, verdicts, machine, races = dict(seen), [], Machine(ROOT), noted("races", stage)
     if written:
         try:
             build(machine, {run.program for run in stage.runs.values()})
