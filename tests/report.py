@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 page_file, builds = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 FIGURES = ["losses", "memory", "speed", "timeline", "pipeline", "calculator", "heatmap", "sweep"]
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
-LAYOUTS, MOST_RANKS = 8, 8
+LAYOUTS, MOST_RANKS = 5, 8
 draw = random.Random(7)
 passed = failed = 0
 
