@@ -130,7 +130,8 @@ class CostModel : public DataCost {
     const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
     if (from == to) return 0;
     const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
-    return network_.between(line[from], line[to]).seconds(r * outside_ * c_.d) + style_.message_seconds;
+    const double bytes = r * outside_ * c_.d;
+    return network_.for_message(line[from], line[to], bytes).seconds(bytes) + style_.message_seconds;
   }
 
   // When the last gradients are summed. They leave during the backward of a rank's last micro-batch. Its
@@ -211,7 +212,7 @@ class CostModel : public DataCost {
   // takes its share; of the loss and the norm.
   double scalars() const {
     const std::vector<int> all = members_of(shape_, MeshGroup::all, 0);
-    double seconds = all.size() > 1 ? nccl_mpi::Ring(network_, all).all_reduce(24) : 0;
+    double seconds = nccl_mpi::Collectives(network_, all).all_reduce(24);
     const double norms = 2.0 * o_.model.layers / shape_.pp + 1;
     if (sp_) seconds += tensor_.all_reduce(norms * a * c_.d, std::ceil(norms / tensor_blocks));
     return seconds;

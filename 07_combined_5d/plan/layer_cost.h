@@ -60,13 +60,16 @@ class LayerCost {
         network_{true,
                  {gpu.link_latency, gpu.link_bandwidth},
                  {gpu.network_latency, gpu_.network_bandwidth},
-                 static_cast<int>(gpu.gpus_per_node)},
+                 static_cast<int>(gpu.gpus_per_node),
+                 gpu.ll_bandwidth},
         schedule_(schedule) {}
 
  protected:
   static constexpr double r = sizeof(real), a = sizeof(accum);
 
-  nccl_mpi::Ring ring(MeshGroup group) const { return {network_, members_of(shape_, group, 0)}; }
+  nccl_mpi::Collectives collectives(MeshGroup group) const {
+    return {network_, members_of(shape_, group, 0)};
+  }
 
   // ---- Operations of the compute stream
 
@@ -173,15 +176,11 @@ class LayerCost {
   // Keys and values, or their gradients, of elements of so many bytes, travel to the next rank. All wait for
   // the slowest hop.
   double hop(double element) const {
-    return slowest_hop_.latency + 2 * element * rows_ * c_.kv / slowest_hop_.bandwidth;
-  }
-  nccl_mpi::Link slowest_hop() const {
-    const std::vector<int> ranks = members_of(shape_, MeshGroup::context, 0);
-    nccl_mpi::Link slowest;
+    const double bytes = 2 * element * rows_ * c_.kv;
+    double slowest = 0;
     for (int i = 0; i < shape_.cp; ++i) {
-      const nccl_mpi::Link& link = network_.between(ranks[i], ranks[(i + 1) % shape_.cp]);
-      slowest.latency = std::max(slowest.latency, link.latency);
-      slowest.bandwidth = std::min(slowest.bandwidth, link.bandwidth);
+      const int next = context_[(i + 1) % shape_.cp];
+      slowest = std::max(slowest, network_.for_message(context_[i], next, bytes).seconds(bytes));
     }
     return slowest;
   }
@@ -507,9 +506,11 @@ class LayerCost {
   // Tokens of a micro-batch on this rank, inside and outside of the regions.
   const int64_t rows_ = int64_t{o_.micro_batch_size} * o_.sequence_length / shape_.cp;
   const int64_t outside_ = sp_ ? rows_ / shape_.tp : rows_;
-  const nccl_mpi::Ring tensor_ = ring(MeshGroup::tensor), tokens_ = ring(MeshGroup::context);
-  const nccl_mpi::Link slowest_hop_ = slowest_hop();
-  const nccl_mpi::Ring replicas_[2] = {ring(MeshGroup::gradients), ring(MeshGroup::expert_gradients)};
+  const nccl_mpi::Collectives tensor_ = collectives(MeshGroup::tensor),
+                              tokens_ = collectives(MeshGroup::context);
+  const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0);
+  const nccl_mpi::Collectives replicas_[2] = {collectives(MeshGroup::gradients),
+                                              collectives(MeshGroup::expert_gradients)};
   mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
 };
 

@@ -18,7 +18,8 @@ struct Field {
   const char* name;
   double DeviceProfile::*value;
   const char* unit;
-  bool must_be_positive() const { return std::string_view(unit) != "s"; }  // all but times are divisors
+  bool may_be_none = false;
+  bool must_be_positive() const { return std::string_view(unit) != "s" && !may_be_none; }  // a divisor
 };
 constexpr Field fields[] = {
     {"memory_bytes", &DeviceProfile::memory_bytes, "B"},
@@ -42,6 +43,7 @@ constexpr Field fields[] = {
     {"network_latency", &DeviceProfile::network_latency, "s"},
     {"network_bandwidth", &DeviceProfile::network_bandwidth, "B/s"},
     {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
+    {"ll_bandwidth", &DeviceProfile::ll_bandwidth, "B/s", true},
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s"},
 };
 

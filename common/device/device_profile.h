@@ -24,6 +24,7 @@ struct DeviceProfile {
   double link_latency, link_bandwidth;        // s, bytes/s each way, of a GPU within its node
   double network_latency, network_bandwidth;  // likewise between nodes
   double gpus_per_node;
+  double ll_bandwidth;  // bytes/s of NCCL's protocol LL in a node, at most; 0: links are used as they are
   double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
   double communication_sms = 0;  // multiprocessors that products leave idle: of the run, in no file
 

@@ -23,9 +23,6 @@ namespace {
 // Products of fp64 matrices sum in fp64, all others in fp32.
 constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
-// The share that a product is of one of a layer's (cost.h).
-double of_layer() { return trace::here.layer >= 0 ? 1 : 0; }
-
 Operand activations(Tensor x, Transpose transpose) { return {x, transpose}; }
 Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
 Operand gradients(const Blas& blas, Tensor d, Transpose transpose) {
@@ -46,7 +43,7 @@ void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matr
 // c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
 template <class C>
 void fp8_product(const Blas& blas, Operand a, Operand b, accum beta, Matrix<C> c, const char* name,
-                 double share = of_layer(), bool new_b = true) {
+                 double share = 1, bool new_b = true) {
   if (c.rows == 0) return;
   if (blas.format().fp8_scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
   CodesProduct codes(blas, a, b, c);
@@ -59,7 +56,7 @@ void fp8_product(const Blas& blas, Operand a, Operand b, accum beta, Matrix<C> c
   };
   const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
   Cost cost = products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0);
-  cost.of_layer = share;
+  cost.of_layer = share * blas.of_layer();
   trace::Range range(blas.stream(), name, cost);
   if (codes.possible()) {
     codes.run(beta, c.data);
@@ -75,7 +72,7 @@ void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, M
   if (c.rows == 0) return;
   if (blas.multiplies_fp8()) return fp8_product(blas, a, b, beta, c, name);
   Cost cost = products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0);
-  cost.of_layer = of_layer();
+  cost.of_layer = blas.of_layer();
   trace::Range range(blas.stream(), name, cost);
   gemm(blas, a, b, beta, c);
 }
@@ -123,7 +120,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
     write_addresses(list, addresses.data, blas.stream());
     void* const* const at = addresses.data;
     Cost cost = one_launch(costs);
-    cost.of_layer = of_layer();
+    cost.of_layer = blas.of_layer();
     trace::Range range(blas.stream(), name, cost);
     CUBLAS_CHECK(cublasGemmGroupedBatchedEx(blas, op_b.data(), op_a.data(), columns.data(), rows.data(),
                                             sums.data(), alpha.data(), at, real_type, leading_b.data(),
@@ -141,7 +138,7 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
   if (status != CUBLAS_STATUS_SUCCESS) fail(call, cublasGetStatusString(status), file, line);
 }
 
-LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
+LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand, double share,
                                  std::initializer_list<std::pair<const char*, int64_t>> columns) {
   if (!has_fp8_products && format != ProductFormat())
     throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
@@ -149,7 +146,7 @@ LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_op
     if (has_fp8_products && width % fp8_tile != 0)
       throw UsageError(what, std::to_string(width) + " columns of a rank", "a multiple of 128 in fp8");
   }
-  return {format, has_fp8_products ? largest_operand : 0};
+  return {format, has_fp8_products ? largest_operand : 0, share};
 }
 
 Blas::Blas(cudaStream_t stream, const LayerProducts& products) : stream_(stream), products_(products) {
@@ -181,7 +178,6 @@ void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
 }
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
-  if (trace::here.layer < 0) share = 0;
   if (blas.multiplies_fp8()) {
     const auto block = [](const RowBlocks& all, int64_t i) {
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
@@ -195,7 +191,7 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
   const auto m = static_cast<int>(x.first.rows), n = static_cast<int>(weight.rows),
              k = static_cast<int>(weight.columns);
   Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
-  cost.of_layer = share;
+  cost.of_layer = share * blas.of_layer();
   batched_product(blas, Transpose::no, Transpose::yes, m, n, k, 1, {x.first.data, real_type, k, x.stride * k},
                   {weight.data, real_type, k, 0}, 0, {y.first.data, real_type, n, y.stride * n},
                   static_cast<int>(x.count), "gemm_forward", &cost);

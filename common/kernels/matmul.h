@@ -30,13 +30,15 @@ struct RowBlocks {
   int64_t count = 1, stride = 0;
 };
 
-// The products of layers. elements: of the largest operand in fp8; 0: none is.
+// The products of layers. elements: of the largest operand in fp8; 0: none is. share: what this rank has of
+// each (tensor parallelism splits them).
 struct LayerProducts {
   ProductFormat format;
   int64_t elements = 0;
+  double share = 1;
 };
 // Of operands with these columns, named for who reads an error: UsageError if this build can't make them.
-LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand,
+LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand, double share,
                                  std::initializer_list<std::pair<const char*, int64_t>> columns);
 
 // A cuBLAS handle bound to one stream.
@@ -54,6 +56,8 @@ class Blas {
   // Work space for its first (0) or second operand: for codes and scales or, without `codes`, their worth.
   Fp8Matrix operand(int which, bool codes) const;
   const ProductFormat& format() const { return products_.format; }
+  // The share that the product that is made now is of one of a layer's (cost.h).
+  double of_layer() const { return trace::here.layer >= 0 ? products_.share : 0; }
   accum* largest() const { return largest_.data(); }          // as quantise() wants it
   std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
 

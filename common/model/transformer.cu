@@ -72,7 +72,7 @@ static LayerProducts layer_products(const TrainingConfig& config, int tensor_ran
   const int64_t rows = config.micro_batch_size * tokens;
   return products_of_layers(
       config, std::max(largest_operand(rows, c.d, c.q + 2 * c.kv), feed_forward.largest_operand(rows, c.d)),
-      {{"--d-model", c.d}, {"--heads", c.q}, {"--kv-heads", c.kv}, {"--d-ff", c.f}});
+      1.0 / tensor_ranks, {{"--d-model", c.d}, {"--heads", c.q}, {"--kv-heads", c.kv}, {"--d-ff", c.f}});
 }
 
 Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,

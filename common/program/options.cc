@@ -237,7 +237,7 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
   line.whole("--communication-sms", config.communication_sms, 0, 64,
              "multiprocessors that products leave to communication");
   declare_link(line, "--link", config.link,
-               "modelled link between ranks, such as 5us,50GB/s (NCCL over MPI) [the GPU's]");
+               "modelled link between ranks, such as 5us,50GB/s, used as it is (NCCL over MPI) [the GPU's]");
   declare_link(line, "--link-between-nodes", config.link_between_nodes, "the same between nodes [the GPU's]");
   line.whole("--ranks-per-node", config.ranks_per_node, 0, 1 << 20,
              "ranks of a modelled node, 0: the GPU's number");

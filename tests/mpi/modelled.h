@@ -62,7 +62,7 @@ class RingTime {
     std::iota(all.begin(), all.end(), 0);
     return all;
   }
-  nccl_mpi::Ring ring_;
+  nccl_mpi::Collectives ring_;
 };
 
 // From when all ranks begin to when the last one's host has waited for what it issued.

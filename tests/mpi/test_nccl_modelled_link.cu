@@ -11,9 +11,10 @@
 namespace {
 
 using namespace mpi_tests;
+using nccl_mpi::Collective;
+using nccl_mpi::Collectives;
 using nccl_mpi::Messages;
 using nccl_mpi::Network;
-using nccl_mpi::Ring;
 
 // The environment variables of a network, for as long as it lives.
 class Environment {
@@ -115,17 +116,17 @@ TEST_CASE("the network that the environment describes", "[standin]") {
 
 TEST_CASE("the time of a ring", "[standin]") {
   const Network uniform = {true, {1e-3, 1e6}, {1e-3, 1e6}, 8};
-  const Ring four(uniform, {0, 1, 2, 3});
+  const Collectives four(uniform, {0, 1, 2, 3});
   CHECK(four.all_reduce(4000) == Approx(6e-3 + 1.5 * 4e-3));
   CHECK(four.all_gather(1000) == Approx(3e-3 + 3e-3));
   CHECK(four.reduce_scatter(1000) == Approx(3e-3 + 3e-3));
   CHECK(four.broadcast(1000, 2) == Approx(3e-3 + 1e-3));
   CHECK(four.reduce(1000, 2) == Approx(3e-3 + 1e-3));
-  CHECK(Ring(uniform, {5}).all_reduce(1000) == 0);
+  CHECK(Collectives(uniform, {5}).all_reduce(1000) == 0);
 
   // Two nodes: the hops 1 -> 2 and 3 -> 0 are slow, and decide. Two ranks of a node have two network cards.
   const Network nodes = {true, {1e-3, 1e6}, {10e-3, 1e5}, 2};
-  const Ring across(nodes, {0, 1, 2, 3});
+  const Collectives across(nodes, {0, 1, 2, 3});
   CHECK(across.all_gather(1000) == Approx(2 * 10e-3 + 1e-3 + 3 * 5e-3));  // all hops but a short one
   CHECK(across.broadcast(1000, 0) == Approx(1e-3 + 10e-3 + 1e-3 + 5e-3));
   // From rank 1, or to rank 0, the pipeline crosses both: 1 -> 2 -> 3 -> 0.
@@ -133,16 +134,63 @@ TEST_CASE("the time of a ring", "[standin]") {
   CHECK(across.reduce(1000, 0) == Approx(10e-3 + 1e-3 + 10e-3 + 5e-3));
   CHECK(across.reduce(1000, 1) == Approx(1e-3 + 10e-3 + 1e-3 + 5e-3));
   // One rank of each node: one card each.
-  CHECK(Ring(nodes, {0, 2}).all_gather(1000) == Approx(10e-3 + 10e-3));
+  CHECK(Collectives(nodes, {0, 2}).all_gather(1000) == Approx(10e-3 + 10e-3));
   // No more than the links inside can bring there.
-  CHECK(Ring({true, {1e-3, 1.5e5}, {10e-3, 1e5}, 2}, {0, 1, 2, 3}).all_gather(1500) ==
+  CHECK(Collectives({true, {1e-3, 1.5e5}, {10e-3, 1e5}, 2}, {0, 1, 2, 3}).all_gather(1500) ==
         Approx(2 * 10e-3 + 1e-3 + 3 * 10e-3));
-  CHECK(Ring(nodes, {2, 3}).all_gather(1000) == Approx(2e-3));
+  CHECK(Collectives(nodes, {2, 3}).all_gather(1000) == Approx(2e-3));
 
   // In two turns: the latencies of two operations, and the bytes that are given.
   CHECK(four.all_reduce(4000, 2) == Approx(2 * 6e-3 + 1.5 * 4e-3));
-  CHECK(four.reduce_scatter(1000, 2) == Approx(2 * 3e-3 + 3e-3));
-  CHECK(four.broadcast(1000, 2, 2) == Approx(2 * 3e-3 + 1e-3));
+  CHECK(four.seconds({{{Collective::reduce_scatter, 1000}}}, 2) == Approx(2 * 3e-3 + 3e-3));
+  CHECK(four.seconds({{{Collective::broadcast, 1000, 2}}}, 2) == Approx(2 * 3e-3 + 1e-3));
+}
+
+// Latencies in us. 8 ranks, on links of 368 GB/s, of which LL reaches 141; a card of 47 GB/s each.
+TEST_CASE("NCCL chooses the fastest protocol and algorithm", "[standin]") {
+  const auto ranks_of_node = [](int ranks) {
+    const Network h100 = {true, {3.4e-6, 368e9}, {14e-6, 47e9}, ranks, 141e9};
+    return Collectives(h100, {0, 1, 2, 3, 4, 5, 6, 7});
+  };
+  const auto us = [](double seconds) { return Approx(1e-6 * seconds).epsilon(1e-9); };
+  const Collectives node = ranks_of_node(8), two = ranks_of_node(4), four = ranks_of_node(2);
+  // Little data: LL, with 14 steps. More: LL128, then Simple. 1.75 times the bytes of a sum pass a link.
+  CHECK(node.all_reduce(16) == us(6.6 + 14 * 0.6 + 1.75 * 16 / 141e3));
+  CHECK(node.all_gather(1e6) == us(14 + 7 * 1.9 + 7e6 / (0.92 * 368e3)));
+  CHECK(node.all_gather(1e8) == us(8.4 + 7 * 3.4 + 7e8 / 368e3));
+  CHECK(node.reduce_scatter(1e8) == node.all_gather(1e8));
+  CHECK(node.all_reduce(1e9) == us(8.4 + 14 * 3.4 + 1.75e9 / 368e3));
+  // A group takes turns, all in the same way.
+  CHECK(node.all_reduce(16, 5) == us(6.6 + 5 * 14 * 0.6 + 1.75 * 16 / 141e3));
+  CHECK(node.seconds({{{Collective::all_reduce, 1e9}, {Collective::all_gather, 1e8}}}) ==
+        us(8.4 + 14 * 3.4 + 2.45e9 / 368e3));
+
+  // Two nodes, with four cards each: a tree of two, whose links carry the array once each way.
+  CHECK(two.all_reduce(16) == us(6.8 + 2 * (3 * 0.6 + 5.0) + 2 * 16 / 20.4e3));
+  CHECK(two.all_reduce(1e9) == us(8.4 + 2 * (3 * 4.0 + 14) + 2e9 / (0.92 * 368e3)));
+  // Four nodes: two levels. Where bytes decide, the tree has 92 % of a ring's bandwidth.
+  CHECK(four.all_reduce(16) == us(6.8 + 2 * (0.6 + 2 * 5.0) + 2 * 16 / 20.4e3));
+  CHECK(four.all_reduce(1e9) == us(8.4 + 2 * (4 * 14 + 3 * 3.4) + 1.75e9 / 94e3));
+  CHECK(four.all_gather(100) == us(6.6 + 4 * 2.7 + 3 * 0.6 + 700 / 20.4e3));
+}
+
+TEST_CASE("NCCL sends short messages with LL", "[standin]") {
+  const Network h100 = {true, {3.4e-6, 368e9}, {14e-6, 47e9}, 4, 141e9};
+  CHECK(h100.for_message(0, 3, 16384).latency == Approx(7.2e-6));
+  CHECK(h100.for_message(0, 3, 16384).bandwidth == 141e9);
+  CHECK(h100.for_message(0, 3, 16385).latency == Approx(11.8e-6));
+  CHECK(h100.for_message(0, 3, 16385).bandwidth == 368e9);
+  CHECK(h100.for_message(0, 4, 16384).latency == Approx(9.3e-6));
+  CHECK(h100.for_message(0, 4, 16384).bandwidth == 20.4e9);
+  CHECK(h100.for_message(0, 4, 16385).latency == Approx(22.4e-6));
+  // A link that is given is used as it is.
+  std::string error;
+  const Environment environment{{"NCCL_CPU_LINK_BETWEEN_NODES", "1us,2GB/s"}};
+  const auto given = nccl_mpi::network_from_environment(h100, &error);
+  REQUIRE(given);
+  CHECK(given->for_message(0, 4, 1).latency == Approx(1e-6));
+  CHECK(given->for_message(0, 3, 1).latency == 3.4e-6);
+  CHECK(Collectives(*given, {0, 1}).all_gather(1000) == Approx(3.4e-6 + 1000 / 368e9));
 }
 
 TEST_CASE("messages within a node and beyond it have a wire each", "[standin]") {
@@ -193,6 +241,19 @@ TEST_CASE("operations take the time of the modelled links", "[standin]") {
           ncclRecv(b.data(), count, ncclFloat, previous, comm, stream);
           return ncclGroupEnd();
         }) == (n == 1 ? 0 : hop));
+}
+
+TEST_CASE("operations take the time of the modelled GPU's links", "[standin]") {
+  const FreeLaunches free;  // an H100, of which eight are a node
+  const Communicator comm;
+  const Stream stream("communication");
+  const int n = ranks();
+  const Array<float> a(std::vector<float>(4 * n, 1)), b(std::vector<float>(4 * n, 1));
+  if (n > 8) return;
+  CHECK(duration(stream, [&] { return ncclAllGather(a.data(), b.data(), 4, ncclFloat, comm, stream); }) ==
+        (n == 1 ? 0 : std::llround(6600 + (n - 1) * (600 + 16 / 141.0))));
+  CHECK(duration(stream, [&] { return ncclAlltoAll(a.data(), b.data(), 4, ncclFloat, comm, stream); }) ==
+        (n == 1 ? 0 : std::llround(7200 + (n - 1) * 16 / 141.0)));
 }
 
 TEST_CASE("collectives of a group share the channels of their communicator", "[standin]") {

@@ -206,10 +206,10 @@ TEST_CASE("03: the time of the three stages", "[03][time]") {
 TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04][time]") {
   const CombinedOptions options = three_layers(false);
   if (mpi_tests::ranks() == 1 || options.model.heads % mpi_tests::ranks() != 0) return;
-  const int rows = options.sequence_length, d = options.model.d_model;
+  const int n = mpi_tests::ranks(), rows = options.sequence_length, d = options.model.d_model;
+  const double product = 0.25 / n;  // each rank has its part of the columns
   // An all-reduce at a border, in seconds: shorter or longer than the weight gradients of a region.
-  for (const double seconds : {0.3, 0.8}) {
-    const int n = mpi_tests::ranks();
+  for (const double seconds : {1.2 * product, 3.2 * product}) {
     const ModelledGpu gpu(0, 2.0 * (n - 1) / n * rows * d * sizeof(real) / seconds);
     const RingTime ring;
     World world(nullptr, nullptr);
@@ -217,9 +217,9 @@ TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04]
     const int64_t border = ring.all_reduce(rows * d * sizeof(real)), scalars = ring.all_reduce(kScalars);
     const int64_t loss = ring.all_reduce(rows * sizeof(accum)) + ring.all_reduce(2 * rows * sizeof(accum));
     // Embedding; attention and MLP of each layer; the cross-entropy's statistics.
-    const int64_t forward = border + kLayers * (second + 2 * border) + loss;
-    // The head; MLP and attention, whose weight gradients take half a second, as do their input gradients.
-    const int64_t backward = border + kLayers * 2 * (second / 2 + std::max(border, second / 2));
+    const int64_t forward = border + kLayers * (second / n + 2 * border) + loss;
+    // The head; MLP and attention, each with two weight gradients, and as many input gradients.
+    const int64_t two = second / 2 / n, backward = border + kLayers * 2 * (two + std::max(border, two));
     CHECK(time_of_step(options, {.kind = Technique::tensor_parallel}, world, ranks) ==
           forward + backward + scalars);
 
@@ -229,7 +229,7 @@ TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04]
     if (rows % n != 0) continue;
     const int64_t part = ring.all_gather(rows * d * sizeof(real) / n);
     Path path;
-    path.work(kLayers);
+    path.work(kLayers * 4 * product);
     path.compute += part + kLayers * 4 * part + part + loss;
     path.communication = path.compute;
     path.communicate(part);  // the head's input, for a wgrad that takes no time,
@@ -242,16 +242,16 @@ TEST_CASE("04: the time of forward, where nothing hides, and of backward", "[04]
         path.communication_waits();
         path.communicate(part);  // the gradient of the region's output
         path.compute_waits();
-        path.work(0.25);
+        path.work(product);
         // The input is gathered when the host says so; its buffer is free since the region before.
         path.communicate(part);
         const int64_t came = path.communication;
-        path.work(0.25);
+        path.work(product);
         path.communication_waits();
         path.communicate(part);  // the scatter
-        path.work(0.25);
+        path.work(product);
         path.compute_waits(came);
-        path.work(0.25);
+        path.work(product);
         path.compute_waits();
       }
     }
@@ -284,8 +284,9 @@ TEST_CASE("04: the time of forward in chunks", "[04][time]") {
   options.sequence_length = 48;  // rows; 2, 3 and 4 chunks of each rank's part are equal
   const int n = mpi_tests::ranks(), rows = options.sequence_length, d = options.model.d_model;
   if (n == 1 || options.model.heads % n != 0 || rows % n != 0) return;
-  // An all-reduce at a border, in seconds, beside products of a quarter of a second.
-  for (const double seconds : {0.1, 0.3, 0.8}) {
+  const double product = 0.25 / n;
+  // An all-reduce at a border, in seconds.
+  for (const double seconds : {0.4 * product, 1.2 * product, 3.2 * product}) {
     const ModelledGpu gpu(1e-4, 2.0 * (n - 1) / n * rows * d * sizeof(real) / seconds);
     const RingTime ring;
     World world(nullptr, nullptr);
@@ -330,8 +331,8 @@ TEST_CASE("04: the time of forward in chunks", "[04][time]") {
           in_chunks.compute_waits();
         };
         for (int layer = 0; layer < kLayers; ++layer) {
-          enter(0.25), leave(0.25);
-          enter(0.25), leave(0.25);
+          enter(product), leave(product);
+          enter(product), leave(product);
         }
         enter(0);  // the head
         INFO(chunks << " chunks, sequence parallel " << sequence_parallel << ", " << seconds << " s");

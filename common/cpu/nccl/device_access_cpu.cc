@@ -60,7 +60,8 @@ Network default_network() {
   return {true,
           {gpu.link_latency, gpu.link_bandwidth},
           {gpu.network_latency, gpu.network_bandwidth},
-          static_cast<int>(gpu.gpus_per_node)};
+          static_cast<int>(gpu.gpus_per_node),
+          gpu.ll_bandwidth};
 }
 
 bool is_device_memory(const void* pointer, size_t bytes) {

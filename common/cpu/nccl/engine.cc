@@ -33,6 +33,21 @@ uint64_t new_message() {
   return static_cast<uint64_t>(world_rank) << 40 | ++messages;
 }
 
+Collective::Kind timed_as(Kind kind) {
+  switch (kind) {
+    case Kind::all_gather:
+      return Collective::all_gather;
+    case Kind::reduce_scatter:
+      return Collective::reduce_scatter;
+    case Kind::broadcast:
+      return Collective::broadcast;
+    case Kind::reduce:
+      return Collective::reduce;
+    default:
+      return Collective::all_reduce;
+  }
+}
+
 // Elements [first, first + count) cut into nearly equal parts.
 std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int parts) {
   const size_t begin = range.second * part / parts, end = range.second * (part + 1) / parts;
@@ -49,7 +64,7 @@ Engine::Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ra
       world_ranks_(std::move(world_ranks)),
       network_(network),
       channels_(channels),
-      ring_(network, world_ranks_),
+      collectives_(network, world_ranks_),
       transport_(comm, world_ranks_, aborted),
       window_(2 * ranks_ * (kChunk + kMaxAlignment)) {
   if (is_dry_run() && !name.empty()) rendezvous_ = std::make_unique<Rendezvous>(name, ranks_, rank_, aborted);
@@ -145,29 +160,10 @@ void Engine::run_round(const Call& call, Range range) {
 
 // The channels take the calls by turns.
 double Engine::seconds_of_collectives(std::span<const Call> calls) const {
-  if (ranks_ == 1) return 0;
-  const int turns = (static_cast<int>(calls.size()) + channels_ - 1) / channels_;
-  double latency = 0, transfer = 0;
-  for (const Call& call : calls) {
-    latency = std::max(latency, seconds(call, 0, turns));
-    transfer += seconds(call, static_cast<double>(bytes_of(call)), 1) - seconds(call, 0, 1);
-  }
-  return latency + transfer;
-}
-
-double Engine::seconds(const Call& collective, double bytes, int turns) const {
-  switch (collective.kind) {
-    case Kind::all_gather:
-      return ring_.all_gather(bytes, turns);
-    case Kind::broadcast:
-      return ring_.broadcast(bytes, collective.root, turns);
-    case Kind::reduce:
-      return ring_.reduce(bytes, collective.root, turns);
-    case Kind::reduce_scatter:
-      return ring_.reduce_scatter(bytes, turns);
-    default:
-      return ring_.all_reduce(bytes, turns);
-  }
+  std::vector<Collective> group;
+  for (const Call& call : calls)
+    group.push_back({timed_as(call.kind), static_cast<double>(bytes_of(call)), call.root});
+  return collectives_.seconds(group, (static_cast<int>(calls.size()) + channels_ - 1) / channels_);
 }
 
 void Engine::all_gather(const Call& call, Range range) {

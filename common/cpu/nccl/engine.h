@@ -55,7 +55,6 @@ class Engine {
   void receive_contributions(Exchange* exchange, size_t bytes);
   void combine(std::byte* out, std::byte* own, size_t count, const Call& call);
 
-  double seconds(const Call& collective, double bytes, int turns) const;
   double seconds_of_collectives(std::span<const Call> calls) const;
   double seconds_of_messages(std::span<const Call> calls) const;
   void meet(int64_t met);
@@ -66,7 +65,7 @@ class Engine {
   std::vector<int> world_ranks_;
   Network network_;
   int channels_;
-  Ring ring_;
+  Collectives collectives_;
   Transport transport_;
   std::unique_ptr<Rendezvous> rendezvous_;  // of a dry run, instead of letters
   DeviceWindow window_;

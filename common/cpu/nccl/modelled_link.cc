@@ -1,12 +1,29 @@
 #include "modelled_link.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 
 namespace nccl_mpi {
 namespace {
+
+// NCCL's numbers (src/graph/tuning.cc of 2.30): seconds before the first hop and of a hop, shares of a ring's
+// bandwidth. Simple's hops are those of the profile.
+constexpr double us = 1e-6;
+struct Protocol {
+  double start, within_node, between_nodes, share;
+};
+constexpr Protocol ring_ll = {6.6 * us, 0.6 * us, 2.7 * us, 0.5};  // half of each message are flags
+constexpr Protocol ring_ll128 = {14.0 * us, 1.9 * us, 4.0 * us, 0.92};
+constexpr double ring_simple_start = 8.4 * us;
+constexpr Protocol tree_ll = {6.8 * us, 0.6 * us, 5.0 * us, 0.92 / 3.8};
+constexpr Protocol tree_ll128 = {14.0 * us, 1.25 * us, 8.5 * us, 0.92 * 120 / 128};
+constexpr Protocol tree_simple = {8.4 * us, 4.0 * us, 14.0 * us, 0.92};
+constexpr double most_ll_between_nodes = 20.4e9;  // bytes/s (three nodes and more)
+constexpr double most_ll_message = 16384;         // bytes (src/enqueue.cc)
+constexpr double unlimited = std::numeric_limits<double>::infinity();
 
 using Units = std::map<std::string, double>;
 
@@ -34,6 +51,7 @@ bool read_link(const char* name, Network* network, Link* link, std::string* erro
   }
   *link = *parsed;
   network->modelled = true;
+  network->ll_bandwidth = 0;
   return true;
 }
 
@@ -65,33 +83,96 @@ std::optional<Network> network_from_environment(Network network, std::string* er
   return network;
 }
 
-Ring::Ring(const Network& network, const std::vector<int>& world_ranks)
+Link Network::for_message(int world_rank, int other, double bytes) const {
+  Link link = between(world_rank, other);
+  if (ll_bandwidth == 0) return link;
+  if (bytes > most_ll_message) return {ring_simple_start + link.latency, link.bandwidth};
+  const bool within = share_node(world_rank, other);
+  return {ring_ll.start + (within ? ring_ll.within_node : ring_ll.between_nodes),
+          std::min(ring_ll.share * link.bandwidth, within ? ll_bandwidth : most_ll_between_nodes)};
+}
+
+Collectives::Collectives(const Network& network, const std::vector<int>& world_ranks)
     : steps_(static_cast<int>(world_ranks.size()) - 1) {
   const auto node_of = [&](int world_rank) { return world_rank / network.ranks_per_node; };
   std::map<int, int> members;  // of each node
   for (const int rank : world_ranks) ++members[node_of(rank)];
+  double out = unlimited;  // the slowest bandwidth between nodes
   for (size_t i = 0; i < world_ranks.size(); ++i) {
     const int from = world_ranks[i], to = world_ranks[(i + 1) % world_ranks.size()];
-    Link hop = network.between(from, to);
+    double bandwidth = network.between(from, to).bandwidth;
     const int rings = std::min(members[node_of(from)], members[node_of(to)]);
-    if (node_of(from) != node_of(to))
-      hop.bandwidth = std::max(hop.bandwidth, std::min(rings * hop.bandwidth, network.within_node.bandwidth));
-    hops_.push_back(hop);
-    latency_ += hop.latency;
-    bandwidth_ = std::min(bandwidth_, hop.bandwidth);
+    leaves_node_.push_back(node_of(from) != node_of(to));
+    if (leaves_node_.back()) {
+      bandwidth = std::max(bandwidth, std::min(rings * bandwidth, network.within_node.bandwidth));
+      out = std::min(out, bandwidth);
+    }
+    bandwidth_.push_back(bandwidth);
   }
-  const auto shorter = [](const Link& a, const Link& b) { return a.latency < b.latency; };
-  latency_ -= std::min_element(hops_.begin(), hops_.end(), shorter)->latency;
+  const Ring simple = {0, network.within_node.latency, network.between_nodes.latency, 1, unlimited};
+  rings_ = {simple};
+  if (network.ll_bandwidth == 0) return;
+  rings_[0].start = ring_simple_start;
+  const size_t nodes = members.size();
+  const double most_ll = nodes == 1 ? network.ll_bandwidth : most_ll_between_nodes;
+  const auto add_ring = [&](const Protocol& p, double most) {
+    rings_.push_back({p.start, p.within_node, p.between_nodes, p.share, most});
+  };
+  add_ring(ring_ll, most_ll);
+  add_ring(ring_ll128, unlimited);
+  if (nodes == 1) return;
+  // The sum goes up the tree of nodes and comes down again; in a node it passes from rank to rank. A node
+  // sends twice the bytes, but only once where there are two nodes.
+  double chain = 0;  // hops in a node
+  for (const auto& [node, count] : members) chain = std::max(chain, count - 1.0);
+  const double levels = std::bit_width(nodes) - 1;
+  const double bandwidth = std::min((nodes == 2 ? 2 : 1) * out, network.within_node.bandwidth) / 2;
+  const auto add_tree = [&](const Protocol& p, double most) {
+    trees_.push_back({p.start, 2 * (chain * p.within_node + levels * p.between_nodes),
+                      std::min(p.share * bandwidth, most / 2)});
+  };
+  add_tree(tree_ll, most_ll);
+  add_tree(tree_ll128, unlimited);
+  add_tree(tree_simple, unlimited);
 }
 
-double Ring::pipeline(double bytes, int unused_hop, int turns) const {
-  double latency = 0, slowest = 0;
-  for (int hop = 0; hop <= steps_; ++hop) {
-    if (hop == unused_hop) continue;
-    latency += hops_[hop].latency;
-    slowest = std::max(slowest, bytes / hops_[hop].bandwidth);
+double Collectives::seconds(std::span<const Collective> group, int turns) const {
+  if (steps_ == 0 || group.empty()) return 0;
+  double best = unlimited, sums = 0;
+  for (const Ring& ring : rings_) {
+    Time all = {0, 0};
+    for (const Collective& collective : group) {
+      const Time t = time(ring, collective);
+      all = {std::max(all.latency, t.latency), all.transfer + t.transfer};
+    }
+    best = std::min(best, ring.start + turns * all.latency + all.transfer);
   }
-  return turns * latency + slowest;
+  for (const Collective& collective : group) {
+    if (collective.kind != Collective::all_reduce) return best;
+    sums += collective.bytes;
+  }
+  for (const Tree& tree : trees_)
+    best = std::min(best, tree.start + turns * tree.latency + sums / tree.bandwidth);
+  return best;
+}
+
+Collectives::Time Collectives::time(const Ring& ring, const Collective& c) const {
+  const bool is_pipeline = c.kind == Collective::broadcast || c.kind == Collective::reduce;
+  // A pipeline does not use the hop into its root, or out of it. Blocks go everywhere; the one that misses
+  // the shortest hop comes last.
+  const int unused = c.kind == Collective::broadcast ? (c.root + steps_) % (steps_ + 1) : c.root;
+  double sum = 0, shortest = unlimited, slowest = unlimited;
+  for (int hop = 0; hop <= steps_; ++hop) {
+    if (is_pipeline && hop == unused) continue;
+    sum += latency(ring, hop);
+    shortest = std::min(shortest, latency(ring, hop));
+    slowest = std::min(slowest, bandwidth_[hop]);
+  }
+  const double bandwidth = std::min(ring.share * slowest, ring.most);
+  if (is_pipeline) return {sum, c.bytes / bandwidth};
+  const Time blocks = {sum - shortest, steps_ * c.bytes / bandwidth};
+  if (c.kind != Collective::all_reduce) return blocks;
+  return {2 * blocks.latency, 2 * blocks.transfer / (steps_ + 1)};
 }
 
 }  // namespace nccl_mpi

@@ -1,17 +1,20 @@
-// Modelled links between the ranks: how long NCCL's ring algorithms take on a given network. Knows neither
-// CUDA nor MPI.
+// Modelled links between the ranks: how long NCCL's operations take on a given network. Knows neither CUDA
+// nor MPI.
 //
 //   NCCL_CPU_LINK=5us,50GB/s           latency and bandwidth, each way, between ranks of one node
 //   NCCL_CPU_LINK_BETWEEN_NODES=...    between nodes; as within one if only that one is given
 //   NCCL_CPU_RANKS_PER_NODE=8          consecutive ranks of the world that form a node
 //
-// What is not given, the GPU's profile says; on a real GPU, which has none, there is no model.
+// What is not given, the GPU's profile says; on a real GPU, which has none, there is no model. On the links
+// of a profile NCCL chooses a protocol and an algorithm by size. A link that is given is used as it is, by
+// rings.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,9 @@ struct Network {
   bool modelled = false;
   Link within_node, between_nodes;
   int ranks_per_node = std::numeric_limits<int>::max();
+  // Of NCCL's protocol LL within a node, bytes/s at most. 0: there is no choice, the links are used as they
+  // are.
+  double ll_bandwidth = 0;
 
   bool share_node(int world_rank, int other) const {
     return world_rank / ranks_per_node == other / ranks_per_node;
@@ -39,6 +45,8 @@ struct Network {
   const Link& between(int world_rank, int other) const {
     return share_node(world_rank, other) ? within_node : between_nodes;
   }
+  // The link as a message of so many bytes uses it: its latency begins when the message does.
+  Link for_message(int world_rank, int other, double bytes) const;
 };
 
 // What a rank sends at a time, or what it receives. The messages within the node share one wire, those that
@@ -48,7 +56,7 @@ class Messages {
   Messages(const Network& network, int world_rank) : network_(network), world_rank_(world_rank) {}
 
   void add(int peer, double bytes) {
-    const Link& link = network_.between(world_rank_, peer);
+    const Link link = network_.for_message(world_rank_, peer, bytes);
     latency_ = std::max(latency_, link.latency);
     (network_.share_node(world_rank_, peer) ? within_node_ : between_nodes_) += bytes / link.bandwidth;
   }
@@ -65,40 +73,68 @@ class Messages {
 // `network`, and what the environment says instead. Empty, with `error` set, if a variable makes no sense.
 std::optional<Network> network_from_environment(Network network, std::string* error);
 
-// The ranks of a communicator in a ring, in their order: hop i leads from rank i to rank i + 1. All times in
-// seconds. Blocks follow one another: the slowest hop decides how fast, and the last block arrives after the
-// latencies of all hops that it passes, which are all but one. Where a node holds k of the ranks, NCCL makes
-// k rings, each of which leaves the node through another network card: together they have k times one card's
-// bandwidth, at most that of the links inside.
+// A collective of NCCL. bytes: of a rank's block (all_gather, reduce_scatter), or of the array.
+struct Collective {
+  enum Kind { all_gather, reduce_scatter, all_reduce, broadcast, reduce } kind;
+  double bytes;
+  int root = 0;
+};
+
+// How long collectives take the ranks of a communicator. All times in seconds.
+//
+// A ring has the ranks in their order: hop i leads from rank i to rank i + 1. Blocks follow one another: the
+// slowest hop decides how fast, and the last block arrives after the latencies of all hops that it passes,
+// which are all but one. Where a node holds k of the ranks, NCCL makes k rings, each of which leaves the node
+// through another network card: together they have k times one card's bandwidth, at most that of the links
+// inside.
+//
+// On the links of a profile a ring uses one of three protocols, and an all-reduce over several nodes can also
+// use a tree of them. The fastest is chosen, as in NCCL.
 //
 // Operations of a group share the channels of their communicator. Those on one channel follow one another:
 // each takes a turn, with all its steps. So there are operations / channels turns, and the bytes of all.
-class Ring {
+class Collectives {
  public:
-  Ring(const Network& network, const std::vector<int>& world_ranks);
+  Collectives(const Network& network, const std::vector<int>& world_ranks);
+
+  // Of a group, all in the same way. 0 for one rank.
+  double seconds(std::span<const Collective> group, int turns = 1) const;
 
   // n - 1 blocks pass every hop: (n-1) (latency + block_bytes / bandwidth), where hops are alike.
-  double all_gather(double block_bytes, int turns = 1) const {
-    return turns * latency_ + steps_ * block_bytes / bandwidth_;
-  }
-  double reduce_scatter(double block_bytes, int turns = 1) const { return all_gather(block_bytes, turns); }
+  double all_gather(double block_bytes) const { return one({Collective::all_gather, block_bytes}); }
+  double reduce_scatter(double block_bytes) const { return one({Collective::reduce_scatter, block_bytes}); }
   // A reduce-scatter and an all-gather of blocks of bytes / n: 2 (n-1) latency + 2 (n-1)/n bytes / bandwidth.
-  double all_reduce(double bytes, int turns = 1) const {
-    return all_gather(2 * bytes / (steps_ + 1), 2 * turns);
-  }
+  double all_reduce(double bytes, int turns = 1) const { return one({Collective::all_reduce, bytes}, turns); }
   // A pipeline from the root all the way round, or the reverse: (n-1) latency + bytes / bandwidth.
-  double broadcast(double bytes, int root, int turns = 1) const {
-    return pipeline(bytes, (root + steps_) % (steps_ + 1), turns);
-  }
-  double reduce(double bytes, int root, int turns = 1) const { return pipeline(bytes, root, turns); }
+  double broadcast(double bytes, int root) const { return one({Collective::broadcast, bytes, root}); }
+  double reduce(double bytes, int root) const { return one({Collective::reduce, bytes, root}); }
 
  private:
-  double pipeline(double bytes, int unused_hop, int turns) const;
+  struct Time {
+    double latency, transfer;
+  };
+  // A protocol in a ring: what of the links it uses.
+  struct Ring {
+    double start;                       // before the first hop
+    double within_node, between_nodes;  // latency of a hop
+    double share, most;                 // of a link's bandwidth; bytes/s
+  };
+  // A protocol in a tree, for all-reduce only.
+  struct Tree {
+    double start, latency, bandwidth;
+  };
 
-  std::vector<Link> hops_;
-  int steps_;                                                   // n - 1
-  double latency_ = 0;                                          // of all hops but the shortest
-  double bandwidth_ = std::numeric_limits<double>::infinity();  // of the slowest
+  double one(const Collective& collective, int turns = 1) const { return seconds({&collective, 1}, turns); }
+  Time time(const Ring& ring, const Collective& collective) const;
+  double latency(const Ring& ring, int hop) const {
+    return leaves_node_[hop] ? ring.between_nodes : ring.within_node;
+  }
+
+  int steps_;                      // n - 1
+  std::vector<bool> leaves_node_;  // [hops]
+  std::vector<double> bandwidth_;  // [hops]
+  std::vector<Ring> rings_;
+  std::vector<Tree> trees_;
 };
 
 }  // namespace nccl_mpi
