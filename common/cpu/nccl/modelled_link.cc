@@ -108,6 +108,8 @@ Collectives::Collectives(const Network& network, const std::vector<int>& world_r
       out = std::min(out, bandwidth);
     }
     bandwidth_.push_back(bandwidth);
+    hops_between_ += leaves_node_.back();
+    slowest_ = std::min(slowest_, bandwidth);
   }
   const Ring simple = {0, network.within_node.latency, network.between_nodes.latency, 1, unlimited};
   rings_ = {simple};
@@ -161,13 +163,13 @@ Collectives::Time Collectives::time(const Ring& ring, const Collective& c) const
   // A pipeline does not use the hop into its root, or out of it. Blocks go everywhere; the one that misses
   // the shortest hop comes last.
   const int unused = c.kind == Collective::broadcast ? (c.root + steps_) % (steps_ + 1) : c.root;
-  double sum = 0, shortest = unlimited, slowest = unlimited;
-  for (int hop = 0; hop <= steps_; ++hop) {
-    if (is_pipeline && hop == unused) continue;
-    sum += latency(ring, hop);
-    shortest = std::min(shortest, latency(ring, hop));
-    slowest = std::min(slowest, bandwidth_[hop]);
-  }
+  const int between = hops_between_ - (is_pipeline && leaves_node_[unused]);
+  const int within = steps_ + (is_pipeline ? 0 : 1) - between;
+  const double sum = within * ring.within_node + between * ring.between_nodes;
+  double slowest = is_pipeline ? unlimited : slowest_;
+  for (int hop = 0; is_pipeline && hop <= steps_; ++hop)
+    if (hop != unused) slowest = std::min(slowest, bandwidth_[hop]);
+  const double shortest = std::min(within > 0 ? ring.within_node : unlimited, between > 0 ? ring.between_nodes : unlimited);
   const double bandwidth = std::min(ring.share * slowest, ring.most);
   if (is_pipeline) return {sum, c.bytes / bandwidth};
   const Time blocks = {sum - shortest, steps_ * c.bytes / bandwidth};

@@ -126,13 +126,12 @@ class Collectives {
 
   double one(const Collective& collective, int turns = 1) const { return seconds({&collective, 1}, turns); }
   Time time(const Ring& ring, const Collective& collective) const;
-  double latency(const Ring& ring, int hop) const {
-    return leaves_node_[hop] ? ring.between_nodes : ring.within_node;
-  }
 
   int steps_;                      // n - 1
   std::vector<bool> leaves_node_;  // [hops]
   std::vector<double> bandwidth_;  // [hops]
+  int hops_between_ = 0;           // that leave a node
+  double slowest_ = std::numeric_limits<double>::infinity();
   std::vector<Ring> rings_;
   std::vector<Tree> trees_;
 };
