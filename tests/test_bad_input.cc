@@ -173,6 +173,19 @@ TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[
   check_refused(folder, "--load " + save + " --dry-run", found + "none with --dry-run");
   check_refused(folder, "--save /proc/here",
                 "--save: /proc/here is not valid; expected a folder that can be written");
+  const std::string states = save + "/step_000001/optimizer.safetensors";
+  for (const std::string& damaged : {states, save + "/step_000001/model.safetensors"}) {
+    const std::string good = read_file(damaged);
+    std::string content = good;
+    content[content.size() - 100] ^= 1;
+    std::ofstream(damaged) << content;
+    const std::string name = damaged == states ? "lm_head.weight.moment2" : "lm_head.weight";
+    check_refused(folder, "--load " + save,
+                  "--load: " + damaged + " is not valid; expected " + name + " with the checksum ");
+    if (damaged != states)
+      check_refused(folder, "--load-weights " + save + "/step_000001", "--load-weights: " + damaged);
+    std::ofstream(damaged) << good;
+  }
   const std::string weights = save + "/step_000001/model.safetensors", all = read_file(weights);
   std::ofstream(weights) << all.substr(0, all.size() - 1);
   check_refused(folder, "--load " + save,

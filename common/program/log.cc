@@ -191,7 +191,7 @@ void RunLog::step(const StepRecord& record) {
   tokens_ += record.tokens, modelled_seconds_ += seconds;
   unshown_tokens_ += record.tokens;
   unshown_seconds_ += seconds;
-  ++unshown_steps_;
+  ++unshown_steps_, ++steps_;
   if (record.step != 1 && record.step != config_.steps && record.step % config_.log_every != 0) return;
 
   const auto computed = [&](double value) { return record.computed ? formatted("%.4f", value) : "-"; };
@@ -216,7 +216,7 @@ void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
   const trace::Overlap mean = mean_overlap(summary.ranks);
   if (mean.seconds > 0) {
-    print_overlap(out_, mean, summary.ranks.size(), config_.steps);
+    print_overlap(out_, mean, summary.ranks.size(), steps_);
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
          << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
   }

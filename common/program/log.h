@@ -94,6 +94,7 @@ class RunLog {
   double unshown_seconds_ = 0;  // since the last printed line
   int unshown_steps_ = 0;
   double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
+  int steps_ = 0;                             // of this run: those before --load are not logged
 };
 
 // Prints the bytes of each purpose, predicted and measured; with several ranks, the largest of all ranks.

@@ -39,10 +39,13 @@ struct Options : TrainingConfig, CommunicationConfig {
 
   // Checkpoints (checkpoint.h). Paths; empty: none.
   std::string save, load, load_weights;
+  bool resume = false;      // load what `save` has, if it has something: then `load` is `save`
   std::string load_folder;  // of the checkpoint, or of the weights
   int save_every = 0;       // steps between two checkpoints; 0: only at the end
   int keep = 2;             // of them
-  const char* load_option() const { return load.empty() ? "--load-weights" : "--load"; }
+  const char* load_option() const {
+    return load.empty() ? "--load-weights" : resume && load == save ? "--resume" : "--load";
+  }
 
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace

@@ -59,7 +59,7 @@ int run_program(const std::function<void()>& program) try {
   return 0;
 } catch (const RunError& error) {
   std::cerr << error.what() << '\n';
-  return exit_run_error;
+  return error.status;
 } catch (const UsageError& error) {
   std::cerr << error.what() << '\n';
   return exit_bad_usage;
@@ -136,7 +136,11 @@ double flops_per_token(const TrainingConfig& training) {
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
          Peers& ranks)
-    : options_(options), peers_(ranks), totals_(totals), trained_(parameters) {
+    : options_(options),
+      peers_(ranks),
+      totals_(totals),
+      trained_(parameters),
+      preemption_(!options.save.empty()) {
   check_work_queues(static_cast<int>(ranks.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = ranks.places();
   if (ranks.rank() == 0) {
@@ -175,6 +179,11 @@ void Run::end_step(std::optional<Dropped> dropped) {
   if (issued_.size() == 2) log_step();
 }
 
+int64_t Run::next_step(int64_t step) {
+  steps_done_ = step + 1;
+  return preempted_ ? options_.steps : step + 1;
+}
+
 void Run::log_step() {
   const Issued issued = issued_.front();
   issued_.pop_front();
@@ -183,7 +192,9 @@ void Run::log_step() {
   const auto wall_now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> wall = wall_now - wall_begin_;
   const std::vector<double> largest =
-      peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count()});
+      peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
+                      static_cast<double>(Preemption::asked())});
+  preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
   final_loss_ = totals_.host_loss();
@@ -252,6 +263,12 @@ void Run::summarize(const MemoryPrediction& predicted,
   if (!options_.trace.empty()) {
     const std::vector<std::string> events = peers_.gather(trace::chrome_events(all_, peers_.rank()));
     if (log_) trace::write_chrome(options_.trace, events);
+  }
+  if (preempted_ && steps_done_ < options_.steps) {
+    throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
+                       std::to_string(options_.steps) + "; with --save " + options_.save +
+                       " --resume it goes on",
+                   exit_preempted);
   }
 }
 

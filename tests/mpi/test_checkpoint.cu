@@ -131,6 +131,9 @@ class SlowDisk : public Agreement {
     }
     return ranks_->first(words);
   }
+  std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& numbers) override {
+    return ranks_->exclusive_or(numbers);
+  }
 
  private:
   std::unique_ptr<Agreement> ranks_;
