@@ -1,8 +1,8 @@
 // CRC-32, the checksum of zlib, gzip and Python's zlib.crc32, of an array that many ranks write.
 //
-// It reads the bytes as a polynomial over the numbers 0 and 1, modulo another one. That is linear: if each rank
-// takes all bytes but its own to be 0, the exclusive or of what the ranks find belongs to the whole array. So no
-// rank has to see what another one has written (zlib's crc32_combine rests on the same).
+// It reads the bytes as a polynomial over the numbers 0 and 1, modulo another one. That is linear: if each
+// rank takes all bytes but its own to be 0, the exclusive or of what the ranks find belongs to the whole
+// array. So no rank has to see what another one has written (zlib's crc32_combine rests on the same).
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -176,12 +177,64 @@ void Run::end_step(std::optional<Dropped> dropped) {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), dropped});
+  if (inspection::on) end_second_pass();
   if (issued_.size() == 2) log_step();
 }
 
 int64_t Run::next_step(int64_t step) {
   steps_done_ = step + 1;
-  return preempted_ ? options_.steps : step + 1;
+  const bool last = preempted_ || steps_done_ == options_.steps;
+  if (last) log_steps();
+  if (bad_step_ < 0) return last ? options_.steps : step + 1;
+  inspection::on = true;
+  look_at_parameters(inspection::When::weights);
+  return bad_step_;
+}
+
+// In fp16 the loss scale takes care of what overflows.
+void Run::judge(int64_t step, double loss, double norm) {
+  if (std::isfinite(loss) && std::isfinite(norm)) return;
+  if (is_dry_run() || has_loss_scale || bad_step_ >= 0) return;
+  std::ostringstream words;
+  const auto word = [](double x) { return std::isnan(x) ? "nan" : text(x); };  // without its sign
+  words << "step " << step + 1 << ": the loss is " << word(loss) << ", the gradient norm " << word(norm);
+  bad_numbers_ = words.str();
+  if (options_.on_nan == OnNan::stop) bad_step_ = step;
+  if (options_.on_nan == OnNan::skip && log_)
+    std::cout << bad_numbers_ << (std::isfinite(norm) ? "\n" : "; the step is skipped\n");
+}
+
+void Run::look_at_parameters(inspection::When what) const {
+  for (const Shard& shard : trained_.shards()) {
+    for (const ParameterRange& range : trained_.ranges(shard)) {
+      const auto look = [&](const auto* data) {
+        inspection::look(what, shard.unit, range.parameter->name, data + range.begin_in_shard, range.size,
+                         totals_.stream());
+      };
+      if (what == inspection::When::weights)
+        look(shard.weights);
+      else
+        look(shard.gradients);
+    }
+  }
+}
+
+void Run::end_second_pass() {
+  look_at_parameters(inspection::When::gradients);
+  inspection::on = false;
+  const inspection::Found mine = inspection::first();
+  // The smallest place; among ranks that have it, the lowest.
+  const double first = -peers_.largest({-mine.order})[0];
+  const std::vector<std::string> all = peers_.gather(mine.order == first ? mine.words : "");
+  const auto found = std::ranges::find_if(all, [](const std::string& words) { return !words.empty(); });
+  const std::string where =
+      found == all.end() ? "not when the step was repeated: perhaps memory or a link is damaged"
+                         : "first on " + rank_name(static_cast<int>(found - all.begin())) + ", " + *found;
+  throw RunError(bad_numbers_ + "; " + where);
+}
+
+void Run::log_steps() {
+  while (!issued_.empty()) log_step();
 }
 
 void Run::log_step() {
@@ -198,6 +251,7 @@ void Run::log_step() {
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
   final_loss_ = totals_.host_loss();
+  judge(issued.step, final_loss_, totals_.host_norm());
   StepRecord record{issued.step + 1,
                     final_loss_,
                     totals_.host_norm(),
@@ -241,7 +295,7 @@ trace::Overlap Run::overlap_of_step(double from, double to) {
 
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
-  while (!issued_.empty()) log_step();
+  log_steps();
   trace::stop();
   const RankMemory memory = {predicted, memory_peak(), peers_.library_bytes(), measured_libraries()};
   const std::vector<std::string> reports =
