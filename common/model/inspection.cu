@@ -1,11 +1,10 @@
-#include "model/inspection.h"
-
 #include <cmath>
 #include <vector>
 
 #include "device/kernel.h"
 #include "device/precision.h"
 #include "device/trace.h"
+#include "model/inspection.h"
 
 namespace pentatron::inspection {
 namespace {
@@ -42,8 +41,8 @@ void look(When when, int unit, const std::string& name, const T* data, size_t si
   const int micro_batch = in_pass ? trace::here.micro_batch : 0;
   // Phases one after the other, in each the micro-batches, in each the units, which descend in backward.
   constexpr double units = 1e4, micro_batches = 1e9;
-  const double order = (phase * micro_batches + micro_batch) * units +
-                       (when == When::backward ? units - 1 - unit : unit);
+  const double order =
+      (phase * micro_batches + micro_batch) * units + (when == When::backward ? units - 1 - unit : unit);
   const std::string place = unit == 0 ? "embedding" : layer < 0 ? "head" : "layer " + std::to_string(layer);
   const std::string pass = place + ", " + words_of[phase] + " of micro-batch " + std::to_string(micro_batch);
   looks->all.push_back({order, (in_pass ? pass : words_of[phase]) + ": " + name});

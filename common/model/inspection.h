@@ -1,6 +1,6 @@
-// Where a number comes from that is none. If a step's loss or gradient norm is NaN or infinite, the run repeats
-// the step (program.h). Then the model shows each tensor when it is computed. A kernel looks at it, so the host
-// does not wait, and ranks that wait for it go on. In other steps nothing is looked at.
+// Where a number comes from that is none. If a step's loss or gradient norm is NaN or infinite, the run
+// repeats the step (program.h). Then the model shows each tensor when it is computed. A kernel looks at it,
+// so the host does not wait, and ranks that wait for it go on. In other steps nothing is looked at.
 #pragma once
 
 #include <string>

@@ -42,6 +42,7 @@ std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
   return tensors;
 }
 
+constexpr const char* master_name = "master";  // of a state
 constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
 
 // ---- Loading
@@ -80,16 +81,16 @@ void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRang
   }
 }
 
-// A checkpoint of this project's has these tensors, and no other ones.
+// A checkpoint of this project's has these tensors, and no other ones. Their types are those of the precision
+// that wrote it.
 void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
-  for (const StoredTensor& tensor : expected) {
-    const NumberType there = found.find(tensor.name, tensor.shape).description.type;
-    require(there == tensor.type, found.option(), found.path(), tensor.name, " of type ",
-            to_string(tensor.type), "; it has ", to_string(there),
-            " (a build with another PRECISION wrote it)");
-  }
+  for (const StoredTensor& tensor : expected) (void)found.find(tensor.name, tensor.shape);
   require(found.size() == expected.size(), found.option(), found.path(), expected.size(), " tensors; it has ",
           found.size());
+}
+
+bool has_masters(const SafetensorsFolder& optimizer) {
+  return optimizer.has(std::string(embedding_name) + "." + master_name);
 }
 
 }  // namespace
@@ -99,9 +100,16 @@ void load_or_initialise(const Options& options, Parameters& parameters, cudaStre
   const SafetensorsFolder folder(options.load_option(), options.load_folder, "model");
   if (!options.load.empty()) check_tensors(folder, stored(parameters, number_type<real>));
   folder.check_tensors(peers().rank(), peers().ranks());
+  std::optional<SafetensorsFolder> masters;  // of another precision, whose weights may be rounded more
+  if (!options.load.empty() &&
+      read_trainer_state(options.load_option(), options.load_folder).precision != precision_name) {
+    masters.emplace(options.load_option(), options.load_folder, "optimizer");
+    if (!has_masters(*masters)) masters.reset();
+  }
   for (const Shard& shard : parameters.shards()) {
     fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
-    load_shard(folder, parameters.ranges(shard), "", shard.weights, stream);
+    load_shard(masters ? *masters : folder, parameters.ranges(shard), masters ? master_name : "",
+               shard.weights, stream);
   }
 }
 
@@ -113,6 +121,7 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
       compute_(compute),
       rank_(ranks.rank()) {
   if (!options.load.empty()) load_states();
+  if (!options.load_weights.empty() && has_master_weights) load_masters();
   if (!options.save.empty() || !options.load.empty()) {  // a host may not see the folder of the others
     const double first = static_cast<double>(first_step_);
     const std::vector<double> most = ranks.largest({first, -first});
@@ -135,6 +144,8 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
   }
   error = agreement_->first(error);
   require(error.empty(), "--save", options.save, "a folder that can be written (", error, ")");
+  const std::string other = agreement_->first(rank_ == 0 ? lock_.take(options.save) : "");
+  require(other.empty(), "--save", options.save, "a folder that no other run saves in (", other, " does)");
 
   const std::vector<Shard> shards = parameters.shards();
   Arrays weights, states;
@@ -157,30 +168,44 @@ void Checkpoints::load_states() {
   const auto check = [&](const char* what, const std::string& there, std::string_view here) {
     require(there == here, option, options_.load_folder, what, " ", here, "; it was ", there);
   };
-  check("PRECISION", state.precision, precision_name);
   check("--optimizer", state.optimizer, to_string(options_.optimizer));
   first_step_ = state.steps;
-  if (has_loss_scale) {
-    const std::vector<double>& scale = state.loss_scale;
-    require(!scale.empty(), option, options_.load_folder, "a loss scale in trainer_state.json");
+  if (const std::vector<double>& scale = state.loss_scale; has_loss_scale && !scale.empty()) {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});
   }
   const SafetensorsFolder folder(option, options_.load_folder, "optimizer");
   const std::vector<std::string> names = optimizer_.state_names();
-  check_tensors(folder, stored(parameters_, number_type<accum>, names));
+  std::vector<std::string> names_there = names;
+  std::erase(names_there, master_name);
+  if (has_masters(folder)) names_there.emplace_back(master_name);
+  check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
   folder.check_tensors(peers().rank(), peers().ranks());
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::vector<AccumTensor> states = optimizer_.states(i);
-    for (size_t k = 0; k < states.size(); ++k)
-      load_shard(folder, parameters_.ranges(shards[i]), names[k], states[k].data, compute_);
+    for (size_t k = 0; k < states.size(); ++k) {
+      if (names[k] != master_name || has_masters(folder))
+        load_shard(folder, parameters_.ranges(shards[i]), names[k], states[k].data, compute_);
+    }
   }
+  if (has_master_weights && !has_masters(folder)) load_masters();
   if (rank_ > 0) return;
   for (const std::string& path : cut_off_checkpoints(options_.load))
     std::printf("checkpoint  %s was cut off, and is ignored\n", path.c_str());
+  std::string changed = changed_options(options_, state);
+  if (state.precision != precision_name)
+    changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
   std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
-              static_cast<long long>(first_step_), changed_options(options_, state).c_str());
+              static_cast<long long>(first_step_), changed.c_str());
+}
+
+// Weights may have more digits than `real`: the master weights keep them. These come last among the states.
+void Checkpoints::load_masters() {
+  const SafetensorsFolder folder(options_.load_option(), options_.load_folder, "model");
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i)
+    load_shard(folder, parameters_.ranges(shards[i]), "", optimizer_.states(i).back().data, compute_);
 }
 
 void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays) {

@@ -80,6 +80,7 @@ class Checkpoints {
   using Arrays = std::vector<std::vector<const void*>>;
   void add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays);
   void load_states();
+  void load_masters();
 
   void begin_save(int64_t steps, bool last);
   // Of the thread that writes. They return what went wrong, or nothing.
@@ -99,6 +100,7 @@ class Checkpoints {
   int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
   std::vector<File> files_;
   std::unique_ptr<Agreement> agreement_;
+  FolderLock lock_;               // of --save, on rank 0
   std::optional<Stream> stream_;  // of the copies
   PinnedArray<std::byte> buffers_[2];
   Event filled_[2];

@@ -1,10 +1,12 @@
 #include "ranks/shared_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 namespace pentatron {
@@ -63,6 +65,25 @@ void SharedFile::write(const std::byte* data, size_t bytes) {
 std::string SharedFile::finish() {
   if (error_.empty() && fsync(file_) != 0) error_ = std::strerror(errno);
   return error_;
+}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) close(file_);
+}
+
+std::string FolderLock::take(const std::string& folder) {
+  file_ = open((folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0) return {};
+  char words[300] = {};
+  if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return {};
+    return pread(file_, words, sizeof words - 1, 0) > 0 ? words : "another process";
+  }
+  char host[200] = {};
+  gethostname(host, sizeof host - 1);
+  const int size = std::snprintf(words, sizeof words, "process %d of %s", getpid(), host);
+  if (ftruncate(file_, 0) == 0) write_at(file_, reinterpret_cast<const std::byte*>(words), size, 0);
+  return {};
 }
 
 std::string flush_to_disk(const std::string& path) {

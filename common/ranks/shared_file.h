@@ -50,6 +50,21 @@ class SharedFile {
   std::string error_;
 };
 
+// A file that says who uses its folder. The kernel frees it when the process ends, however that ends, also
+// where the folder is on another host (NFS 4, Lustre with -o flock).
+class FolderLock {
+ public:
+  FolderLock() = default;
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  // Returns who has it, or nothing: then this process has it, or the file system knows no locks.
+  std::string take(const std::string& folder);
+
+ private:
+  int file_ = -1;
+};
+
 // Waits until the file or folder is on the disk. Returns what went wrong, or nothing.
 std::string flush_to_disk(const std::string& path);
 // Writes a small file, and flushes it. Likewise.
