@@ -67,8 +67,10 @@ save=$folder/chain log=$folder/log json=$folder/json
 
 # segment OPTION...: the run as `layout` has it, from where it is to its end. It replaces the shell that it is started in.
 segment() {
-  local words; read -ra words <<< "$layout"
-  exec mpirun -n "${words[0]}" "$programs/${words[1]}" "${words[@]:2}" --layers 3 --micro-batch-size 1 --global-batch-size 24 --seq-len 16 \
+  local words command=()
+  read -ra words <<< "$layout"
+  [ "${words[0]}" = 1 ] || command=(mpirun -n "${words[0]}")  # of a program without MPI, mpirun may lose the status
+  exec "${command[@]}" "$programs/${words[1]}" "${words[@]:2}" --layers 3 --micro-batch-size 1 --global-batch-size 24 --seq-len 16 \
     --steps $steps --log-every 1000 --log-json "$json" "$@" > "$log" 2>&1
 }
 losses() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$@"; }

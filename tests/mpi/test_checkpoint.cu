@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -182,6 +183,36 @@ TEST_CASE("07: a run continues bit for bit from another precision that kept all 
   CHECK(other.model == same.model);
   CHECK(other.optimizer == same.optimizer);
 }
+
+#if PRECISION == 16
+TEST_CASE("07: master weights keep all digits of weights that are loaded alone", "[07][checkpoint]") {
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  c.options.steps = 1;
+  train(c, world, folder.path() + "/whole");
+  const std::string from = folder.path() + "/whole/step_000001", to = folder.path() + "/rest";
+  if (world.rank() == 0) rewrite_as_other_precision(from);
+  world.largest({0});
+  c.options.load_weights = c.options.load_folder = from;
+  c.options.save = to;
+  c.options.as_json = "{}";
+  CombinedModel model(c, world);
+  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute, world);
+  checkpoints.after_update(0);
+  checkpoints.finish();
+  if (world.rank() > 0) return;
+  const SafetensorsFolder given("--load", from, "model"), kept("--load", to + "/step_000001", "optimizer");
+  for (const Parameter& p : model.parameters.all()) {
+    const std::vector<int64_t> shape = {p.rows, p.columns};
+    const bool vector = p.tensor_split == TensorSplit::held_outside;
+    const std::vector<int64_t> stored = vector ? std::vector<int64_t>{p.columns} : shape;
+    const FoundTensor &a = given.find(p.name, stored), &b = kept.find(p.name + ".master", stored);
+    CHECK(a.description.type == NumberType::fp32);
+    CHECK(std::memcmp(a.data, b.data, a.description.bytes()) == 0);
+  }
+}
+#endif
 
 TEST_CASE("07: a second run in a folder is refused, and a folder that disappears is one line",
           "[07][checkpoint]") {
