@@ -180,7 +180,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
 # Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
   $(if $(filter common/program/%.cc common/device/timeline.cc common/ranks/suspects.cc common/model/safetensors.cc tests/%.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
@@ -397,7 +397,7 @@ test-plan: plan
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
 	@python3 tests/plan.py build/cpu-bf16 $(if $(filter command,$(origin N)),$(N),60) $(PLAN_RANKS)
 
-# Four ranks that save after each step are killed at random moments, then go on;  make test-kills N=30.
+# Runs that save are killed, or asked to end, at random moments, then go on;  make test-kills N=30.
 test-kills:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp64 SANITIZE= programs
@@ -490,7 +490,7 @@ help:
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
-	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed while they save"
+	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed or asked to end"
 	@echo "make plan          build/host/plan: the fastest layout of a run that fits, without a GPU;  --help lists its options"
 	@echo "make test-plan     the planner against dry runs of 07;  N=60"
 	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"

@@ -40,7 +40,7 @@ void train(const ZeroOptions& options, World& world) {
   StepTotals totals(compute);
   Run run(options, data, parameters, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
     run.begin_step(step);
     totals.reset();
     for (const Batch& batch : loader.load(step, compute)) {

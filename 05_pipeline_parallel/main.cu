@@ -43,7 +43,7 @@ void train(const PipelineOptions& options, World& world) {
   StepTotals totals(compute);
   Run run(options, data, parameters, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
     run.begin_step(step);
     totals.reset();
     pipeline.run(loader.load(step, compute), &totals);

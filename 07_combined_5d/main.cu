@@ -44,7 +44,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   StepTotals totals(compute);
   Run run(options, data, parameters, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; ++step) {
+  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
     run.begin_step(step);
     totals.reset();
     pipeline.run(loader.load(step, compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04

@@ -32,9 +32,9 @@ END
 chmod +x "$at/ssh"
 
 declare -A first  # process of each host, as seen from here
-host() {  # NAME ADDRESS
+host() {  # NAME ADDRESS OPTION...
   # shellcheck disable=SC2016
-  unshare --net --uts --ipc --mount --pid --fork --mount-proc sh -ec '
+  unshare --net --uts --ipc --mount --pid "${@:3}" --fork --mount-proc sh -ec '
     hostname $1; mount -t tmpfs tmpfs /dev/shm
     mount --bind $3/hosts /etc/hosts; mount --bind $3/passwd /etc/passwd
     until ip address add $2/24 dev eth0 2> /dev/null; do sleep 0.1; done
@@ -43,7 +43,7 @@ host() {  # NAME ADDRESS
   until first[$1]=$(pgrep -P $!); do sleep 0.1; done
 }
 host node-a 10.21.0.1
-host node-b 10.21.0.2
+host node-b 10.21.0.2 --time --monotonic 1000000 --boottime 1000000  # its clocks are eleven days ahead
 ip link add eth0 netns "${first[node-a]}" type veth peer eth0 netns "${first[node-b]}"
 
 on() { nsenter --all --target "${first[$1]}" --wd="$PWD" "${@:2}"; }  # HOST COMMAND...

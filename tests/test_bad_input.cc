@@ -173,10 +173,65 @@ TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[
   check_refused(folder, "--load " + save + " --dry-run", found + "none with --dry-run");
   check_refused(folder, "--save /proc/here",
                 "--save: /proc/here is not valid; expected a folder that can be written");
+  const std::string states = save + "/step_000001/optimizer.safetensors";
+  for (const std::string& damaged : {states, save + "/step_000001/model.safetensors"}) {
+    const std::string good = read_file(damaged);
+    std::string content = good;
+    content[content.size() - 100] ^= 1;
+    std::ofstream(damaged) << content;
+    const std::string name = damaged == states ? "lm_head.weight.moment2" : "lm_head.weight";
+    check_refused(folder, "--load " + save,
+                  "--load: " + damaged + " is not valid; expected " + name + " with the checksum ");
+    if (damaged != states)
+      check_refused(folder, "--load-weights " + save + "/step_000001", "--load-weights: " + damaged);
+    std::ofstream(damaged) << good;
+  }
   const std::string weights = save + "/step_000001/model.safetensors", all = read_file(weights);
   std::ofstream(weights) << all.substr(0, all.size() - 1);
   check_refused(folder, "--load " + save,
                 "--load: " + weights + " is not valid; expected a safetensors file; ");
+}
+
+// Weights whose last tensor, the head, is as large as numbers can be; with `nan`, the last number is none.
+TEST_CASE("05: numbers that are none end a run with one line, which says where they came from",
+          "[05][bad-input]") {
+  const TemporaryFolder folder;
+  const std::string sizes = " --layers 2 --micro-batch-size 2 --global-batch-size 4 ",
+                    save = folder.path() + "/save", weights = save + "/step_000001/model.safetensors";
+  REQUIRE(run(folder, "--steps 1 --save " + save + sizes).status == 0);
+  std::string content = read_file(weights);
+  for (size_t at = 0; (at = content.find("crc32 ", at)) != content.npos;)
+    content[at] = 'C';  // without checksums
+  const size_t bytes = content.find("\"F64\"") != content.npos ? 8 : 4;
+  const std::string largest = bytes == 8 ? "\xff\xff\xff\xff\xff\xff\xef\x7f" : "\xff\xff\x7f\x7f";
+  for (size_t i = 1; i <= 64; ++i) content.replace(content.size() - i * bytes, bytes, largest);
+  const auto write = [&](const std::string& changed) { std::ofstream(weights) << changed; };
+  const std::string load = "--steps 3 --load-weights " + save + "/step_000001" + sizes;
+  const auto check = [&](const Outcome& outcome, const std::string& where) {
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.status == 1);
+    CHECK(outcome.err.starts_with("step 1: the loss is "));
+    CHECK(outcome.err.ends_with("; first on rank " + where + "\n"));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  };
+  write(content);
+  check(run(folder, load), "0, head, forward of micro-batch 0: logits");
+  check(run(folder, load + "--timeout 20", "05_pipeline_parallel", "mpirun -n 2 "),
+        "1, head, forward of micro-batch 0: logits");
+
+  // Skipped steps change nothing.
+  const std::string other = folder.path() + "/other";
+  const Outcome skipped = run(folder, load + "--on-nan skip --save " + other);
+  CAPTURE(skipped.out);
+  CHECK(skipped.status == 0);
+  CHECK(skipped.out.find("; the step is skipped\n") != std::string::npos);
+  const std::string after = read_file(other + "/step_000003/model.safetensors");
+  const size_t tensors = content.size() - 100 * bytes;
+  CHECK(after.substr(after.size() - content.size() + tensors) == content.substr(tensors));
+
+  content.replace(content.size() - bytes, bytes, std::string(bytes, '\xff'));  // NaN
+  write(content);
+  check(run(folder, load), "0, weights: lm_head.weight");
 }
 
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {

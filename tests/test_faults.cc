@@ -81,6 +81,7 @@ class Job {
     });
   }
   int status() const { return status_; }
+  bool signal_all(int signal) const { return kill(child_, signal) == 0; }  // mpirun passes it on
   std::string out() const { return read_file(out_); }
   std::string err() const { return read_file(err_); }
 
@@ -235,6 +236,26 @@ TEST_CASE("06: a rank that is stopped is named by the watchdog, alone", "[06][fa
 }
 TEST_CASE("07: a rank that is stopped is named by the watchdog, alone", "[07][faults]") {
   check_that_a_stopped_rank_is_named("07_combined_5d", "--tp 2 --pp 2");
+}
+
+TEST_CASE("03: a signal to mpirun or to one rank saves, and ends all ranks with status 75", "[03][faults]") {
+  for (const bool to_all : {true, false}) {
+    const TemporaryFolder folder;
+    const std::string save = folder.path() + "/save", run = kLongRun;
+    Job job(folder, run + (" --timeout 30 --save " + save));
+    REQUIRE(job.trains_soon());
+    const pid_t one = job.rank(2);
+    REQUIRE(one > 0);
+    REQUIRE((to_all ? job.signal_all(SIGTERM) : kill(one, SIGUSR1) == 0));
+    const bool ended = job.ends_within(kSoon);
+    CAPTURE(job.out(), job.err());
+    REQUIRE(ended);
+    CHECK(job.status() == 75);
+    const std::string steps = std::to_string(std::stoi(read_file(save + "/latest").substr(5)));
+    CHECK(job.err() == "a signal ended the run after step " + steps + " of 100000; with --save " + save +
+                           " --resume it goes on\n");
+    CHECK(job.out().find("\n" + std::string(8 - steps.size(), ' ') + steps + " ") != std::string::npos);
+  }
 }
 
 TEST_CASE("the watchdog names a rank that stops calling", "[02][03][faults]") {

@@ -632,7 +632,7 @@ TEST_CASE("clip_factor", "[01][kernels]") {
            {25, 1, 1 / (5 + 1e-6)},         // above it
            {1e300, 1, 1 / (1e150 + 1e-6)},  // whose square fits no float
            {25, 0, 1},                      // 0: no clipping
-           {INFINITY, 1, 0},                // as PyTorch
+           {INFINITY, 1, -1},               // a step that is skipped
        }) {
     CAPTURE(norm_squared, max_norm);
     const AccumTensor factors = device.fresh<accum>(1, 3);

@@ -9,6 +9,7 @@
 #include "catch.h"
 #include "device/errors.h"
 #include "files.h"
+#include "model/checksum.h"
 #include "model/safetensors.h"
 #include "program/checkpoint_folder.h"
 #include "program/tokenizer.h"
@@ -52,6 +53,7 @@ TEST_CASE("safetensors: the header says where each tensor lies", "[01][checkpoin
   const TemporaryFolder folder;
   const SafetensorsFile file("--load", folder.write("x", header + std::string(34, '\1')));
   REQUIRE(file.tensors().size() == 2);
+  CHECK(file.tensors()[0].checksum == 0);
   CHECK(file.tensors()[1].name == "b");
   CHECK(file.tensors()[1].begin == tensors[1].begin);
   CHECK(file.data(file.tensors()[1])[9] == std::byte{1});
@@ -99,6 +101,62 @@ TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
   };
   check(file_of("{" + a + b(4, 12) + "}", 12), "b overlaps the tensor before it");
   check(file_of("{" + a + b(12, 20) + "}", 20), "a gap is before b");
+}
+
+TEST_CASE("checksum: the parts of several ranks make that of the whole", "[01][checkpoint]") {
+  const auto bytes = [](const std::string& text) { return reinterpret_cast<const std::byte*>(text.data()); };
+  CHECK(crc32(bytes("123456789"), 9) == 0xcbf43926);  // as everywhere
+  CHECK(crc32(nullptr, 0) == 0);
+  std::mt19937 random(1);
+  for (int i = 0; i < 100; ++i) {
+    std::string text(random() % 2000, ' ');
+    for (char& c : text) c = static_cast<char>(random());
+    PartialChecksum parts[3];
+    for (size_t at = 0, run = 0; at < text.size(); at += run) {  // each run belongs to a rank; some are long
+      run = std::min<size_t>(random() % 2 == 0 ? 7 : random() % 300, text.size() - at);
+      parts[random() % 3].add(bytes(text) + at, run, at);
+    }
+    uint32_t all = 0;
+    for (PartialChecksum& part : parts) all ^= part.up_to(text.size());
+    CHECK(crc32_of(all, text.size()) == crc32(bytes(text), text.size()));
+  }
+}
+
+// A flipped bit is noticed, or changes nothing that is read. Files of others have no checksums.
+TEST_CASE("safetensors: no flipped bit is read without a word", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  std::vector<StoredTensor> tensors = {{"a", NumberType::fp32, {2, 3}}, {"b", NumberType::bf16, {5}}};
+  safetensors_header(tensors);
+  std::string data(34, ' ');
+  for (char& c : data) c = static_cast<char>(17 * (&c - data.data()));
+  const auto* const bytes = reinterpret_cast<const std::byte*>(data.data());
+  tensors[0].checksum = crc32(bytes, 24), tensors[1].checksum = crc32(bytes + 24, 10);
+  const std::string good = safetensors_header(tensors) + data;
+  const auto check = [&](const std::string& content) {
+    folder.write("model.safetensors", content);
+    const SafetensorsFolder found("--load", folder.path(), "model");
+    for (const int rank : {0, 1}) found.check_tensors(rank, 2);
+    const FoundTensor &a = found.find("a", {2, 3}), &b = found.find("b", {5});
+    if (a.description.type != NumberType::fp32 || b.description.type != NumberType::bf16 ||
+        std::memcmp(a.data, data.data(), 24) != 0 || std::memcmp(b.data, data.data() + 24, 10) != 0) {
+      throw std::runtime_error("read, and it is another one");
+    }
+  };
+  check(good);
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
+    std::string content = good;
+    content[bit / 8] ^= 1 << bit % 8;
+    CAPTURE(bit);
+    std::string words;
+    CHECK_NOTHROW(words = complaint([&] { check(content); }));
+    refused += !words.empty();
+    if (bit / 8 < good.size() - data.size()) continue;
+    CHECK(words.find(bit / 8 < good.size() - 10 ? "expected a with the checksum "
+                                                : "expected b with the checksum ") != words.npos);
+    CHECK(words.ends_with("(the file is damaged)"));
+  }
+  CHECK(refused > 1500);
 }
 
 TEST_CASE("safetensors: tensors of several files", "[01][checkpoint]") {

@@ -16,11 +16,13 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
-// A request that is right, but can't be met: a dry run that does not fit. main() ends with exit_run_error.
-struct RunError : UsageError {
-  using UsageError::UsageError;
-};
 inline constexpr int exit_run_error = 1;
+// A request that is right, but can't be met: a dry run that does not fit. main() ends with `status`.
+struct RunError : UsageError {
+  explicit RunError(const std::string& line, int status = exit_run_error)
+      : UsageError(line), status(status) {}
+  int status;
+};
 
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);

@@ -599,11 +599,10 @@ __global__ void step_factors_kernel(double* norm_squared, double max_norm, doubl
                                     StepFactors* factors) {
   if (is_first_thread()) {
     double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
-    bool overflow = false;
+    const bool overflow = !(norm_squared[0] < INFINITY);
     if (scale != nullptr) {
       unscale = 1 / static_cast<double>(scale->factor);
       norm_squared[0] *= unscale * unscale;
-      overflow = !(norm_squared[0] < INFINITY);
       if (overflow) norm_squared[0] = INFINITY;
       *scale = next_loss_scale(*scale, overflow, window);
       taken -= scale->skipped;

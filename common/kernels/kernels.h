@@ -149,9 +149,9 @@ struct StepFactors {
   accum inverse_correction2;  // one over that of the root of the second
 };
 // Computes them for step number `step` (from 1). The gradients' factor is min(1, max_norm / (norm + 1e-6)),
-// as PyTorch's clip_grad_norm_, and 1 when max_norm is 0. With a loss scale, norm_squared is first divided by
-// its square. If it is not finite, the step is skipped. Then the scale is set for the next step: it doubles
-// after `window` good steps, halves down to 1, and never changes if `window` is 0.
+// as PyTorch's clip_grad_norm_, and 1 when max_norm is 0. If the norm is not finite, the step is skipped.
+// With a loss scale, norm_squared is first divided by its square. Then the scale is set for the next step: it
+// doubles after `window` good steps, halves down to 1, and never changes if `window` is 0.
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
                   int window, StepFactors* factors, cudaStream_t stream);
 

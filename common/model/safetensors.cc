@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -16,6 +18,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* metadata_name = "__metadata__";
+constexpr std::string_view checksum_key = "crc32 ";
 constexpr uint64_t size_field = 8;              // bytes
 constexpr uint64_t most_header = 100'000'000;   // bytes, the format's own limit
 constexpr uint64_t most_elements = 1ull << 56;  // so that no product overflows
@@ -90,6 +94,26 @@ StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t dat
   return tensor;
 }
 
+std::string text_of_checksum(uint32_t checksum) {
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", checksum);
+  return digits;
+}
+
+// Of the tensors that have one. Throws std::string.
+std::map<std::string, uint32_t> read_checksums(const Json& metadata) {
+  std::map<std::string, uint32_t> checksums;
+  for (const auto& [key, value] : metadata.items()) {
+    if (!key.starts_with(checksum_key)) continue;
+    const std::string digits = value.is_string() ? value.get<std::string>() : "";
+    uint32_t checksum = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), checksum, 16);
+    if (error != std::errc() || text_of_checksum(checksum) != digits) throw key + " has no eight digits";
+    checksums[key.substr(checksum_key.size())] = checksum;
+  }
+  return checksums;
+}
+
 // Throws std::string.
 std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
   if (file.size() < size_field) throw std::string("it has fewer than 8 bytes");
@@ -101,8 +125,18 @@ std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
   if (!header.is_object()) throw std::string("its header is no JSON object");
   const uint64_t begin = size_field + size;
   std::vector<StoredTensor> tensors;
+  std::map<std::string, uint32_t> checksums;
   for (const auto& [name, entry] : header.items()) {
-    if (name != "__metadata__") tensors.push_back(read_entry(name, entry, begin, file.size() - begin));
+    if (name != metadata_name)
+      tensors.push_back(read_entry(name, entry, begin, file.size() - begin));
+    else
+      checksums = read_checksums(entry);
+  }
+  for (StoredTensor& tensor : tensors) {
+    if (checksums.empty()) break;
+    const auto found = checksums.find(tensor.name);
+    if (found == checksums.end()) throw "no checksum is there of " + tensor.name;
+    tensor.checksum = found->second;
   }
   std::ranges::stable_sort(tensors, {}, [](const auto& t) { return std::pair(t.begin, t.bytes()); });
   uint64_t end = begin;
@@ -127,8 +161,12 @@ uint64_t StoredTensor::elements() const {
 std::string StoredTensor::form() const { return std::string(to_string(type)) + " " + text_of(shape); }
 
 std::string safetensors_header(std::vector<StoredTensor>& tensors) {
-  Json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers asks for it
+  Json header = {{metadata_name, {{"format", "pt"}}}};  // transformers asks for it
   uint64_t begin = 0;
+  for (const StoredTensor& tensor : tensors) {
+    header[metadata_name][std::string(checksum_key) + tensor.name] =
+        text_of_checksum(tensor.checksum.value_or(0));
+  }
   for (const StoredTensor& tensor : tensors) {
     header[tensor.name] = {{"dtype", to_string(tensor.type)},
                            {"shape", tensor.shape},
@@ -148,6 +186,17 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors) {
 
 double number_at(NumberType type, const std::byte* array, uint64_t i) {
   return entry_of(type).load(array, i);
+}
+
+void TensorChecksums::add(const std::byte* data, size_t bytes, uint64_t place) {
+  while (place >= tensors_[tensor_].begin + tensors_[tensor_].bytes()) ++tensor_;
+  parts_[tensor_].add(data, bytes, place - tensors_[tensor_].begin);
+}
+
+std::vector<uint32_t> TensorChecksums::parts() {
+  std::vector<uint32_t> all;
+  for (size_t i = 0; i < tensors_.size(); ++i) all.push_back(parts_[i].up_to(tensors_[i].bytes()));
+  return all;
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& option, const std::string& path) : file_(option, path) {
@@ -180,6 +229,19 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
     files_.emplace_back(option, (std::filesystem::path(folder) / name).string());
   for (const SafetensorsFile& file : files_) {
     for (const StoredTensor& tensor : file.tensors()) tensors_[tensor.name] = {tensor, file.data(tensor)};
+  }
+}
+
+void SafetensorsFolder::check_tensors(int rank, int ranks) const {
+  int number = 0;
+  for (const auto& [name, tensor] : tensors_) {
+    const std::optional<uint32_t> expected = tensor.description.checksum;
+    if (number++ % ranks != rank || !expected) continue;
+    const uint32_t found = crc32(tensor.data, tensor.description.bytes());
+    if (found == *expected) continue;
+    throw UsageError(option_, path_,
+                     name + " with the checksum " + text_of_checksum(*expected) + "; it has " +
+                         text_of_checksum(found) + " (the file is damaged)");
   }
 }
 

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "model/checksum.h"
 #include "model/mapped_file.h"
 
 namespace pentatron {
@@ -21,15 +23,34 @@ struct StoredTensor {
   std::string name;
   NumberType type;
   std::vector<int64_t> shape;
-  uint64_t begin = 0;  // of its bytes, in the file
+  uint64_t begin = 0;                               // of its bytes, in the file
+  std::optional<uint32_t> checksum = std::nullopt;  // its CRC-32; files of others have none
 
   uint64_t elements() const;
   uint64_t bytes() const { return elements() * bytes_of(type); }
   std::string form() const;  // "F32 [2, 3]"
 };
 
-// What comes before the tensors in a file that holds these, in this order. Sets where each begins.
+// What comes before the tensors in a file that holds these, in this order. Sets where each begins. The
+// checksums are its metadata, "crc32 NAME"; what they are does not change its size.
 std::string safetensors_header(std::vector<StoredTensor>& tensors);
+
+// What a rank adds to the checksums of a file's tensors.
+class TensorChecksums {
+ public:
+  explicit TensorChecksums(
+      const std::vector<StoredTensor>& tensors)  // in the order of the file; outlive this
+      : tensors_(tensors), parts_(tensors.size()) {}
+  // Bytes of one tensor, which begin at `place` of the file. Places ascend.
+  void add(const std::byte* data, size_t bytes, uint64_t place);
+  // One of each tensor. The exclusive or of all ranks' makes the CRC-32 (checksum.h).
+  std::vector<uint32_t> parts();
+
+ private:
+  const std::vector<StoredTensor>& tensors_;
+  std::vector<PartialChecksum> parts_;
+  size_t tensor_ = 0;  // of the last bytes
+};
 
 class SafetensorsFile {
  public:
@@ -62,7 +83,10 @@ class SafetensorsFolder {
   const FoundTensor& find(const std::string& name, const std::vector<int64_t>& shape) const;
   bool has(const std::string& name) const { return tensors_.contains(name); }
   size_t size() const { return tensors_.size(); }
+  const std::string& option() const { return option_; }
   const std::string& path() const { return path_; }
+  // Each rank reads its part of the tensors, whole. Throws UsageError if one has not its checksum.
+  void check_tensors(int rank, int ranks) const;
 
  private:
   std::string option_, path_;

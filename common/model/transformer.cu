@@ -3,6 +3,7 @@
 #include <numbers>
 
 #include "kernels/kernels.h"
+#include "model/inspection.h"
 #include "model/memory.h"
 #include "model/transformer.h"
 
@@ -177,6 +178,7 @@ Tensor Transformer::forward(const Batch& batch, Activations& a) {
     trace::here.layer = layer;
     before_weights(unit, Pass::forward);
     x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
+    inspect(unit, a.layers[layer - range.first], x);
     after_weights(unit, Pass::forward);
   }
   trace::here.layer = -1;
@@ -201,12 +203,28 @@ void Transformer::backward(const Batch& batch, Activations& a) {
     const LayerActivations& kept = a.layers[layer - range.first];
     if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
     layer_backward(layer, batch, a);
+    inspection::look(inspection::When::backward, unit, "gradient of its input", a.gradient, stream_);
     after_weights(unit, Pass::backward);
     a.queue.close(unit, batch.last);
   }
   trace::here.layer = -1;
   if (range.embedding) embedding_backward(batch, a);
   trace::here.pass = 'o';
+}
+
+// In the order in which they were computed.
+void Transformer::inspect(int unit, const LayerActivations& a, Residual x) const {
+  const auto look = [&](const char* name, Tensor of) {
+    inspection::look(inspection::When::forward, unit, name, of, stream_);
+  };
+  look("its input", a.input);
+  look("attention's normed input", a.normed1);
+  look("attention's output", a.attention.out);
+  look("residual stream after attention", a.middle);
+  look("MLP's normed input", a.normed2);
+  look("gate and up", a.feed_forward.gate_up);
+  look("SwiGLU", a.feed_forward.product);
+  look("MLP's output", x.branch);
 }
 
 AttentionShape Transformer::attention_shape(const Batch& batch) const {
@@ -310,6 +328,7 @@ void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
   seams_.region->enter_linear(blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
   after_weights(unit, Pass::forward);
+  inspection::look(inspection::When::forward, unit, "logits", a.logits, stream_);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
   seams_.region->combine(a.loss_statistics);
   cross_entropy_loss(a.loss_statistics, batch.targets, batch.inverse_target_tokens, a.loss.data, stream_);

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "kernels/kernels.h"
+#include "model/inspection.h"
 #include "program/checkpoint.h"
 #include "program/checkpoint_folder.h"
 #include "program/tokenizer.h"
@@ -41,6 +42,7 @@ std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
   return tensors;
 }
 
+constexpr const char* master_name = "master";  // of a state
 constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
 
 // ---- Loading
@@ -79,15 +81,16 @@ void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRang
   }
 }
 
-// A checkpoint of this project's has these tensors, and no other ones.
+// A checkpoint of this project's has these tensors, and no other ones. Their types are those of the precision
+// that wrote it.
 void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
-  for (const StoredTensor& tensor : expected) {
-    const NumberType there = found.find(tensor.name, tensor.shape).description.type;
-    require(there == tensor.type, "--load", found.path(), tensor.name, " of type ", to_string(tensor.type),
-            "; it has ", to_string(there), " (a build with another PRECISION wrote it)");
-  }
-  require(found.size() == expected.size(), "--load", found.path(), expected.size(), " tensors; it has ",
+  for (const StoredTensor& tensor : expected) (void)found.find(tensor.name, tensor.shape);
+  require(found.size() == expected.size(), found.option(), found.path(), expected.size(), " tensors; it has ",
           found.size());
+}
+
+bool has_masters(const SafetensorsFolder& optimizer) {
+  return optimizer.has(std::string(embedding_name) + "." + master_name);
 }
 
 }  // namespace
@@ -96,9 +99,17 @@ void load_or_initialise(const Options& options, Parameters& parameters, cudaStre
   if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
   const SafetensorsFolder folder(options.load_option(), options.load_folder, "model");
   if (!options.load.empty()) check_tensors(folder, stored(parameters, number_type<real>));
+  folder.check_tensors(peers().rank(), peers().ranks());
+  std::optional<SafetensorsFolder> masters;  // of another precision, whose weights may be rounded more
+  if (!options.load.empty() &&
+      read_trainer_state(options.load_option(), options.load_folder).precision != precision_name) {
+    masters.emplace(options.load_option(), options.load_folder, "optimizer");
+    if (!has_masters(*masters)) masters.reset();
+  }
   for (const Shard& shard : parameters.shards()) {
     fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
-    load_shard(folder, parameters.ranges(shard), "", shard.weights, stream);
+    load_shard(masters ? *masters : folder, parameters.ranges(shard), masters ? master_name : "",
+               shard.weights, stream);
   }
 }
 
@@ -110,6 +121,13 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
       compute_(compute),
       rank_(ranks.rank()) {
   if (!options.load.empty()) load_states();
+  if (!options.load_weights.empty() && has_master_weights) load_masters();
+  if (!options.save.empty() || !options.load.empty()) {  // a host may not see the folder of the others
+    const double first = static_cast<double>(first_step_);
+    const std::vector<double> most = ranks.largest({first, -first});
+    require(most[0] == -most[1], options.resume ? "--resume" : "--load", options.load_folder,
+            "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
+  }
   if (!options.load_weights.empty() && rank_ == 0) {
     const bool tied = !SafetensorsFolder("--load-weights", options.load_folder, "model").has(head_name);
     std::printf("weights     %s%s\n", options.load_folder.c_str(),
@@ -126,6 +144,8 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
   }
   error = agreement_->first(error);
   require(error.empty(), "--save", options.save, "a folder that can be written (", error, ")");
+  const std::string other = agreement_->first(rank_ == 0 ? lock_.take(options.save) : "");
+  require(other.empty(), "--save", options.save, "a folder that no other run saves in (", other, " does)");
 
   const std::vector<Shard> shards = parameters.shards();
   Arrays weights, states;
@@ -143,43 +163,60 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
 }
 
 void Checkpoints::load_states() {
-  const TrainerState state = read_trainer_state("--load", options_.load_folder);
+  const char* const option = options_.load_option();
+  const TrainerState state = read_trainer_state(option, options_.load_folder);
   const auto check = [&](const char* what, const std::string& there, std::string_view here) {
-    require(there == here, "--load", options_.load_folder, what, " ", here, "; it was ", there);
+    require(there == here, option, options_.load_folder, what, " ", here, "; it was ", there);
   };
-  check("PRECISION", state.precision, precision_name);
   check("--optimizer", state.optimizer, to_string(options_.optimizer));
   first_step_ = state.steps;
-  if (has_loss_scale) {
-    const std::vector<double>& scale = state.loss_scale;
-    require(!scale.empty(), "--load", options_.load_folder, "a loss scale in trainer_state.json");
+  if (const std::vector<double>& scale = state.loss_scale; has_loss_scale && !scale.empty()) {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});
   }
-  const SafetensorsFolder folder("--load", options_.load_folder, "optimizer");
+  const SafetensorsFolder folder(option, options_.load_folder, "optimizer");
   const std::vector<std::string> names = optimizer_.state_names();
-  check_tensors(folder, stored(parameters_, number_type<accum>, names));
+  std::vector<std::string> names_there = names;
+  std::erase(names_there, master_name);
+  if (has_masters(folder)) names_there.emplace_back(master_name);
+  check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
+  folder.check_tensors(peers().rank(), peers().ranks());
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::vector<AccumTensor> states = optimizer_.states(i);
-    for (size_t k = 0; k < states.size(); ++k)
-      load_shard(folder, parameters_.ranges(shards[i]), names[k], states[k].data, compute_);
+    for (size_t k = 0; k < states.size(); ++k) {
+      if (names[k] != master_name || has_masters(folder))
+        load_shard(folder, parameters_.ranges(shards[i]), names[k], states[k].data, compute_);
+    }
   }
+  if (has_master_weights && !has_masters(folder)) load_masters();
   if (rank_ > 0) return;
   for (const std::string& path : cut_off_checkpoints(options_.load))
     std::printf("checkpoint  %s was cut off, and is ignored\n", path.c_str());
+  std::string changed = changed_options(options_, state);
+  if (state.precision != precision_name)
+    changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
   std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
-              static_cast<long long>(first_step_), changed_options(options_, state).c_str());
+              static_cast<long long>(first_step_), changed.c_str());
+}
+
+// Weights may have more digits than `real`: the master weights keep them. These come last among the states.
+void Checkpoints::load_masters() {
+  const SafetensorsFolder folder(options_.load_option(), options_.load_folder, "model");
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i)
+    load_shard(folder, parameters_.ranges(shards[i]), "", optimizer_.states(i).back().data, compute_);
 }
 
 void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays) {
-  File file{name, safetensors_header(tensors), {}};
+  safetensors_header(tensors);  // says where each lies
+  File file{name, std::move(tensors), {}};
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     for (const ParameterRange& range : parameters_.counted_ranges(shards[i])) {
       const size_t number = range.parameter - parameters_.all().data();
       for (size_t k = 0; k < arrays[i].size(); ++k) {
-        const StoredTensor& tensor = tensors[number * arrays[i].size() + k];
+        const StoredTensor& tensor = file.tensors[number * arrays[i].size() + k];
         const size_t element = bytes_of(tensor.type);
         Piece piece{static_cast<const std::byte*>(arrays[i][k]) + range.begin_in_shard * element,
                     range.size * element,
@@ -207,36 +244,44 @@ void Checkpoints::before_update() {
 }
 
 void Checkpoints::after_update(int64_t step) {
-  const int64_t steps = step + 1;
-  const bool due = options_.save_every > 0 && steps % options_.save_every == 0;
-  if (options_.save.empty() || !(due || steps == options_.steps)) return;
+  if (inspection::on) return;  // the second pass of a step
+  done_ = step + 1;
+  const bool due = options_.save_every > 0 && done_ % options_.save_every == 0,
+             last = done_ == options_.steps;
+  if (due || last) begin_save(done_, last);
+}
+
+void Checkpoints::begin_save(int64_t steps, bool last) {
+  if (options_.save.empty()) return;
+  saved_ = steps;
   if (saving_.valid()) saving_.get();
   updated_.record(compute_);
   copies_ = std::promise<void>();
   copies_issued_ = copies_.get_future();
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
-  saving_ = std::async(std::launch::async, [this, steps, device]() noexcept {
+  saving_ = std::async(std::launch::async, [this, steps, last, device]() noexcept {
     CUDA_CHECK(cudaSetDevice(device));
-    return save(steps);
+    return save(steps, last);
   });
 }
 
 void Checkpoints::finish() {
+  if (done_ > saved_) begin_save(done_, true);
   const std::string error = saving_.valid() ? saving_.get() : "";
   if (!error.empty()) throw RunError(error);
 }
 
 // ---- Saving: the thread that writes
 
-std::string Checkpoints::save(int64_t steps) {
+std::string Checkpoints::save(int64_t steps, bool last) {
   const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
   std::string error = write(path, steps);
   if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
   if (rank_ == 0 && error.empty()) {
     std::printf("checkpoint  %s is saved\n", path.c_str());
     std::fflush(stdout);
-  } else if (rank_ == 0 && steps < options_.steps) {
+  } else if (rank_ == 0 && !last) {
     std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
   }
   return error;
@@ -247,6 +292,7 @@ std::string Checkpoints::write(const std::string& path, int64_t steps) {
   std::string error = agreement_->first(rank_ == 0 ? begin(part) : "");
   if (!error.empty()) copies_.set_value();  // nothing is copied
   if (error.empty()) error = agreement_->first(write_tensors(part));
+  if (error.empty()) agree_on_checksums();
   if (error.empty() && rank_ == 0) error = complete(part, steps);
   error = agreement_->first(error);
   std::error_code ignored;
@@ -255,13 +301,13 @@ std::string Checkpoints::write(const std::string& path, int64_t steps) {
 }
 
 // Makes the folder, and in it the beginnings of the files.
-std::string Checkpoints::begin(const std::string& part) const {
+std::string Checkpoints::begin(const std::string& part) {
   std::error_code error;
   for (const std::string& old : cut_off_checkpoints(options_.save)) fs::remove_all(old, error);
   if (!fs::create_directory(part, error)) return error.message();
-  for (const File& file : files_) {
-    if (const std::string words = write_file(fs::path(part) / file.name, file.header); !words.empty())
-      return words;
+  for (File& file : files_) {
+    const std::string words = write_file(fs::path(part) / file.name, safetensors_header(file.tensors));
+    if (!words.empty()) return words;
   }
   return {};
 }
@@ -269,7 +315,7 @@ std::string Checkpoints::begin(const std::string& part) const {
 // While a buffer is written, the next one is filled.
 std::string Checkpoints::write_tensors(const std::string& part) {
   std::vector<Round> rounds;
-  for (const File& file : files_) {
+  for (File& file : files_) {
     for (uint64_t begin = 0; begin < file.bytes; begin += checkpoint_buffer)
       rounds.push_back({&file, begin, std::min<uint64_t>(checkpoint_buffer, file.bytes - begin)});
   }
@@ -285,7 +331,11 @@ std::string Checkpoints::write_tensors(const std::string& part) {
     copies_.set_value();
   };
   std::string error;
-  std::optional<SharedFile> file;
+  std::optional<SharedFile> on_disk;
+  std::optional<FilePlaces> places;
+  std::optional<TensorChecksums> checksums;
+  for (File& file : files_)
+    file.checksums = TensorChecksums(file.tensors).parts();  // of a rank with no piece
   fill_round(0);
   for (size_t i = 0; i < rounds.size(); ++i) {
     fill_round(i + 1);
@@ -295,11 +345,23 @@ std::string Checkpoints::write_tensors(const std::string& part) {
       std::vector<FileBlock> blocks;
       for (const Piece& piece : round.file->pieces)
         blocks.insert(blocks.end(), piece.blocks.begin(), piece.blocks.end());
-      file.emplace(fs::path(part) / round.file->name, blocks);
+      on_disk.emplace(fs::path(part) / round.file->name, blocks);
+      places.emplace(blocks);
+      checksums.emplace(round.file->tensors);
     }
-    file->write(buffers_[i % 2].data(), round.bytes);
+    const std::byte* const data = buffers_[i % 2].data();
+    const auto summed = std::async(std::launch::async, [&] {  // beside the disk
+      places->next(data, round.bytes, [&](const std::byte* run, size_t bytes, uint64_t place) {
+        checksums->add(run, bytes, place);
+        return true;
+      });
+    });
+    on_disk->write(data, round.bytes);
+    summed.wait();
     const bool last = i + 1 == rounds.size() || rounds[i + 1].file != round.file;
-    if (const std::string words = last ? file->finish() : ""; error.empty()) error = words;
+    if (!last) continue;
+    round.file->checksums = checksums->parts();
+    if (const std::string words = on_disk->finish(); error.empty()) error = words;
   }
   return error;
 }
@@ -321,9 +383,21 @@ void Checkpoints::fill(const Round& round, int buffer) {
   filled_[buffer].record(*stream_);
 }
 
+void Checkpoints::agree_on_checksums() {
+  for (File& file : files_) {
+    const std::vector<uint32_t> parts = agreement_->exclusive_or(file.checksums);
+    for (size_t i = 0; i < parts.size(); ++i)
+      file.tensors[i].checksum = crc32_of(parts[i], file.tensors[i].bytes());
+  }
+}
+
 // Makes a checkpoint of what all ranks have written.
-std::string Checkpoints::complete(const std::string& part, int64_t steps) const {
+std::string Checkpoints::complete(const std::string& part, int64_t steps) {
   const fs::path folder = part;
+  for (File& file : files_) {
+    const std::string words = overwrite(folder / file.name, safetensors_header(file.tensors));
+    if (!words.empty()) return words;
+  }
   std::vector<double> scale;
   if (has_loss_scale) scale = {loss_scale_[0].factor, loss_scale_[0].good_steps, loss_scale_[0].skipped};
   const std::string state = trainer_state_text(

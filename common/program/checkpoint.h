@@ -8,7 +8,7 @@
 //
 // The declarations say where each element of each tensor lies in a file. So every rank writes the elements
 // that its optimizer updates, and nothing is gathered; and every rank reads those that it needs, whoever has
-// written them.
+// written them. A checksum of each tensor is in its file's header; it is made of the ranks' parts.
 //
 // A checkpoint is written beside, as DIR/step_000200.part, and renamed when all of it is on the disk. The
 // weights and states change in the optimizer's step alone. So a thread may copy and write them through all of
@@ -54,7 +54,8 @@ class Checkpoints {
   // After the optimizer's step: begins to save, if this step is one of --save-every or the last. Waits first
   // until the save before is complete.
   void after_update(int64_t step);
-  // Waits for the last save. Throws RunError if it failed; one before it only prints a line.
+  // Saves what has not been saved, if a signal ended the run, and waits for the last save. Throws RunError if
+  // it failed; one before it only prints a line.
   void finish();
 
  private:
@@ -65,25 +66,30 @@ class Checkpoints {
     std::vector<FileBlock> blocks;
   };
   struct File {
-    std::string name, header;
-    std::vector<Piece> pieces;  // in the order of the file
-    uint64_t bytes = 0;         // of the pieces
+    std::string name;
+    std::vector<StoredTensor> tensors;
+    std::vector<Piece> pieces;             // in the order of the file
+    uint64_t bytes = 0;                    // of the pieces
+    std::vector<uint32_t> checksums = {};  // of this rank's pieces, one a tensor
   };
   struct Round {  // a buffer full of a file
-    const File* file;
+    File* file;
     uint64_t begin, bytes;  // of the bytes of this rank's pieces
   };
   // tensors: a number of each parameter. arrays: [shards, this number].
   using Arrays = std::vector<std::vector<const void*>>;
   void add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays);
   void load_states();
+  void load_masters();
 
+  void begin_save(int64_t steps, bool last);
   // Of the thread that writes. They return what went wrong, or nothing.
-  std::string save(int64_t steps);
+  std::string save(int64_t steps, bool last);
   std::string write(const std::string& path, int64_t steps);
-  std::string begin(const std::string& part) const;
+  std::string begin(const std::string& part);
   std::string write_tensors(const std::string& part);
-  std::string complete(const std::string& part, int64_t steps) const;
+  void agree_on_checksums();
+  std::string complete(const std::string& part, int64_t steps);
   void fill(const Round& round, int buffer);
 
   const Options& options_;
@@ -91,9 +97,10 @@ class Checkpoints {
   Optimizer& optimizer_;
   cudaStream_t compute_;
   int rank_;
-  int64_t first_step_ = 0;
+  int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
   std::vector<File> files_;
   std::unique_ptr<Agreement> agreement_;
+  FolderLock lock_;               // of --save, on rank 0
   std::optional<Stream> stream_;  // of the copies
   PinnedArray<std::byte> buffers_[2];
   Event filled_[2];

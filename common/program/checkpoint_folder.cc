@@ -118,6 +118,11 @@ std::string find_checkpoint(const std::string& option, const std::string& folder
                        (parts.empty() ? "" : "; " + parts.front() + " was cut off"));
 }
 
+bool has_checkpoint(const std::string& folder) {
+  std::error_code ignored;
+  return fs::exists(fs::path(folder) / "latest", ignored);
+}
+
 std::vector<std::string> cut_off_checkpoints(const std::string& folder) {
   std::vector<std::string> paths;
   std::error_code error;

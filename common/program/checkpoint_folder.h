@@ -20,6 +20,9 @@ int64_t steps_of_name(const std::string& name);  // -1: it is no such name
 // `option`. `file`: what a checkpoint must have.
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file);
 
+// Whether a folder of --save has a complete checkpoint.
+bool has_checkpoint(const std::string& folder);
+
 // The checkpoints in a folder that were not completed, as paths.
 std::vector<std::string> cut_off_checkpoints(const std::string& folder);
 

@@ -57,10 +57,15 @@ void CommandLine::add(const std::string& option, const std::string& placeholder,
   entries_.push_back({added, std::move(assign), std::move(value)});
 }
 
-void CommandLine::flag(const std::string& option, bool& value, const std::string& help) {
+void CommandLine::flag(const std::string& option, bool& value, const std::string& help,
+                       const std::function<void()>& then) {
   CLI::Option* added = app_->add_flag(option, help);
   added->group(group_);
-  entries_.push_back({added, [&value](const std::string&) { value = true; }, [&value] { return value; }});
+  const auto set = [&value, then](const std::string&) {
+    value = true;
+    if (then) then();
+  };
+  entries_.push_back({added, set, [&value] { return value; }});
 }
 
 void CommandLine::parse(int argc, const char* const* argv) {

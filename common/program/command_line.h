@@ -102,7 +102,9 @@ class CommandLine {
               const std::string& help, const std::string& preset = "") {
     add_number(option, "X", value, lowest, highest, "a number", help, preset);
   }
-  void flag(const std::string& option, bool& value, const std::string& help);
+  // `then`, if there is one, is called when the flag is given.
+  void flag(const std::string& option, bool& value, const std::string& help,
+            const std::function<void()>& then = {});
   // `check`, if there is one, throws UsageError, or sets what depends on the words.
   void words(const std::string& option, const std::string& placeholder, std::string& words,
              const std::string& help, const std::function<void(const std::string&)>& check = {}) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <fstream>
 #include <iosfwd>
 #include <optional>
@@ -84,6 +85,7 @@ class RunLog {
 
  private:
   double mfu(double tokens, double seconds) const;
+  void print_outlier(const StepRecord& record, double seconds);
   void write_json(const StepRecord& record);
   void write_json(const std::string& line);
 
@@ -94,6 +96,8 @@ class RunLog {
   double unshown_seconds_ = 0;  // since the last printed line
   int unshown_steps_ = 0;
   double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
+  std::deque<double> losses_, times_;         // of the last 50 steps
+  int steps_ = 0;                             // of this run: those before --load are not logged
 };
 
 // Prints the bytes of each purpose, predicted and measured; with several ranks, the largest of all ranks.

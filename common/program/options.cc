@@ -66,12 +66,10 @@ std::string table_of_presets() {
   return table.str();
 }
 
-// --load and --load-weights: the model is that of the folder.
+// --load, --resume and --load-weights: the model is that of the folder.
 void use_checkpoint(CommandLine& line, Options& options, const std::string& option,
                     const std::string& folder) {
-  const bool continues = option == "--load";
-  const std::string& other = continues ? options.load_weights : options.load;
-  require(other.empty(), option, folder, "one of --load and --load-weights");
+  const bool continues = option != "--load-weights";
   options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
   read_model_config(option, options.load_folder, options.model);
   if (!continues) return;
@@ -81,15 +79,37 @@ void use_checkpoint(CommandLine& line, Options& options, const std::string& opti
   }
 }
 
+// They come first, because a checkpoint says what the model and the training are.
+void declare_checkpoints(CommandLine& line, Options& options) {
+  line.group("Checkpoints");
+  line.words("--save", "DIR", options.save, "write checkpoints into this folder, at least at the end");
+  line.whole("--save-every", options.save_every, 0, 1'000'000'000, "steps between two of them, 0: none");
+  line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");
+  line.flag("--resume", options.resume, "continue from --save, if it has a checkpoint", [&] {
+    require(!options.save.empty(), "--resume", "given", "--save, the folder from which the run goes on");
+    if (!has_checkpoint(options.save)) return;
+    use_checkpoint(line, options, "--resume", options.save);
+    options.load = options.save;
+  });
+  const auto loads = [&](const std::string& option, std::string& value, const std::string& other,
+                         const std::string& help) {
+    const auto load = [&, option](const std::string& folder) {
+      if (options.resume && !options.save.empty() && options.load == options.save) return;  // newer than this
+      require(other.empty(), option, folder, "one of --load and --load-weights");
+      use_checkpoint(line, options, option, folder);
+      value = folder;
+    };
+    line.add(option, "DIR", value, help, load, [&value] { return value; });
+  };
+  loads("--load", options.load, options.load_weights,
+        "continue the run that saved this; what is not given is as it was");
+  loads("--load-weights", options.load_weights, options.load,
+        "begin with the weights of a Llama in Hugging Face's format");
+}
+
 void declare_model(CommandLine& line, Options& options) {
   ModelConfig& model = options.model;
   line.group("Model");
-  line.words("--load", "DIR", options.load,
-             "continue the run that saved this; what is not given is as it was",
-             [&](const std::string& folder) { use_checkpoint(line, options, "--load", folder); });
-  line.words("--load-weights", "DIR", options.load_weights,
-             "begin with the weights of a Llama in Hugging Face's format",
-             [&](const std::string& folder) { use_checkpoint(line, options, "--load-weights", folder); });
   line.words("--model", "NAME", model.name, "sizes of a model, see below",
              [&](const std::string& name) { use_preset(options, name); });
   line.whole("--layers", model.layers, 1, 1000, "decoder layers");
@@ -128,6 +148,8 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--epsilon", options.epsilon, 1e-30, 1, "added to AdamW's denominator");
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
+  line.choice("--on-nan", options.on_nan, on_nan_names,
+              "a loss or norm that is no number ends the run, or skips the step");
   line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
   line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");
@@ -148,9 +170,6 @@ void declare_run(CommandLine& line, Options& options) {
   line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
   line.whole("--trace-steps", options.trace_steps, 0, 1'000'000'000,
              "the last steps, which these two are about, 0: all");
-  line.words("--save", "DIR", options.save, "write checkpoints into this folder, at least at the end");
-  line.whole("--save-every", options.save_every, 0, 1'000'000'000, "steps between two of them, 0: none");
-  line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,
              "tokens of text that the trained model writes at the end");
@@ -251,6 +270,7 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
   options.min_lr = -1;  // not given
 
   CommandLine line(description);
+  declare_checkpoints(line, options);
   declare_model(line, options);
   declare_data(line, options);
   declare_optimizer(line, options);

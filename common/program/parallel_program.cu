@@ -17,7 +17,8 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
       program(world);
     } catch (const UsageError& error) {
       complaint = error.what();
-      if (dynamic_cast<const RunError*>(&error)) status_of_complaint = exit_run_error;
+      if (const auto* const of_run = dynamic_cast<const RunError*>(&error))
+        status_of_complaint = of_run->status;
     } catch (const HelpRequest& help) {
       if (world.rank() == 0) throw;
     }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -59,7 +60,7 @@ int run_program(const std::function<void()>& program) try {
   return 0;
 } catch (const RunError& error) {
   std::cerr << error.what() << '\n';
-  return exit_run_error;
+  return error.status;
 } catch (const UsageError& error) {
   std::cerr << error.what() << '\n';
   return exit_bad_usage;
@@ -136,7 +137,11 @@ double flops_per_token(const TrainingConfig& training) {
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
          Peers& ranks)
-    : options_(options), peers_(ranks), totals_(totals), trained_(parameters) {
+    : options_(options),
+      peers_(ranks),
+      totals_(totals),
+      trained_(parameters),
+      preemption_(!options.save.empty()) {
   check_work_queues(static_cast<int>(ranks.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = ranks.places();
   if (ranks.rank() == 0) {
@@ -172,7 +177,64 @@ void Run::end_step(std::optional<Dropped> dropped) {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), dropped});
+  if (inspection::on) end_second_pass();
   if (issued_.size() == 2) log_step();
+}
+
+int64_t Run::next_step(int64_t step) {
+  steps_done_ = step + 1;
+  const bool last = preempted_ || steps_done_ == options_.steps;
+  if (last) log_steps();
+  if (bad_step_ < 0) return last ? options_.steps : step + 1;
+  inspection::on = true;
+  look_at_parameters(inspection::When::weights);
+  return bad_step_;
+}
+
+// In fp16 the loss scale takes care of what overflows.
+void Run::judge(int64_t step, double loss, double norm) {
+  if (std::isfinite(loss) && std::isfinite(norm)) return;
+  if (is_dry_run() || has_loss_scale || bad_step_ >= 0) return;
+  std::ostringstream words;
+  const auto word = [](double x) { return std::isnan(x) ? "nan" : text(x); };  // without its sign
+  words << "step " << step + 1 << ": the loss is " << word(loss) << ", the gradient norm " << word(norm);
+  bad_numbers_ = words.str();
+  if (options_.on_nan == OnNan::stop) bad_step_ = step;
+  if (options_.on_nan == OnNan::skip && log_)
+    std::cout << bad_numbers_ << (std::isfinite(norm) ? "\n" : "; the step is skipped\n");
+}
+
+void Run::look_at_parameters(inspection::When what) const {
+  for (const Shard& shard : trained_.shards()) {
+    for (const ParameterRange& range : trained_.ranges(shard)) {
+      const auto look = [&](const auto* data) {
+        inspection::look(what, shard.unit, range.parameter->name, data + range.begin_in_shard, range.size,
+                         totals_.stream());
+      };
+      if (what == inspection::When::weights)
+        look(shard.weights);
+      else
+        look(shard.gradients);
+    }
+  }
+}
+
+void Run::end_second_pass() {
+  look_at_parameters(inspection::When::gradients);
+  inspection::on = false;
+  const inspection::Found mine = inspection::first();
+  // The smallest place; among ranks that have it, the lowest.
+  const double first = -peers_.largest({-mine.order})[0];
+  const std::vector<std::string> all = peers_.gather(mine.order == first ? mine.words : "");
+  const auto found = std::ranges::find_if(all, [](const std::string& words) { return !words.empty(); });
+  const std::string where =
+      found == all.end() ? "not when the step was repeated: perhaps memory or a link is damaged"
+                         : "first on " + rank_name(static_cast<int>(found - all.begin())) + ", " + *found;
+  throw RunError(bad_numbers_ + "; " + where);
+}
+
+void Run::log_steps() {
+  while (!issued_.empty()) log_step();
 }
 
 void Run::log_step() {
@@ -183,10 +245,13 @@ void Run::log_step() {
   const auto wall_now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> wall = wall_now - wall_begin_;
   const std::vector<double> largest =
-      peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count()});
+      peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
+                      static_cast<double>(Preemption::asked())});
+  preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
   final_loss_ = totals_.host_loss();
+  judge(issued.step, final_loss_, totals_.host_norm());
   StepRecord record{issued.step + 1,
                     final_loss_,
                     totals_.host_norm(),
@@ -230,7 +295,7 @@ trace::Overlap Run::overlap_of_step(double from, double to) {
 
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
-  while (!issued_.empty()) log_step();
+  log_steps();
   trace::stop();
   const RankMemory memory = {predicted, memory_peak(), peers_.library_bytes(), measured_libraries()};
   const std::vector<std::string> reports =
@@ -252,6 +317,12 @@ void Run::summarize(const MemoryPrediction& predicted,
   if (!options_.trace.empty()) {
     const std::vector<std::string> events = peers_.gather(trace::chrome_events(all_, peers_.rank()));
     if (log_) trace::write_chrome(options_.trace, events);
+  }
+  if (preempted_ && steps_done_ < options_.steps) {
+    throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
+                       std::to_string(options_.steps) + "; with --save " + options_.save +
+                       " --resume it goes on",
+                   exit_preempted);
   }
 }
 

@@ -13,17 +13,19 @@
 #include "kernels/matmul.h"
 #include "model/batch.h"
 #include "model/data.h"
+#include "model/inspection.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/parameters.h"
 #include "program/log.h"
 #include "program/options.h"
+#include "program/preemption.h"
 #include "program/totals.h"
 
 namespace pentatron {
 
-// Calls `program` and returns the exit status: 0; after bad input 2, and after a dry run that does not fit 1,
-// both with one line on stderr.
+// Calls `program` and returns the exit status: 0; after bad input 2, and that of a RunError, both with one
+// line on stderr.
 int run_program(const std::function<void()>& program);
 
 class World;  // ranks/comm.h
@@ -90,7 +92,11 @@ class Run {
 
   void begin_step(int64_t step);
   void end_step(std::optional<Dropped> dropped = {});  // all work of the step has been issued
-  // Prints and logs the summary. `layout`: the degree of each dimension.
+  // The step after this one; options.steps if a signal has asked the run to end; or, to find out where they
+  // came from, a step whose numbers were none, once more. The same on all ranks.
+  int64_t next_step(int64_t step);
+  // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if a signal has
+  // ended the run.
   void summarize(const MemoryPrediction& predicted,
                  const std::vector<std::pair<std::string, int>>& layout = {});
   void show_sample(const std::string& text) const;
@@ -98,11 +104,20 @@ class Run {
  private:
   // Waits for the oldest step that has not been logged, and logs it.
   void log_step();
+  void log_steps();  // all of them
 
   const Options& options_;
   const Peers& peers_;
   StepTotals& totals_;
   const Parameters& trained_;
+  const Preemption preemption_;
+  bool preempted_ = false;
+  int64_t bad_step_ = -1;  // the first one with a loss or a norm that is no number; -1: none
+  std::string bad_numbers_;
+  void judge(int64_t step, double loss, double norm);
+  void look_at_parameters(inspection::When what) const;
+  [[noreturn]] void end_second_pass();
+  int64_t steps_done_ = 0;
   std::optional<RunLog> log_;  // on rank 0
   void start_trace();
   bool is_traced(int64_t step) const;

@@ -30,6 +30,7 @@ class StepTotals {
   // are of its step.
   void receive();
   void wait() { send(), receive(); }
+  cudaStream_t stream() const { return stream_; }
   double ended() const { return ended_[received_]; }  // when the copy was made, by now()
   double host_loss() const { return host_[received_ * size]; }
   LossScale host_loss_scale() const { return host_scale_[received_]; }

@@ -178,6 +178,15 @@ class MpiAgreement : public Agreement {
     return text;
   }
 
+  std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& numbers) override {
+    std::vector<uint32_t> result(numbers.size());
+    MPI_Request request;
+    MPI_CHECK(MPI_Iallreduce(numbers.data(), result.data(), static_cast<int>(numbers.size()), MPI_UINT32_T,
+                             MPI_BXOR, comm_, &request));
+    wait(request);
+    return result;
+  }
+
  private:
   MPI_Comm comm_;
   int rank_ = 0, ranks_ = 1;

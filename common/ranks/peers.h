@@ -31,6 +31,8 @@ class Agreement {
   virtual ~Agreement() = default;
   // What the first rank says that says anything.
   virtual std::string first(const std::string& words) { return words; }
+  // The exclusive or of all ranks' numbers, one by one.
+  virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& numbers) { return numbers; }
 };
 
 // The defaults are those of a single process.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -114,6 +116,141 @@ TEST_CASE("07: experts continue in any other layout", "[07][experts][checkpoint]
 }
 #endif
 
+namespace {
+
+// Writes a checkpoint anew as a run of another precision might have, which keeps all digits: as one of 32
+// bits from one of 16, and the other way round.
+void rewrite_as_other_precision(const std::string& folder) {
+  struct Values {
+    std::vector<int64_t> shape;
+    std::vector<double> numbers;
+  };
+  std::map<std::string, Values> files[2];
+  const std::string paths[2] = {folder + "/model.safetensors", folder + "/optimizer.safetensors"};
+  for (const int i : {0, 1}) {
+    const SafetensorsFile file("--load", paths[i]);
+    for (const StoredTensor& t : file.tensors()) {
+      Values& values = files[i][t.name];
+      values.shape = t.shape;
+      for (uint64_t k = 0; k < t.elements(); ++k)
+        values.numbers.push_back(number_at(t.type, file.data(t), k));
+    }
+  }
+  for (auto& [name, values] : files[0]) {
+    Values& master = files[1][name + ".master"];
+    (has_master_weights ? values : master) = has_master_weights ? master : values;
+    if (has_master_weights) files[1].erase(name + ".master");
+  }
+  constexpr NumberType whole = PRECISION == 64 ? NumberType::fp64 : NumberType::fp32;
+  for (const int i : {0, 1}) {
+    const bool cut = i == 0 && !has_master_weights;  // to bf16
+    std::vector<StoredTensor> tensors;
+    std::string data;
+    for (const auto& [name, values] : files[i]) {
+      std::string bytes;
+      const auto add = [&](auto x) { bytes.append(reinterpret_cast<const char*>(&x), sizeof x); };
+      for (const double x : values.numbers) {
+        if (cut)
+          add(static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(x)) >> 16));
+        else
+          add(static_cast<accum>(x));
+      }
+      tensors.push_back({name, cut ? NumberType::bf16 : whole, values.shape});
+      tensors.back().checksum = crc32(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
+      data += bytes;
+    }
+    std::ofstream(paths[i]) << safetensors_header(tensors) << data;
+  }
+  std::string state = tests::read_file(folder + "/trainer_state.json");
+  const std::string key = "\"precision\": \"";
+  state.replace(state.find(key) + key.size(), std::string(precision_name).size(), "another");
+  std::ofstream(folder + "/trainer_state.json") << state;
+}
+
+}  // namespace
+
+TEST_CASE("07: a run continues bit for bit from another precision that kept all digits", "[07][checkpoint]") {
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  const CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  train(c, world, folder.path() + "/whole");
+  const std::string from = folder.path() + "/whole/step_000001";
+  const Trained same = train(c, world, folder.path() + "/same", from);
+  if (world.rank() == 0) rewrite_as_other_precision(from);
+  world.largest({0});
+  const Trained other = train(c, world, folder.path() + "/other", from);
+  CHECK(other.losses == same.losses);
+  CHECK(other.model == same.model);
+  CHECK(other.optimizer == same.optimizer);
+}
+
+#if PRECISION == 16
+TEST_CASE("07: master weights keep all digits of weights that are loaded alone", "[07][checkpoint]") {
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  c.options.steps = 1;
+  train(c, world, folder.path() + "/whole");
+  const std::string from = folder.path() + "/whole/step_000001", to = folder.path() + "/rest";
+  if (world.rank() == 0) rewrite_as_other_precision(from);
+  world.largest({0});
+  c.options.load_weights = c.options.load_folder = from;
+  c.options.save = to;
+  c.options.as_json = "{}";
+  CombinedModel model(c, world);
+  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute, world);
+  checkpoints.after_update(0);
+  checkpoints.finish();
+  if (world.rank() > 0) return;
+  const SafetensorsFolder given("--load", from, "model"), kept("--load", to + "/step_000001", "optimizer");
+  for (const Parameter& p : model.parameters.all()) {
+    const std::vector<int64_t> shape = {p.rows, p.columns};
+    const bool vector = p.tensor_split == TensorSplit::held_outside;
+    const std::vector<int64_t> stored = vector ? std::vector<int64_t>{p.columns} : shape;
+    const FoundTensor &a = given.find(p.name, stored), &b = kept.find(p.name + ".master", stored);
+    CHECK(a.description.type == NumberType::fp32);
+    CHECK(std::memcmp(a.data, b.data, a.description.bytes()) == 0);
+  }
+}
+#endif
+
+TEST_CASE("07: a second run in a folder is refused, and a folder that disappears is one line",
+          "[07][checkpoint]") {
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  const std::string save = c.options.save = folder.path() + "/save";
+  c.options.steps = 1;
+  c.options.as_json = "{}";
+  CombinedModel model(c, world);
+  std::optional<Checkpoints> first, second;
+  const auto make = [&](std::optional<Checkpoints>& checkpoints) {
+    checkpoints.emplace(model.options, model.parameters, model.optimizer, model.compute, world);
+  };
+  const auto complaint = [](const auto& work) {
+    try {
+      work();
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  make(first);
+  const std::string words = complaint([&] { make(second); });
+  CHECK(words.starts_with("--save: " + save +
+                          " is not valid; expected a folder that no other run saves in (process "));
+  if (world.rank() == 0) CHECK(words.find("process " + std::to_string(getpid()) + " of ") != words.npos);
+  world.largest({0});
+  if (world.rank() == 0) std::filesystem::remove_all(save);
+  world.largest({0});
+  first->after_update(0);
+  CHECK(complaint([&] { first->finish(); }) ==
+        "--save: " + save + "/step_000001 can not be written: No such file or directory");
+  first.reset();
+  world.largest({0});
+  CHECK(complaint([&] { make(second); }).empty());  // nobody else saves there now
+}
+
 // ---- The save itself
 // -----------------------------------------------------------------------------------------
 
@@ -125,11 +262,14 @@ class SlowDisk : public Agreement {
   SlowDisk(std::unique_ptr<Agreement> ranks, const std::atomic<bool>& goes_on)
       : ranks_(std::move(ranks)), goes_on_(goes_on) {}
   std::string first(const std::string& words) override {
-    // They agree on the folder, on the beginning of a save, then on its tensors.
-    if (++calls_ == 3) {
+    // They agree on the folder, on its lock, on the beginning of a save, then on its tensors.
+    if (++calls_ == 4) {
       while (!goes_on_) usleep(1000);
     }
     return ranks_->first(words);
+  }
+  std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& numbers) override {
+    return ranks_->exclusive_or(numbers);
   }
 
  private:
