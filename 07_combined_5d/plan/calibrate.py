@@ -1,7 +1,7 @@
 """Fits the numbers of a style (styles/) to measured steps:  python calibrate.py PLAN SWEEP.csv STYLE TO.json
 
 SWEEP has the columns of plan --score, tokens_per_second_per_gpu and memory_gb. STYLE says what the framework does or does not
-do (the numbers that are not fitted); its fitted numbers are not read. Memory is fitted first, to the rows without a pipeline,
+do, and what one operation costs its host; its fitted numbers are not read. Memory is fitted first, to the rows without a pipeline,
 whose ranks are all alike. Then the times: the mean of |log(measured / predicted)|, of which each row gives 1.5 at most, so
 that stalls which no number explains do not decide. A row that is fast, or is believed to be, counts most: up to five times as
 much as a slow one. One number after the other is made larger or smaller, while that helps.
@@ -21,7 +21,7 @@ from collections import defaultdict
 # Where the fit begins.
 MEMORY = {"activations": 1.5, "logits_bytes": 8}
 TIMES = {"memory_share": 0.5, "product_share": 0.8, "link_share": 0.9, "network_share": 0.7, "bucket_bytes": 25e6,
-         "crossing_seconds": 1e-4, "operation_seconds": 15e-6, "collective_seconds": 1e-4, "pipelined_seconds": 1e-4,
+         "crossing_seconds": 1e-4, "collective_seconds": 2e-4, "pipelined_seconds": 1e-4,
          "full_memory": 0.9, "retry_seconds": 0.3}  # fmt: skip
 MOST = {name: 1.2 for name in TIMES if name.endswith("_share") or name == "full_memory"}
 COLUMNS = "model nodes mbs grad_acc dp pp tp zero tokens_per_second_per_gpu memory_gb".split()

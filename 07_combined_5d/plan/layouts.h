@@ -136,6 +136,7 @@ struct Wishes {
   double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that it may take
 
   bool allow(const Layout& l) const {
+    if (words.empty()) return true;
     const std::string text = " " + to_string(l) + " ";
     const std::map<std::string, int> numbers = {
         {"tp", l.shape.tp}, {"cp", l.shape.cp},     {"dp", l.shape.dp},         {"pp", l.shape.pp},
