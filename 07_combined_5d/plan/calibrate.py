@@ -1,8 +1,8 @@
 """Fits the numbers of a style (styles/) to measured steps:  python calibrate.py PLAN SWEEP.csv STYLE TO.json
 
 SWEEP has the columns of plan --score, tokens_per_second_per_gpu and memory_gb. STYLE says what the framework does or does not
-do, and what one operation costs its host; its fitted numbers are not read. Memory is fitted first, to the rows without a pipeline,
-whose ranks are all alike. Then the times: the mean of |log(measured / predicted)|, of which each row gives 1.5 at most, so
+do, and what one operation costs its host; its fitted numbers are not read. Memory is fitted first, to the rows without a
+pipeline, whose ranks are all alike. Then the times: the mean of |log(measured / predicted)|, of which each row gives 1.5 at most, so
 that stalls which no number explains do not decide. A row that is fast, or is believed to be, counts most: up to five times as
 much as a slow one. One number after the other is made larger or smaller, while that helps.
 
