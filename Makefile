@@ -93,7 +93,7 @@ TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$
 SANITIZER_thread := -fsanitize=thread
 SANITIZER_address := -fsanitize=address,alignment
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
-DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
+DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_STYLES=\"$(CURDIR)/07_combined_5d/plan/styles\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 BUILD_DEFINES_fp64 := -DPRECISION=64
 BUILD_DEFINES_fp32 := -DPRECISION=32
 BUILD_DEFINES_bf16 := -DPRECISION=16
@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -397,6 +397,12 @@ test-plan: plan
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
 	@python3 tests/plan.py build/cpu-bf16 $(if $(filter command,$(origin N)),$(N),60) $(PLAN_RANKS)
 
+# Fits a style of the planner to measured steps:  make calibrate SWEEP=my.csv;  STYLE=nanotron: where it begins; TO=build/style.json.
+calibrate: plan
+	@[ -n "$(SWEEP)" ] || { echo "calibrate: which steps? expected SWEEP=my.csv" >&2; exit 2; }
+	@python3 07_combined_5d/plan/calibrate.py build/host/plan "$(SWEEP)" 07_combined_5d/plan/styles/$(or $(STYLE),nanotron).json \
+	  "$(or $(TO),build/style.json)"
+
 # Runs that save are killed, or asked to end, at random moments, then go on;  make test-kills N=30.
 test-kills:
 	@common/setup.sh
@@ -492,6 +498,7 @@ help:
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed or asked to end"
 	@echo "make plan          build/host/plan: the fastest layout of a run that fits, without a GPU;  --help lists its options"
+	@echo "make calibrate     a style of the planner, fitted to measured steps:  SWEEP=my.csv"
 	@echo "make test-plan     the planner against dry runs of 07;  N=60"
 	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"
 	@echo "make sweep         the planner's ten fastest layouts, run:  GPUS=8 MODEL=smollm-1.7b;  make test-report: in a browser"

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,7 +70,10 @@ def check_refusals(folder):
     (folder / "bad.csv").write_text("a,b\n")
     for words in (["--gpus", 0], ["--model", "foo"], ["--explain", "tp3"], ["--explain", "fast"], ["--style", "x"],
                   ["--score", folder / "none"], ["--score", folder / "bad.csv"], ["--json", folder / "none" / "x"],
-                  ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"]):
+                  ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
+                  ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--days", 3],
+                  ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--tp-overlap", "chunks"],
+                  ["--cp-exchange", "ulysses"], ["--documents", 0]):
         done = run(build / "plan", *words)
         lines = done.stderr.count("\n")
         expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")
@@ -103,11 +107,41 @@ def check_calculator(folder, count):
     expect(right == count, f"the calculator's tables: {right} of {count} layouts need what the planner says")
 
 
+def check_answers(folder):
+    """What plan answers beside a list: constraints, money, --why, a config.json, and a row of --score that is bad."""
+    words = ["--model", "smollm-1.7b", "--gpus", 16, "--seq-len", 2048, "--global-batch-size", 64]
+    run(build / "plan", *words, "--tp", "2-4", "--only", "zero3", "--max-memory", "40GiB", "--json", folder / "x.json")
+    layouts = json.loads((folder / "x.json").read_text())["layouts"]
+    good = all(plan["tp"] in (2, 4) and "zero3" in plan["layout"] and plan["tensor_bytes"] < 40 * 2**30 for plan in layouts)
+    expect(layouts and good, "only layouts that were asked for")
+    said = run(build / "plan", *words, "--tokens", "2T", "--price", 2.5, "--days", 1e6).stdout
+    match = re.search(r"on 16 GPUs: ([\d.]+) days, (\d+) GPU hours, (\d+) of money", said)
+    days, hours, money = map(float, match.groups()) if match else (0, 0, 1)
+    expect(abs(days * 24 * 16 / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01, "days, GPU hours and money")
+    expect("The fewest for 1e+06 days: 2.00T tokens on 1 GPUs" in said, "the fewest GPUs")
+    said = run(build / "plan", *words, "--why", "tp4 dp4").stdout
+    rows = re.findall(r"^(\w+) +([-\d.]+) +([-\d.]+) +([-+\d.]+)$", said, re.MULTILINE)
+    sums = [sum(float(row[i]) for row in rows if row[0] != "sum") for i in (1, 2)]
+    totals = [float(row[i]) for row in rows if row[0] == "sum" for i in (1, 2)]
+    expect(totals and all(abs(x - y) < 0.5 for x, y in zip(sums, totals)), "why a layout is not the best, in terms that add up")
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "vocab_size": 128256, "model_type": "llama", "rope_theta": 500000}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(sizes))
+    same = [run(build / "plan", *model, *words[2:]).stdout.split("\n", 1) for model in
+            (["--config", folder / "config.json"], ["--model", "llama-3.2-1b"])]  # fmt: skip
+    expect(same[0][1].split("mpirun")[0] == same[1][1].split("mpirun")[0], "a config.json is its preset")
+    expect(run(build / "plan", "--layers", 4).stdout.startswith("a model: 4 layers"), "a model of one's own is not called tiny")
+    (folder / "rows.csv").write_text("1.3B,1,1,1,1,64,1,0\n1.3B,1,1,32,8,1,1,0\n")
+    lines = run(build / "plan", "--style", "nanotron", "--score", folder / "rows.csv").stdout.splitlines()
+    expect(len(lines) == 3 and "pp" in lines[1] and float(lines[2].split(",")[8]) > 0, "a bad row of --score is an error in its row")
+
+
 with tempfile.TemporaryDirectory() as name:
     folder, done, most = pathlib.Path(name), 0, 0
     check_refusals(folder)
+    check_answers(folder)
     check_calculator(folder, 50)
-    times = {}
+    times, kinds = {}, {}
     while done < count:
         ranks, number = draw.choice(RANKS), draw.randrange(len(MODELS))
         model = MODELS[number] + ["--seq-len", 4096, "--global-batch-size", 4 * ranks]
@@ -125,6 +159,7 @@ with tempfile.TemporaryDirectory() as name:
         seconds, memory = result
         apart = plan["step_seconds"] / seconds - 1
         most = max(most, abs(apart))
+        kinds.setdefault(plan["kind"], []).append(seconds / plan["step_seconds"])
         what = f"{ranks} ranks, {' '.join(map(str, MODELS[number]))}: {plan['layout']}"
         expect(abs(apart) < 0.1, f"{what}: {1e3 * plan['step_seconds']:.1f} ms, issued {1e3 * seconds:.1f} ms, {100 * apart:+.1f} %")
         expect(plan["tensor_bytes"] == memory, f"{what}: {plan['tensor_bytes']} bytes, issued {memory}")
@@ -134,6 +169,8 @@ with tempfile.TemporaryDirectory() as name:
             continue
         chosen, best = min(pairs)[1], min(seconds for _, seconds in pairs)
         expect(chosen <= 1.03 * best, f"{ranks} ranks, model {number}: the best of {len(pairs)} is {chosen / best:.3f} of the fastest")
+    for kind, ratios in sorted(kinds.items()):
+        print(f"{kind}: issued / planned {min(ratios):.3f} to {max(ratios):.3f} of {len(ratios)}")
     print(f"largest difference {100 * most:.1f} %")
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)

@@ -14,7 +14,7 @@ namespace pentatron {
 struct StepCost {
   Work work;             // of all micro-batches
   double bubble = 0;     // idle in the pipeline
-  double host = 0;       // what the host takes longer to issue than the GPU to run
+  double host = 0;       // what the GPU waits for the host
   double data = 0;       // gradients and weights on their way that nothing hides
   double optimizer = 0;  // with the norm
   double total() const { return work.seconds() + bubble + host + data + optimizer; }
@@ -33,30 +33,28 @@ class CostModel : public DataCost {
 
   StepCost step() const {
     const int p = shape_.pp;
-    const std::vector<Rank> ranks = this->ranks();
-    std::vector<Costs> costs(schedule_.stages());
+    std::vector<Rank> ranks = this->ranks();
+    Simulation played = play(ranks);
+    if (hides_in_pipeline()) {
+      for (int k = 0; k < p; ++k) wait_for_sums(ranks[k], schedule_.ranks[k], played.times[k]);
+      played = play(ranks);
+    }
     StepCost result;
     double most = 0;
-    for (int k = 0; k < p; ++k) {
-      for (int c = 0; c < schedule_.v; ++c) costs[schedule_.stage(k, c)] = ranks[k].costs[c];
-      if (ranks[k].seconds <= most) continue;
-      most = ranks[k].seconds;
-      result.work = ranks[k].work;
+    for (const Rank& rank : ranks) {
+      if (rank.seconds <= most) continue;
+      most = rank.seconds;
+      result.work = rank.work, result.host = rank.host;
     }
-    const Simulation played = simulate(schedule_, costs);
     result.bubble = std::max(0.0, played.total - most);
-    result.data = std::max(0.0, most - result.work.seconds());  // so far what ZeRO stretches
+    result.data = std::max(0.0, most - result.work.seconds() - result.host);  // so far what ZeRO stretches
     double late = 0, slowest = 0;
-    int launches = 0;
     for (int k = 0; k < p; ++k) {
       late = std::max(late, weights_late(ranks[k].chunks, played.times[k], schedule_.ranks[k]));
-      const Work update = optimizer(ranks[k]);
-      slowest = std::max(slowest, update.seconds());
-      launches = std::max(launches, ranks[k].work.launches + update.launches);
+      slowest = std::max(slowest, optimizer(ranks[k]).seconds());
     }
     result.data += std::max(0.0, sums_end(ranks, played) - played.total) + late;
     result.optimizer = slowest + scalars();
-    result.host = std::max(0.0, launches * gpu_.launch_seconds - result.total());
     return result;
   }
 
@@ -64,9 +62,10 @@ class CostModel : public DataCost {
   struct Rank {
     std::vector<Units> chunks;
     std::vector<Costs> costs;  // [chunks]
-    std::vector<double> late;  // [chunks]: by how much its gradients are
+    double late = 0;           // by how much its last gradients are, where each micro-batch sums them
     Work work;                 // of a step
-    double seconds = 0;        // of it, as ZeRO stretches it
+    double seconds = 0;        // of it, as ZeRO and the host stretch it
+    double host = 0;           // of them: waits for the host
   };
 
   std::vector<Rank> ranks() const {
@@ -76,9 +75,11 @@ class CostModel : public DataCost {
       for (const LayerRange& range : layers_of_rank(o_, schedule_, k)) {
         const int stage = schedule_.stage(k, static_cast<int>(rank.chunks.size()));
         const Units& chunk = rank.chunks.emplace_back(units(range));
-        Costs& c = rank.costs.emplace_back(costs_of(chunk, rank.late.emplace_back()));
+        Costs& c = rank.costs.emplace_back(costs_of(chunk, rank.late));
         c.transfer = message(stage);
-        rank.work += work_of(chunk) * schedule_.m;
+        const Work work = work_of(chunk);
+        rank.work += work * schedule_.m;
+        rank.host += schedule_.m * wait_for_host(c, work);
         rank.seconds += schedule_.m * (c.of(Action::forward) + c.of(Action::backward));
       }
     }
@@ -91,10 +92,25 @@ class CostModel : public DataCost {
     return sum;
   }
 
+  // The host issues what a micro-batch needs, and may be ahead of the GPU by as much. Stretches the costs
+  // where it takes longer. Returns by how much.
+  double wait_for_host(Costs& c, const Work& work) const {
+    const bool crosses = shape_.pp > 1 && shape_.ranks() > network_.ranks_per_node;
+    const double collective = gpu_.launch_seconds + style_.collective_seconds +
+                              (crosses && shape_.tp > 1 ? style_.pipelined_seconds * shape_.tp : 0);
+    const double gpu = c.of(Action::forward) + c.of(Action::backward);
+    const double host = work.launches * gpu_.launch_seconds + work.collectives * collective;
+    const double waits = std::max(0.0, host - gpu);
+    for (double Costs::*part : {&Costs::forward, &Costs::input_gradient, &Costs::weight_gradient})
+      c.*part *= 1 + waits / gpu;
+    return waits;
+  }
+
   // ---- The pipeline
 
   // Of the next micro-batch.
   Costs costs_of(Streams& now, const Units& units, bool forward) const {
+    const bool sums = sums_each() && !hides_in_pipeline();
     const auto seconds = [&](const auto& pass) {
       const double begin = now.compute;
       pass();
@@ -104,17 +120,18 @@ class CostModel : public DataCost {
     c.forward = forward ? seconds([&] { forward_pass(now, units); }) : 0;
     const bool splits = schedule_.splits_backward;
     c.input_gradient = seconds([&] {
-      backward_pass(now, units, splits ? Action::input_gradient : Action::backward, !splits && sums_each());
+      backward_pass(now, units, splits ? Action::input_gradient : Action::backward, !splits && sums);
     });
     c.weight_gradient =
-        splits ? seconds([&] { backward_pass(now, units, Action::weight_gradient, sums_each()); }) : 0;
+        splits ? seconds([&] { backward_pass(now, units, Action::weight_gradient, sums); }) : 0;
     return c;
   }
-  // The mean of the first micro-batch and of those after it. `late`: by how much the last gradients are.
+  // The mean of the first micro-batch and of those after it. `late`: by how much the last gradients are. In a
+  // pipeline the sums come later: wait_for_sums.
   Costs costs_of(const Units& units, double& late) const {
     Streams now;
     Costs c = costs_of(now, units, true);
-    if (schedule_.m > 1 && sums_each()) {
+    if (schedule_.m > 1 && sums_each() && !hides_in_pipeline()) {
       const bool alternates = o_.pp_schedule != PpSchedule::afab;  // otherwise all forwards come first
       Costs again = costs_of(now, units, alternates);
       if (!alternates) again.forward = c.forward;
@@ -125,13 +142,50 @@ class CostModel : public DataCost {
     return c;
   }
 
+  // ZeRO-2 and 3: each backward sums gradients, behind what the rank does next, in whichever chunk.
+  bool hides_in_pipeline() const { return sums_each() && shape_.pp > 1; }
+
+  // Adds to the costs what a rank waits for sums: for memory for gradients, and before the first operation
+  // with tensor ranks until they have started. Its instructions begin as they did without sums, and later by
+  // what it has waited so far.
+  void wait_for_sums(Rank& rank, const Instructions& list, const std::vector<Interval>& times) const {
+    Streams now;
+    double waited = 0;
+    for (size_t n = 0; n < list.size(); ++n) {
+      const auto [action, micro_batch, chunk] = list[n];
+      if (is_message(action)) continue;
+      const Units& units = rank.chunks[chunk];
+      const double begin = now.compute = std::max(now.compute, times[n].begin + waited);
+      if (action == Action::forward) forward_pass(now, units);
+      if (action != Action::forward) backward_pass(now, units, action, action != Action::input_gradient);
+      const double lasts = times[n].end - times[n].begin, more = std::max(0.0, now.compute - begin - lasts);
+      now.compute = begin + lasts + more;
+      waited += more;
+      Costs& c = rank.costs[chunk];
+      (action == Action::forward          ? c.forward
+       : action == Action::input_gradient ? c.input_gradient
+                                          : c.weight_gradient) += more / schedule_.m;
+    }
+    rank.late = now.done() - now.compute;
+    rank.seconds += waited;
+  }
+
+  // The schedule with these ranks' costs.
+  Simulation play(const std::vector<Rank>& ranks) const {
+    std::vector<Costs> costs(schedule_.stages());
+    for (int k = 0; k < shape_.pp; ++k) {
+      for (int c = 0; c < schedule_.v; ++c) costs[schedule_.stage(k, c)] = ranks[k].costs[c];
+    }
+    return simulate(schedule_, costs);
+  }
+
   double message(int stage) const {
     if (stage + 1 == schedule_.stages()) return 0;
     const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
     if (from == to) return 0;
     const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
     const double bytes = r * outside_ * c_.d;
-    return network_.for_message(line[from], line[to], bytes).seconds(bytes) + style_.message_seconds;
+    return network_.for_message(line[from], line[to], bytes).seconds(bytes);
   }
 
   // When the last gradients are summed. They leave during the backward of a rank's last micro-batch. Its
@@ -152,7 +206,7 @@ class CostModel : public DataCost {
         for (const Unit& u : units)
           for (int g = 0; g < 2; ++g) now.move(g, played.times[k].back().end, scatter(u, g));
       } else if (sums_each()) {
-        now.compute = std::max(now.compute, time.end + ranks[k].late[chunk]);
+        now.compute = std::max(now.compute, time.end + ranks[k].late);
       } else {
         now.compute = std::max({now.compute, time.begin, message_came});
         backward_pass(now, units, action, true);

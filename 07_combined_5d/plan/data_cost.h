@@ -39,8 +39,9 @@ class DataCost : public LayerCost {
     const double add = gpu_.seconds(moves(3 * bytes / replicas(group)));  // but for the first micro-batch
     return replicas_[group].reduce_scatter(bytes / replicas(group)) + (sums_each() ? (m - 1) / m * add : 0);
   }
+  double bucket_bytes() const { return style_.bucket_bytes > 0 ? style_.bucket_bytes : o_.bucket_mb * 1e6; }
   double buckets(const Unit& u, int group) const {
-    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / (o_.bucket_mb * 1e6));
+    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / bucket_bytes());
   }
 
   struct Streams {
@@ -90,7 +91,7 @@ class DataCost : public LayerCost {
   void pass(Streams& now, const Units& units, bool forward, bool sums, const WorkOf& work) const {
     const int n = static_cast<int>(units.size());
     for (int i = 0; i < n; ++i) {
-      const int unit = forward ? i : n - 1 - i, buffer = unit % 2;
+      const int unit = forward ? i : n - 1 - i, buffer = units[unit].number % 2;
       double ready = now.compute, free = 0;
       for (int g = 0; g < 2; ++g) {
         if (units[unit].size[g] == 0) continue;

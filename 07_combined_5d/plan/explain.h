@@ -109,6 +109,8 @@ class Explanation : public CostModel {
       std::printf("  %-16s %8.2f\n", purpose_names[i].data(), static_cast<double>(total[i]) / (1 << 30));
     std::printf("  %-16s %8.2f  (an estimate)\n", "CUDA, NCCL",
                 static_cast<double>(plan_.memory.libraries) / (1 << 30));
+    if (plan_.memory.others > 0)
+      std::printf("  %-16s %8.2f\n", "of the style", plan_.memory.others / (1 << 30));
     std::printf("  %-16s %8.2f\n", "sum", plan_.memory.total() / (1 << 30));
   }
 

@@ -12,7 +12,7 @@ namespace pentatron {
 // Seconds in which a rank's compute stream is busy, or waits for the ranks of an axis.
 struct Work {
   double kernels = 0, tensor = 0, context = 0, experts = 0;
-  int launches = 0;  // operations that the host issues
+  int launches = 0, collectives = 0;  // kernels, and operations with other ranks, that the host issues
   // Of a unit's pass: whether it has operations with such ranks; in how many seconds the first one has to
   // start, so that nothing is late, and weight gradients begin.
   bool meets = false;
@@ -23,12 +23,10 @@ struct Work {
     if (!meets) until_meeting += w.until_meeting, meets = w.meets;
     if (until_gradients == 0 && w.until_gradients > 0) until_gradients = seconds() + w.until_gradients;
     kernels += w.kernels, tensor += w.tensor, context += w.context, experts += w.experts;
-    launches += w.launches;
+    launches += w.launches, collectives += w.collectives;
     return *this;
   }
-  Work operator*(double n) const {
-    return {kernels * n, tensor * n, context * n, experts * n, static_cast<int>(launches * n)};
-  }
+  Work operator*(double n) const { return {kernels * n, tensor * n, context * n, experts * n}; }
 };
 
 class LayerCost {
@@ -48,17 +46,18 @@ class LayerCost {
     Pair backward;
     std::array<double, 2> size;  // elements on this rank, by parameter group
     int parameters;              // of the first group: matrices and norms
+    int number;                  // in the model
   };
 
-  // `schedule` lives as long as this.
+  // `schedule` and `style` live as long as this.
   LayerCost(const CombinedOptions& options, const MeshShape& shape, const DeviceProfile& gpu,
-            const Schedule& schedule, const Style& style = {})
+            const Schedule& schedule, const Style& style = own_style)
       : o_(options),
         shape_(shape),
         style_(style),
         gpu_(used_by(style, gpu)),
         network_{true,
-                 {gpu.link_latency, gpu.link_bandwidth},
+                 {gpu.link_latency, gpu_.link_bandwidth},
                  {gpu.network_latency, gpu_.network_bandwidth},
                  static_cast<int>(gpu.gpus_per_node),
                  gpu.ll_bandwidth},
@@ -102,21 +101,22 @@ class LayerCost {
 
   // ---- Tensor ranks: the borders of a region (tensor_parallel.h)
 
-  double gather() const { return sp_ ? tensor_.all_gather(r * outside_ * c_.d) : 0; }
+  double gather() const { return sp_ ? crossing_ + tensor_.all_gather(r * outside_ * c_.d) : 0; }
   double reduce() const {
     if (shape_.tp == 1) return 0;
-    return sp_ ? tensor_.reduce_scatter(r * outside_ * c_.d) : tensor_.all_reduce(r * rows_ * c_.d);
+    return crossing_ +
+           (sp_ ? tensor_.reduce_scatter(r * outside_ * c_.d) : tensor_.all_reduce(r * rows_ * c_.d));
   }
   // What a rank sends for them: the ring's steps, each a block of the rows (an all-reduce takes twice as
   // many).
   double sent() const { return (shape_.tp - 1) * (sp_ ? 1 : 2.0 / shape_.tp) * r * outside_ * c_.d; }
   void enter(Work& w) const {
     wait(w, &Work::tensor, "all-gather of rows", sp_ ? sent() : 0, gather());
-    w.launches += sp_;
+    w.collectives += sp_;
   }
   void leave(Work& w) const {
     wait(w, &Work::tensor, sp_ ? "reduce-scatter of rows" : "all-reduce of rows", sent(), reduce());
-    w.launches += shape_.tp > 1;
+    w.collectives += shape_.tp > 1;
   }
   // Backward of a region's beginning. Its input is gathered again: that began `before` dgrad, in seconds. The
   // gradient is summed while weight gradients run. `input`: those that read the gathered input; `other`:
@@ -138,7 +138,7 @@ class LayerCost {
     wait(now, &Work::tensor, "rows and their sums, as far as not hidden", sp_ ? 2 * sent() : sent(),
          (sp_ ? std::max(wgrads, sum) : sum) - d, other.seconds() + input.seconds());
     now += other, now += input;
-    now.launches += sp_ + (shape_.tp > 1);
+    now.collectives += sp_ + (shape_.tp > 1);
   }
 
   // ---- Attention (attention.h), in a ring if context ranks share the sequence (ring_attention.h)
@@ -210,7 +210,7 @@ class LayerCost {
       for (int i = 0; backward && step > 0 && visible && i < 2; ++i)
         run(block, "sum of d_k or d_v", moves(3 * a * rows_ * c_.kv));
       w += block;
-      w.launches += communication > 0;
+      w.collectives += communication > 0;
     }
     if (backward) wait(w, &Work::context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
     run(w, "round", moves((a + r) * rows_ * c_.q));
@@ -437,7 +437,7 @@ class LayerCost {
 
   Unit layer_unit(int layer) const {
     const double attention = c_.d * (2.0 * c_.q + 2 * c_.kv + 2), mlp = 3.0 * c_.d * c_.f;
-    Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9};
+    Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9, 0};
     if (o_.model.has_experts(layer)) {
       const int bias = o_.model.has_balance_bias();
       u.size = {attention + double(o_.model.experts) * (c_.d + bias) + o_.model.shared_experts * mlp,
@@ -456,7 +456,7 @@ class LayerCost {
     std::vector<Unit> all;
     const double table = double(c_.vocabulary) * c_.d;
     if (range.embedding) {
-      Unit& u = all.emplace_back(Unit{{}, {}, {table, 0}, 1});
+      Unit& u = all.emplace_back(Unit{{}, {}, {table, 0}, 1, 0});
       run(u.forward, "embedding", moves(2 * r * rows_ * c_.d));
       leave(u.forward);
       run(u.forward, "copy", moves(2 * r * outside_ * c_.d));
@@ -467,9 +467,10 @@ class LayerCost {
       std::optional<Unit>& unit = kinds_[o_.model.has_experts(layer)];
       if (!unit) unit = layer_unit(layer);
       all.push_back(*unit);
+      all.back().number = layer + 1;
     }
     if (range.head) {
-      Unit& u = all.emplace_back(Unit{{}, {}, {table + c_.d, 0}, 2});
+      Unit& u = all.emplace_back(Unit{{}, {}, {table + c_.d, 0}, 2, o_.model.layers + 1});
       const double logits = double(rows_) * c_.vocabulary;
       norm(u.forward);
       enter(u.forward);
@@ -496,7 +497,7 @@ class LayerCost {
 
   const CombinedOptions& o_;
   const MeshShape shape_;
-  const Style style_;
+  const Style& style_;
   const DeviceProfile gpu_;
   const nccl_mpi::Network network_;
   const Schedule& schedule_;
@@ -506,6 +507,9 @@ class LayerCost {
   // Tokens of a micro-batch on this rank, inside and outside of the regions.
   const int64_t rows_ = int64_t{o_.micro_batch_size} * o_.sequence_length / shape_.cp;
   const int64_t outside_ = sp_ ? rows_ / shape_.tp : rows_;
+  // What a collective of tensor ranks takes more, if they are on several nodes.
+  const double crossing_ =
+      shape_.tp > network_.ranks_per_node ? style_.crossing_seconds * shape_.tp / network_.ranks_per_node : 0;
   const nccl_mpi::Collectives tensor_ = collectives(MeshGroup::tensor),
                               tokens_ = collectives(MeshGroup::context);
   const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0);

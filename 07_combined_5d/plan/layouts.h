@@ -60,7 +60,10 @@ inline Layout parse_layout(const std::string& option, const std::string& words, 
     }
     if (word == "sp") valid = l.sequence_parallel = true;
     if (!valid)
-      throw UsageError(option, words, "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full");
+      throw UsageError(
+          option, words,
+          "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full (dualpipe and files of "
+          "schedules are left out)");
   }
   const int64_t others = int64_t{l.shape.tp} * l.shape.cp * l.shape.pp;
   if (l.shape.dp == 0) l.shape.dp = static_cast<int>(std::max<int64_t>(1, gpus / others));
@@ -92,17 +95,24 @@ inline size_t libraries_of(const MeshShape& shape, PpSchedule schedule, int vpp)
 struct MemoryOfLayout {
   MemoryPrediction fullest;
   size_t tensors = 0, libraries = 0;
-  double total() const { return static_cast<double>(tensors + libraries); }
+  double others = 0;  // of the style
+  double total() const { return static_cast<double>(tensors + libraries) + others; }
 };
 // `stages`: stage_share of each.
 inline MemoryOfLayout memory_of(const CombinedOptions& options, const MeshShape& shape,
-                                const std::vector<RankShare>& stages) {
+                                const std::vector<RankShare>& stages, const Style& style) {
   MemoryOfLayout memory;
+  const double rows = double(options.micro_batch_size) * options.sequence_length / shape.cp;
+  const double logits = style.logits_bytes * rows * options.model.vocab_size / shape.tp;
   for (const RankShare& stage : stages) {
     const MemoryPrediction p = predict_memory(options, element_sizes, shape, stage);
-    const MemoryBytes total = p.total();
-    const size_t tensors = std::accumulate(total.begin(), total.end(), size_t{0});
-    if (tensors > memory.tensors) memory.fullest = p, memory.tensors = tensors;
+    const MemoryBytes parts = p.total();
+    const size_t tensors = std::accumulate(parts.begin(), parts.end(), size_t{0});
+    const double others = style.weights * parts[size_t(Purpose::weights)] +
+                          (style.activations - 1) * parts[size_t(Purpose::activations)] +
+                          (&stage == &stages.back() ? logits : 0);
+    if (tensors + others > memory.total())
+      memory.fullest = p, memory.tensors = tensors, memory.others = others;
   }
   memory.libraries = libraries_of(shape, options.pp_schedule, options.vpp);
   return memory;
@@ -116,7 +126,48 @@ struct Plan {
   StepCost cost;
   int micro_batches = 0;
   double tokens_per_second = 0, mfu = 0;  // of a GPU
+  std::string kind;                       // kind_of
+  double least = 0, most = 0;  // seconds: 8 of 10 steps of its kind were between these; 0: not known
 };
+
+// What a user asks of a layout, beside being fast.
+struct Wishes {
+  std::string words;                                              // "tp1-8 zero3 sp": what it must have
+  double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that it may take
+
+  bool allow(const Layout& l) const {
+    if (words.empty()) return true;
+    const std::string text = " " + to_string(l) + " ";
+    const std::map<std::string, int> numbers = {
+        {"tp", l.shape.tp}, {"cp", l.shape.cp},     {"dp", l.shape.dp},         {"pp", l.shape.pp},
+        {"ep", l.shape.ep}, {"zero", l.zero_stage}, {"mbs", l.micro_batch_size}};
+    std::istringstream stream(words);
+    for (std::string word; stream >> word;) {
+      const size_t dash = word.find('-', 1), digits = word.find_first_of("0123456789");
+      const auto number = numbers.find(word.substr(0, digits));
+      if (number == numbers.end() || digits == word.npos) {
+        if (text.find(" " + word + " ") == text.npos) return false;
+        continue;
+      }
+      const int from = std::atoi(word.c_str() + digits),
+                to = dash == word.npos ? from : std::atoi(word.c_str() + dash + 1);
+      if (number->second < from || number->second > to) return false;
+    }
+    return true;
+  }
+};
+
+// Whether these are words of layouts. Throws UsageError.
+inline void check_words(const std::string& option, const std::string& words) {
+  std::istringstream stream(words);
+  for (std::string word; stream >> word;) {
+    const size_t dash = word.find('-');
+    const bool is_range = dash != word.npos && dash > 0 && std::isdigit(word[dash - 1]);
+    if (is_range)
+      parse_layout(option, word.substr(0, word.find_first_of("0123456789")) + word.substr(dash + 1), 1);
+    parse_layout(option, is_range ? word.substr(0, dash) : word, 1);
+  }
+}
 
 struct Search {
   // Layouts that divide the model; of these fit; of these reach the global batch.
@@ -128,8 +179,9 @@ struct Search {
 class Planner {
  public:
   // `base`: the model, the batch, and all that is not a layout's.
-  Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Style& style = {})
-      : base_(base), gpus_(gpus), gpu_(gpu), style_(style) {
+  Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Style& style = own_style,
+          const Wishes& wishes = {})
+      : base_(base), gpus_(gpus), gpu_(gpu), style_(style), wishes_(wishes) {
     base_.as_json.clear(), base_.training.clear();  // each plan copies the options; it needs no texts
   }
 
@@ -140,10 +192,13 @@ class Planner {
     check_axes(p.options, layout.shape);
     p.micro_batches = micro_batches_of_a_rank(p.options, layout.shape.dp);
     complete_pipeline_options(p.options, layout.shape.pp, p.micro_batches);
-    p.memory = memory_of(p.options, layout.shape, pipeline(p).stages);
+    p.memory = memory_of(p.options, layout.shape, pipeline(p).stages, style_);
     set_cost(p);
     return p;
   }
+
+  // Of a GPU, that a layout may take.
+  double memory_bytes() const { return std::min(gpu_.memory_bytes, wishes_.memory_bytes); }
 
   const Schedule& schedule_of(const Plan& p) { return pipeline(p).schedule; }
 
@@ -152,6 +207,7 @@ class Planner {
     Search result;
     std::vector<std::pair<double, Plan>> candidates;  // with the least time that it can take
     for_each_layout([&](const Layout& layout) {
+      if (!wishes_.allow(layout)) return;
       Plan p = prepared(layout);
       const int at_once = layout.micro_batch_size * layout.shape.dp;
       p.micro_batches = base_.global_batch_size / at_once;
@@ -163,8 +219,8 @@ class Planner {
         p.options.global_batch_size = at_once * layout.shape.pp;
       }
       ++result.divide;
-      p.memory = memory_of(p.options, layout.shape, pipeline(p).stages);
-      if (p.memory.total() > gpu_.memory_bytes) {
+      p.memory = memory_of(p.options, layout.shape, pipeline(p).stages, style_);
+      if (p.memory.total() > memory_bytes()) {
         if (!result.nearest || p.memory.total() < result.nearest->memory.total()) result.nearest = p;
         return;
       }
@@ -181,7 +237,11 @@ class Planner {
       const auto same = std::find_if(result.best.begin(), result.best.end(),
                                      [&](const Plan& x) { return x.layout.shape == p.layout.shape; });
       if (same != result.best.end() && least >= same->cost.total()) continue;
-      set_cost(p);
+      try {
+        set_cost(p);
+      } catch (const ScheduleError&) {  // it would stop, such as most schedules with grouped messages
+        continue;
+      }
       if (same != result.best.end()) {
         if (!faster(p, *same)) continue;
         result.best.erase(same);
@@ -198,7 +258,9 @@ class Planner {
     std::vector<RankShare> stages;
   };
 
-  Plan prepared(const Layout& layout) const { return {layout, options_of(base_, layout), {}, {}}; }
+  Plan prepared(const Layout& layout) const {
+    return {layout, options_of(base_, layout), {}, {}, 0, 0, 0, "", 0, 0};
+  }
 
   static void check_axes(const CombinedOptions& o, const MeshShape& shape) {
     check_tensor_parallel(o, shape.tp, int64_t{o.micro_batch_size} * o.sequence_length / shape.cp);
@@ -282,6 +344,11 @@ class Planner {
 
   void set_cost(Plan& p) {
     p.cost = CostModel(p.options, p.layout.shape, gpu_, pipeline(p).schedule, style_).step();
+    const double full = p.memory.total() / gpu_.memory_bytes;
+    p.cost.host += p.micro_batches * retries(style_, full);
+    p.kind = kind_of(style_, p.layout.shape, gpu_, full);
+    if (const auto range = style_.ranges.find(p.kind); range != style_.ranges.end())
+      p.least = p.cost.total() * range->second[0], p.most = p.cost.total() * range->second[1];
     const double tokens = double(base_.global_batch_size) * base_.sequence_length;
     p.tokens_per_second = tokens / p.cost.total() / gpus_;
     p.mfu = p.tokens_per_second * flops_per_token(p.options) / gpu_.flops_bf16;
@@ -291,6 +358,7 @@ class Planner {
   const int gpus_;
   const DeviceProfile gpu_;
   const Style style_;
+  const Wishes wishes_;
   std::map<std::tuple<PpSchedule, int, int, int>, Pipeline> pipelines_;
 };
 

@@ -32,6 +32,7 @@ inline const MeasuredModel& measured_model(double billions) {
 
 struct Score {
   double tokens_per_second, bytes;  // of a GPU
+  std::string kind;
 };
 
 inline Score score(const MeasuredLayout& row, const DeviceProfile& gpu, const Style& style) {
@@ -54,21 +55,15 @@ inline Score score(const MeasuredLayout& row, const DeviceProfile& gpu, const St
   std::vector<RankShare> stages;
   for (int stage = 0; stage < row.pp; ++stage) stages.push_back(stage_share(o, schedule, stage));
 
-  // Beside what 07 holds: gradients in bf16 before they are added, wider logits, and more activations.
-  MemoryOfLayout memory = memory_of(o, l.shape, stages);
-  const MemoryBytes parts = memory.fullest.total();
-  const double rows = double(row.micro_batch_size) * o.sequence_length;
+  MemoryOfLayout memory = memory_of(o, l.shape, stages, style);
   const double table = double(o.model.vocab_size) * o.model.d_model / row.tp;
-  double bytes = memory.total() + parts[size_t(Purpose::weights)] +
-                 (style.kept - 1) * parts[size_t(Purpose::activations)] +
-                 8 * rows * o.model.vocab_size / row.tp;
-  if (model.tied && row.pp == 1) bytes -= table * (2 + 2 + 4 + 12.0 / (row.zero_stage > 0 ? row.dp : 1));
-
-  double seconds = CostModel(o, l.shape, gpu, schedule, style).step().total();
-  // Close to the limit the allocator gives memory back and asks for it again.
-  const double full = bytes / gpu.memory_bytes;
-  seconds *= 1 + std::clamp(8 * (full - 0.97), 0.0, 4.0);
-  return {o.global_batch_size * double(o.sequence_length) / seconds / l.shape.ranks(), bytes};
+  if (model.tied && row.pp == 1)
+    memory.others -= table * (2 + 2 + 4 + 12.0 / (row.zero_stage > 0 ? row.dp : 1));
+  const double full = memory.total() / gpu.memory_bytes;
+  const double seconds =
+      CostModel(o, l.shape, gpu, schedule, style).step().total() + row.micro_batches * retries(style, full);
+  return {o.global_batch_size * double(o.sequence_length) / seconds / l.shape.ranks(), memory.total(),
+          kind_of(style, l.shape, gpu, full)};
 }
 
 }  // namespace pentatron

@@ -200,7 +200,8 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
 }
 
 void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model) {
-  const JsonFile config(option, fs::path(folder) / "config.json");
+  const JsonFile config(option,
+                        fs::is_directory(folder) ? fs::path(folder) / "config.json" : fs::path(folder));
   model.name = folder;
   model.layers = config.whole("num_hidden_layers", 1, 1000);
   model.d_model = config.whole("hidden_size", 2, 65536);

@@ -44,8 +44,9 @@ std::string trainer_state_text(int64_t steps, const std::string& precision, cons
                                const std::vector<double>& loss_scale = {});
 TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint);
 
-// Takes the model's sizes and its experts from FOLDER/config.json. Throws UsageError, naming `option`, if the
-// file can't be read, or if it asks for something that would change the result and that is not here.
+// Takes the model's sizes and its experts from FOLDER/config.json, or from a file that is given instead of a
+// folder. Throws UsageError, naming `option`, if the file can't be read, or if it asks for something that
+// would change the result and that is not here.
 void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model);
 
 // The text of config.json. sequence_length: what the model was trained on; type: of the weights, in PyTorch's

@@ -102,6 +102,46 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
   CHECK(accepted > 30);
 }
 
+TEST_CASE("07: small kernels wait for the host", "[07][plan]") {
+  if (mpi_tests::ranks() != 4) return;
+  const DeviceProfile gpu = load_profile("h100");
+  const auto host_share = [&](const Style& style, int micro_batch_size) {
+    Layout l;
+    l.shape = {8, 1, 1, 1, 1};
+    l.micro_batch_size = micro_batch_size;
+    l.sequence_parallel = true;
+    const CombinedOptions options =
+        options_of(options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 512, 64), l);
+    const Schedule schedule = schedule_of(options, l.shape);
+    const StepCost cost = CostModel(options, l.shape, gpu, schedule, style).step();
+    return cost.host / cost.total();
+  };
+  CHECK(host_share(own_style, 1) == 0);  // this project's host takes 3 us for an operation
+  Style eager;
+  eager.operation_seconds = 35e-6;
+  CHECK(host_share(eager, 1) > 0.5);
+  CHECK(host_share(eager, 64) < host_share(eager, 1) / 2);  // the same kernels, with more to do
+}
+
+TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
+  if (mpi_tests::ranks() != 4) return;
+  Layout l;
+  l.shape = {4, 1, 2, 2, 1};
+  l.zero_stage = 3, l.sequence_parallel = true;
+  for (const char* words : {"", "tp4", "tp1-8 zero3", "zero0-3 sp 1f1b", "cp1"}) {
+    CAPTURE(words);
+    CHECK_NOTHROW(check_words("--only", words));
+    CHECK(Wishes{words}.allow(l));
+  }
+  for (const char* words : {"tp1-2", "tp8", "zero1", "full", "tp4 zb-h1", "pp4-8"}) {
+    CAPTURE(words);
+    CHECK_FALSE(Wishes{words}.allow(l));
+  }
+  for (const char* words : {"fast", "tp", "tp1-x", "zero1-7"})
+    CHECK_THROWS_AS(check_words("--only", words), UsageError);
+  CHECK_THROWS_AS(style_of("none"), UsageError);
+}
+
 #if PRECISION == 16
 // Korthikanti et al., "Reducing Activation Recomputation" (2022), table 5: seconds of a step on A100s, with
 // full recomputation, and with selective and sequence parallelism. Their MLP of 4 d in two products has the
