@@ -28,6 +28,11 @@ struct Id {
 };
 constexpr char kText[8] = "mpi-ids";
 
+std::vector<int>& present_ranks() {  // of a folded world: the rank of each process
+  static auto* const ranks = new std::vector<int>;
+  return *ranks;
+}
+
 void wait(std::vector<MPI_Request>& requests) {
   Patience patience;
   for (int done = 0;; patience.wait()) {
@@ -120,18 +125,37 @@ ncclUniqueId new_id() {
   return unique;
 }
 
-ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, Members* members) {
+void fold(std::vector<int> world_ranks) { present_ranks() = std::move(world_ranks); }
+
+ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, const int* world_ranks, Members* members) {
   Unseen unseen;
   Id id;
   std::memcpy(&id, unique.internal, sizeof id);
   if (std::memcmp(id.text, kText, sizeof kText) != 0) {
     return fail(ncclInvalidArgument, "this is not an id that ncclGetUniqueId made");
   }
-  members->world_ranks.resize(ranks);
-  if (!collect(id, rank, &members->world_ranks)) {
+  members->rank = rank;
+  const std::vector<int>& present = present_ranks();
+  std::vector<int> processes(ranks);  // of the members that are there
+  int place = rank;                   // of this one among them
+  if (!present.empty()) {
+    if (world_ranks == nullptr) return fail(ncclInvalidArgument, "a folded world needs config.world_ranks");
+    members->world_ranks.assign(world_ranks, world_ranks + ranks);
+    processes.clear();
+    for (int member = 0; member < ranks; ++member) {
+      const auto found = std::lower_bound(present.begin(), present.end(), world_ranks[member]);
+      const bool is_there = found != present.end() && *found == world_ranks[member];
+      members->places.push_back(is_there ? static_cast<int>(processes.size()) : -1);
+      if (is_there) processes.push_back(static_cast<int>(found - present.begin()));
+    }
+    place = members->places[rank];
+    if (place < 0) return fail(ncclInvalidArgument, "this rank is not there");
+  }
+  if (!collect(id, place, &processes)) {
     return fail(ncclInvalidUsage, "the ranks of a new communicator do not agree who they are");
   }
-  members->comm = communicator_of(members->world_ranks, id.tag);
+  if (present.empty()) members->world_ranks = processes;
+  members->comm = communicator_of(processes, id.tag);
   members->name = "pentatron-" + std::to_string(id.process) + "-" + std::to_string(id.number);
   return ncclSuccess;
 }
@@ -153,7 +177,10 @@ ncclResult_t split(const Members& parent, int color, int key, Members* members) 
     if (all[2 * rank] == color) chosen.emplace_back(all[2 * rank + 1], rank);
   }
   std::sort(chosen.begin(), chosen.end());
-  for (const auto& [their_key, rank] : chosen) members->world_ranks.push_back(parent.world_ranks[rank]);
+  for (const auto& [their_key, rank] : chosen) {
+    if (rank == parent.rank) members->rank = static_cast<int>(members->world_ranks.size());
+    members->world_ranks.push_back(parent.world_ranks[rank]);
+  }
   members->comm = communicator_of(members->world_ranks, kSplitTag);
   return ncclSuccess;
 }

@@ -31,7 +31,7 @@
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_CONFIG_UNDEF_INT (-2147483647 - 1)
 #define NCCL_CONFIG_INITIALIZER \
-  { sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
+  { sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, nullptr }
 
 using ncclComm_t = struct ncclComm*;
 
@@ -41,10 +41,12 @@ struct ncclUniqueId {
 
 // Of NCCL's configuration: `blocking`, which must stay undefined or 1, and how many thread blocks an
 // operation takes. maxCTAs limits how many operations of a group have a channel of their own
-// (modelled_link.h); minCTAs changes nothing here.
+// (modelled_link.h); minCTAs changes nothing here. NCCL has no `world_ranks`, [ranks of the communicator]: in a
+// folded world (bootstrap.h) where each of them sits.
 struct ncclConfig_t {
   size_t size;
   int blocking, minCTAs, maxCTAs;
+  const int* world_ranks;
 };
 
 enum ncclResult_t {
