@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -397,6 +397,11 @@ test-plan: plan
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
 	@python3 tests/plan.py build/cpu-bf16 $(if $(filter command,$(origin N)),$(N),60) $(PLAN_RANKS)
 
+# Folded dry runs of 07 against whole ones;  make test-fold N=60 SEED=1. FOLD_RANKS: how many ranks, by chance.
+test-fold:
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
+	@python3 tests/fold.py build/cpu-bf16 $(if $(filter command,$(origin N)),$(N),60) $(FOLD_RANKS) $(addprefix --seed ,$(SEED))
+
 # Four ranks that save after each step are killed at random moments, then go on;  make test-kills N=30.
 test-kills:
 	@common/setup.sh
@@ -492,7 +497,7 @@ help:
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed while they save"
 	@echo "make plan          build/host/plan: the fastest layout of a run that fits, without a GPU;  --help lists its options"
-	@echo "make test-plan     the planner against dry runs of 07;  N=60"
+	@echo "make test-plan     the planner against dry runs of 07;  N=60.  make test-fold: folded dry runs against whole ones;  N=60"
 	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"
 	@echo "make sweep         the planner's ten fastest layouts, run:  GPUS=8 MODEL=smollm-1.7b;  make test-report: in a browser"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"

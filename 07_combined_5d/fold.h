@@ -14,7 +14,7 @@
 // and so are their memory and traffic. Means over all ranks take each as the one that stands for it.
 //
 // A communicator that has an absent rank also has the one that stands for it. The stand-in of NCCL lets those
-// meet that are there, and counts the time that all its members would take where they sit (bootstrap.h).
+// meet that are there, and counts the time that all its members would take where they sit (nccl.h).
 #pragma once
 
 #include <algorithm>
@@ -180,7 +180,7 @@ class OwnWorks {
 
   const CombinedOptions& options_;
   const MeshShape shape_;
-  const DeviceProfile& gpu_;
+  const DeviceProfile gpu_;
   const int64_t launch_;
   std::vector<Parameters> declared_;                // by the first tensor rank, and by another one
   std::map<std::array<int, 4>, OfShard> shards_;  // by tensor rank, group, unit, replica

@@ -77,8 +77,9 @@ def dry_run(processes, options):
         return 0, "", [json.loads(line) for line in log.read_text().splitlines()], operations
 
 
-def differences(whole, folded):
-    """What a folded run says otherwise than the whole one."""
+def differences(whole, folded, means):
+    """What a folded run says otherwise than the whole one. `means`: those of all ranks, too, which are those of ranks that do
+    less where shards differ."""
     (_, _, log, operations), (_, _, folded_log, folded_operations) = whole, folded
     found = []
     for step, folded_step in zip(log[1:-1], folded_log[1:-1], strict=True):
@@ -86,6 +87,10 @@ def differences(whole, folded):
                            (step["comm_bytes"], folded_step["comm_bytes"], "bytes")):
             if a != b:
                 found.append(f"step {step['step']}: {a} {what}, folded {b}")
+        for what in ("compute_seconds", "communication_seconds", "hidden") if means else ():
+            a, b = step["modelled"][what], folded_step["modelled"][what]
+            if abs(a - b) > 1e-12 * abs(a):
+                found.append(f"step {step['step']}: {what} {a}, folded {b}")
     for table in ("memory", "communication"):
         rows = {row["rank"]: row for row in log[-1]["summary"][table]}
         for row in folded_log[-1]["summary"][table]:
@@ -114,7 +119,10 @@ while tried < arguments.count:
     if whole[0] != 0 and whole[:2] == folded[:2]:
         continue  # both do not fit into memory
     tried, there, of = tried + 1, there + processes, of + ranks
-    found = differences(whole, folded) if whole[0] == folded[0] == 0 else [f"{whole[:2]}, folded {folded[:2]}"]
+    if whole[0] == folded[0] == 0:
+        found = differences(whole, folded, means=options[options.index("--dp") + 1] == "1")
+    else:
+        found = [f"{whole[:2]}, folded {folded[:2]}"]
     passed, failed = passed + (not found), failed + bool(found)
     print(("FAILED  " if found else "ok      ") + f"{processes} of {ranks} ranks: {' '.join(options)}", *found[:3], sep="\n          ", flush=True)
 print(f"{there} of {of} ranks were there")

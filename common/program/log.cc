@@ -40,11 +40,16 @@ Json json_of(const MemoryBytes& bytes) {
   return json;
 }
 
+// Of the world, with those that are absent.
+int number_of(const std::vector<RankReport>& ranks) {
+  return std::transform_reduce(ranks.begin(), ranks.end(), 0, std::plus(),
+                               [](const RankReport& rank) { return rank.stands_for; });
+}
+
 // The mean of all ranks, each as the one that stands for it. All numbers are 0 where time is measured, not
 // modelled.
 trace::Overlap mean_overlap(const std::vector<RankReport>& ranks) {
-  double n = 0;
-  for (const RankReport& rank : ranks) n += rank.stands_for;
+  const double n = number_of(ranks);
   trace::Overlap mean;
   for (const RankReport& rank : ranks) {
     const double share = rank.stands_for / n;
@@ -69,7 +74,8 @@ Json json_of(const trace::Overlap& overlap, double mfu) {
           {"mfu", mfu}};
 }
 
-Json json_of(const Summary& summary, int ranks, const trace::Overlap& overlap, double mfu) {
+Json json_of(const Summary& summary, const trace::Overlap& overlap, double mfu) {
+  const int ranks = number_of(summary.ranks);
   Json layout = Json::object(), memory = Json::array(), communication = Json::array();
   for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
   for (const RankReport& report : summary.ranks) {
@@ -223,12 +229,12 @@ void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
   const trace::Overlap mean = mean_overlap(summary.ranks);
   if (mean.seconds > 0) {
-    print_overlap(out_, mean, config_.ranks, config_.steps);
+    print_overlap(out_, mean, number_of(summary.ranks), config_.steps);
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
          << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
   }
   out_.flush();
-  if (json_.is_open()) write_json(json_of(summary, config_.ranks, mean, mfu(tokens_, modelled_seconds_)).dump());
+  if (json_.is_open()) write_json(json_of(summary, mean, mfu(tokens_, modelled_seconds_)).dump());
 }
 
 // Flushes every line, so that the log of a killed run can be read up to its last step.

@@ -14,8 +14,6 @@
 #include "ranks/mpi_wait.h"
 #include "ranks/nccl_build.h"
 #ifdef NCCL_OVER_MPI
-#include "bootstrap.h"
-#include "device_access.h"
 #include "modelled_link.h"
 #endif
 
@@ -238,13 +236,14 @@ void World::configure(const CommunicationConfig& config) {
   }
 }
 
-int World::ranks_per_node() const {
+int World::ranks_per_node(int of_gpu) const {
 #ifdef NCCL_OVER_MPI
-  std::string ignored;  // check_link has read it
-  const auto network = nccl_mpi::network_from_environment(nccl_mpi::default_network(), &ignored);
-  if (network) return network->ranks_per_node;
+  std::string reason;  // a wrong one is refused with the first communicator
+  nccl_mpi::Network network;
+  network.ranks_per_node = of_gpu;
+  if (const auto found = nccl_mpi::network_from_environment(network, &reason)) return found->ranks_per_node;
 #endif
-  return std::numeric_limits<int>::max();
+  return of_gpu;
 }
 
 void World::fold(int ranks, const PresentRanks& present) {
@@ -257,9 +256,6 @@ void World::fold(int ranks, const PresentRanks& present) {
   rank_ = present.ranks[process_], ranks_ = ranks;
   stands_for_ = present.stand_for[process_];
   present_ = present.ranks;
-#ifdef NCCL_OVER_MPI
-  nccl_mpi::fold(present_);
-#endif
 }
 
 int World::process_of(int rank) const {
@@ -283,19 +279,24 @@ std::vector<double> World::sum(const std::vector<double>& values) const {
 }
 
 std::vector<std::string> World::gather(const std::string& text) const {
-  const Watchdog::Call call(*watchdog_, "MPI_Igatherv");
+  const Watchdog::Call call(*watchdog_, "MPI_Igather");
   MPI_Request request;
   const int size = static_cast<int>(text.size());
-  std::vector<int> sizes(processes_), offsets(processes_);
+  std::vector<int> sizes(processes_);
   MPI_CHECK(MPI_Igather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, MPI_COMM_WORLD, &request));
   wait(request);
-  for (int i = 1; i < processes_; ++i) offsets[i] = offsets[i - 1] + sizes[i - 1];
-  std::string all(process_ == 0 ? offsets.back() + sizes.back() : 0, ' ');
-  MPI_CHECK(MPI_Igatherv(text.data(), size, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
-                         MPI_COMM_WORLD, &request));
-  wait(request);
-  std::vector<std::string> result;
-  for (int i = 0; process_ == 0 && i < processes_; ++i) result.push_back(all.substr(offsets[i], sizes[i]));
+  constexpr int tag = 1;  // one message each: MPI_Igatherv counts all texts together, traces of 4 GB, by an int
+  if (process_ > 0) {
+    MPI_CHECK(MPI_Isend(text.data(), size, MPI_CHAR, 0, tag, MPI_COMM_WORLD, &request));
+    wait(request);
+    return {};
+  }
+  std::vector<std::string> result = {text};
+  for (int i = 1; i < processes_; ++i) {
+    result.emplace_back(sizes[i], ' ');
+    MPI_CHECK(MPI_Irecv(result[i].data(), sizes[i], MPI_CHAR, i, tag, MPI_COMM_WORLD, &request));
+    wait(request);
+  }
   return result;
 }
 
@@ -345,11 +346,15 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
       channels_(ranks_ > 1 ? most_blocks : 0) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
-  std::vector<int> processes;  // of the members; this one instead of those that are absent: it waits for none
-  for (const int member : members) {
-    const int process = world.process_of(member);
-    processes.push_back(process < 0 ? world.process_ : process);
-  }
+  std::vector<int> present;  // the process of each member, -1: it is absent
+  for (const int member : members) present.push_back(world.process_of(member));
+  std::vector<int> processes = present;  // this one for those that are absent: nobody waits for itself
+  std::ranges::replace(processes, -1, world.process_);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = most_blocks;
+#ifdef NCCL_OVER_MPI
+  if (!world.present_.empty()) config.world_ranks = members.data(), config.processes = present.data();
+#endif
   // The first member that is there makes the identifier and sends it to the others.
   constexpr int tag = 0;
   ncclUniqueId id;
@@ -366,11 +371,6 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
     MPI_CHECK(MPI_Irecv(&id, sizeof id, MPI_BYTE, first, tag, MPI_COMM_WORLD, &request));
     wait(request);
   }
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.maxCTAs = most_blocks;
-#ifdef NCCL_OVER_MPI
-  config.world_ranks = members.data();
-#endif
   NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
   const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
   watched_ = world_.watchdog().add(name, number, processes, comm_);

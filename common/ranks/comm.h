@@ -55,7 +55,8 @@ class World : public Peers {
   // Sets the watchdog's timeout, the modelled GPU and its links. Called before the first allocation and
   // the first communicator. Throws UsageError.
   void configure(const CommunicationConfig& config);
-  int ranks_per_node() const;  // of the modelled network
+  // What is said elsewhere of the modelled network, where the GPU says `of_gpu`.
+  int ranks_per_node(int of_gpu) const;
 
   // From now on the world has `ranks` ranks; only those present are there, one for each process. Of a dry run,
   // before the first communicator. Throws UsageError if mpirun started another number of processes. Messages

@@ -28,11 +28,6 @@ struct Id {
 };
 constexpr char kText[8] = "mpi-ids";
 
-std::vector<int>& present_ranks() {  // of a folded world: the rank of each process
-  static auto* const ranks = new std::vector<int>;
-  return *ranks;
-}
-
 void wait(std::vector<MPI_Request>& requests) {
   Patience patience;
   for (int done = 0;; patience.wait()) {
@@ -125,9 +120,8 @@ ncclUniqueId new_id() {
   return unique;
 }
 
-void fold(std::vector<int> world_ranks) { present_ranks() = std::move(world_ranks); }
-
-ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, const int* world_ranks, Members* members) {
+ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, const ncclConfig_t& config,
+                  Members* members) {
   Unseen unseen;
   Id id;
   std::memcpy(&id, unique.internal, sizeof id);
@@ -135,26 +129,20 @@ ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, const int* wo
     return fail(ncclInvalidArgument, "this is not an id that ncclGetUniqueId made");
   }
   members->rank = rank;
-  const std::vector<int>& present = present_ranks();
-  std::vector<int> processes(ranks);  // of the members that are there
-  int place = rank;                   // of this one among them
-  if (!present.empty()) {
-    if (world_ranks == nullptr) return fail(ncclInvalidArgument, "a folded world needs config.world_ranks");
-    members->world_ranks.assign(world_ranks, world_ranks + ranks);
-    processes.clear();
-    for (int member = 0; member < ranks; ++member) {
-      const auto found = std::lower_bound(present.begin(), present.end(), world_ranks[member]);
-      const bool is_there = found != present.end() && *found == world_ranks[member];
-      members->places.push_back(is_there ? static_cast<int>(processes.size()) : -1);
-      if (is_there) processes.push_back(static_cast<int>(found - present.begin()));
-    }
-    place = members->places[rank];
-    if (place < 0) return fail(ncclInvalidArgument, "this rank is not there");
+  const bool is_folded = config.world_ranks != nullptr && config.processes != nullptr;
+  if (is_folded && !is_dry_run()) return fail(ncclInvalidUsage, "only the world of a dry run is folded");
+  std::vector<int> processes(is_folded ? 0 : ranks);  // of the members that are there
+  for (int member = 0; is_folded && member < ranks; ++member) {
+    const int process = config.processes[member];
+    members->world_ranks.push_back(config.world_ranks[member]);
+    members->places.push_back(process < 0 ? -1 : static_cast<int>(processes.size()));
+    if (process >= 0) processes.push_back(process);
   }
-  if (!collect(id, place, &processes)) {
+  if (is_folded && members->places[rank] < 0) return fail(ncclInvalidArgument, "this rank is absent");
+  if (!collect(id, is_folded ? members->places[rank] : rank, &processes)) {
     return fail(ncclInvalidUsage, "the ranks of a new communicator do not agree who they are");
   }
-  if (present.empty()) members->world_ranks = processes;
+  if (!is_folded) members->world_ranks = processes;
   members->comm = communicator_of(processes, id.tag);
   members->name = "pentatron-" + std::to_string(id.process) + "-" + std::to_string(id.number);
   return ncclSuccess;
