@@ -1,17 +1,18 @@
-// Folded worlds: a dry run of thousands of ranks for which a few are enough (--ranks). Most ranks of a mesh do
-// the same as others at the same moment:
+// Folded worlds: a dry run of thousands of ranks for which a few are enough (--ranks). Most ranks of a mesh
+// do the same as others at the same moment:
 //
 //   tensor   rank 1 and all after it: only rank 0 counts the loss, and the norm of what all hold
-//   data     one block and another. A block is the data ranks that share out the experts (without experts: one
+//   data     one block and another. A block is the data ranks that share out the experts (without experts:
+//   one
 //            data rank) with all their tensor, context and pipeline ranks
 //
-// Blocks meet in the sums of gradients, in ZeRO's gathers, and where all ranks sum the norm. Nothing else leaves
-// a block. So a block can be left out if one that is there
+// Blocks meet in the sums of gradients, in ZeRO's gathers, and where all ranks sum the norm. Nothing else
+// leaves a block. So a block can be left out if one that is there
 //   - sits alike: where it crosses from node to node, so does the other;
 //   - does the same or more for the shards that it owns (OwnWork): with ZeRO they differ.
-// It then comes to each meeting no later than the other, and nobody would have waited for it. A program's time
-// is a longest path; what is left out is never on it alone. So the times of the ranks that are there are exact,
-// and so are their memory and traffic. Means over all ranks take each as the one that stands for it.
+// It then comes to each meeting no later than the other, and nobody would have waited for it. A program's
+// time is a longest path; what is left out is never on it alone. So the times of the ranks that are there are
+// exact, and so are their memory and traffic. Means over all ranks take each as the one that stands for it.
 //
 // A communicator that has an absent rank also has the one that stands for it. The stand-in of NCCL lets those
 // meet that are there, and counts the time that all its members would take where they sit (nccl.h).
@@ -36,7 +37,8 @@ inline std::vector<int> nodes_of(const std::vector<int>& ranks, int ranks_per_no
   std::map<int, int> numbers;
   std::vector<int> nodes;
   for (const int rank : ranks)
-    nodes.push_back(numbers.try_emplace(rank / ranks_per_node, static_cast<int>(numbers.size())).first->second);
+    nodes.push_back(
+        numbers.try_emplace(rank / ranks_per_node, static_cast<int>(numbers.size())).first->second);
   return nodes;
 }
 
@@ -81,7 +83,8 @@ class OwnWorks {
   OwnWork of(const MeshPlace& at, const std::vector<int>& units) {
     OwnWork work;
     for (const int group : {dense_group, expert_group}) {
-      for (const int unit : units) add(shard(std::min(at.tp, 1), group, kind_of(unit), replica(at, group)), work);
+      for (const int unit : units)
+        add(shard(std::min(at.tp, 1), group, kind_of(unit), replica(at, group)), work);
     }
     return work;
   }
@@ -141,7 +144,7 @@ class OwnWorks {
     Parameters& p = declared_[tensor_rank];
     const size_t whole = p.group(group).size(unit), size = whole / replicas_of(group);
     const bool sharded = options_.zero_stage > 0;
-    const Shard own = {group, unit, sharded ? replica * size : 0, sharded ? (replica + 1) * size : whole,
+    const Shard own = {group,   unit,   sharded ? replica * size : 0, sharded ? (replica + 1) * size : whole,
                        nullptr, nullptr};
     const bool adamw = options_.optimizer == OptimizerKind::adamw;
     if (own.size() > 0) work.kernels[0].push_back(time(moves(real_bytes * static_cast<double>(own.size()))));
@@ -182,7 +185,7 @@ class OwnWorks {
   const MeshShape shape_;
   const DeviceProfile gpu_;
   const int64_t launch_;
-  std::vector<Parameters> declared_;                // by the first tensor rank, and by another one
+  std::vector<Parameters> declared_;              // by the first tensor rank, and by another one
   std::map<std::array<int, 4>, OfShard> shards_;  // by tensor rank, group, unit, replica
 };
 

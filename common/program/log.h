@@ -51,8 +51,8 @@ struct RankMemory {
 struct RankReport {
   RankMemory memory;
   TrafficByOperation communication;
-  trace::Overlap overlap = {};    // modelled, of all steps
-  int rank = 0, stands_for = 1;   // of the world (Peers)
+  trace::Overlap overlap = {};   // modelled, of all steps
+  int rank = 0, stands_for = 1;  // of the world (Peers)
 };
 
 // A report as text, to send it to another rank, and back.

@@ -1,8 +1,7 @@
-// The ranks and how they communicate. A `World` is this process among all that mpirun started, or, folded, among
-// more of which only those are there. It uses MPI where the hosts have to agree, and owns the watchdog. A
-// `Communicator` is a thin layer over an
-// ncclComm_t and a stream of its own. Collectives are issued to that stream; only events order it against
-// other streams.
+// The ranks and how they communicate. A `World` is this process among all that mpirun started, or, folded,
+// among more of which only those are there. It uses MPI where the hosts have to agree, and owns the watchdog.
+// A `Communicator` is a thin layer over an ncclComm_t and a stream of its own. Collectives are issued to that
+// stream; only events order it against other streams.
 #pragma once
 
 #include <mpi.h>
@@ -58,9 +57,9 @@ class World : public Peers {
   // What is said elsewhere of the modelled network, where the GPU says `of_gpu`.
   int ranks_per_node(int of_gpu) const;
 
-  // From now on the world has `ranks` ranks; only those present are there, one for each process. Of a dry run,
-  // before the first communicator. Throws UsageError if mpirun started another number of processes. Messages
-  // about failures go on to number the processes.
+  // From now on the world has `ranks` ranks; only those present are there, one for each process. Of a dry
+  // run, before the first communicator. Throws UsageError if mpirun started another number of processes.
+  // Messages about failures go on to number the processes.
   void fold(int ranks, const PresentRanks& present);
 
   int rank() const override { return rank_; }

@@ -250,9 +250,10 @@ TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
 // By hand. A tensor group of 8 is a node; of 4, two share one of 8, and one of 6 cuts each second one.
 TEST_CASE("07: a folded world has the ranks that differ", "[07][mesh]") {
   if (mpi_tests::ranks() > 1) return;
-  CombinedOptions o = test_options<CombinedOptions>(/*layers=*/16, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8,
-                                                    /*d_ff=*/64, /*vocab_size=*/64, /*sequence=*/16,
-                                                    /*micro_batch=*/2, /*global_batch=*/6144);
+  CombinedOptions o =
+      test_options<CombinedOptions>(/*layers=*/16, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8,
+                                    /*d_ff=*/64, /*vocab_size=*/64, /*sequence=*/16,
+                                    /*micro_batch=*/2, /*global_batch=*/6144);
   const auto present = [&](const MeshShape& shape, int ranks_per_node) {
     o.ep = shape.ep, o.model.experts = shape.ep > 1 ? 4 : 0;
     const PresentRanks there = present_ranks(o, shape, load_profile("h100"), ranks_per_node);
@@ -264,12 +265,13 @@ TEST_CASE("07: a folded world has the ranks that differ", "[07][mesh]") {
   o.zero_stage = 0;
   CHECK(present({8, 1, 128, 16}, 8).size() == 2 * 16);
   CHECK(present({8, 1, 1, 1}, 8) == std::vector{0, 1});
-  CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 1, 2, 3});         // each context rank
+  CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 1, 2, 3});  // each context rank
   CHECK(present({4, 1, 4, 1}, 8) == std::vector{0, 1});
-  CHECK(present({4, 1, 3, 1}, 6) == std::vector{0, 1, 2, 4, 5, 6});   // 4 to 7 lie in two nodes, 2 as 3
-  CHECK(present({1, 1, 8, 1, 2}, 8) == std::vector{0, 1});            // two that share out experts
-  CHECK(present({1, 1, 8, 1, 2}, 3) == std::vector{0, 1, 2, 3});      // 2 and 3 lie in two nodes
-  CHECK(present({1, 3, 4, 1, 2}, 64) == std::vector{0, 1, 2, 3, 4, 5});  // 2 and 3 share out, so both data ranks
+  CHECK(present({4, 1, 3, 1}, 6) == std::vector{0, 1, 2, 4, 5, 6});  // 4 to 7 lie in two nodes, 2 as 3
+  CHECK(present({1, 1, 8, 1, 2}, 8) == std::vector{0, 1});           // two that share out experts
+  CHECK(present({1, 1, 8, 1, 2}, 3) == std::vector{0, 1, 2, 3});     // 2 and 3 lie in two nodes
+  CHECK(present({1, 3, 4, 1, 2}, 64) ==
+        std::vector{0, 1, 2, 3, 4, 5});  // 2 and 3 share out, so both data ranks
   o.zero_stage = 1, o.model.d_model = 4096;
   CHECK(present({2, 1, 8, 1}, 8).size() > 2);  // of the first shards only tensor rank 0 counts the norms
   o.zero_stage = 0;

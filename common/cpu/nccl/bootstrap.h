@@ -24,7 +24,8 @@ bool mpi_is_usable();
 
 ncclUniqueId new_id();
 
-// All `ranks` ranks that were given the id come together; the one that made it is one of them. Of a folded world
+// All `ranks` ranks that were given the id come together; the one that made it is one of them. Of a folded
+// world
 // (`config`, nccl.h) those come that are there.
 ncclResult_t join(const ncclUniqueId& id, int ranks, int rank, const ncclConfig_t& config, Members* members);
 

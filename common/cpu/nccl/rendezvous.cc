@@ -131,7 +131,8 @@ Rendezvous::Notice Rendezvous::read(int peer, Kind kind) {
 int64_t Rendezvous::meet(std::span<Meeting> meetings, int64_t time) {
   Unseen unseen;
   std::map<std::pair<int, Kind>, std::vector<Meeting*>> by_partner;
-  for (Meeting& meeting : meetings) by_partner[{place_of(meeting.peer), meeting.call->kind}].push_back(&meeting);
+  for (Meeting& meeting : meetings)
+    by_partner[{place_of(meeting.peer), meeting.call->kind}].push_back(&meeting);
   const auto bytes = [](const std::vector<Meeting*>& all) {
     uint64_t sum = 0;
     for (const Meeting* meeting : all) sum += bytes_of(*meeting->call);
