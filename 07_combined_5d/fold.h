@@ -2,9 +2,8 @@
 // do the same as others at the same moment:
 //
 //   tensor   rank 1 and all after it: only rank 0 counts the loss, and the norm of what all hold
-//   data     one block and another. A block is the data ranks that share out the experts (without experts:
-//   one
-//            data rank) with all their tensor, context and pipeline ranks
+//   data     one block and another. A block is one data rank, or those that share out the experts, with all
+//            their tensor, context and pipeline ranks
 //
 // Blocks meet in the sums of gradients, in ZeRO's gathers, and where all ranks sum the norm. Nothing else
 // leaves a block. So a block can be left out if one that is there

@@ -25,8 +25,7 @@ bool mpi_is_usable();
 ncclUniqueId new_id();
 
 // All `ranks` ranks that were given the id come together; the one that made it is one of them. Of a folded
-// world
-// (`config`, nccl.h) those come that are there.
+// world (`config`, nccl.h) those come that are there.
 ncclResult_t join(const ncclUniqueId& id, int ranks, int rank, const ncclConfig_t& config, Members* members);
 
 // The ranks with the same color, ordered by key, then by their rank in the parent. All ranks of the parent
