@@ -285,8 +285,8 @@ std::vector<std::string> World::gather(const std::string& text) const {
   std::vector<int> sizes(processes_);
   MPI_CHECK(MPI_Igather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, MPI_COMM_WORLD, &request));
   wait(request);
-  constexpr int tag =
-      1;  // one message each: MPI_Igatherv counts all texts together, traces of 4 GB, by an int
+  // A message each: MPI_Igatherv would count the bytes of all traces together by an int.
+  constexpr int tag = 1;
   if (process_ > 0) {
     MPI_CHECK(MPI_Isend(text.data(), size, MPI_CHAR, 0, tag, MPI_COMM_WORLD, &request));
     wait(request);
