@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -403,6 +403,11 @@ calibrate: plan
 	@python3 07_combined_5d/plan/calibrate.py build/host/plan "$(SWEEP)" 07_combined_5d/plan/styles/$(or $(STYLE),nanotron).json \
 	  "$(or $(TO),build/style.json)"
 
+# Folded dry runs of 07 against whole ones;  make test-fold N=60 SEED=1. FOLD_RANKS: how many ranks, by chance.
+test-fold:
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
+	@python3 tests/fold.py build/cpu-bf16 $(if $(filter command,$(origin N)),$(N),60) $(FOLD_RANKS) $(addprefix --seed ,$(SEED))
+
 # Runs that save are killed, or asked to end, at random moments, then go on;  make test-kills N=30.
 test-kills:
 	@common/setup.sh
@@ -499,7 +504,7 @@ help:
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed or asked to end"
 	@echo "make plan          build/host/plan: the fastest layout of a run that fits, without a GPU;  --help lists its options"
 	@echo "make calibrate     a style of the planner, fitted to measured steps:  SWEEP=my.csv"
-	@echo "make test-plan     the planner against dry runs of 07;  N=60"
+	@echo "make test-plan     the planner against dry runs of 07;  N=60.  make test-fold: folded dry runs against whole ones;  N=60"
 	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"
 	@echo "make sweep         the planner's ten fastest layouts, run:  GPUS=8 MODEL=smollm-1.7b;  make test-report: in a browser"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"

@@ -28,6 +28,22 @@ namespace pentatron {
 // Parameter groups.
 constexpr int dense_group = 0, expert_group = 1;
 
+// The matrices of all experts of a layer. Of `ranks` ranks each holds `own`; this one is number `rank`.
+inline void declare_experts(const ModelConfig& model, int own, int rank, Parameters& parameters, int layer) {
+  const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
+  const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
+  for (int e = 0; e < model.experts; ++e) {
+    const std::string name = prefix_of_experts(layer) + "experts." + std::to_string(e) + ".";
+    const auto declare = [&](const char* matrix, int rows, int columns, TensorSplit split, double deviation) {
+      parameters.declare(
+          {name + matrix, unit, rows, columns, split, deviation, true, expert_group, e / own == rank});
+    };
+    declare("gate_proj.weight", f, d, TensorSplit::by_output, into);
+    declare("up_proj.weight", f, d, TensorSplit::by_output, into);
+    declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
+  }
+}
+
 // The chunks of a micro-batch are equal parts of its rows, its copies, and the buffer. Each is permuted and
 // dispatched by itself.
 struct ExpertActivations : Choice {
@@ -87,23 +103,10 @@ class ExpertParallel : public FeedForward {
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
     loads_.resize(model.layers, std::vector<int64_t>(options_.model.experts));
     if (!options_.model.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
-    const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.";
-    const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
-    const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
-    router_.declare(parameters, layer);
-    for (int e = 0; e < options_.model.experts; ++e) {
-      const std::string name = prefix + "experts." + std::to_string(e) + ".";
-      const auto declare = [&](const char* matrix, int rows, int columns, TensorSplit split,
-                               double deviation) {
-        parameters.declare({name + matrix, unit, rows, columns, split, deviation, true, expert_group,
-                            e / own_ == experts_.rank()});
-      };
-      declare("gate_proj.weight", f, d, TensorSplit::by_output, into);
-      declare("up_proj.weight", f, d, TensorSplit::by_output, into);
-      declare("down_proj.weight", d, f, TensorSplit::by_input, out_of);
-    }
+    router_.gate(layer) = declare_gate(options_, parameters, layer);
+    declare_experts(model, own_, experts_.rank(), parameters, layer);
     if (has_shared()) shared_.declare(parameters, model, layer);
-    router_.declare_bias(parameters, layer);
+    if (options_.model.has_balance_bias()) router_.bias(layer) = declare_bias(options_, parameters, layer);
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const override {

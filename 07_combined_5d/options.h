@@ -117,6 +117,7 @@ struct CombinedOptions : DataParallelOptions,
                          ExpertOptions {
   int tp = 1, cp = 1;      // tensor and context ranks
   int dp = 0;              // data ranks; 0: what the other axes leave
+  int ranks = 0;           // of the world, in a dry run that is folded (fold.h); 0: those that are there
   bool show_mesh = false;  // print each rank's place, and train nothing
 };
 
@@ -126,6 +127,8 @@ inline void declare_options(CommandLine& line, CombinedOptions& o) {
   line.whole("--cp", o.cp, 1, 1 << 20, "context ranks");
   line.whole("--dp", o.dp, 0, 1 << 20, "data ranks, 0: what the other axes leave");
   line.whole("--ep", o.ep, 1, 1 << 20, "ranks that share out the experts");
+  line.whole("--ranks", o.ranks, 0, 1 << 20,
+             "of the world, in a dry run: processes for those that differ, 0: one for each");
   line.flag("--show-mesh", o.show_mesh, "print who is who, train nothing");
   declare_options(line, static_cast<DataParallelOptions&>(o));
   declare_options(line, static_cast<ZeroOptions&>(o));
@@ -139,6 +142,8 @@ inline void complete_options(CombinedOptions& o, const CommandLine& line) {
   complete_options(static_cast<TensorParallelOptions&>(o), line);
   complete_options(static_cast<PipelineOptions&>(o), line);
   check_experts(o, o.cp);
+  if (o.ranks > 0 && !o.dry_run)
+    throw UsageError("--ranks", std::to_string(o.ranks), "none without --dry-run");
   if (o.fp8_communication && o.model.experts > 0)
     throw UsageError("--fp8-communication", "given", "none with --experts, whose router reads bf16");
 }

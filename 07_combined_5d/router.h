@@ -30,6 +30,25 @@ struct Choice {
   AccumTensor lse;                // [rows, 1] for the z-loss, else nothing
 };
 
+// Its parameters in a layer, of which there are others between these. Both return a parameter's number.
+inline std::string prefix_of_experts(int layer) { return "model.layers." + std::to_string(layer) + ".mlp."; }
+inline int declare_gate(const ExpertOptions& options, Parameters& parameters, int layer) {
+  const int d = options.model.d_model;
+  return parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer),
+                             options.model.experts, d, TensorSplit::held_inside, initial_deviation(d)});
+}
+inline int declare_bias(const ExpertOptions& options, Parameters& parameters, int layer) {
+  const double copies = double(options.global_batch_size) * options.sequence_length * options.model.top_k;
+  return parameters.declare(
+      {.name = prefix_of_experts(layer) + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
+       .unit = unit_of_layer(layer),
+       .rows = 1,
+       .columns = options.model.experts,
+       .tensor_split = TensorSplit::held_inside,
+       .sign_rate = options.balance_rate,
+       .target = copies / options.model.experts});
+}
+
 class Router {
  public:
   // For `rows` tokens of a micro-batch, which the ranks of `tokens` share out (null: none do).
@@ -48,25 +67,8 @@ class Router {
   }
 
   int gate(int layer) const { return gate_[layer]; }  // the number of its parameter
-  void declare(Parameters& parameters, int layer) {
-    const int d = options_.model.d_model;
-    gate_[layer] =
-        parameters.declare({prefix_of(layer) + "gate.weight", unit_of_layer(layer), options_.model.experts, d,
-                            TensorSplit::held_inside, initial_deviation(d)});
-  }
-  void declare_bias(Parameters& parameters, int layer) {
-    if (!options_.model.has_balance_bias()) return;
-    const double copies =
-        double(options_.global_batch_size) * options_.sequence_length * options_.model.top_k;
-    bias_[layer] = parameters.declare(
-        {.name = prefix_of(layer) + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
-         .unit = unit_of_layer(layer),
-         .rows = 1,
-         .columns = options_.model.experts,
-         .tensor_split = TensorSplit::held_inside,
-         .sign_rate = options_.balance_rate,
-         .target = copies / options_.model.experts});
-  }
+  int& gate(int layer) { return gate_[layer]; }
+  int& bias(int layer) { return bias_[layer]; }
 
   // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears
   // it. Call it once a step, after the last forward.
@@ -116,8 +118,6 @@ class Router {
   }
 
  private:
-  static std::string prefix_of(int layer) { return "model.layers." + std::to_string(layer) + ".mlp."; }
-
   // logits [rows, experts] = h [rows, d] times router [experts, d]^T, in `accum`. After rounding to bf16 two
   // logits may tie, or another expert may win.
   static void router_logits(const Blas& blas, Tensor h, Tensor router, AccumTensor logits) {

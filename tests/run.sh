@@ -48,6 +48,7 @@ run() {
 run_alone() {
   [ -z "$homework" ] || run "homework" $homework
   [ -z "$lessons" ] || run "lessons" $lessons
+  [ -z "$folds" ] || run "folds" $folds
   for folder in "${folders[@]}"; do
     local only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
@@ -83,7 +84,7 @@ unset CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CPU_DEVICES CUDA_CPU
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 
 [ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "notes" tests/notes.sh; }
-homework='' lessons=''
+homework='' lessons='' folds=''
 not_run=''  # in a learner's tree: the tests of what is to be written
 if [ -e tests/homework/not_run.txt ]; then
   [ -n "$filter" ] || not_run=$(< tests/homework/not_run.txt)
@@ -91,7 +92,8 @@ elif [ -z "$filter" ]; then
   run "mutants" tests/mutants.sh --check
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
   case " ${folders[*]} " in *"/cpu-bf16 "*)
-    lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons" ;; esac
+    lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons"
+    folds="python3 tests/fold.py build/cpu-bf16 5 4 6 8" ;; esac
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &

@@ -480,4 +480,9 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
       "--ulysses: 3 is not valid; expected a divisor of the context ranks (4) that leaves a ring of two or "
       "more\n");
   refused("--pp 4 --layers 3", "--layers: 3 is not valid; expected at least 4, one a stage");
+  refused("--tp 8 --ranks 8", "--ranks: 8 is not valid; expected none without --dry-run\n");
+  refused("--tp 8 --ranks 12 --dry-run",
+          "--tp x --cp x --pp: 8 x 1 x 1 = 8 is not valid; expected a divisor of the number of ranks, 12");
+  refused("--tp 8 --ranks 8 --dry-run",
+          "mpirun -n: 4 is not valid; expected 2, the ranks that differ of 8\n");
 }

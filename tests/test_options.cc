@@ -77,6 +77,7 @@ TEST_CASE("options: presets have the published number of parameters", "[options]
   CHECK(parameters("llama-2-7b") == 6'738'415'616);
   CHECK(parameters("llama-3.1-8b") == 8'030'261'248);
   CHECK(parameters("llama-3.1-70b") == 70'553'706'496);
+  CHECK(parameters("llama-3.1-405b") == 405'853'388'800);
 }
 
 TEST_CASE("options: a size overrides the preset's, wherever it stands", "[options]") {
@@ -196,7 +197,7 @@ TEST_CASE("options: values that make no sense", "[options]") {
   CHECK(complaint({"--model", "gpt-9"}) ==
         "--model: gpt-9 is not valid; expected one of tiny, smollm-135m, smollm-1.7b, llama-3.2-1b, "
         "llama-2-7b, "
-        "llama-3.1-8b, llama-3.1-70b");
+        "llama-3.1-8b, llama-3.1-70b, llama-3.1-405b");
   CHECK(complaint({"--recompute", "some"}) ==
         "--recompute: some is not valid; expected one of none, selective, full");
   CHECK(complaint({"--documents", "256"}) ==

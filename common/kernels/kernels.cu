@@ -656,9 +656,9 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
                 accum* moment2, const StepFactors* factors, size_t size, cudaStream_t stream) {
   const int width = width_for(size, weights, master, gradients, moment1, moment2);
   launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size),
-         moves((7 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, adamw.beta1,
-         adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2, adamw.epsilon, 1 - adamw.lr * adamw.weight_decay,
-         weights, master, gradients, moment1, moment2, factors, size);
+         moves(adamw_bytes * size), stream, adamw.beta1, adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2,
+         adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2,
+         factors, size);
 }
 
 template <int width>
@@ -678,8 +678,7 @@ void sgd_step(double lr, double weight_decay, real* weights, accum* master, cons
               const StepFactors* factors, size_t size, cudaStream_t stream) {
   const int width = width_for(size, weights, master, gradients);
   launch(width == 1 ? sgd_step_kernel<1> : sgd_step_kernel<pack_width>, elementwise_grid(size),
-         moves((3 * accum_bytes + (has_master_weights ? real_bytes : 0)) * size), stream, lr, weight_decay,
-         weights, master, gradients, factors, size);
+         moves(sgd_bytes * size), stream, lr, weight_decay, weights, master, gradients, factors, size);
 }
 
 __global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master, In<accum> sums,
@@ -694,8 +693,8 @@ __global__ void sign_step_kernel(accum rate, double target, real* weights, accum
 
 void sign_step(double rate, double target, real* weights, accum* master, const accum* sums,
                const StepFactors* factors, size_t size, cudaStream_t stream) {
-  launch(sign_step_kernel, elementwise_grid(size), moves((3 * accum_bytes + real_bytes) * size), stream, rate,
-         target, weights, master, sums, factors, size);
+  launch(sign_step_kernel, elementwise_grid(size), moves(sign_bytes * size), stream, rate, target, weights,
+         master, sums, factors, size);
 }
 
 }  // namespace pentatron

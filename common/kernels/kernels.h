@@ -155,6 +155,11 @@ struct StepFactors {
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
                   int window, StepFactors* factors, cudaStream_t stream);
 
+// Bytes that the three steps below move for each element.
+constexpr double adamw_bytes = 7 * accum_bytes + (has_master_weights ? real_bytes : 0),
+                 sgd_bytes = 3 * accum_bytes + (has_master_weights ? real_bytes : 0),
+                 sign_bytes = 3 * accum_bytes + real_bytes;
+
 // One AdamW step over `size` elements (Loshchilov and Hutter, 2019). It updates `master`, and rounds the
 // weights from it. Without master weights, `master` points to the weights.
 void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,

@@ -22,7 +22,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Overlap, seconds, compute, communication)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryPrediction, resident, unit_buffers)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured, libraries, measured_libraries)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Traffic, calls, elements, sent_bytes)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication, overlap)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication, overlap, rank, stands_for)
 
 namespace {
 
@@ -41,13 +41,24 @@ Json json_of(const MemoryBytes& bytes) {
   return json;
 }
 
-// The mean of the ranks. All numbers are 0 where time is measured, not modelled.
+// Of the world, with those that are absent.
+int number_of(const std::vector<RankReport>& ranks) {
+  return std::transform_reduce(ranks.begin(), ranks.end(), 0, std::plus(),
+                               [](const RankReport& rank) { return rank.stands_for; });
+}
+
+// The mean of all ranks, each as the one that stands for it. All numbers are 0 where time is measured, not
+// modelled.
 trace::Overlap mean_overlap(const std::vector<RankReport>& ranks) {
+  const double n = number_of(ranks);
   trace::Overlap mean;
-  for (const RankReport& rank : ranks) mean += rank.overlap;
-  const double n = static_cast<double>(ranks.size());
-  mean.seconds /= n, mean.compute /= n;
-  for (auto& [name, stream] : mean.communication) stream.seconds /= n, stream.hidden /= n;
+  for (const RankReport& rank : ranks) {
+    const double share = rank.stands_for / n;
+    trace::Overlap part = rank.overlap;
+    part.seconds *= share, part.compute *= share;
+    for (auto& [name, stream] : part.communication) stream.seconds *= share, stream.hidden *= share;
+    mean += part;
+  }
   return mean;
 }
 
@@ -65,22 +76,24 @@ Json json_of(const trace::Overlap& overlap, double mfu) {
 }
 
 Json json_of(const Summary& summary, const trace::Overlap& overlap, double mfu) {
+  const int ranks = number_of(summary.ranks);
   Json layout = Json::object(), memory = Json::array(), communication = Json::array();
   for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
-  for (size_t rank = 0; rank < summary.ranks.size(); ++rank) {
-    const auto& [predicted, measured, libraries, measured_libraries] = summary.ranks[rank].memory;
-    memory.push_back({{"rank", rank},
+  for (const RankReport& report : summary.ranks) {
+    const auto& [predicted, measured, libraries, measured_libraries] = report.memory;
+    memory.push_back({{"rank", report.rank},
                       {"predicted", json_of(predicted.total())},
                       {"of_which_unit_buffers", json_of(predicted.unit_buffers)},
                       {"measured", json_of(measured)},
                       {"libraries", {{"estimated", libraries}, {"measured", measured_libraries}}}});
-    Json counts = {{"rank", rank}};
-    for (const auto& [operation, traffic] : summary.ranks[rank].communication)
+    if (ranks > std::ssize(summary.ranks)) memory.back()["stands_for"] = report.stands_for;
+    Json counts = {{"rank", report.rank}};
+    for (const auto& [operation, traffic] : report.communication)
       counts[operation] = {{"calls", traffic.calls}, {"elements", traffic.elements}};
     communication.push_back(counts);
   }
   return {{"summary",
-           {{"ranks", summary.ranks.size()},
+           {{"ranks", ranks},
             {"layout", layout},
             {"parameters", summary.parameters},
             {"final_loss", summary.final_loss},
@@ -110,7 +123,7 @@ void print_row(std::ostream& out, std::span<const int> widths, const std::vector
 }
 
 // Prints how much communication there was, and how much of it was hidden: the mean of all ranks and steps.
-void print_overlap(std::ostream& out, const trace::Overlap& mean, size_t ranks, int steps) {
+void print_overlap(std::ostream& out, const trace::Overlap& mean, int ranks, int steps) {
   const auto row = [&](const std::string& name, double seconds, const std::string& hidden) {
     print_row(out, summary_widths,
               {name, human_seconds(seconds / steps), percent(seconds / mean.seconds), hidden});
@@ -241,7 +254,7 @@ void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
   const trace::Overlap mean = mean_overlap(summary.ranks);
   if (mean.seconds > 0) {
-    print_overlap(out_, mean, summary.ranks.size(), steps_);
+    print_overlap(out_, mean, number_of(summary.ranks), steps_);
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
          << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
   }

@@ -52,7 +52,8 @@ struct RankMemory {
 struct RankReport {
   RankMemory memory;
   TrafficByOperation communication;
-  trace::Overlap overlap = {};  // modelled, of all steps
+  trace::Overlap overlap = {};   // modelled, of all steps
+  int rank = 0, stands_for = 1;  // of the world (Peers)
 };
 
 // A report as text, to send it to another rank, and back.
@@ -64,7 +65,7 @@ struct Summary {
   int64_t parameters;                               // of the whole model
   double final_loss;
   double seconds;                 // of all steps
-  std::vector<RankReport> ranks;  // [ranks]
+  std::vector<RankReport> ranks;  // that are there
 };
 
 class RunLog {

@@ -24,11 +24,13 @@ size_t measured_libraries() {
   return total - free - sum_of(memory_in_use());
 }
 
-void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks,
+void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks, int present,
                   const std::string& places) {
   const ModelConfig& m = options.model;
   const cudaDeviceProp device = this_device();
-  std::printf("device      %s, %s, %d rank%s\n", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
+  std::printf("device      %s, %s, %d rank%s", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
+  if (present < ranks) std::printf(", of which %d are there and stand for all", present);
+  std::printf("\n");
   std::istringstream lines(places);
   for (std::string line; std::getline(lines, line);) std::printf("host        %s\n", line.c_str());
   if (is_modelled()) {
@@ -144,11 +146,12 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
       preemption_(!options.save.empty()) {
   check_work_queues(static_cast<int>(ranks.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = ranks.places();
+  const auto present = static_cast<int>(ranks.gather("").size());  // known on rank 0
   if (ranks.rank() == 0) {
     log_.emplace(std::cout, RunLog::Config{options.log_json, options.steps, options.log_every,
                                            flops_per_token(options), peak_flops(), ranks.ranks()});
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters.global_size(), ranks.ranks(), places);
+    print_banner(options, data, parameters.global_size(), ranks.ranks(), present, places);
   }
   ranks.begin_counting();
   ranks.largest({0});  // all ranks meet here, so their times begin together
@@ -299,7 +302,7 @@ void Run::summarize(const MemoryPrediction& predicted,
   trace::stop();
   const RankMemory memory = {predicted, memory_peak(), peers_.library_bytes(), measured_libraries()};
   const std::vector<std::string> reports =
-      peers_.gather(to_text(RankReport{memory, peers_.traffic(), overlap_}));
+      peers_.gather(to_text({memory, peers_.traffic(), overlap_, peers_.rank(), peers_.stands_for()}));
   if (log_) {
     Summary summary{layout, trained_.global_size(), final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));

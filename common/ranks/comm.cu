@@ -147,6 +147,7 @@ World::World(int* argc, char*** argv) {
   share_device(static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_])));
   check_versions();
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
+  process_ = rank_, processes_ = ranks_;
   peers_before_ = std::exchange(peers_now, this);
 }
 
@@ -215,11 +216,11 @@ std::string World::places() const {
   const std::vector<std::string> devices = gather(std::to_string(device));
   std::ostringstream text;
   std::set<std::string> named;
-  for (int first = 0; rank_ == 0 && several_hosts() && first < ranks_; ++first) {
+  for (int first = 0; process_ == 0 && several_hosts() && first < processes_; ++first) {
     if (!named.insert(hosts_[first]).second) continue;
     std::ostringstream gpus;
     text << hosts_[first] << ": ranks";
-    for (int rank = first; rank < ranks_; ++rank) {
+    for (int rank = first; rank < processes_; ++rank) {
       if (hosts_[rank] == hosts_[first]) text << ' ' << rank, gpus << ' ' << devices[rank];
     }
     text << " on GPUs" << gpus.str() << '\n';
@@ -244,6 +245,34 @@ void World::configure(const CommunicationConfig& config) {
   }
 }
 
+int World::ranks_per_node(int of_gpu) const {
+#ifdef NCCL_OVER_MPI
+  std::string reason;  // a wrong one is refused with the first communicator
+  nccl_mpi::Network network;
+  network.ranks_per_node = of_gpu;
+  if (const auto found = nccl_mpi::network_from_environment(network, &reason)) return found->ranks_per_node;
+#endif
+  return of_gpu;
+}
+
+void World::fold(int ranks, const PresentRanks& present) {
+  const size_t wanted = present.ranks.size();
+  if (processes_ != static_cast<int>(wanted)) {
+    throw UsageError("mpirun -n", std::to_string(processes_),
+                     std::to_string(wanted) + ", the ranks that differ of " + std::to_string(ranks));
+  }
+  if (!is_dry_run()) throw UsageError("--ranks", std::to_string(ranks), "none without --dry-run");
+  rank_ = present.ranks[process_], ranks_ = ranks;
+  stands_for_ = present.stand_for[process_];
+  present_ = present.ranks;
+}
+
+int World::process_of(int rank) const {
+  if (present_.empty()) return rank;
+  const auto found = std::lower_bound(present_.begin(), present_.end(), rank);
+  return found != present_.end() && *found == rank ? static_cast<int>(found - present_.begin()) : -1;
+}
+
 std::vector<double> World::largest(const std::vector<double>& values) const {
   std::vector<double> with_clock = values;
   with_clock.push_back(now());
@@ -253,24 +282,31 @@ std::vector<double> World::largest(const std::vector<double>& values) const {
   return result;
 }
 std::vector<double> World::sum(const std::vector<double>& values) const {
-  return reduce(*watchdog_, values, MPI_SUM);
+  std::vector<double> of_all = values;
+  for (double& value : of_all) value *= stands_for_;
+  return reduce(*watchdog_, of_all, MPI_SUM);
 }
 
 std::vector<std::string> World::gather(const std::string& text) const {
-  const Watchdog::Call call(*watchdog_, "MPI_Igatherv");
+  const Watchdog::Call call(*watchdog_, "MPI_Igather");
   MPI_Request request;
   const int size = static_cast<int>(text.size());
-  std::vector<int> sizes(ranks_), offsets(ranks_);
+  std::vector<int> sizes(processes_);
   MPI_CHECK(MPI_Igather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, MPI_COMM_WORLD, &request));
   wait(request);
-  for (int rank = 1; rank < ranks_; ++rank) offsets[rank] = offsets[rank - 1] + sizes[rank - 1];
-  std::string all(rank_ == 0 ? offsets.back() + sizes.back() : 0, ' ');
-  MPI_CHECK(MPI_Igatherv(text.data(), size, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
-                         MPI_COMM_WORLD, &request));
-  wait(request);
-  std::vector<std::string> result;
-  for (int rank = 0; rank_ == 0 && rank < ranks_; ++rank)
-    result.push_back(all.substr(offsets[rank], sizes[rank]));
+  // A message each: MPI_Igatherv would count the bytes of all traces together by an int.
+  constexpr int tag = 1;
+  if (process_ > 0) {
+    MPI_CHECK(MPI_Isend(text.data(), size, MPI_CHAR, 0, tag, MPI_COMM_WORLD, &request));
+    wait(request);
+    return {};
+  }
+  std::vector<std::string> result = {text};
+  for (int i = 1; i < processes_; ++i) {
+    result.emplace_back(sizes[i], ' ');
+    MPI_CHECK(MPI_Irecv(result[i].data(), sizes[i], MPI_CHAR, i, tag, MPI_COMM_WORLD, &request));
+    wait(request);
+  }
   return result;
 }
 
@@ -320,24 +356,34 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
       channels_(ranks_ > 1 ? most_blocks : 0) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
-  // The first member makes the identifier and sends it to the others.
+  std::vector<int> present;  // the process of each member, -1: it is absent
+  for (const int member : members) present.push_back(world.process_of(member));
+  std::vector<int> processes = present;  // this one for those that are absent: nobody waits for itself
+  std::ranges::replace(processes, -1, world.process_);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = most_blocks;
+#ifdef NCCL_OVER_MPI
+  if (!world.present_.empty()) config.world_ranks = members.data(), config.processes = present.data();
+#endif
+  // The first member that is there makes the identifier and sends it to the others.
   constexpr int tag = 0;
   ncclUniqueId id;
   MPI_Request request;
-  if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-  for (int peer = 1; rank_ == 0 && peer < ranks_; ++peer) {
-    MPI_CHECK(MPI_Isend(&id, sizeof id, MPI_BYTE, members[peer], tag, MPI_COMM_WORLD, &request));
+  const int first = *std::min_element(processes.begin(), processes.end());
+  if (world.process_ == first) {
+    NCCL_CHECK(ncclGetUniqueId(&id));
+    for (const int process : processes) {
+      if (process == first) continue;
+      MPI_CHECK(MPI_Isend(&id, sizeof id, MPI_BYTE, process, tag, MPI_COMM_WORLD, &request));
+      wait(request);
+    }
+  } else {
+    MPI_CHECK(MPI_Irecv(&id, sizeof id, MPI_BYTE, first, tag, MPI_COMM_WORLD, &request));
     wait(request);
   }
-  if (rank_ > 0) {
-    MPI_CHECK(MPI_Irecv(&id, sizeof id, MPI_BYTE, members[0], tag, MPI_COMM_WORLD, &request));
-    wait(request);
-  }
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.maxCTAs = most_blocks;
   NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
   const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
-  watched_ = world_.watchdog().add(name, number, members, comm_);
+  watched_ = world_.watchdog().add(name, number, processes, comm_);
   count_streams(streams_of_nccl);
   world_.communicators_.insert(this);
 }

@@ -1,7 +1,7 @@
-// The ranks and how they communicate. A `World` is this process among all that mpirun started. It uses
-// MPI where the hosts have to agree, and owns the watchdog. A `Communicator` is a thin layer over an
-// ncclComm_t and a stream of its own. Collectives are issued to that stream; only events order it against
-// other streams.
+// The ranks and how they communicate. A `World` is this process among all that mpirun started, or, folded,
+// among more of which only those are there. It uses MPI where the hosts have to agree, and owns the watchdog.
+// A `Communicator` is a thin layer over an ncclComm_t and a stream of its own. Collectives are issued to that
+// stream; only events order it against other streams.
 #pragma once
 
 #include <mpi.h>
@@ -37,6 +37,11 @@ constexpr size_t library_bytes(int channels) {
   return Peers::context_bytes + channels * buffers_of_channel;
 }
 
+// Which ranks of a folded world are there, ascending, and how many ranks do what each of them does.
+struct PresentRanks {
+  std::vector<int> ranks, stand_for;
+};
+
 class World : public Peers {
  public:
   // Starts MPI, unless it is running already (as in tests). Picks this rank's GPU: the rank's number on
@@ -49,9 +54,17 @@ class World : public Peers {
   // Sets the watchdog's timeout, the modelled GPU and its links. Called before the first allocation and
   // the first communicator. Throws UsageError.
   void configure(const CommunicationConfig& config);
+  // What is said elsewhere of the modelled network, where the GPU says `of_gpu`.
+  int ranks_per_node(int of_gpu) const;
+
+  // From now on the world has `ranks` ranks; only those present are there, one for each process. Of a dry
+  // run, before the first communicator. Throws UsageError if mpirun started another number of processes.
+  // Messages about failures go on to number the processes.
+  void fold(int ranks, const PresentRanks& present);
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
+  int stands_for() const override { return stands_for_; }
   Watchdog& watchdog() { return *watchdog_; }
   // Returns a copy that lives as long as the watchdog, which may report a communicator that no longer
   // exists.
@@ -75,9 +88,13 @@ class World : public Peers {
  private:
   friend class Communicator;
   bool several_hosts() const { return std::set(hosts_.begin(), hosts_.end()).size() > 1; }
+  int process_of(int rank) const;  // -1: it is absent
 
   int rank_ = 0, ranks_ = 1;
-  std::vector<std::string> hosts_;  // of each rank
+  int process_ = 0, processes_ = 1;  // of MPI_COMM_WORLD: as rank_ and ranks_, unless the world is folded
+  std::vector<int> present_;         // ranks that are there, of a folded world
+  int stands_for_ = 1;
+  std::vector<std::string> hosts_;  // of each process
   bool started_mpi_ = false;
   std::set<std::string> names_;
   std::set<Communicator*> communicators_;

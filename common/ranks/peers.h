@@ -41,7 +41,10 @@ class Peers {
   virtual ~Peers() = default;
   virtual int rank() const { return 0; }
   virtual int ranks() const { return 1; }
-  // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks.
+  // How many ranks do what this one does: itself, and in a folded world (comm.h) those that are absent.
+  virtual int stands_for() const { return 1; }
+  // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks, absent
+  // ones included.
   // `gather` returns the texts of all ranks on rank 0. `largest` also sets all modelled clocks to the
   // latest (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }

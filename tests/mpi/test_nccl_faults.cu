@@ -284,8 +284,13 @@ TEST_CASE("bad ways to make a communicator are refused", "[standin]") {
   CHECK(ncclCommInitRank(&comm, 1, id, 0) == ncclInvalidArgument);
   CHECK(last_error_has("NCCL_CPU_LINK=fast: expected a latency"));
   unsetenv("NCCL_CPU_LINK");
-  CHECK(comm == nullptr);
   config.blocking = 1;
+  const int seats[] = {0, 5}, processes[] = {0, -1};  // the second one is absent
+  config.world_ranks = seats, config.processes = processes;
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInvalidUsage);
+  CHECK(last_error_has("only the world of a dry run is folded"));
+  config.world_ranks = config.processes = nullptr;
+  CHECK(comm == nullptr);
   require_nccl(ncclCommInitRankConfig(&comm, 1, id, 0, &config));
   require_nccl(ncclCommDestroy(comm));
 }

@@ -120,18 +120,30 @@ ncclUniqueId new_id() {
   return unique;
 }
 
-ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, Members* members) {
+ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, const ncclConfig_t& config,
+                  Members* members) {
   Unseen unseen;
   Id id;
   std::memcpy(&id, unique.internal, sizeof id);
   if (std::memcmp(id.text, kText, sizeof kText) != 0) {
     return fail(ncclInvalidArgument, "this is not an id that ncclGetUniqueId made");
   }
-  members->world_ranks.resize(ranks);
-  if (!collect(id, rank, &members->world_ranks)) {
+  members->rank = rank;
+  const bool is_folded = config.world_ranks != nullptr && config.processes != nullptr;
+  if (is_folded && !is_dry_run()) return fail(ncclInvalidUsage, "only the world of a dry run is folded");
+  std::vector<int> processes(is_folded ? 0 : ranks);  // of the members that are there
+  for (int member = 0; is_folded && member < ranks; ++member) {
+    const int process = config.processes[member];
+    members->world_ranks.push_back(config.world_ranks[member]);
+    members->places.push_back(process < 0 ? -1 : static_cast<int>(processes.size()));
+    if (process >= 0) processes.push_back(process);
+  }
+  if (is_folded && members->places[rank] < 0) return fail(ncclInvalidArgument, "this rank is absent");
+  if (!collect(id, is_folded ? members->places[rank] : rank, &processes)) {
     return fail(ncclInvalidUsage, "the ranks of a new communicator do not agree who they are");
   }
-  members->comm = communicator_of(members->world_ranks, id.tag);
+  if (!is_folded) members->world_ranks = processes;
+  members->comm = communicator_of(processes, id.tag);
   members->name = "pentatron-" + std::to_string(id.process) + "-" + std::to_string(id.number);
   return ncclSuccess;
 }
@@ -153,7 +165,10 @@ ncclResult_t split(const Members& parent, int color, int key, Members* members) 
     if (all[2 * rank] == color) chosen.emplace_back(all[2 * rank + 1], rank);
   }
   std::sort(chosen.begin(), chosen.end());
-  for (const auto& [their_key, rank] : chosen) members->world_ranks.push_back(parent.world_ranks[rank]);
+  for (const auto& [their_key, rank] : chosen) {
+    if (rank == parent.rank) members->rank = static_cast<int>(members->world_ranks.size());
+    members->world_ranks.push_back(parent.world_ranks[rank]);
+  }
   members->comm = communicator_of(members->world_ranks, kSplitTag);
   return ncclSuccess;
 }

@@ -16,12 +16,6 @@ LaunchOrder& launch_order() {
   return *order;
 }
 
-int rank_in(MPI_Comm comm) {
-  int rank = 0;
-  MPI_Comm_rank(comm, &rank);
-  return rank;
-}
-
 int current_device() {
   int device = 0;
   cudaGetDevice(&device);
@@ -152,12 +146,13 @@ ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& mo
       world_ranks(members.world_ranks),
       network(modelled_network),
       channels(modelled_channels),
-      rank(nccl_mpi::rank_in(mpi)),
+      rank(members.rank),
+      is_folded(!members.places.empty()),
       device(nccl_mpi::current_device()),
       last_(new Entry),
       current_(last_),
       bell_(nccl_mpi::new_bell()),
-      engine_(mpi, members.name, world_ranks, network, channels, aborted_),
+      engine_(members, network, channels, aborted_),
       thread_([this] { run(); }) {}
 
 ncclComm::~ncclComm() { delete last_; }

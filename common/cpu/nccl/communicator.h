@@ -103,6 +103,7 @@ struct ncclComm {
   const nccl_mpi::Network network;
   const int channels;
   const int rank;
+  const bool is_folded;  // some members may be absent (nccl.h)
   const int device;
   bool finished = false;
 

@@ -13,18 +13,6 @@ namespace {
 constexpr size_t kChunk = 512 << 10;   // bytes
 constexpr size_t kMaxAlignment = 256;  // bytes, of a piece in the window
 
-int size_of(MPI_Comm comm) {
-  int size = 0;
-  MPI_Comm_size(comm, &size);
-  return size;
-}
-
-int rank_in(MPI_Comm comm) {
-  int rank = 0;
-  MPI_Comm_rank(comm, &rank);
-  return rank;
-}
-
 // A number that no other message of any rank has.
 uint64_t new_message() {
   static std::atomic<uint64_t> messages = 0;
@@ -56,18 +44,17 @@ std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int
 
 }  // namespace
 
-Engine::Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ranks, const Network& network,
-               int channels, const std::atomic<bool>& aborted)
-    : ranks_(size_of(comm)),
-      rank_(rank_in(comm)),
+Engine::Engine(const Members& members, const Network& network, int channels, const std::atomic<bool>& aborted)
+    : ranks_(static_cast<int>(members.world_ranks.size())),
+      rank_(members.rank),
       chunk_(kChunk),
-      world_ranks_(std::move(world_ranks)),
+      world_ranks_(members.world_ranks),
       network_(network),
       channels_(channels),
       collectives_(network, world_ranks_),
-      transport_(comm, world_ranks_, aborted),
+      transport_(members.comm, world_ranks_, aborted),
       window_(2 * ranks_ * (kChunk + kMaxAlignment)) {
-  if (is_dry_run() && !name.empty()) rendezvous_ = std::make_unique<Rendezvous>(name, ranks_, rank_, aborted);
+  if (is_dry_run() && !members.name.empty()) rendezvous_ = std::make_unique<Rendezvous>(members, aborted);
 }
 
 Span Engine::run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages) {

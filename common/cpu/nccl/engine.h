@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bootstrap.h"
 #include "device_access.h"
 #include "modelled_link.h"
 #include "rendezvous.h"
@@ -21,9 +22,8 @@ namespace nccl_mpi {
 
 class Engine {
  public:
-  // Makes `comm` its own. world_ranks[i] is rank i's rank in the world; `name`: of the communicator.
-  Engine(MPI_Comm comm, const std::string& name, std::vector<int> world_ranks, const Network& network,
-         int channels, const std::atomic<bool>& aborted);
+  // Makes the members' MPI communicator its own.
+  Engine(const Members& members, const Network& network, int channels, const std::atomic<bool>& aborted);
 
   // One operation, to which this rank's streams came at `time`: the collectives together, then all sends and
   // receives together. Says when it ran, and which messages passed. Throws Failure.

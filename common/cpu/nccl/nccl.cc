@@ -254,7 +254,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   const auto network = nccl_mpi::network_from_environment(nccl_mpi::default_network(), &reason);
   if (!network) return fail(ncclInvalidArgument, reason);
   nccl_mpi::Members members;
-  const ncclResult_t error = nccl_mpi::join(id, ranks, rank, &members);
+  const ncclConfig_t plain = NCCL_CONFIG_INITIALIZER;
+  const ncclResult_t error = nccl_mpi::join(id, ranks, rank, config == nullptr ? plain : *config, &members);
   return error != ncclSuccess ? error : create(members, *network, channels_of(config, most_channels), comm);
 }
 
@@ -265,8 +266,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_
   }
   *new_comm = nullptr;
   if (const char* reason = unsupported(config)) return fail(ncclInvalidArgument, reason);
+  if (comm->is_folded) return fail(ncclInvalidUsage, "a communicator of a folded world is not split");
   nccl_mpi::Members members;
-  const ncclResult_t error = nccl_mpi::split({comm->mpi, comm->world_ranks, {}}, color, key, &members);
+  const ncclResult_t error =
+      nccl_mpi::split({comm->mpi, comm->world_ranks, {}, comm->rank}, color, key, &members);
   if (error != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return error;
   return create(members, comm->network, channels_of(config, comm->channels), new_comm);
 }

@@ -30,8 +30,11 @@
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_CONFIG_UNDEF_INT (-2147483647 - 1)
-#define NCCL_CONFIG_INITIALIZER \
-  { sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
+#define NCCL_CONFIG_INITIALIZER                                                                         \
+  {                                                                                                     \
+    sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, nullptr, \
+        nullptr                                                                                         \
+  }
 
 using ncclComm_t = struct ncclComm*;
 
@@ -42,9 +45,16 @@ struct ncclUniqueId {
 // Of NCCL's configuration: `blocking`, which must stay undefined or 1, and how many thread blocks an
 // operation takes. maxCTAs limits how many operations of a group have a channel of their own
 // (modelled_link.h); minCTAs changes nothing here.
+//
+// NCCL has nothing like the last two, which make a communicator of a folded world, in a dry run: some of its
+// ranks are absent. [ranks]: where each one sits, in a world that is larger than MPI_COMM_WORLD; and its rank
+// there, or -1 if it is absent. Those that are there meet, and an operation takes as long as if all did. That
+// is right where an absent rank does the same as one that is there, or comes earlier (07_combined_5d/fold.h).
+// Messages to absent ones are errors.
 struct ncclConfig_t {
   size_t size;
   int blocking, minCTAs, maxCTAs;
+  const int *world_ranks, *processes;
 };
 
 enum ncclResult_t {

@@ -46,14 +46,15 @@ struct Rendezvous::Board {
   Notice notices[2];
 };
 
-Rendezvous::Rendezvous(const std::string& name, int ranks, int rank, const std::atomic<bool>& aborted)
-    : ranks_(ranks),
-      rank_(rank),
+Rendezvous::Rendezvous(const Members& members, const std::atomic<bool>& aborted)
+    : places_(members.places),
+      ranks_(static_cast<int>(members.world_ranks.size() - std::count(places_.begin(), places_.end(), -1))),
+      rank_(place_of(members.rank)),
       aborted_(aborted),
-      name_("/" + name),
-      bytes_(sizeof(Everybody) + sizeof(Board) * 2 * ranks * ranks),
-      posted_(2 * ranks),
-      read_(2 * ranks) {
+      name_("/" + members.name),
+      bytes_(sizeof(Everybody) + sizeof(Board) * 2 * ranks_ * ranks_),
+      posted_(2 * ranks_),
+      read_(2 * ranks_) {
   const int file = shm_open(name_.c_str(), O_RDWR | O_CREAT, 0600);  // fresh memory is zero
   void* memory = MAP_FAILED;
   if (file >= 0 && ftruncate(file, static_cast<off_t>(bytes_)) == 0)
@@ -67,6 +68,12 @@ Rendezvous::Rendezvous(const std::string& name, int ranks, int rank, const std::
 }
 
 Rendezvous::~Rendezvous() { munmap(everybody_, bytes_); }
+
+int Rendezvous::place_of(int rank) const {
+  const int place = places_.empty() ? rank : places_[rank];
+  if (place >= 0) return place;
+  throw Failure{ncclInvalidUsage, "rank " + std::to_string(rank) + " is absent: no message goes there"};
+}
 
 void Rendezvous::sleep_while(std::atomic<uint32_t>& word, uint32_t value) const {
   constexpr timespec look_around = {0, 100'000'000};  // for an abort
@@ -124,7 +131,8 @@ Rendezvous::Notice Rendezvous::read(int peer, Kind kind) {
 int64_t Rendezvous::meet(std::span<Meeting> meetings, int64_t time) {
   Unseen unseen;
   std::map<std::pair<int, Kind>, std::vector<Meeting*>> by_partner;
-  for (Meeting& meeting : meetings) by_partner[{meeting.peer, meeting.call->kind}].push_back(&meeting);
+  for (Meeting& meeting : meetings)
+    by_partner[{place_of(meeting.peer), meeting.call->kind}].push_back(&meeting);
   const auto bytes = [](const std::vector<Meeting*>& all) {
     uint64_t sum = 0;
     for (const Meeting* meeting : all) sum += bytes_of(*meeting->call);

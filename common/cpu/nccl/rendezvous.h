@@ -9,18 +9,20 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap.h"
 #include "transport.h"
 
 namespace nccl_mpi {
 
 class Rendezvous {
  public:
-  // `name`: of this communicator, on this host; all its ranks make one.
-  Rendezvous(const std::string& name, int ranks, int rank, const std::atomic<bool>& aborted);
+  // All members that are there make one.
+  Rendezvous(const Members& members, const std::atomic<bool>& aborted);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
 
-  // All ranks come to the same collective, each at its time. Returns the latest time. Throws Failure.
+  // All ranks that are there come to the same collective, each at its time. Returns the latest time. Throws
+  // Failure.
   int64_t meet_all(const Call& call, int64_t time);
   // This rank comes to its sends and receives of a group, `meetings`, and its partners to theirs. Fills in
   // the numbers of received messages.
@@ -31,12 +33,14 @@ class Rendezvous {
   struct Notice;
   struct Board;
 
+  int place_of(int rank) const;  // among those that are there
   Board& board(int from, int to, Kind kind) const;
   void post(int peer, Kind kind, const Notice& notice);
   Notice read(int peer, Kind kind);
   void sleep_while(std::atomic<uint32_t>& word, uint32_t value) const;
 
-  const int ranks_, rank_;
+  const std::vector<int> places_;  // [ranks]: -1 where one is absent; empty: all are there
+  const int ranks_, rank_;         // that are there; this one among them
   const std::atomic<bool>& aborted_;
   std::string name_;
   size_t bytes_;
