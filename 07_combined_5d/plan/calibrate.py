@@ -66,7 +66,10 @@ class Planner:
         return sum(losses) / len(losses)
 
     def memory_loss(self, style, rows):
-        rows = [row for row in rows if row["pp"] == "1" and row["bytes"] > 0] or rows
+        rows = [row for row in rows if row["bytes"] > 0]
+        rows = [row for row in rows if row["pp"] == "1"] or rows
+        if not rows:
+            return 0
         predicted = self.predict(style, rows)
         return sum(min(abs(math.log(p[1] / r["bytes"])), LARGEST) for p, r in zip(predicted, rows)) / len(rows)
 

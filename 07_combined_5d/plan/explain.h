@@ -60,7 +60,7 @@ class Explanation : public CostModel {
   void print_step() {
     const std::vector<Rank> all = ranks();
     const Rank& rank = *std::ranges::max_element(all, {}, &Rank::seconds);
-    const StepCost cost = step();
+    const StepCost& cost = plan_.cost;
     const int m = schedule_.m, p = shape_.pp, v = schedule_.v;
     double forward = 0, backward = 0;
     for (const Costs& c : rank.costs) forward += c.of(Action::forward), backward += c.of(Action::backward);
@@ -96,7 +96,7 @@ class Explanation : public CostModel {
     std::printf("  optimizer  %.3f G parameters%s: %.1f ms\n", elements / 1e9 / (is_sharded(1) ? n : 1),
                 is_sharded(1) && n > 1 ? " after sharding" : "", cost.optimizer * ms);
     if (cost.host > 0)
-      std::printf("  host       issues operations more slowly than the GPU runs them: %.1f ms more\n",
+      std::printf("  host       %.1f ms of waiting for it, which issues operations or looks for memory\n",
                   cost.host * ms);
     std::printf("  sum        %.1f ms: %.0f tokens/s a GPU, MFU %.1f %%\n", cost.total() * ms,
                 plan_.tokens_per_second, 100 * plan_.mfu);

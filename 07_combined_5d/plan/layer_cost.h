@@ -509,7 +509,7 @@ class LayerCost {
   const int64_t outside_ = sp_ ? rows_ / shape_.tp : rows_;
   // What a collective of tensor ranks takes more, if they are on several nodes.
   const double crossing_ =
-      shape_.tp > network_.ranks_per_node ? style_.crossing_seconds * shape_.tp / network_.ranks_per_node : 0;
+      shape_.tp > network_.ranks_per_node ? style_.crossing_seconds* shape_.tp / network_.ranks_per_node : 0;
   const nccl_mpi::Collectives tensor_ = collectives(MeshGroup::tensor),
                               tokens_ = collectives(MeshGroup::context);
   const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0);

@@ -139,8 +139,10 @@ struct Wishes {
     if (words.empty()) return true;
     const std::string text = " " + to_string(l) + " ";
     const std::map<std::string, int> numbers = {
-        {"tp", l.shape.tp}, {"cp", l.shape.cp},     {"dp", l.shape.dp},         {"pp", l.shape.pp},
-        {"ep", l.shape.ep}, {"zero", l.zero_stage}, {"mbs", l.micro_batch_size}};
+        {"tp", l.shape.tp},          {"cp", l.shape.cp},
+        {"dp", l.shape.dp},          {"pp", l.shape.pp},
+        {"ep", l.shape.ep},          {"zero", l.zero_stage},
+        {"mbs", l.micro_batch_size}, {"interleaved", l.schedule == PpSchedule::interleaved ? l.vpp : 0}};
     std::istringstream stream(words);
     for (std::string word; stream >> word;) {
       const size_t dash = word.find('-', 1), digits = word.find_first_of("0123456789");

@@ -127,7 +127,7 @@ Request parse(int argc, char** argv) {
   }
   request.style = style_of(style);
   for (const auto& [axis, limit] : limits) {
-    if (!limit.empty()) request.wishes.words += " " + axis + limit;
+    if (!limit.empty()) request.wishes.words += (request.wishes.words.empty() ? "" : " ") + axis + limit;
   }
   check_words("--only", request.wishes.words);
   const auto number = [&](const char* option, double& value) {
@@ -143,7 +143,10 @@ Request parse(int argc, char** argv) {
   for (const std::string& word : request.model) arguments.push_back(word.c_str());
   request.base = parse_options<CombinedOptions>(static_cast<int>(arguments.size()), arguments.data(), "",
                                                 Attention::tiled);
-  const auto given = [&](const char* option) { return std::ranges::count(request.model, option) > 0; };
+  const auto given = [&](const char* option) {
+    return std::ranges::any_of(
+        request.model, [&](const std::string& word) { return word.substr(0, word.find('=')) == option; });
+  };
   if (!config.empty()) {
     request.base.model.name = config;
   } else if (std::ranges::any_of(
@@ -267,7 +270,7 @@ void write_json(const Request& request, const nlohmann::ordered_json& shown) {
 // The search for the fastest layouts. Throws UsageError where there is none.
 Search found(const Request& request, Planner& planner, size_t count) {
   Search s = planner.search(count);
-  const std::string of = request.wishes.words.empty() ? "" : " of those with" + request.wishes.words;
+  const std::string of = request.wishes.words.empty() ? "" : " of those with " + request.wishes.words;
   if (s.divide == 0)
     throw UsageError(
         "--gpus", std::to_string(request.gpus),
@@ -296,9 +299,10 @@ void print_training(const Request& request, int gpus, const Plan& p) {
   std::printf(" (%s)\n", to_string(p.layout).c_str());
 }
 
-// The fewest GPUs that train --tokens in --days: powers of two up to --gpus.
+// The fewest GPUs that train --tokens in --days: powers of two, and --gpus.
 void print_fewest(const Request& request) {
-  for (int gpus = 1; gpus <= request.gpus; gpus *= 2) {
+  for (int gpus = 1; gpus <= request.gpus;
+       gpus = gpus == request.gpus ? gpus + 1 : std::min(2 * gpus, request.gpus)) {
     Planner planner = planner_of(request, gpus);
     const Search s = planner.search(1);
     if (s.best.empty()) continue;

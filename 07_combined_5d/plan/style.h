@@ -4,6 +4,7 @@
 // measured steps.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>

@@ -9,7 +9,7 @@
 namespace pentatron::inspection {
 namespace {
 
-constexpr size_t most = 1 << 16;  // looks of a step; later ones are left out
+constexpr size_t most = 1 << 20;  // looks of a step; later ones are left out
 constexpr const char* words_of[] = {"weights", "forward", "backward", "gradients"};
 
 struct Looks {

@@ -232,17 +232,17 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
   }
 }
 
-void SafetensorsFolder::check_tensors(int rank, int ranks) const {
+std::string SafetensorsFolder::damage(int rank, int ranks) const {
   int number = 0;
   for (const auto& [name, tensor] : tensors_) {
     const std::optional<uint32_t> expected = tensor.description.checksum;
     if (number++ % ranks != rank || !expected) continue;
     const uint32_t found = crc32(tensor.data, tensor.description.bytes());
     if (found == *expected) continue;
-    throw UsageError(option_, path_,
-                     name + " with the checksum " + text_of_checksum(*expected) + "; it has " +
-                         text_of_checksum(found) + " (the file is damaged)");
+    return name + " with the checksum " + text_of_checksum(*expected) + "; it has " +
+           text_of_checksum(found) + " (the file is damaged)";
   }
+  return {};
 }
 
 const FoundTensor& SafetensorsFolder::find(const std::string& name, const std::vector<int64_t>& shape) const {

@@ -85,8 +85,9 @@ class SafetensorsFolder {
   size_t size() const { return tensors_.size(); }
   const std::string& option() const { return option_; }
   const std::string& path() const { return path_; }
-  // Each rank reads its part of the tensors, whole. Throws UsageError if one has not its checksum.
-  void check_tensors(int rank, int ranks) const;
+  // What is expected of a tensor that has not its checksum; nothing if all have. Each rank reads its part of
+  // the tensors, whole.
+  std::string damage(int rank, int ranks) const;
 
  private:
   std::string option_, path_;

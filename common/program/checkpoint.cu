@@ -99,7 +99,6 @@ void load_or_initialise(const Options& options, Parameters& parameters, cudaStre
   if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
   const SafetensorsFolder folder(options.load_option(), options.load_folder, "model");
   if (!options.load.empty()) check_tensors(folder, stored(parameters, number_type<real>));
-  folder.check_tensors(peers().rank(), peers().ranks());
   std::optional<SafetensorsFolder> masters;  // of another precision, whose weights may be rounded more
   if (!options.load.empty() &&
       read_trainer_state(options.load_option(), options.load_folder).precision != precision_name) {
@@ -120,12 +119,26 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
       optimizer_(optimizer),
       compute_(compute),
       rank_(ranks.rank()) {
+  if (!options.save.empty() || !options.load_folder.empty()) {
+    agreement_ = ranks.agreement();
+    std::string damage;  // a host may not see the folder of the others
+    for (const char* name : {"model", "optimizer"}) {
+      const bool is_read = name == std::string_view("model") || !options.load.empty();
+      if (options.load_folder.empty() || !is_read || !damage.empty()) continue;
+      const SafetensorsFolder folder(options.load_option(), options.load_folder, name);
+      damage = folder.damage(rank_, ranks.ranks());
+      if (!damage.empty()) damage = folder.path() + " is not valid; expected " + damage;
+    }
+    damage = agreement_->first(damage);
+    if (!damage.empty()) throw UsageError(options.load_option() + (": " + damage));
+  }
   if (!options.load.empty()) load_states();
   if (!options.load_weights.empty() && has_master_weights) load_masters();
   if (!options.save.empty() || !options.load.empty()) {  // a host may not see the folder of the others
     const double first = static_cast<double>(first_step_);
     const std::vector<double> most = ranks.largest({first, -first});
-    require(most[0] == -most[1], options.resume ? "--resume" : "--load", options.load_folder,
+    require(most[0] == -most[1], options.resume ? "--resume" : "--load",
+            options.resume ? options.save : options.load_folder,
             "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
   }
   if (!options.load_weights.empty() && rank_ == 0) {
@@ -134,7 +147,6 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
                 tied ? ": its head is tied to the embedding; here it is a copy, and learns by itself" : "");
   }
   if (options.save.empty()) return;
-  agreement_ = ranks.agreement();
   std::string error;
   if (rank_ == 0) {
     std::error_code made;
@@ -180,7 +192,6 @@ void Checkpoints::load_states() {
   std::erase(names_there, master_name);
   if (has_masters(folder)) names_there.emplace_back(master_name);
   check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
-  folder.check_tensors(peers().rank(), peers().ranks());
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::vector<AccumTensor> states = optimizer_.states(i);

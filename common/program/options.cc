@@ -150,7 +150,7 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
   line.choice("--on-nan", options.on_nan, on_nan_names,
-              "a loss or norm that is no number ends the run, or skips the step");
+              "a norm that is no number ends the run, or skips the step");
   line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
   line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");

@@ -231,7 +231,7 @@ void Run::end_second_pass() {
   const std::vector<std::string> all = peers_.gather(mine.order == first ? mine.words : "");
   const auto found = std::ranges::find_if(all, [](const std::string& words) { return !words.empty(); });
   const std::string where =
-      found == all.end() ? "not when the step was repeated: perhaps memory or a link is damaged"
+      found == all.end() ? "not when the step was repeated (its weights may be those of a step later)"
                          : "first on " + rank_name(static_cast<int>(found - all.begin())) + ", " + *found;
   throw RunError(bad_numbers_ + "; " + where);
 }

@@ -21,7 +21,7 @@ constexpr double ring_simple_start = 8.4 * us;
 constexpr Protocol tree_ll = {6.8 * us, 0.6 * us, 5.0 * us, 0.92 / 3.8};
 constexpr Protocol tree_ll128 = {14.0 * us, 1.25 * us, 8.5 * us, 0.92 * 120 / 128};
 constexpr Protocol tree_simple = {8.4 * us, 4.0 * us, 14.0 * us, 0.92};
-constexpr double most_ll_between_nodes = 20.4e9;  // bytes/s (three nodes and more)
+constexpr double most_ll_between_nodes = 20.4e9;  // bytes/s; NCCL lets two nodes have 39
 constexpr double most_ll_message = 16384;         // bytes (src/enqueue.cc)
 constexpr double unlimited = std::numeric_limits<double>::infinity();
 
@@ -169,7 +169,8 @@ Collectives::Time Collectives::time(const Ring& ring, const Collective& c) const
   double slowest = is_pipeline ? unlimited : slowest_;
   for (int hop = 0; is_pipeline && hop <= steps_; ++hop)
     if (hop != unused) slowest = std::min(slowest, bandwidth_[hop]);
-  const double shortest = std::min(within > 0 ? ring.within_node : unlimited, between > 0 ? ring.between_nodes : unlimited);
+  const double shortest =
+      std::min(within > 0 ? ring.within_node : unlimited, between > 0 ? ring.between_nodes : unlimited);
   const double bandwidth = std::min(ring.share * slowest, ring.most);
   if (is_pipeline) return {sum, c.bytes / bandwidth};
   const Time blocks = {sum - shortest, steps_ * c.bytes / bandwidth};
