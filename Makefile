@@ -181,7 +181,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
 # Tests of the stand-ins look at what the optimiser made of kernels.
 OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
-  $(if $(filter common/program/%.cc common/device/timeline.cc common/ranks/suspects.cc common/model/safetensors.cc tests/%.cc,$<),-O0),-O1)
+  $(if $(filter common/program/%.cc common/device/timeline.cc common/ranks/suspects.cc common/model/safetensors.cc $(filter-out tests/test_schedule.cc,$(wildcard tests/*.cc)),$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)

@@ -93,7 +93,7 @@ elif [ -z "$filter" ]; then
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
   case " ${folders[*]} " in *"/cpu-bf16 "*)
     lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons"
-    folds="python3 tests/fold.py build/cpu-bf16 5 4 6 8" ;; esac
+    folds="python3 tests/fold.py build/cpu-bf16 3 4 6 8" ;; esac
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &
