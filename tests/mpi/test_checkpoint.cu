@@ -262,8 +262,8 @@ class SlowDisk : public Agreement {
   SlowDisk(std::unique_ptr<Agreement> ranks, const std::atomic<bool>& goes_on)
       : ranks_(std::move(ranks)), goes_on_(goes_on) {}
   std::string first(const std::string& words) override {
-    // They agree on the folder, on its lock, on the beginning of a save, then on its tensors.
-    if (++calls_ == 4) {
+    // They agree on what is loaded, the folder, its lock, the beginning of a save, then on its tensors.
+    if (++calls_ == 5) {
       while (!goes_on_) usleep(1000);
     }
     return ranks_->first(words);
