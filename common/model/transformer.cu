@@ -222,10 +222,6 @@ void Transformer::inspect(int unit, const LayerActivations& a, Residual x) const
   look("attention's output", a.attention.out);
   look("residual stream after attention", a.middle);
   look("MLP's normed input", a.normed2);
-  if (!model_.has_experts(trace::here.layer)) {  // which leave these as they were
-    look("gate and up", a.feed_forward.gate_up);
-    look("SwiGLU", a.feed_forward.product);
-  }
   look("MLP's output", x.branch);
 }
 
