@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
 # this tag, of the programs that make test-01 has built. Three lanes run side by side: tests of several ranks; those of one
-# process; and those of faults, which mostly wait for a watchdog. What the last two say appears when the first is through.
+# process; and dry runs, then those of faults, which mostly wait for a watchdog. What the last two say appears when the first is through.
 # Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. At the
 # end stand the time of each part and the slowest tests (--slow N before the rest: so many, 10 unless given); the last
 # line is the sum.
@@ -47,8 +47,6 @@ run() {
 
 run_alone() {
   [ -z "$homework" ] || run "homework" $homework
-  [ -z "$lessons" ] || run "lessons" $lessons
-  [ -z "$folds" ] || run "folds" $folds
   for folder in "${folders[@]}"; do
     local only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
@@ -57,6 +55,8 @@ run_alone() {
 }
 
 run_faults() {
+  [ -z "$lessons" ] || run "lessons" $lessons
+  [ -z "$folds" ] || run "folds" $folds
   for folder in "${folders[@]}"; do
     case $folder in *-block*) continue ;; esac
     [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
