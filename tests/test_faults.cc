@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -406,6 +408,23 @@ TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03
     refused(std::string("--link ") + link, "--link: " + std::string(link) + " is not valid; expected ");
   }
   refused("--log-json /nowhere/log", "--log-json: /nowhere/log is not valid; expected ");
+}
+
+// Each rank reads its part of the tensors. The first one of the file is the embedding, which rank 1 reads.
+TEST_CASE("03: what one rank finds damaged, all ranks refuse with one line", "[03][faults][bad-input]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save", weights = save + "/step_000001/model.safetensors";
+  Job job(folder, "--steps 1 --save " + save);
+  REQUIRE(job.ends_within(kSoon));
+  REQUIRE(job.status() == 0);
+  std::string content = read_file(weights);
+  uint64_t header = 0;
+  std::memcpy(&header, content.data(), sizeof header);
+  content[sizeof header + header + 3] ^= 1;
+  folder.write("save/step_000001/model.safetensors", content);
+  check_refused(
+      "03_zero", "--load " + save + " --steps 2",
+      "--load: " + weights + " is not valid; expected model.embed_tokens.weight with the checksum ");
 }
 
 TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2", "[04][faults][bad-input]") {

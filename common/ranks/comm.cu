@@ -261,7 +261,6 @@ void World::fold(int ranks, const PresentRanks& present) {
     throw UsageError("mpirun -n", std::to_string(processes_),
                      std::to_string(wanted) + ", the ranks that differ of " + std::to_string(ranks));
   }
-  if (!is_dry_run()) throw UsageError("--ranks", std::to_string(ranks), "none without --dry-run");
   rank_ = present.ranks[process_], ranks_ = ranks;
   stands_for_ = present.stand_for[process_];
   present_ = present.ranks;

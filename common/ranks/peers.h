@@ -44,9 +44,8 @@ class Peers {
   // How many ranks do what this one does: itself, and in a folded world (comm.h) those that are absent.
   virtual int stands_for() const { return 1; }
   // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks, absent
-  // ones included.
-  // `gather` returns the texts of all ranks on rank 0. `largest` also sets all modelled clocks to the
-  // latest (device/cuda.h).
+  // ones included. `gather` returns the texts of all ranks on rank 0. `largest` also sets all modelled clocks
+  // to the latest (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }

@@ -251,8 +251,7 @@ TEST_CASE("07: a second run in a folder is refused, and a folder that disappears
   CHECK(complaint([&] { make(second); }).empty());  // nobody else saves there now
 }
 
-// ---- The save itself
-// -----------------------------------------------------------------------------------------
+// ---- The save itself --------------------------------------------------------------------------------------
 
 namespace {
 
