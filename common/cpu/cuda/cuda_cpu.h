@@ -98,7 +98,7 @@ std::vector<Activity> take_activities();
 // Remembers an error for cudaGetLastError, and returns it.
 cudaError_t remember(cudaError_t error);
 
-// One thread opens it, once; others wait for that, first yielding, then asleep. To ThreadSanitizer, what came
+// One thread opens it, once; others sleep until then. To ThreadSanitizer, what came
 // before open() happens before what comes after wait(), and nothing else: looking at a closed latch orders
 // nothing.
 class Latch {

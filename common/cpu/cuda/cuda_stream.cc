@@ -51,7 +51,6 @@ namespace {
 using Work = std::function<cudaError_t()>;
 
 constexpr uint32_t kClosed = 0, kOpen = 1, kClosedWithSleepers = 2;
-constexpr int kYieldsBeforeSleeping = 10;
 
 // One of the GPU's work queues, which takes operations in the order of their issue. An operation leaves it
 // when it begins. So one that waits, for its stream or for an event, holds up all that were issued after it
@@ -358,11 +357,6 @@ void Latch::open() {
 bool Latch::is_open() const { return state_.load(std::memory_order_acquire) == kOpen; }
 
 void Latch::wait() {
-  // In a dry run nothing takes long, and there may be hundreds of ranks: yielding would be all that they do.
-  for (int i = 0; i < kYieldsBeforeSleeping && !is_dry_run(); ++i) {
-    if (is_open()) return;
-    sched_yield();
-  }
   while (!is_open()) {
     uint32_t expected = kClosed;
     state_.compare_exchange_strong(expected, kClosedWithSleepers, std::memory_order_relaxed);
