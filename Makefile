@@ -91,7 +91,7 @@ TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$
 # ---- Flags -----------------------------------------------------------------------------------------------------------
 # GCC, when it instruments the standard library, believes to see uninitialised variables there.
 SANITIZER_thread := -fsanitize=thread
-SANITIZER_address := -fsanitize=address,alignment
+SANITIZER_address := -fsanitize=address,undefined
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
 DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_STYLES=\"$(CURDIR)/07_combined_5d/plan/styles\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 BUILD_DEFINES_fp64 := -DPRECISION=64
@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -370,6 +370,17 @@ test-hosts:
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 programs
 	@tests/hosts.sh build/cpu-fp32$(addprefix -,$(SANITIZE))
 
+# The script of README.md's "Slurm", under a real Slurm of two such hosts.
+test-slurm:
+	@common/setup.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp64 SANITIZE= BLOCK_THREADS= build/cpu-fp64/07_combined_5d
+	@tests/slurm.sh build/cpu-fp64
+
+# Every test under AddressSanitizer with UBSan, and under ThreadSanitizer: hours;  make sanitize S=address P='fp32 fp64': a part.
+sanitize:
+	@common/setup.sh
+	@tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),fp32 fp64 bf16 fp16 fp8)"
+
 # Text to tokens.bin and tokenizer.json, in the folder TO;  make tokens TEXT=book.txt VOCAB=4096. TOKENIZER=FILE: with an
 # existing one.
 VOCAB ?= 4096
@@ -494,7 +505,9 @@ help:
 	@echo "make lessons       what each technique buys and costs at a real size;  GPU=h100 W='pipeline': those whose sentence has it"
 	@echo "make test          install what is missing, build, run every test;  make test-01: one stage's, in fp64"
 	@echo "make test-hosts    as root: 02 and 07 over two hosts, made of namespaces; a cut network, killed ranks"
+	@echo "make test-slurm    as root: 07 under a real Slurm of two such hosts: requeued, a node down, its time over"
 	@echo "make check T=NAME  the tests of this name, wherever they are;  RANKS=4: those of several ranks on so many"
+	@echo "make sanitize      every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  S=thread P=fp64: a part"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"

@@ -1,26 +1,14 @@
 #!/usr/bin/env bash
-# hosts.sh FOLDER: runs the programs of a build folder over two hosts, and then cuts the network or kills ranks. A host is
-# a set of namespaces with its own name, address, processes and shared memory, and an ssh server. The last line is
-# "N passed, N failed"; where there can be no namespaces, one line says so, and the status is 2.
-#
-# The script itself is the first process of a namespace, so whatever ends it ends everything that it has started. It
-# writes to build/hosts only. The ssh server is dropbear, whose package starts nothing.
+# hosts.sh FOLDER: runs the programs of a build folder over two hosts (two_hosts.sh), and then cuts the network or kills
+# ranks. Each host has an ssh server. The last line is "N passed, N failed". The ssh server is dropbear, whose package
+# starts nothing.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-programs=$1 at=$PWD/build/hosts
-
-if [ "${2:-}" != inside ]; then
-  if [ "$(id -u)" -ne 0 ] || ! unshare --net --uts --ipc --mount --pid --fork true 2> /dev/null; then
-    echo "hosts: skipped, because only root can make network namespaces, and some containers forbid it" >&2; exit 2
-  fi
-  common/setup.sh cpu dropbear:dropbear-bin ssh:openssh-client ip:iproute2 pgrep:procps || exit 2
-  exec unshare --net --mount --pid --fork --mount-proc --kill-child=KILL "$0" "$programs" inside
-fi
-trap exit INT TERM
+cd "$(dirname "$0")/.." || exit
+programs=$1 needs=(dropbear:dropbear-bin ssh:openssh-client)
+. tests/two_hosts.sh
 
 # ---- The hosts --------------------------------------------------------------------------------------------------------
-rm -rf "$at"; mkdir -p -m 700 "$at/home" "$at/home/.ssh"
-printf '127.0.0.1 localhost\n10.21.0.1 node-a\n10.21.0.2 node-b\n' > "$at/hosts"
+mkdir -p -m 700 "$at/home/.ssh"
 awk -F : -v OFS=: -v home="$at/home" '$1 == "root" { $6 = home; $7 = "/bin/sh" } 1' /etc/passwd > "$at/passwd"
 dropbearkey -t ed25519 -f "$at/host_key" > /dev/null 2>&1
 ssh-keygen -q -t ed25519 -N '' -f "$at/key" && cp "$at/key.pub" "$at/home/.ssh/authorized_keys"
@@ -31,42 +19,16 @@ exec ssh -F none -i $at/key -o UserKnownHostsFile=$at/known_hosts -o StrictHostK
 END
 chmod +x "$at/ssh"
 
-declare -A first  # process of each host, as seen from here
-host() {  # NAME ADDRESS OPTION...
-  # shellcheck disable=SC2016
-  unshare --net --uts --ipc --mount --pid "${@:3}" --fork --mount-proc sh -ec '
-    hostname $1; mount -t tmpfs tmpfs /dev/shm
-    mount --bind $3/hosts /etc/hosts; mount --bind $3/passwd /etc/passwd
-    until ip address add $2/24 dev eth0 2> /dev/null; do sleep 0.1; done
-    ip link set lo up; ip link set eth0 up
-    exec dropbear -F -E -s -p $2:22 -r $3/host_key -P $3/pid-of-$1' - "$1" "$2" "$at" > "$at/log-of-$1" 2>&1 &
-  until first[$1]=$(pgrep -P $!); do sleep 0.1; done
-}
-host node-a 10.21.0.1
-host node-b 10.21.0.2 --time --monotonic 1000000 --boottime 1000000  # its clocks are eleven days ahead
-ip link add eth0 netns "${first[node-a]}" type veth peer eth0 netns "${first[node-b]}"
-
-on() { nsenter --all --target "${first[$1]}" --wd="$PWD" "${@:2}"; }  # HOST COMMAND...
-
-# within SECONDS COMMAND...: tries it until it succeeds.
-within() {
-  local end=$((SECONDS + $1))
-  until "${@:2}"; do [ $SECONDS -lt $end ] || return; sleep 0.2; done
-}
+# shellcheck disable=SC2016
+server='mount --bind $3/passwd /etc/passwd
+  exec dropbear -F -E -s -p $2:22 -r $3/host_key -P $3/pid-of-$1'
+host node-a 10.21.0.1 "$server"
+host node-b 10.21.0.2 "$server" --time --monotonic 1000000 --boottime 1000000  # its clocks are eleven days ahead
+connect_hosts
 within 60 on node-a "$at/ssh" node-b true 2> /dev/null || { echo "hosts: ssh: $(cat "$at"/log-of-*)"; exit 1; }
 
 # ---- The tests --------------------------------------------------------------------------------------------------------
 export UCX_LOG_LEVEL=error CUDA_CPU_DEVICES=4
-limit=300  # seconds for a run, on a busy machine
-passed=0 failed=0 out=
-
-# check TITLE COMMAND...: counts it; a failure shows the end of the last run's output.
-check() {
-  if "${@:2}"; then passed=$((passed + 1)); echo "passed  $1"; return; fi
-  failed=$((failed + 1)); echo "FAILED  $1: ${*:2}"
-  tail -n 30 "$out" | sed 's/^/  | /'
-}
-says() { grep -qE -- "$1" "$out"; }
 
 # run NAME ARGUMENTS...: mpirun on node-a; its output goes to a file. A trap can end `wait`, and no other command.
 run() {

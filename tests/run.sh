@@ -72,7 +72,7 @@ run_on_ranks() {
     [ "$ranks" -le "$gpus" ] || { echo "left out: $folder on $ranks ranks; GPUs: $gpus"; return; } ;;
   esac
   # MPI leaks at its end; and after an abort messages are left over, at which UCX wonders.
-  run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS=detect_leaks=0 \
+  run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" \
     mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
 }
 
