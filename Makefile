@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -263,6 +263,15 @@ lessons:
 	@common/setup.sh cpu python3:python3
 	@$(MAKE) --no-print-directory BACKEND=cpu SANITIZE= BLOCK_THREADS= PRECISION=bf16 lessons-programs
 	@$(LESSONS) $(if $(W),'$(W)')
+
+# Runs that others published, on 8 to 16,384 GPUs, beside folded dry runs of them;  make published W='a word of the name'.
+# To look for the reason of an error:  SCALE='memory_achievable=0.5' of the profile, ADD='--recompute full' of the commands.
+PUBLISHED := python3 common/report/published.py common/report/published.txt build
+published:
+	@common/setup.sh cpu python3:python3
+	@for p in bf16 fp8; do \
+	  $(MAKE) --no-print-directory BACKEND=cpu SANITIZE= BLOCK_THREADS= PRECISION=$$p build/cpu-$$p/07_combined_5d || exit 1; done
+	@$(PUBLISHED) $(if $(W),'$(W)') $(SCALE:%=--scale %) $(if $(ADD),--add='$(ADD)')
 
 # $(call venv,NAME): build/python-NAME, a virtual environment with these packages, made once.
 PYTHON_format := clang-format==14.0.6
@@ -510,6 +519,7 @@ help:
 	@echo "make sanitize      every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  S=thread P=fp64: a part"
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
+	@echo "make published     runs of others on up to 16,384 GPUs, and what a dry run of them says;  W='Llama'"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"

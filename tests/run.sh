@@ -57,6 +57,7 @@ run_alone() {
 run_faults() {
   [ -z "$lessons" ] || run "lessons" $lessons
   [ -z "$folds" ] || run "folds" $folds
+  [ -z "$published" ] || run "published" $published
   for folder in "${folders[@]}"; do
     case $folder in *-block*) continue ;; esac
     [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
@@ -84,7 +85,7 @@ unset CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CPU_DEVICES CUDA_CPU
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 
 [ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "notes" tests/notes.sh; }
-homework='' lessons='' folds=''
+homework='' lessons='' folds='' published=''
 not_run=''  # in a learner's tree: the tests of what is to be written
 if [ -e tests/homework/not_run.txt ]; then
   [ -n "$filter" ] || not_run=$(< tests/homework/not_run.txt)
@@ -93,7 +94,8 @@ elif [ -z "$filter" ]; then
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
   case " ${folders[*]} " in *"/cpu-bf16 "*)
     lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons"
-    folds="python3 tests/fold.py build/cpu-bf16 3 4 6 8" ;; esac
+    folds="python3 tests/fold.py build/cpu-bf16 3 4 6 8"
+    published="python3 common/report/published.py common/report/published.txt build --check common/cpu/README.md" ;; esac
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &

@@ -271,7 +271,7 @@ TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][
     REQUIRE(changed.find(text) != std::string::npos);
     return folder.write("gpu.json", changed.replace(changed.find(text), text.size(), other));
   };
-  refused("h99", "a100, b200, h100, h200, unit, or a file");
+  refused("h99", "a100, a100-40gb, b200, h100, h100-96gb, h200, h800, unit, or a file");
   refused(folder.path(), "a100, ");
   refused(folder.write("text", "no JSON"), "a100, ");
   refused(with("\"link_latency\"", "\"latency\""), "a number \"value\" of 0 or more for \"link_latency\"");

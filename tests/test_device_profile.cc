@@ -65,5 +65,6 @@ TEST_CASE("profile: a profile that is written is read back", "[profile]") {
   CHECK(again.name == "b200");
   CHECK(again.memory_bandwidth == 1.0 / 3);
   CHECK(to_json(again, "a test") == to_json(gpu, "a test"));
-  for (const char* name : {"a100", "h100", "h200", "b200", "unit"}) CHECK(load_profile(name).name == name);
+  for (const char* name : {"a100", "a100-40gb", "h100", "h100-96gb", "h200", "h800", "b200", "unit"})
+    CHECK(load_profile(name).name == name);
 }

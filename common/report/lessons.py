@@ -81,13 +81,29 @@ def dry_run(name, command, programs, folder, profile):
     return logs.Run(log)
 
 
-def all_runs(lessons, names, programs, folder, gpu):
-    """By name. The modelled GPU has more memory than any run needs, so that what does not fit has numbers, too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    roomy = json.loads((PROFILES / f"{gpu}.json").read_text())
-    roomy["memory_bytes"]["value"] = 1e15
+def roomy(gpu, folder, factors=()):
+    """A profile of this GPU with more memory than any run needs, so that what does not fit has numbers, too. (name,
+    factor): what other numbers of it are multiplied by."""
+    numbers = json.loads((PROFILES / f"{gpu}.json").read_text())
+    numbers["memory_bytes"]["value"] = 1e15
+    for name, factor in factors:
+        numbers[name]["value"] *= factor
     profile = folder / f"{gpu}.profile"
-    profile.write_text(json.dumps(roomy))
+    profile.write_text(json.dumps(numbers))
+    return profile
+
+
+def fits(run, gpu):
+    """Whether the run needs no more than this GPU's memory."""
+    memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
+    libraries = max(rank["libraries"]["estimated"] for rank in run.summary["memory"])
+    return VALUES["memory"][0](run) + libraries <= memory
+
+
+def all_runs(lessons, names, programs, folder, gpu):
+    """By name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    profile = roomy(gpu, folder)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         started = {n: pool.submit(dry_run, n, lessons.commands[n], programs, folder, profile) for n in sorted(names)}
         return {name: run.result() for name, run in started.items()}
@@ -110,17 +126,14 @@ COLUMNS = ["memory", "step", "mfu", "sent", "hidden", "idle"]
 def table(lessons, runs):
     """Rows of words: a heading alone, or name, ranks, (!) where it does not fit, the numbers, the sentence."""
     gpu = pathlib.Path(next(iter(runs.values())).options["gpu"]).stem
-    memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
     rows = [["", "ranks", "", *COLUMNS, f"counted for {gpu} GPUs: nothing is computed"]]
     for row in lessons.rows:
         if isinstance(row, str):
             rows.append([row])
             continue
         run = runs[row[0]]
-        libraries = max(rank["libraries"]["estimated"] for rank in run.summary["memory"])
-        fits = VALUES["memory"][0](run) + libraries <= memory
         cells = [VALUES[column][1](VALUES[column][0](run)) for column in COLUMNS]
-        rows.append([row[0], str(run.ranks), "" if fits else "(!)", *cells, filled(row[1], runs, row[0])])
+        rows.append([row[0], str(run.ranks), "" if fits(run, gpu) else "(!)", *cells, filled(row[1], runs, row[0])])
     return rows
 
 

@@ -1,0 +1,172 @@
+"""The runs that others published, beside folded dry runs of them:  published.py RUNS BUILD [WORDS]
+
+RUNS (published.txt beside this file) has a run in each line that begins with run, and what belongs to it below. BUILD has
+cpu-bf16 and cpu-fp8, each with 07_combined_5d. Prints a table, the reasons of large errors, and the mean; WORDS: only runs
+whose name has them. (!): ours needs more memory than the GPU has. To look for a reason, --scale NAME=X multiplies a number
+of the GPUs' profiles, and --add OPTIONS adds to the commands. --check NOTE instead holds the rows of NOTE's table against
+RUNS: each command must be accepted, and those that one process can run must give the row."""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import lessons
+import runs as logs
+
+# What was published, of the last step: how we get it of ours, whether more is faster, how it is printed, and its unit.
+UNITS = {
+    "s": (lambda run: run.steps[-1]["modelled"]["seconds"], False, "{:.2f}", "s"),
+    "tokens/s": (lambda run: run.steps[-1]["tokens"] / UNITS["s"][0](run) / run.ranks, True, "{:,.0f}", "tokens/s"),
+    "MFU": (lambda run: 100 * run.steps[-1]["modelled"]["mfu"], True, "{:.1f}", "% MFU"),
+    "TFLOP/s": (lambda run: UNITS["MFU"][0](run) * run.peak / 1e14, True, "{:.0f}", "TFLOP/s"),
+    # With full recomputation counted as work: four passes in place of three.
+    "HFU": (lambda run: 4 / 3 * UNITS["MFU"][0](run), True, "{:.1f}", "% HFU"),
+}
+HEAD = ["run", "GPUs", "layout", "published", "ours", "error"]
+
+
+class Published:
+    """A run: its name, how many GPUs, the precision, the GPU, number and unit, options; and words about it."""
+
+    def __init__(self, words):
+        self.name, gpus, self.precision, self.gpu, number, self.unit, *self.options = words
+        self.gpus, self.number, self.source, self.differs, self.reason = int(gpus), float(number), "", "", ""
+
+    def option(self, name, default):
+        name = "--" + name
+        return self.options[self.options.index(name) + 1] if name in self.options else default
+
+    @property
+    def layout(self):
+        """In the planner's words. ZeRO-1 and micro-batches of one sequence are not named."""
+        degrees = {axis: int(self.option(axis, 1)) for axis in ("tp", "cp", "pp", "ep")}
+        data = self.gpus // (degrees["tp"] * degrees["cp"] * degrees["pp"])
+        words = [f"{axis}{n}" for axis, n in {**degrees, "dp": data}.items() if n > 1]
+        stage, rows = self.option("zero-stage", "1"), self.option("micro-batch-size", "1")
+        words += ["zero" + stage] * (stage != "1") + ["mbs" + rows] * (rows != "1")
+        words += [f"interleaved{self.option('vpp', '')}"] * ("interleaved" in self.options)
+        words += ["sp"] * ("--sequence-parallel" in self.options) + [self.option("recompute", "")]
+        return " ".join(filter(None, words + ["fp8"] * (self.precision == "fp8")))
+
+    def command(self, build, processes, profile):
+        steps = [] if "--steps" in self.options else ["--steps", "2"]
+        return ["mpirun", "-n", processes, build / f"cpu-{self.precision}" / "07_combined_5d", *self.options, *steps,
+                "--ranks", self.gpus, "--dry-run", "--gpu", profile]
+
+    def processes(self, build, profile):
+        """How many ranks differ: 07 says it where there are too few. Throws Refused as it refuses all else."""
+        words = map(str, self.command(build, 1, profile))
+        said = subprocess.run(words, capture_output=True, text=True).stderr
+        if wanted := re.search(r"expected (\d+), the ranks that differ", said):
+            return int(wanted[1])
+        if said:
+            raise logs.Refused(f"{self.name}: {said.strip()}")
+        return 1
+
+    def row(self, build, folder, factors=()):
+        """Runs it. Words of the table, and the error: our time / the published one - 1."""
+        profile = lessons.roomy(self.gpu, folder, factors)
+        log = folder / f"{self.name}.json"
+        logs.output_of(*self.command(build, self.processes(build, profile), profile), "--log-json", log)
+        run = logs.Run(log)
+        run.peak = json.loads(profile.read_text())["flops_bf16"]["value"]
+        value, more_is_faster, printed, unit = UNITS[self.unit]
+        ours = value(run)
+        error = self.number / ours - 1 if more_is_faster else ours / self.number - 1
+        numbers = [f"{printed.format(self.number)} {unit}", printed.format(ours) + " (!)" * (not lessons.fits(run, self.gpu))]
+        return [self.name, f"{self.gpus:,} {self.gpu}", self.layout, *numbers, f"{100 * error:+.0f} %"], error
+
+
+def read(path):
+    """The runs of the file."""
+    found, bases = [], {}
+    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+        word, _, text = line.partition(" ")
+        words = [option for name in text.split() for option in bases.get(name, [name])]
+        if word == "base":
+            bases["@" + words[0]] = words[1:]
+        elif word == "run" and len(words) > 6 and words[5] in UNITS:
+            found.append(Published(words))
+        elif word in ("source", "differs", "reason") and found:
+            setattr(found[-1], word, text.strip())
+        elif line and word != "#":
+            raise logs.Refused(f"{path}:{number}: {line[:40]}; expected base, run with a unit of {', '.join(UNITS)}, "
+                               "source, differs or reason")
+    return found
+
+
+def line_of(row):
+    return "| " + " | ".join(row) + " |"
+
+
+def check(published, build, folder, note):
+    """Says what is wrong; whether something is."""
+    lines, failed = pathlib.Path(note).read_text().splitlines(), 0
+    for run in published:
+        try:
+            run.precision = "bf16"  # the build that is there; its commands are the same
+            row = [line for line in lines if line.startswith(f"| {run.name} |")]
+            wrong = "" if len(row) == 1 else f"{len(row)} rows in {note}, expected one"
+            if not wrong and run.processes(build, lessons.roomy(run.gpu, folder)) == 1:
+                ours = line_of(run.row(build, folder)[0])
+                wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
+        except logs.Refused as refused:
+            wrong = str(refused)
+        failed += wrong != ""
+        print(f"FAILED: {run.name}: {wrong}" if wrong else run.name)
+    print(f"{len(published) - failed} passed, {failed} failed")
+    return failed > 0
+
+
+def factor(text):
+    name, _, value = text.partition("=")
+    if not name or name not in json.loads((lessons.PROFILES / "h100.json").read_text()):
+        raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X, a number of common/device/profiles/h100.json")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X with a number X") from None
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parse.add_argument("runs")
+    parse.add_argument("build", type=pathlib.Path)
+    parse.add_argument("--check", metavar="NOTE")
+    parse.add_argument("--scale", metavar="NAME=X", action="append", default=[])
+    parse.add_argument("--add", metavar="OPTIONS", default="")
+    parse.add_argument("words", nargs="?", default="")
+    given = parse.parse_intermixed_args()
+    published = [run for run in read(given.runs) if given.words in run.name]
+    if not published:
+        raise logs.Refused(f"no run's name has {given.words}; make published prints them all")
+    folder = given.build / "published"
+    folder.mkdir(parents=True, exist_ok=True)
+    if given.check:
+        return check(published, given.build, folder, given.check)
+    factors = [factor(text) for text in given.scale]
+    print(line_of(HEAD), "|---" * len(HEAD) + "|", sep="\n", flush=True)
+    errors, reasons = [], []
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # runs of one process beside those of many
+        for run in published:
+            run.options += given.add.split()
+        rows = pool.map(lambda run: run.row(given.build, folder, factors), published)
+        for run, (row, error) in zip(published, rows):
+            print(line_of(row), flush=True)
+            errors.append(error)
+            if abs(error) > 0.15 and not (factors or given.add):
+                reasons.append(f"{run.name}: {run.reason or 'not found'}")
+    print("", *map(textwrap.fill, reasons), sep="\n")
+    sizes = [abs(error) for error in errors]
+    print(f"\n{len(errors)} runs; error on the mean {100 * sum(errors) / len(errors):+.0f} %, its size "
+          f"{100 * sum(sizes) / len(sizes):.0f} %, the largest {100 * max(sizes):.0f} %; negative: ours takes less time")
+    return 0
+
+
+if __name__ == "__main__":
+    logs.end_in_one_line(lambda: sys.exit(main()))
