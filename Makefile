@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup tour test-tour all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -322,6 +322,14 @@ precisions:
 	@$(call venv,precisions)
 	@build/python-precisions/bin/python common/report/precisions.py build/precisions build $(STEPS)
 
+# The first hour (tests/tour.txt): ten steps, in the terminal. Its test goes through them without one.
+tour test-tour:
+	@[ -e tests/tour.sh ] || { echo "tour: a learner's tree has none" >&2; exit 2; }
+	@common/setup.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= BLOCK_THREADS= TAG=test_primer programs build/cpu-fp32/tests-test_primer
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
+	@DEFINES='$(DEFINES)' tests/tour.sh $(if $(filter test-tour,$@),< /dev/null)
+
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
 	@[ -n "$(A)" ] && [ -n "$(B)" ] || { echo "diff: which two? expected two stages or programs, as in \
@@ -489,6 +497,7 @@ help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
+	@echo "make tour          a first hour, in the terminal: ten steps;  make test-tour: the same without one"
 	@echo "make setup         install what is missing, for this BACKEND"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make lessons       what each technique buys and costs at a real size;  GPU=h100 W='pipeline': those whose sentence has it"

@@ -12,7 +12,7 @@ import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants
 
 # What gives the solution away, or is for teachers.
-LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", ".ci/run"] + [f"tests/homework/{name}" for name in (
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [f"tests/homework/{name}" for name in (
     "HOMEWORK.md", "check.py", "gradescope.py", "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
 
 
