@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup tour test-tour all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup tour test-tour test-questions all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -330,6 +330,13 @@ tour test-tour:
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
 	@DEFINES='$(DEFINES)' tests/tour.sh $(if $(filter test-tour,$@),< /dev/null)
 
+# The notes' questions: what their answers say is what the commands below them print.
+test-questions:
+	@common/setup.sh
+	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
+	@python3 tests/questions.py 0*/README.md
+
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
 	@[ -n "$(A)" ] && [ -n "$(B)" ] || { echo "diff: which two? expected two stages or programs, as in \
@@ -497,7 +504,7 @@ help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
-	@echo "make tour          a first hour, in the terminal: ten steps;  make test-tour: the same without one"
+	@echo "make tour          a first hour, in the terminal: ten steps;  test-tour: the same without one;  test-questions: the notes' answers"
 	@echo "make setup         install what is missing, for this BACKEND"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make lessons       what each technique buys and costs at a real size;  GPU=h100 W='pipeline': those whose sentence has it"
