@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup tour test-tour test-questions all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup tour test-tour test-questions all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade hour fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -335,7 +335,7 @@ test-questions:
 	@common/setup.sh
 	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
-	@python3 tests/questions.py 0*/README.md
+	@python3 tests/questions.py 0*/README.md $(wildcard tests/homework/course.md)
 
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
@@ -473,6 +473,16 @@ homework:
 grade:
 	@common/setup.sh cpu bwrap:bubblewrap
 	@$(HOMEWORK) grade $(GIVEN)
+# A group's hour on a node (tests/homework/course.md): its layouts, run, and a page about them;  make hour GROUP=a
+# LAYOUTS=a.txt. Without a GPU it is a rehearsal in virtual time, for the same page.
+hour:
+	@[ -n "$(GROUP)" ] && [ -f "$(LAYOUTS)" ] || { echo "hour: whose, and which layouts? expected a name and a file, as in \
+make hour GROUP=a LAYOUTS=a.txt" >&2; exit 2; }
+	@common/setup.sh $(BACKEND)
+	@$(MAKE) --no-print-directory PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d
+	@tests/homework/hour.sh "build/hour-$(GROUP)" "$(LAYOUTS)" build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d $(RANKS) \
+	  $(if $(filter cpu,$(BACKEND)),--dry-run)
+	@$(MAKE) --no-print-directory report RUNS="build/hour-$(GROUP)" REPORT="build/hour-$(GROUP)/report.html"
 fingerprints:
 	@set -f; $(HOMEWORK) fingerprints $(M)
 homework-check:
@@ -515,6 +525,7 @@ help:
 	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
+	@echo "make hour          a group's layouts on a node's GPUs, and a page about them:  GROUP=a LAYOUTS=a.txt"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed or asked to end"
