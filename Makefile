@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -331,6 +331,21 @@ precisions:
 	@$(call venv,precisions)
 	@build/python-precisions/bin/python common/report/precisions.py build/precisions build $(STEPS)
 
+# The first hour (tests/tour.txt): ten steps, in the terminal. Its test goes through them without one.
+tour test-tour:
+	@[ -e tests/tour.sh ] || { echo "tour: a learner's tree has none" >&2; exit 2; }
+	@common/setup.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= BLOCK_THREADS= TAG=test_primer programs build/cpu-fp32/tests-test_primer
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
+	@DEFINES='$(DEFINES)' tests/tour.sh $(if $(filter test-tour,$@),< /dev/null)
+
+# The notes' questions: what their answers say is what the commands below them print.
+test-questions:
+	@common/setup.sh
+	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
+	@python3 tests/questions.py 0*/README.md $(wildcard tests/homework/course.md)
+
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
 	@[ -n "$(A)" ] && [ -n "$(B)" ] || { echo "diff: which two? expected two stages or programs, as in \
@@ -478,6 +493,16 @@ homework:
 grade:
 	@common/setup.sh cpu bwrap:bubblewrap
 	@$(HOMEWORK) grade $(GIVEN)
+# A group's hour on a node (tests/homework/course.md): its layouts, run, and a page about them;  make hour GROUP=a
+# LAYOUTS=a.txt. Without a GPU it is a rehearsal in virtual time, for the same page.
+hour:
+	@[ -n "$(GROUP)" ] && [ -f "$(LAYOUTS)" ] || { echo "hour: whose, and which layouts? expected a name and a file, as in \
+make hour GROUP=a LAYOUTS=a.txt" >&2; exit 2; }
+	@common/setup.sh $(BACKEND)
+	@$(MAKE) --no-print-directory PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d
+	@tests/homework/hour.sh "build/hour-$(GROUP)" "$(LAYOUTS)" build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d $(RANKS) \
+	  $(if $(filter cpu,$(BACKEND)),--dry-run)
+	@$(MAKE) --no-print-directory report RUNS="build/hour-$(GROUP)" REPORT="build/hour-$(GROUP)/report.html"
 fingerprints:
 	@set -f; $(HOMEWORK) fingerprints $(M)
 homework-check:
@@ -509,6 +534,7 @@ help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
+	@echo "make tour          a first hour, in the terminal: ten steps;  test-tour: the same without one;  test-questions: the notes' answers"
 	@echo "make setup         install what is missing, for this BACKEND"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make lessons       what each technique buys and costs at a real size;  GPU=h100 W='pipeline': those whose sentence has it"
@@ -522,6 +548,7 @@ help:
 	@echo "make published     runs of others on up to 16,384 GPUs, and what a dry run of them says;  W='Llama'"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
+	@echo "make hour          a group's layouts on a node's GPUs, and a page about them:  GROUP=a LAYOUTS=a.txt"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
 	@echo "make test-hf       against Hugging Face's transformers;  make test-kills: runs killed or asked to end"

@@ -32,12 +32,20 @@ for note in "${notes[@]}"; do
     }
     { columns = $0; gsub(/[\200-\277]/, "", columns)  # bytes that continue a character
       if (length(columns) > 100) report(NR, length(columns) " columns") }
+    # A question, whose answer folds out: GitHub wants empty lines around the answer (tests/questions.py).
+    /^<details>/ { questions += 1 }
+    /<\/summary>$/ { answer = NR + 1 }
+    NR == answer && !/^$/ || /^<\/details>/ && before != "" { report(NR, "an empty line is missing") }
+    { before = $0 }
     /^ *```/ { end_of_text(); in_code = !in_code; next }
     in_code || /^ *\|/ || /^#/ || /^ *$/ { end_of_text(); next }
-    /^    [^ ]/ && text == "" { next }                                       # code, indented
+    /^    / && text == "" { next }                                           # code, indented
+    /^<\/?details>/ { end_of_text(); next }
+    { gsub(/<\/?(summary|code)>/, "") }
     /^ *([-*]|[0-9]+\.) / { end_of_text(); sub(/^ *([-*]|[0-9]+\.) +/, "") }  # an item of a list
     { if (text == "") first = NR; text = text " " $0 }
-    END { end_of_text() }' "$note"
+    END { end_of_text()
+          if (note ~ /^0[1-7]_[^\/]*\/README/ && (questions < 8 || questions > 12)) report(NR, questions + 0 " questions, not 8 to 12") }' "$note"
     while IFS=: read -r line target; do
       path=${target%%#*}
       [ -z "$path" ] || [ -e "$(dirname "$note")/$path" ] || echo "$note:$line: no file $path"

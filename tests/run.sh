@@ -91,6 +91,7 @@ if [ -e tests/homework/not_run.txt ]; then
   [ -n "$filter" ] || not_run=$(< tests/homework/not_run.txt)
 elif [ -z "$filter" ]; then
   run "mutants" tests/mutants.sh --check
+  run "tour" tests/tour.sh --check
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
   case " ${folders[*]} " in *"/cpu-bf16 "*)
     lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons"

@@ -1,4 +1,7 @@
 // What the scripts around the tests do on machines that are not this one: fake commands stand for them.
+#include <sys/wait.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -42,4 +45,39 @@ TEST_CASE("a test on GPUs starts no more ranks than there are, but with NCCL ove
     for (const std::string& all : {over_mpi, cpu})
       CHECK(all.find("started " + ranks + " ranks") != std::string::npos);
   }
+}
+
+TEST_CASE("a group's hour on a node: what is refused costs a line, and what has run is not run again",
+          "[scripts]") {
+  const TemporaryFolder folder;
+  write_script(folder.path() + "/bin/mpirun",
+               "echo \"$*\" >> '" + folder.path() +
+                   "/started'\ncase \"$*\" in *'--tp 3'*) echo refused >&2; exit 2 ;; esac\n"
+                   "echo '    5  as it should'; echo '{}' > \"${@: -1}\"");
+  const auto run = [&](const std::string& layouts, const std::string& before) {
+    const std::string command = "cd '" + folder.path() + "' && " + before + " PATH='" + folder.path() +
+                                "/bin':$PATH '" + PENTATRON_TESTS "/homework/hour.sh' a '" +
+                                folder.write("layouts", layouts) + "' program 8 --dry-run > out 2>&1";
+    const int status = std::system(command.c_str());
+    return std::pair{WEXITSTATUS(status), read_file(folder.path() + "/out")};
+  };
+  const std::string layouts = "# comment\nall --layers 4\nbad --tp 3\ngood --tp 2\n";
+  const auto [none, out_of_time] = run(layouts, "HOUR_SECONDS=0");
+  CHECK(none == 1);
+  CHECK(out_of_time == "bad: no time is left\ngood: no time is left\n0 of 2 layouts have run\n");
+  for (int turn = 0; turn < 2; ++turn) {
+    const auto [status, out] = run(layouts, "");
+    CHECK(status == 0);
+    CHECK(out == std::string("bad: refused\ngood: ") + (turn == 0 ? "    5  as it should" : "has run") +
+                     "\n1 of 2 layouts have run\n");
+  }
+  const std::string started = read_file(folder.path() + "/started");
+  CHECK(std::count(started.begin(), started.end(), '\n') == 3);  // bad twice
+  CHECK(started.find("-n 8 program --layers 4 --tp 2 --steps 5") != std::string::npos);
+  CHECK(std::filesystem::exists(folder.path() + "/a/good-modelled.json"));
+  CHECK(!std::filesystem::exists(folder.path() + "/a/bad-modelled.json"));
+  CHECK(!std::filesystem::exists(folder.path() + "/a/part.json"));
+  const auto [invalid, line] = run("../b --tp 2\n", "");
+  CHECK(invalid == 2);
+  CHECK(std::count(line.begin(), line.end(), '\n') == 1);
 }

@@ -12,8 +12,8 @@ import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants
 
 # What gives the solution away, or is for teachers.
-LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", ".ci/run"] + [f"tests/homework/{name}" for name in (
-    "HOMEWORK.md", "check.py", "gradescope.py", "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [f"tests/homework/{name}" for name in (
+    "HOMEWORK.md", "check.py", "course.md", "gradescope.py", "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
 
 
 def solution_lines(stages):
@@ -61,7 +61,7 @@ def write_tree(stages, to, note, change):
         for path in ROOT.glob(f"{stage.number}_*/*.md"):
             change[str(path.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S)
     for note_of_all in ("README.md", "tests/homework/README.md"):  # no links to what is left out
-        change[note_of_all] = re.sub(r"\[([^]]*)\]\([^)]*teacher\.md\)", r"\1", (ROOT / note_of_all).read_text())
+        change[note_of_all] = re.sub(r"\[([^]]*)\]\([^)]*(teacher|course)\.md\)", r"\1", (ROOT / note_of_all).read_text())
     part = to.with_name(to.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     for name in files_of():
