@@ -32,6 +32,14 @@ for note in "${notes[@]}"; do
     }
     { columns = $0; gsub(/[\200-\277]/, "", columns)  # bytes that continue a character
       if (length(columns) > 100) report(NR, length(columns) " columns") }
+    /^<!-- figure/ { end_of_text(); in_figure = 1 }
+    in_figure {  # commands, then a sentence, which the book shows
+      first = NR
+      if (/-->$/) { in_figure = 0; sub(/ *-->$/, ""); text = text " " $0; end_of_text() }
+      else if (/^<!--|\$ |\\$/ || was_cut) was_cut = /\\$/
+      else text = text " " $0
+      next
+    }
     /^ *```/ { end_of_text(); in_code = !in_code; next }
     in_code || /^ *\|/ || /^#/ || /^ *$/ { end_of_text(); next }
     /^    [^ ]/ && text == "" { next }                                       # code, indented
