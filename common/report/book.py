@@ -20,12 +20,16 @@ import drawings
 import formulas
 
 ROOT = pathlib.Path(__file__).parents[2]
-SECTIONS = {
+SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
     "The stages": ["0*/README.md", "0*/*.md"],
     "Below the stages": ["common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
-    "Homework and tests": ["tests/homework/*.md", "tests/README.md"],
+    "Homework and tests": ["tests/homework/[!H]*.md", "tests/README.md"],
 }
-SOURCES = ["Makefile", "LICENSE", *(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in (".h", ".cu", ".cc", ".py", ".sh", ".json"))]
+SOURCES = [
+    "Makefile",
+    "LICENSE",
+    *(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in (".h", ".cu", ".cc", ".py", ".sh", ".json")),
+]
 SOURCES += ["tests/*.txt", "tests/homework/*.txt", "common/report/**/*.*"]
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
 CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
@@ -45,7 +49,9 @@ class Book:
 
         self.chapters = {name: find(globs) for name, globs in SECTIONS.items()}
         self.notes = ["README.md", *(note for notes in self.chapters.values() for note in notes)]
-        self.sources = [path for path in find(SOURCES) if not path.startswith(("tests/golden", "tests/homework/fingerprints.json"))]
+        self.sources = [
+            path for path in find(SOURCES) if not path.startswith(("tests/golden", "tests/homework/fingerprints.json"))
+        ]
         self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
         self.folders = {posixpath.dirname(path) for path in self.sources} | {""}
         self.folders |= {posixpath.dirname(folder) for folder in self.folders}
@@ -130,7 +136,8 @@ def on_files(files, config):
         files.append(File.generated(config, note, content=text))
     for path in book.sources:
         notes = ", ".join(
-            f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(path) or '.')})" for note in book.used_by.get(path, ())
+            f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(path) or '.')})"
+            for note in book.used_by.get(path, ())
         )
         text = f"---\nsearch: {{exclude: true}}\nhide: [toc]\ntitle: {posixpath.basename(path)}\n---\n# {path}\n"
         text += f"\nNotes that name it: {notes}\n" if notes else ""
@@ -173,7 +180,13 @@ def highlighted(path):
         lexer = pygments.lexers.get_lexer_for_filename(path.replace(".cu", ".cc"), stripnl=False)
     except pygments.util.ClassNotFound:
         lexer = pygments.lexers.TextLexer(stripnl=False)
-    options = {"cssclass": "highlight source", "linenos": "inline", "linespans": "line", "anchorlinenos": True, "lineanchors": "at"}
+    options = {
+        "cssclass": "highlight source",
+        "linenos": "inline",
+        "linespans": "line",
+        "anchorlinenos": True,
+        "lineanchors": "at",
+    }
     text = pygments.highlight(book.read[path], lexer, pygments.formatters.HtmlFormatter(**options))
     return re.sub(r'<a href="#at-(\d+)">', r'<a href="#line-\1">', re.sub(r'<a id="at-\d+" name="at-\d+"></a>', "", text))
 
@@ -211,22 +224,30 @@ def on_post_build(config):
         text = html.escape(book.read[path]).split("\n")
         for number in lines.get(path, ()):
             text[number - 1] = f'<span id="{name_of(path)}--line-{number}">{text[number - 1]}</span>'
-        return f'<details id="{name_of(path)}"><summary><code>{path}</code></summary><pre>{chr(10).join(text)}</pre></details>'
+        return (
+            f'<details id="{name_of(path)}"><summary><code>{path}</code></summary><pre>{chr(10).join(text)}</pre></details>'
+        )
 
     order = [(note, *book.articles[note]) for note in book.notes]
-    sections = "".join(f'<section id="{name_of(note)}">{alone(note, content, page)}</section>' for note, content, page in order)
+    sections = "".join(
+        f'<section id="{name_of(note)}">{alone(note, content, page)}</section>' for note, content, page in order
+    )
     contents = "".join(
         f'<li><a href="#{name_of(note)}">{html.escape(title_of(book.read[note]))}</a><ul>'
-        + "".join(f'<li><a href="#{name_of(note)}--{item.id}">{item.title}</a></li>' for top in page.toc for item in top.children)
+        + "".join(
+            f'<li><a href="#{name_of(note)}--{item.id}">{item.title}</a></li>' for top in page.toc for item in top.children
+        )
         + "</ul></li>"
         for note, _, page in order
     )
     site = pathlib.Path(config.site_dir)
-    styles = "".join(re.sub(r"@charset[^;]*;|/\*#.*?\*/", "", path.read_text()) for path in sorted(site.glob("assets/stylesheets/*.css")))
+    styles = "".join(
+        re.sub(r"@charset[^;]*;|/\*#.*?\*/", "", path.read_text()) for path in sorted(site.glob("assets/stylesheets/*.css"))
+    )
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>Pentatron</title><link rel="icon" href="data:,"><style>{styles}{(site / "style.css").read_text()}</style></head>'
-        f'<body data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("(prefers-color-scheme: dark) and screen"), '
+        f'<body data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
         f'paint = () => document.body.dataset.mdColorScheme = dark.matches ? "slate" : "default"; dark.onchange = paint; paint();</script>'
         f'<main class="whole md-typeset"><nav aria-label="Contents"><h1>Pentatron</h1><ul>{contents}</ul></nav>{sections}'
         f'<section id="the-sources"><h1>The sources that the notes name</h1>{"".join(map(source, sorted(book.used_by)))}</section></main>'

@@ -39,11 +39,15 @@ class Svg:
     def rect(self, x, y, width, height, style="", title=""):
         self.width, self.height = max(self.width, x + width), max(self.height, y + height)
         inner = f"<title>{html.escape(title)}</title>" if title else ""
-        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.2):.1f}" height="{height:.1f}" class="{style}">{inner}</rect>')
+        self.parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.2):.1f}" height="{height:.1f}" class="{style}">{inner}</rect>'
+        )
 
     def text(self, x, y, words, style=""):
         wide = 7.9 if "mono" in style else 7
-        self.width, self.height = max(self.width, x + (wide * len(words) if "mid" not in style else 0)), max(self.height, y + 5)
+        self.width, self.height = max(self.width, x + (wide * len(words) if "mid" not in style else 0)), max(
+            self.height, y + 5
+        )
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{html.escape(words)}</text>')
 
     def line(self, x1, y1, x2, y2, style="", arrow=False):
@@ -51,7 +55,11 @@ class Svg:
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>')
         if arrow:
             angle = math.atan2(y2 - y1, x2 - x1)
-            points = " ".join(f"{x2 - 7 * math.cos(angle + turn):.1f},{y2 - 7 * math.sin(angle + turn):.1f}" for turn in (-0.45, 0, 0.45) if turn)
+            points = " ".join(
+                f"{x2 - 7 * math.cos(angle + turn):.1f},{y2 - 7 * math.sin(angle + turn):.1f}"
+                for turn in (-0.45, 0, 0.45)
+                if turn
+            )
             self.parts.append(f'<polygon points="{x2:.1f},{y2:.1f} {points}" class="{style}"/>')
 
     def legend(self, x, y, names):
@@ -62,7 +70,7 @@ class Svg:
             x += 34 + 7 * len(words)
 
     def __str__(self):
-        return f'<svg viewBox="0 0 {self.width + 2:.0f} {self.height + 4:.0f}" width="{self.width + 2:.0f}">{"".join(self.parts)}</svg>'
+        return f'<svg viewBox="0 0 {self.width + 2:.0f} {self.height + 4:.0f}" width="{self.width + 2:.0f}" font-size="13">{"".join(self.parts)}</svg>'
 
 
 def run(command, option=None):
@@ -86,7 +94,10 @@ def schedule(commands, block, options):
     text = run(commands[0][1], "--show-schedule-svg")
     width, height = re.search(r"width='([\d.]+)' height='([\d.]+)'", text).groups()
     text = re.sub(r"<title>[^<]*</title>\n<rect width='100%'[^>]*/>\n<text[^>]*>[^<]*</text>\n", "", text, count=1)
-    return re.sub(r"<svg[^>]*>", f'<svg viewBox="0 30 {width} {float(height) - 30}" width="{width}">', text)
+    size = 13 if float(width) < 1200 else 16  # a wide one is shown smaller
+    return re.sub(
+        r"<svg[^>]*>", f'<svg viewBox="0 30 {width} {float(height) - 30}" width="{width}" font-size="{size}">', text
+    )
 
 
 def timeline(commands, block, options):
@@ -108,17 +119,28 @@ def timeline(commands, block, options):
             svg.text(0, y + 10, f"{name}: {scale * (end - begin):.1f} {unit}", "strong")
             y += 18
         if "pass" not in options:
-            operations = traces.bars(operations, lambda o: o["pass"] if o["stream"] == "compute" else o["name"], 2e-3 * longest)
+            operations = traces.bars(
+                operations, lambda o: o["pass"] if o["stream"] == "compute" else o["name"], 2e-3 * longest
+            )
         x = lambda time: 110 + 790 * (min(max(time, begin), end) - begin) / longest
         for row in sorted({(o["rank"], o["stream"] != "compute", o["stream"]) for o in operations if o["stream"] != "all"}):
             of_row = [o for o in operations if (o["rank"], o["stream"]) == (row[0], row[2])]
             svg.text(0, y + 16, f"rank {row[0]} {row[2]}" if options.get("rank") == "all" else row[2])
             svg.rect(110, y, 790 * (end - begin) / longest, 22, "idle")
             for o in of_row:
-                words = NAMES.get(o["name"]) or re.sub("tensor_core.*", "attention", o["name"]).replace("_kernel", "").replace("_", " ")
+                words = NAMES.get(o["name"]) or re.sub("tensor_core.*", "attention", o["name"]).replace(
+                    "_kernel", ""
+                ).replace("_", " ")
                 style = o["pass"] if o["stream"] == "compute" else "c"
                 what = WORKS[style] if "pass" not in options and style != "c" else words
-                svg.rect(x(o["begin"]), y, x(o["end"]) - x(o["begin"]), 22, style, f"{what}: {o['begin']:.1f} to {o['end']:.1f} µs")
+                svg.rect(
+                    x(o["begin"]),
+                    y,
+                    x(o["end"]) - x(o["begin"]),
+                    22,
+                    style,
+                    f"{what}: {o['begin']:.1f} to {o['end']:.1f} µs",
+                )
                 if "pass" in options and x(o["end"]) - x(o["begin"]) > 7 * len(words) + 4:
                     svg.text((x(o["begin"]) + x(o["end"])) / 2, y + 16, words, "mid on")
             y += 26
@@ -156,7 +178,7 @@ def mesh(commands, block, options):
     ranks = [line for line in lines[head + 1 :] if line.strip()]
     svg = Svg()
     for at, (kind, column) in enumerate(kinds):
-        left = at % 2 * 400
+        left = at % 2 * 260
         top = at // 2 * 130
         svg.text(left, top + 14, kind, "strong")
         groups = {}
@@ -242,7 +264,9 @@ def causal(commands, block, options):
                 if cell == "■":
                     svg.rect(x, y, size - 1, size - 1, style, title)
                 else:
-                    svg.parts.append(f'<polygon points="{x},{y} {x},{y + size - 1} {x + size - 1},{y + size - 1}" class="{style}"><title>{title}</title></polygon>')
+                    svg.parts.append(
+                        f'<polygon points="{x},{y} {x},{y + size - 1} {x + size - 1},{y + size - 1}" class="{style}"><title>{title}</title></polygon>'
+                    )
                 tokens = 16 // len(found)
                 pairs[rank] = pairs.get(rank, 0) + (tokens * tokens if cell == "■" else tokens * (tokens + 1) // 2)
             svg.text(left, 24 + (q + 0.5) * size + 5, f"rank {rank}")
@@ -265,7 +289,14 @@ def documents(commands, block, options):
         svg.text(30, 46 + 34 * i, token, "mid mono")
         for k in range(len(starts)):
             seen = start <= k <= i
-            svg.rect(50 + 34 * k, 24 + 34 * i, 32, 32, colors[start] if seen else "idle", f"query {i} {'sees' if seen else 'does not see'} key {k}")
+            svg.rect(
+                50 + 34 * k,
+                24 + 34 * i,
+                32,
+                32,
+                colors[start] if seen else "idle",
+                f"query {i} {'sees' if seen else 'does not see'} key {k}",
+            )
     svg.text(50, 40 + 34 * len(starts), "keys to the right, queries downwards")
     return str(svg)
 
@@ -282,12 +313,18 @@ def lanes(commands, block, options):
         boxes = [(found.start(), found.end()) for found in re.finditer(r"\[[^\]]*\]", line)]
         if len(bars) > 1 or bars and line.strip().count("|") > 1 or options.get("open"):
             ends = bars + ([len(line)] if options.get("open") and bars else [])
-            boxes += [(a, b + 1) for a, b in zip(ends, ends[1:]) if line[a + 1 : b].strip(" |") and not re.search(r"\[|--->", line[a:b])]
+            boxes += [
+                (a, b + 1)
+                for a, b in zip(ends, ends[1:])
+                if line[a + 1 : b].strip(" |") and not re.search(r"\[|--->", line[a:b])
+            ]
             if options.get("open") and bars and (first := re.search(r"\S.*$", line[17 : bars[0]])):
                 boxes.append((17 + first.start(), bars[0] + 1))
         for number, (a, b) in enumerate(sorted(boxes)):
             words = line[a:b].strip("[]| .")
-            style = "idle" if re.search(r"\.\.\.|wait|held|nobody|stay", line[a:b]) else "fbwoc"[number % 4] if words else "idle"
+            style = (
+                "idle" if re.search(r"\.\.\.|wait|held|nobody|stay", line[a:b]) else "fbwoc"[number % 4] if words else "idle"
+            )
             svg.rect(a * wide + 2, y + 3, (b - a) * wide - 4, high - 5, style)
             svg.text((a + b) / 2 * wide, y + 17, words, "mid" + ("" if style == "idle" else " on"))
             taken[a:b] = " " * (b - a)
@@ -300,13 +337,27 @@ def lanes(commands, block, options):
             elif found[0].startswith("..."):
                 svg.line(a, y + 13, b, y + 13, "wait")
             elif found[0] in "|^":
-                svg.line(a + wide / 2, y + (high if found[0] == "^" else 0), a + wide / 2, y + (4 if found[0] == "^" else high), "hop", found[0] == "^")
+                svg.line(
+                    a + wide / 2,
+                    y + (high if found[0] == "^" else 0),
+                    a + wide / 2,
+                    y + (4 if found[0] == "^" else high),
+                    "hop",
+                    found[0] == "^",
+                )
             else:
                 for part in re.finditer(r"-{3,}>?|.+?(?= *-{3,}|$)", found[0]):
                     if part[0].startswith("---"):
-                        svg.line(a + part.start() * wide, y + 13, a + part.end() * wide, y + 13, "hop", part[0].endswith(">"))
+                        svg.line(
+                            a + part.start() * wide, y + 13, a + part.end() * wide, y + 13, "hop", part[0].endswith(">")
+                        )
                     elif part[0].strip():
-                        svg.text(a + (part.start() + len(part[0]) - len(part[0].lstrip())) * wide, y + 17, part[0].strip(), "mono" if row and found.start() > 9 else "")
+                        svg.text(
+                            a + (part.start() + len(part[0]) - len(part[0].lstrip())) * wide,
+                            y + 17,
+                            part[0].strip(),
+                            "mono" if row and found.start() > 9 else "",
+                        )
     svg.height = max(svg.height, len(lines) * high)
     return str(svg)
 
@@ -323,7 +374,9 @@ def orders(commands, block, options):
         name, p, m = case
         text = run(f"{command} --pp {p} --global-batch-size {m} --pp-schedule {name}", "--show-schedule-svg")
         rows = {}
-        for y, action, micro_batch, chunk in re.findall(r"y='(\d+)'[^>]*><title>(\w+) of micro-batch (\d+)(?:, chunk (\d+))?", text):
+        for y, action, micro_batch, chunk in re.findall(
+            r"y='(\d+)'[^>]*><title>(\w+) of micro-batch (\d+)(?:, chunk (\d+))?", text
+        ):
             letter = {"forward": "F", "backward": "B", "input_gradient": "B", "weight_gradient": "W"}[action]
             rows.setdefault(int(y), []).append((letter.lower() if chunk == "1" else letter) + micro_batch)
         return "/".join(" ".join(row) for _, row in sorted(rows.items()))
@@ -342,7 +395,8 @@ def orders(commands, block, options):
 def zero(commands, block, options):
     """ZeRO's memory, from the tables of plan --calculator."""
     tables = json.loads(run(commands[0][1], "--calculator"))
-    chart = json.dumps(figures.zero_memory(tables), separators=(",", ":")).replace("</", "<\\/")
+    chart = {**figures.zero_memory(tables), "description": "%%sentence%%"}  # which the chart gives to a screen reader
+    chart = json.dumps(chart, separators=(",", ":")).replace("</", "<\\/")
     return f'<script src="%%vega%%"></script><div class="alive" data-alive="chart"></div><script type="application/json">{chart}</script>'
 
 
@@ -366,12 +420,15 @@ def draw_all(note, text, first):
         except (KeyError, ValueError, AttributeError, TypeError, IndexError, OSError, StopIteration) as error:
             raise Refused(f"{note}: figure {kind}: {type(error).__name__} {error}") from error
         if found := re.search(r'<svg [^>]*width="([\d.]+)"', drawn):  # what would be too small to read scrolls
-            least = min(float(found[1]), max(600, 0.75 * float(found[1])))
+            least = min(float(found[1]), max(600, 0.55 * float(found[1])))
             label = f'role="img" aria-label="{html.escape(sentence)}" style="min-width: {least:.0f}px"'
             drawn = re.sub("<svg ", f"<svg {label} ", drawn, count=1)
         drawn = re.sub(r'data-alive="(\w+)"', rf'data-alive="\1" role="group" aria-label="{html.escape(sentence)}"', drawn)
+        drawn = drawn.replace("%%sentence%%", json.dumps(sentence)[1:-1])
         stepped = ' data-alive="steps"' if kind == "ring" else ""
-        all_drawn[name] = f'<figure class="figure" id="{name}"{stepped}><div class="drawing" tabindex="0">{drawn}</div><figcaption>{html.escape(sentence)}</figcaption></figure>'
+        all_drawn[name] = (
+            f'<figure class="figure" id="{name}"{stepped}><div class="drawing" tabindex="0">{drawn}</div><figcaption>{html.escape(sentence)}</figcaption></figure>'
+        )
         return f"\n%%{name}%%\n\n"
 
     return FIGURE.sub(draw, text), all_drawn

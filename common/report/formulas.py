@@ -6,7 +6,7 @@ import re
 
 LETTER = r"[A-Za-zΑ-ΡΤ-ωℓ]"
 TOKEN = re.compile(
-    rf"\s*(\d[\d.,]*(?<![.,])|(?:{LETTER}{{2,}}-)?{LETTER}+(?:_\w+)?[₀-₉ᵢⱼᵀᵗ̄']*|<=|>=|[-+·*/=<>^()|,√ΣΨ×≤≥])"
+    rf"\s*(\d[\d.,]*(?<![.,])(?:e-?\d+)?|log1p|Σ_\w+|(?:{LETTER}{{2,}}-)?{LETTER}+(?:_\w+)?[₀-₉ᵢⱼᵀᵗ̄']*|<=|>=|[-+·*/=<>^()|,√ΣΨ×≤≥])"
 )
 WORDS = {"exp", "log", "max", "min", "log1p", "heads", "kv", "tokens"}  # that stand in formulas of single letters
 COMMAND = re.compile(r"^(\w+=\S+ )?(mpirun|make|build/|\d\d_|--|cat |\S+\.json)|[…\"{}]|\w+_\w+_\w+")
@@ -30,7 +30,9 @@ def tokens_of(text):
         if depth < 0:
             return None
     is_name = [bool(re.match(LETTER, token)) for token in tokens]
-    is_word = [name and len(re.match(rf"{LETTER}+", token)[0]) > 1 and token not in WORDS for name, token in zip(is_name, tokens)]
+    is_word = [
+        name and len(re.match(rf"{LETTER}+", token)[0]) > 1 and token not in WORDS for name, token in zip(is_name, tokens)
+    ]
     is_prose = any(a and (b or then == "a") for a, b, then in zip(is_word, is_word[1:], tokens[1:]))
     if depth or not any(is_name) or is_prose or tokens[-1] in SYMBOLS or tokens[-1] in "+-·*/=<>^,Σ√×":
         return None
@@ -40,7 +42,9 @@ def tokens_of(text):
 def atom(token):
     if token[0].isdigit():
         return f"<mn>{token}</mn>"
-    if not re.match(LETTER + "|Ψ", token):
+    if token == "log1p":
+        return "<mi>log1p</mi>"
+    if not re.match(LETTER + "|Ψ|Σ_", token):
         return f"<mo>{html.escape(SYMBOLS.get(token, token))}</mo>"
     name, _, index = token.partition("_")
     name = f"<mi>{name}</mi>"
@@ -59,7 +63,8 @@ def mathml(tokens, fractions):
         if token == "(":
             inner = row(")")
             at += 1
-            whole, bare = f"<mrow><mo>(</mo>{inner}<mo>)</mo></mrow>", f"<mrow>{inner}</mrow>"
+            mo = "<mo>" if "<mfrac>" in inner else "<mo stretchy='false'>"
+            whole, bare = f"<mrow>{mo}(</mo>{inner}{mo})</mo></mrow>", f"<mrow>{inner}</mrow>"
         else:
             whole = bare = atom(token)
         if at < len(tokens) and tokens[at] == "^":
@@ -89,9 +94,9 @@ def mathml(tokens, fractions):
                 items.append((atom(token), atom(token), False))
         spaced = [items[0][0]] if items else []
         for before, item in zip(items, items[1:]):  # what stands beside each other is multiplied
-            is_call = item[0].startswith("<mrow><mo>(") and re.search("<mi>[^<]{2,}</mi>$", before[0])
+            is_call = re.match("<mrow><mo[^>]*>\\(", item[0]) and re.search("<mi>[^<]{2,}</mi>$", before[0])
             space = before[2] and item[2] and not is_call or before[0] == "<mo>,</mo>"
-            spaced += ["<mspace width='.2em'/>" if space else "", item[0]]
+            spaced += ["<mspace width='.25em'/>" if space else "", item[0]]
         return "".join(spaced)
 
     return row(None)
@@ -109,10 +114,12 @@ def pieces(text):
 
 
 def set_line(text):
-    return "".join(
-        mathml(tokens, True) if tokens else f"<mtext>{html.escape(piece.strip() if piece in ',;:' else piece)}&#160;</mtext>"
-        for tokens, piece in pieces(text)
-    )
+    def set_text(piece):
+        if piece.strip() in SYMBOLS:
+            return atom(piece.strip())
+        return f"<mtext>{html.escape(piece.strip())}{'&#160;' if piece in ',;:' else ''}</mtext>"
+
+    return "".join(mathml(tokens, True) if tokens else set_text(piece) for tokens, piece in pieces(text))
 
 
 def block(text):
@@ -125,7 +132,7 @@ def block(text):
     rows = "".join(
         "<mtr>" + "".join(f"<mtd>{set_line(part)}</mtd>" for part in re.split("  +", line)) + "</mtr>" for line in lines
     )
-    return f'<div class="formula" tabindex="0" role="math"><math><mtable displaystyle="true" columnalign="left">{rows}</mtable></math></div>'
+    return f'<div class="formula" tabindex="0" role="math"><math><mtable displaystyle="true">{rows}</mtable></math></div>'
 
 
 def is_plain(tokens):
@@ -145,7 +152,7 @@ def cell(text):
 
 
 IN_SENTENCE = re.compile(
-    rf" ?(?:\d[\d.,]*(?<![.,])|(?:{LETTER}(?:_\w+)?[₀-₉ᵢⱼᵀᵗ']*|exp|log|max)(?![A-Za-z0-9’])|&lt;=|&gt;=|[-+·/=()√ΣΨ×≤≥])|,(?= )"
+    rf" ?(?:\d[\d.,]*(?<![.,])(?:e-?\d+)?|(?:{LETTER}(?:_\w+)?[₀-₉ᵢⱼᵀᵗ']*|exp|log|max)(?![A-Za-z0-9’])|&lt;=|&gt;=|[-+·/=()√ΣΨ×≤≥])|,(?= )"
 )
 
 
@@ -159,8 +166,10 @@ def sentence(text):
         while (found := IN_SENTENCE.match(text, end)) and (found[0] != "," or tokens.count("(") > tokens.count(")")):
             tokens.append(html.unescape(found[0].strip()))
             end = found.end()
-            if text[end : end + 1] not in ("-", "'", "’", "^", "²") and tokens_of(" ".join(tokens)) and (
-                tokens[-1] not in "aAI" or tokens[-2:-1] in (["+"], ["-"], ["="])
+            if (
+                text[end : end + 1] not in ("-", "'", "’", "^", "²")
+                and tokens_of(" ".join(tokens))
+                and (tokens[-1] not in "aAI" or tokens[-2:-1] in (["+"], ["-"], ["="]))
             ):
                 best = list(tokens), end
         if not best or re.match(r" ?(?:[(·/+=^¹²]|&[lg]t;)", text[best[1] :]) or not is_plain(best[0]):
@@ -170,7 +179,11 @@ def sentence(text):
             continue
         if any(token in "+-·/=×≤≥" or token in SYMBOLS for token in tokens[1:]):
             set_ = f"<math>{mathml(tokens, False)}</math>"
-        elif len(tokens) == 1 and tokens[0] not in "aAI" and not re.search(r"\d $", text[: start.start()]):
+        elif (
+            len(tokens) == 1
+            and (tokens[0][0] not in "aAI" if "_" in tokens[0] else re.match("[b-zα-ωΨℓ]", tokens[0]))
+            and not re.search(r"\d $", text[: start.start()])
+        ):
             set_ = f"<math>{atom(tokens[0])}</math>" if "_" in tokens[0] else f"<i>{tokens[0]}</i>"
         else:
             continue
@@ -184,7 +197,9 @@ def page(content):
     content = re.sub(
         r"<pre><code>(.*?)</code></pre>", lambda found: block(html.unescape(found[1])) or found[0], content, flags=re.DOTALL
     )
-    content = re.sub(r"<td([^>]*)>([^<]+)</td>", lambda found: f"<td{found[1]}>{cell(html.unescape(found[2])) or found[2]}</td>", content)
+    content = re.sub(
+        r"<td([^>]*)>([^<]+)</td>", lambda found: f"<td{found[1]}>{cell(html.unescape(found[2])) or found[2]}</td>", content
+    )
     out, within = [], 0
     for part in re.split(r"(<[^>]+>)", content):
         if tag := re.match(r"<(/?)(code|pre|a|h\d|svg|math|figure|th|summary|script)\b", part):

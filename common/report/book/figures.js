@@ -73,7 +73,7 @@ function schedule(box, orders) {
     const ran = play(values.name, order, values.p, values);
     const total = Math.max(...ran.map(one => one.end)), work = values.m * (values.F + values.B + values.W);
     const until = values.time * total, scale = 820 / total, next = {};
-    svg.setAttribute("viewBox", `0 0 900 ${values.p * 30}`), svg.setAttribute("width", 900);
+    svg.setAttribute("viewBox", `0 0 900 ${values.p * 30}`), svg.setAttribute("width", 900), svg.setAttribute("font-size", 13);
     const add = (name, attributes, text) => {
       const one = svg.appendChild(document.createElementNS(NS, name));
       for (const key in attributes) one.setAttribute(key, attributes[key]);
@@ -96,7 +96,7 @@ function schedule(box, orders) {
       [...Array(values.p).keys()].map(rank => `rank ${rank} ${next[rank] || "waits"}`).join(", ");
     svg.setAttribute("aria-label", `${values.name}: ${result.value}`);
   };
-  svg.setAttribute("role", "img");
+  svg.setAttribute("role", "img"), svg.style.minWidth = "600px";
   const move = by => {
     const ends = [...new Set(play(values.name, has() || orders["1f1b 4 8"], values.p, values).map(one => +one.end.toFixed(6)))].sort((a, b) => a - b);
     const total = ends.at(-1), here = ends.findIndex(end => end >= values.time * total - 1e-6);
