@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour book test-book help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -276,6 +276,7 @@ published:
 # $(call venv,NAME): build/python-NAME, a virtual environment with these packages, made once.
 PYTHON_format := clang-format==14.0.6
 PYTHON_report := altair==6.3.0 vl-convert-python==1.9.0.post1
+PYTHON_book := mkdocs-material==9.8.2 $(PYTHON_report)
 PYTHON_precisions := $(PYTHON_report) numpy==2.2.6 safetensors==0.6.2
 PYTHON_browser := playwright==1.65.2
 PYTHON_tokens := tokenizers
@@ -287,6 +288,7 @@ environments:
 	@$(call venv,format)
 	@$(call venv,browser)
 	@$(call venv,report)
+	@$(call venv,book)
 	@tests/hugging_face.sh
 
 # One page about the runs of make run, or about RUNS='a.json b.json'. It asks plan, and 07 for dry runs of pipelines.
@@ -313,6 +315,21 @@ test-report:
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build
+
+# The notes as a book: build/book, which needs no server, and build/book.html, all of it in one file. Its figures are drawn
+# from what these programs print. make test-book opens it in a browser without a window.
+book:
+	@common/setup.sh cpu ensurepip.py:python3-venv
+	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= BLOCK_THREADS= build/cpu-fp32/05_pipeline_parallel
+	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= \
+	  $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d plan)
+	@$(call venv,book)
+	@NO_MKDOCS_2_WARNING=1 build/python-book/bin/mkdocs build -q --strict -f common/report/book.yml -d $(CURDIR)/build/book
+	@echo "build/book/index.html: open it in a browser;  build/book.html: all of it, to print or mail"
+test-book: book
+	@common/setup.sh cpu chromium:chromium
+	@$(call venv,browser)
+	@build/python-browser/bin/python tests/book.py build
 
 # The planner's ten fastest layouts, run on the GPUs, or in virtual time:  make sweep GPUS=8 MODEL=smollm-1.7b
 GPUS ?= $(RANKS)
@@ -556,6 +573,7 @@ help:
 	@echo "make calibrate     a style of the planner, fitted to measured steps:  SWEEP=my.csv"
 	@echo "make test-plan     the planner against dry runs of 07;  N=60.  make test-fold: folded dry runs against whole ones;  N=60"
 	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"
+	@echo "make book          the notes as a book, with figures and search: build/book/index.html;  make test-book: in a browser"
 	@echo "make sweep         the planner's ten fastest layouts, run:  GPUS=8 MODEL=smollm-1.7b;  make test-report: in a browser"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"
 	@echo "make bench         the speed of each kernel, of attention, of a training step"

@@ -37,6 +37,14 @@ for note in "${notes[@]}"; do
     /<\/summary>$/ { answer = NR + 1 }
     NR == answer && !/^$/ || /^<\/details>/ && before != "" { report(NR, "an empty line is missing") }
     { before = $0 }
+    /^<!-- figure/ { end_of_text(); in_figure = 1 }
+    in_figure {  # commands, then a sentence, which the book shows
+      first = NR
+      if (/-->$/) { in_figure = 0; sub(/ *-->$/, ""); text = text " " $0; end_of_text() }
+      else if (/^<!--|\$ |\\$/ || was_cut) was_cut = /\\$/
+      else text = text " " $0
+      next
+    }
     /^ *```/ { end_of_text(); in_code = !in_code; next }
     in_code || /^ *\|/ || /^#/ || /^ *$/ { end_of_text(); next }
     /^    / && text == "" { next }                                           # code, indented

@@ -338,6 +338,38 @@ def calculator(tables):
     return specification(chart, rows, **arrays)
 
 
+def zero_memory(tables):
+    """What each stage of ZeRO takes with each number of data ranks, from the same tables as the calculator's."""
+    choice = tables["choices"]
+    choices = [dropdown("model", choice["model"], "model", "llama-3.1-8b"), dropdown("tp", choice["tp"], "tensor ranks")]
+    choices.append(dropdown("pp", choice["pp"], "pipeline ranks"))
+    index = "".join(f"[indexof({json.dumps(choice[axis])}, {axis})]" for axis in ("model", "tp", "pp"))
+    length = choice["seq_len"].index(4096)
+    states = [[[entry and entry[length] for entry in of_tp] for of_tp in of_model] for of_model in tables["states"]]
+    rows = [
+        {"stage": f"ZeRO-{stage}", "zero": i, "ranks": ranks, "replicas": j, "purpose": purpose, "order": k}
+        for i, stage in enumerate(choice["zero"])
+        for j, ranks in enumerate(choice["replicas"])
+        for k, purpose in enumerate(PURPOSE_NAMES[:3])
+    ]
+    bars = (
+        alt.Chart(ROWS)
+        .transform_filter(f"states{index}")
+        .transform_calculate(GiB=f"states{index}[datum.zero][datum.replicas][0][datum.order] / pow(2, 30)")
+        .mark_bar()
+        .encode(
+            x=alt.X("ranks:O", title="data ranks", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("sum(GiB):Q", title="GiB a rank", stack="zero"),
+            color=colors("purpose", PURPOSE_NAMES[:3]),
+            order="order:Q",
+            tooltip=["stage:N", "ranks:O", "purpose:N", alt.Tooltip("GiB:Q", format=".2f")],
+        )
+        .properties(width=150, height=220)
+    )
+    chart = bars.facet(alt.Facet("stage:N", title=None), columns=4)
+    return specification(chart.add_params(*choices, alt.param(name="states", value=0)), rows, states=states)
+
+
 def heatmap(cells):
     """The fastest layout of each model on each number of nodes, from plan --heatmap --json."""
     rows = [

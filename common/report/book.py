@@ -1,0 +1,256 @@
+"""What the book adds to MkDocs (book.yml), as hooks: the notes are its pages, where they are; so are the sources, line by
+line. Names of files and functions lead there. A figure replaces the block behind its comment (drawings.py). Formulas are
+MathML (formulas.py). Beside the book's folder, book.html is all of it in one file, to print or mail."""
+
+import html
+import pathlib
+import posixpath
+import re
+
+import pygments
+import pygments.formatters
+import pygments.lexers
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, InclusionLevel
+
+import altair
+import vl_convert
+
+import drawings
+import formulas
+
+ROOT = pathlib.Path(__file__).parents[2]
+SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
+    "The stages": ["0*/README.md", "0*/*.md"],
+    "Below the stages": ["common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
+    "Homework and tests": ["tests/homework/[!H]*.md", "tests/README.md"],
+}
+SOURCES = [
+    "Makefile",
+    "LICENSE",
+    *(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in (".h", ".cu", ".cc", ".py", ".sh", ".json")),
+]
+SOURCES += ["tests/*.txt", "tests/homework/*.txt", "common/report/**/*.*"]
+FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
+CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
+# A definition: a class; or a function, whose type is no word that begins a statement.
+DEFINED = re.compile(
+    r" *(?:(?:class|struct|enum class|enum) (\w+)\b[^;]*\{|(?!return |else |throw |delete |case )(?:[\w:<>,&*\[\]]+ )+[*&]?"
+    r"(?:\w+::)*(\w+)\((?:[^;]*(?:[{,(]|const|override|= 0;)|.*\)[\w ]*\{.*\})$)"
+)
+
+
+class Book:
+    """What one build knows."""
+
+    def __init__(self):
+        def find(globs):
+            return list(dict.fromkeys(p.relative_to(ROOT).as_posix() for glob in globs for p in sorted(ROOT.glob(glob))))
+
+        self.chapters = {name: find(globs) for name, globs in SECTIONS.items()}
+        self.notes = ["README.md", *(note for notes in self.chapters.values() for note in notes)]
+        self.sources = [
+            path for path in find(SOURCES) if not path.startswith(("tests/golden", "tests/homework/fingerprints.json"))
+        ]
+        self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
+        self.folders = {posixpath.dirname(path) for path in self.sources} | {""}
+        self.folders |= {posixpath.dirname(folder) for folder in self.folders}
+        self.definitions = {}  # name: [(file, line)]
+        for path in self.sources:
+            if path.endswith((".h", ".cu", ".cc")) and not path.startswith("tests"):
+                for number, line in enumerate(self.read[path].split("\n"), 1):
+                    if found := DEFINED.match(line):
+                        self.definitions.setdefault(found[1] or found[2], []).append((path, number))
+        self.used_by = {}  # source: the notes that name it
+        self.figures = {}  # name: HTML
+        self.articles = {}  # note: its HTML, and its headings, for the single file
+        version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+        self.vega = vl_convert.javascript_bundle(vl_version=version)
+
+    def source_of(self, note, name, line):
+        """Where `name` or `name:line` in a note leads; None if it is not one place."""
+        if "." in name:
+            beside = posixpath.normpath(posixpath.join(posixpath.dirname(note), name))
+            found = [path for path in self.sources if path == beside] or [
+                path for path in self.sources if path == name or path.endswith("/" + name)
+            ]
+            return (found[0], line) if len(found) == 1 else None
+        *scope, last = name.split("::")
+        if "_" not in last.strip("_") and not re.search("[a-z][A-Z]", last) and not scope:
+            return None
+        found = self.definitions.get(last, [])
+        if scope and len(classes := self.definitions.get(scope[-1], [])) == 1:
+            found = [place for place in found if posixpath.splitext(place[0])[0] == posixpath.splitext(classes[0][0])[0]]
+        stage = note.split("/")[0] + "/"
+        found = [place for place in found if place[0].startswith(stage)] or found
+        if len({posixpath.splitext(path)[0] for path, _ in found}) == 1:
+            found = [place for place in found if not place[0].endswith(".h")] or found  # the body, not its declaration
+        return found[0] if len(found) == 1 else None
+
+    def link(self, note, path, line=None):
+        if path not in self.folders:
+            self.used_by.setdefault(path, {})[note] = True
+        target = "code.md#" + (path.replace("/", "-") or "all") if path in self.folders else path + ".md"
+        up = posixpath.relpath(target, posixpath.dirname(note) or ".")
+        return up + (f"#line-{line}" if line else "")
+
+    def linked(self, note, text):
+        """The text of the note, with links to sources: those that it has, and names in code."""
+
+        def in_text(found):
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(note), found[1].split("#")[0]))
+            if found[1].startswith(("http", "#")) or target in self.notes:
+                return found[0]
+            line = re.search(r"#L(\d+)$", found[1])
+            return f"]({self.link(note, target, line and line[1])})"
+
+        def in_code(found):
+            place = self.source_of(note, found[1], found[2])
+            return f"[{found[0]}]({self.link(note, *place)})" if place else found[0]
+
+        parts = FENCED.split(text)
+        for i in range(0, len(parts), 2):
+            parts[i] = CODE.sub(in_code, re.sub(r"\]\(([^)\s]+)\)", in_text, parts[i]))
+        return "".join(parts)
+
+
+book = None
+
+
+def on_config(config):
+    global book
+    book = Book()
+    config.nav = ["README.md", *({name: notes} for name, notes in book.chapters.items()), {"The code": "code.md"}]
+    return config
+
+
+def on_files(files, config):
+    markdown = {note: book.linked(note, text) for note, text in book.read.items() if note in book.notes}
+    for note, text in markdown.items():
+        try:
+            text, drawn = drawings.draw_all(note, text, len(book.figures))
+        except drawings.Refused as error:
+            raise PluginError(str(error)) from None
+        book.figures |= drawn
+        text = re.sub(r"<details>", '<details markdown="1">', text)
+        files.append(File.generated(config, note, content=text))
+    for path in book.sources:
+        notes = ", ".join(
+            f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(path) or '.')})"
+            for note in book.used_by.get(path, ())
+        )
+        text = f"---\nsearch: {{exclude: true}}\nhide: [toc]\ntitle: {posixpath.basename(path)}\n---\n# {path}\n"
+        text += f"\nNotes that name it: {notes}\n" if notes else ""
+        files.append(File.generated(config, path + ".md", content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+    files.append(File.generated(config, "code.md", content=list_of_code()))
+    files.append(File.generated(config, "vega.js", content=book.vega))
+    return files
+
+
+def title_of(text):
+    return re.search("^# (.*)", text, re.MULTILINE)[1]
+
+
+def list_of_code():
+    """A page with all sources, by folder. A file's opening comment says what it is."""
+    text = "---\nsearch: {exclude: true}\n---\n# The code\n"
+    for folder in sorted(book.folders):
+        text += f"\n## {folder or 'Top'} {{ #{folder.replace('/', '-') or 'all'} }}\n\n"
+        for path in book.sources:
+            if posixpath.dirname(path) == folder:
+                text += f"- [`{posixpath.basename(path)}`]({path}.md)\n"
+    return text
+
+
+def on_page_content(content, page, config, files):
+    path = page.file.src_uri[:-3]
+    if page.file.src_uri in book.notes:
+        content = formulas.page(content)
+        content = re.sub(r"<p>%%(\w+)%%</p>", lambda found: book.figures[found[1]], content)
+        book.articles[page.file.src_uri] = content, page
+        content = content.replace("%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or "."))
+    elif path in book.sources:
+        content += highlighted(path)
+    return content
+
+
+def highlighted(path):
+    """The file, each of whose lines has an anchor."""
+    try:
+        lexer = pygments.lexers.get_lexer_for_filename(path.replace(".cu", ".cc"), stripnl=False)
+    except pygments.util.ClassNotFound:
+        lexer = pygments.lexers.TextLexer(stripnl=False)
+    options = {
+        "cssclass": "highlight source",
+        "linenos": "inline",
+        "linespans": "line",
+        "anchorlinenos": True,
+        "lineanchors": "at",
+    }
+    text = pygments.highlight(book.read[path], lexer, pygments.formatters.HtmlFormatter(**options))
+    return re.sub(r'<a href="#at-(\d+)">', r'<a href="#line-\1">', re.sub(r'<a id="at-\d+" name="at-\d+"></a>', "", text))
+
+
+# ---- The single file --------------------------------------------------------------------------------------------------
+
+
+def name_of(path):
+    return re.sub(r"\W", "-", path)
+
+
+def on_post_build(config):
+    """Writes book.html: the notes one after the other, then the sources that they name. Each anchor begins with its page."""
+    lines = {}  # source: the lines that a link leads to
+    by_url = {page.url: name_of(note) for note, (_, page) in book.articles.items()}
+
+    def alone(note, content, page):
+        def link(found):
+            target, _, anchor = found[1].partition("#")
+            if re.match(r"\w+:", target):
+                return found[0]
+            url = posixpath.normpath(posixpath.join(posixpath.dirname(page.url), target)) if target else page.url
+            if url in by_url:
+                return f'href="#{by_url[url]}{"--" if anchor else ""}{anchor}"'
+            path = url.removesuffix(".html")
+            if path not in book.used_by:
+                return 'href="#the-sources"'
+            lines.setdefault(path, set()).update({int(anchor[5:])} if anchor else ())
+            return f'href="#{name_of(path)}{"--" if anchor else ""}{anchor}"'
+
+        content = re.sub(r'(?<= )id="([^"]+)"', rf'id="{name_of(note)}--\1"', content)
+        return re.sub(r'href="([^"]*)"', link, content).replace('<script src="%%vega%%"></script>', "")
+
+    def source(path):
+        text = html.escape(book.read[path]).split("\n")
+        for number in lines.get(path, ()):
+            text[number - 1] = f'<span id="{name_of(path)}--line-{number}">{text[number - 1]}</span>'
+        return (
+            f'<details id="{name_of(path)}"><summary><code>{path}</code></summary><pre>{chr(10).join(text)}</pre></details>'
+        )
+
+    order = [(note, *book.articles[note]) for note in book.notes]
+    sections = "".join(
+        f'<section id="{name_of(note)}">{alone(note, content, page)}</section>' for note, content, page in order
+    )
+    contents = "".join(
+        f'<li><a href="#{name_of(note)}">{html.escape(title_of(book.read[note]))}</a><ul>'
+        + "".join(
+            f'<li><a href="#{name_of(note)}--{item.id}">{item.title}</a></li>' for top in page.toc for item in top.children
+        )
+        + "</ul></li>"
+        for note, _, page in order
+    )
+    site = pathlib.Path(config.site_dir)
+    styles = "".join(
+        re.sub(r"@charset[^;]*;|/\*#.*?\*/", "", path.read_text()) for path in sorted(site.glob("assets/stylesheets/*.css"))
+    )
+    text = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<title>Pentatron</title><link rel="icon" href="data:,"><style>{styles}{(site / "style.css").read_text()}</style></head>'
+        f'<body data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
+        f'paint = () => document.body.dataset.mdColorScheme = dark.matches ? "slate" : "default"; dark.onchange = paint; paint();</script>'
+        f'<main class="whole md-typeset"><nav aria-label="Contents"><h1>Pentatron</h1><ul>{contents}</ul></nav>{sections}'
+        f'<section id="the-sources"><h1>The sources that the notes name</h1>{"".join(map(source, sorted(book.used_by)))}</section></main>'
+        f'<script>{book.vega}</script><script>{(site / "figures.js").read_text()}</script></body></html>'
+    )
+    site.with_suffix(".html").write_text(text)

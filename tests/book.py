@@ -1,0 +1,235 @@
+"""Opens the book in a browser without a window:  python book.py BUILDS.  BUILDS has book/, book.html and cpu-fp32 with
+05_pipeline_parallel. No link is dead, the console stays empty, nothing outside is asked for; every figure has its sentence,
+and pages fit a computer and a phone. What the live figures show is compared with the programs. The last line is
+"N passed, N failed"."""
+
+import html
+import pathlib
+import posixpath
+import random
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+
+from playwright.sync_api import sync_playwright
+
+builds = pathlib.Path(sys.argv[1]).resolve()
+book, whole = builds / "book", builds / "book.html"
+LEAST_FIGURES = 20
+draw = random.Random(7)
+passed = failed = 0
+
+
+def expect(good, what):
+    global passed, failed
+    passed, failed = passed + bool(good), failed + (not good)
+    print(("ok      " if good else "FAILED  ") + what, flush=True)
+
+
+def check_links(pages):
+    """Each link of a page leads to a file of the book, and to an anchor in it."""
+    text = {page.relative_to(builds).as_posix(): page.read_text() for page in pages}
+    anchors = {name: set(re.findall(r'\bid="?([^" >]+)', page)) for name, page in text.items()}
+    links, dead, outside = 0, [], []
+    for name, page in text.items():
+        page = re.sub(r"<script\b.*?</script>", lambda found: found[0].split(">")[0] + ">", page, flags=re.DOTALL)
+        for tag, target in set(re.findall(r'<(\w+)\b[^>]*? (?:href|src)="([^"]*)"', page)):
+            target = urllib.parse.unquote(html.unescape(target))
+            if re.match(r"(https?|mailto):|//", target):
+                outside += [] if tag == "a" else [f"{name}: {target}"]
+                continue
+            if (
+                target.startswith("data:") or posixpath.basename(name) == "404.html"
+            ):  # whose links begin at the root of a server
+                continue
+            links += 1
+            path, _, anchor = target.partition("#")
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
+            if not (builds / path).is_file() or anchor and path in anchors and anchor not in anchors[path]:
+                dead.append(f"{name}: {target}")
+    expect(links > 1000 and not dead, f"{links} links in {len(text)} pages, {len(dead)} of them dead {dead[:5]}")
+    expect(not outside, f"pages ask for nothing outside {outside[:5]}")
+
+
+FIGURES = """() => [...document.querySelectorAll('figure')].map(figure => {
+  const drawing = figure.querySelector('svg'), box = drawing?.getBoundingClientRect();
+  return [figure.querySelector('svg[aria-label], .alive[aria-label]')?.ariaLabel || '',
+    box ? box.width * box.height * drawing.querySelectorAll('rect, path, line').length : 0];
+})"""
+
+
+def check_page(page, path, width):
+    """It fits the window; its figures are drawn, and named. Returns how many these are."""
+    page.goto(path.as_uri())
+    page.wait_for_function("[...document.querySelectorAll('.alive')].every(one => one.querySelector('svg'))")
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    figures = page.evaluate(FIGURES)
+    poor = [label for label, size in figures if len(label) < 30 or size < 10000]
+    if wide > width or poor:
+        expect(
+            False,
+            f"{path.relative_to(builds)}: {wide} pixels wide in a window of {width}; figures without text or picture: {poor}",
+        )
+    return len(figures)
+
+
+def check_schedule(page):
+    """Time and bubble of the reader's schedule are what the program says."""
+    page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
+    box = page.locator("[data-alive=schedule]")
+    names = box.locator("select[name=name] option").all_text_contents()
+    expect(len(names) == 7, f"schedules to choose from: {' '.join(names)}")
+
+    def slide(name, value):
+        box.locator(f"input[name={name}]").evaluate(
+            "(one, value) => { one.value = value; one.dispatchEvent(new Event('input')); }", value
+        )
+
+    for name in names:
+        box.locator("select[name=name]").select_option(name)
+        # zb-h1 has an order for costs that are given, so it is compared with equal ones.
+        costs = [1, 1, 1] if name == "zb-h1" else [draw.choice([0.5, 1, 1.5, 2]) for _ in "FBW"]
+        for place, p in enumerate((2, 4)):
+            slide("p", place)
+            slide("m", 1)  # 8 micro-batches
+            for letter, cost in zip("FBW", costs):
+                slide(letter, cost)
+            command = [builds / "cpu-fp32" / "05_pipeline_parallel", "--show-schedule", "--pp", p, "--micro-batch-size", 1]
+            command += ["--global-batch-size", 8, "--layers", 16, "--pp-schedule", name]
+            command += [] if name == "zb-h1" else ["--pp-costs", ",".join(map(str, [*costs, 0]))]
+            said = subprocess.run([str(word) for word in command], capture_output=True, text=True).stdout
+            program = re.search(r"Time ([\d.]+) = work ([\d.]+) \+ bubble ([\d.]+)", said)
+            shown = re.search(r"time ([\d.]+) = work ([\d.]+) \+ bubble ([\d.]+)", box.inner_text())
+            good = program and shown and program.groups() == shown.groups()
+            expect(
+                good,
+                f"{name}, {p} ranks, costs {costs}: {shown and shown[0]}"
+                + ("" if good else f", not {program and program[0]}"),
+            )
+    before = box.locator(".later").count()
+    box.get_by_role("button", name="◀ step").click()
+    box.get_by_role("button", name="◀ step").click()
+    expect(before < box.locator(".later").count() and "until" in box.inner_text(), "a step back hides what has not begun")
+
+
+def check_alive(page):
+    for stage, rows in (("02_data_parallel", 5), ("06_context_parallel", 4)):
+        page.goto((book / stage / "index.html").as_uri())
+        ring = page.locator("[data-alive=steps]")
+        shown = [ring.locator("[data-step].later").count()]
+        for _ in range(rows):
+            ring.get_by_role("button", name="step ▶").click()
+            shown.append(ring.locator("[data-step].later").count())
+        expect(shown == [0, *reversed(range(rows))], f"{stage}: the ring goes step by step: {shown} rows are hidden")
+    page.goto((book / "03_zero" / "index.html").as_uri())
+    chart = page.locator("[data-alive=chart]")
+    bars = "all => all.map(bar => bar.ariaLabel)"
+    marks = chart.locator("[aria-roledescription=bar]")
+    marks.first.wait_for()
+    before = marks.evaluate_all(bars)
+    chart.locator("select[name=model]").select_option("llama-3.2-1b")
+    page.wait_for_function(
+        "before => document.querySelector('[data-alive=chart] [aria-roledescription=bar]').ariaLabel !== before",
+        arg=before[0],
+    )
+    expect(
+        len(before) == 4 * 9 * 3 and marks.evaluate_all(bars) != before,
+        f"ZeRO's memory: {len(before)} bars, others for another model",
+    )
+
+
+def check_code(page):
+    """A link to a line shows the file, with this line marked."""
+    page.goto((book / "03_zero" / "index.html").as_uri())
+    link = page.locator("a[href*='zero.h.html#line-']").first
+    number = re.search(r"line-(\d+)", link.get_attribute("href"))[1]
+    link.click()
+    of = "one => getComputedStyle(one).backgroundColor"
+    line = page.locator(f"#line-{number}")
+    text = pathlib.Path("03_zero/zero.h").read_text().split("\n")[int(number) - 1].strip()
+    marked = line.evaluate(of) != page.locator(f"#line-{int(number) + 1}").evaluate(of)
+    expect(marked and text in line.inner_text() and line.is_visible(), f"zero.h:{number} is shown and marked: {text[:50]}")
+    expect(page.locator("article a[href*='index.html']").count() > 0, "a source leads back to its notes")
+
+
+def check_search(page):
+    page.goto((book / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.keyboard.type("bubble")
+    page.locator(".md-search-result__item").first.wait_for()
+    expect(page.locator(".md-search-result__item").count() > 2, "the search finds bubble, without a server")
+
+
+def check_scheme(page):
+    grounds = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for path in (book / "index.html", whole):
+            page.goto(path.as_uri())
+            grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    expect(grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}")
+    page.emulate_media(color_scheme="light")
+
+
+def check_refusals():
+    """A figure that can't be drawn ends the build with one line."""
+    script = "import sys; sys.path.insert(0, 'common/report'); import drawings\ntry: drawings.draw_all('note', sys.argv[1], 0)\nexcept drawings.Refused as e: print(e)"
+    for what, text in (
+        ("no such kind", "<!-- figure nothing\nA sentence. -->\n"),
+        ("no sentence", "<!-- figure lanes\n-->\n```\na [ b ]\n```\n"),
+        (
+            "a program that refuses",
+            "<!-- figure schedule\n$ build/cpu-fp32/05_pipeline_parallel --no-such-option\nA sentence. -->\n",
+        ),
+        ("no such program", "<!-- figure timeline\n$ build/nothing\nA sentence. -->\n"),
+    ):
+        done = subprocess.run([builds / "python-book/bin/python", "-c", script, text], capture_output=True, text=True)
+        expect(
+            done.stdout.count("\n") == 1 and "note: " in done.stdout and not done.stderr,
+            f"{what}: {done.stdout.strip()[:120]}{done.stderr[-100:]}",
+        )
+
+
+def in_nav():
+    """The pages of the notes, in the order of the book."""
+    found = re.findall(r'<a href="([^"#]+)" class="md-nav__link', (book / "index.html").read_text())
+    return [book / path for path in dict.fromkeys(["index.html", *(path for path in found if not path.startswith("http"))])]
+
+
+check_refusals()
+check_links([*sorted(book.rglob("*.html")), whole])
+notes = in_nav()
+expect(len(notes) > 15, f"{len(notes)} pages in the table of contents")
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("chromium-browser"))
+    messages = []
+    for width, phone in ((1440, False), (390, True)):
+        page = browser.new_page(viewport={"width": width, "height": 900}, is_mobile=phone, offline=True)
+        page.set_default_timeout(120000)
+        page.on("console", lambda message: messages.append(f"{page.url}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(f"{page.url}: {error}"))
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith(("file:", "data:", "blob:", "about:")) else messages.append(request.url)
+            ),
+        )
+        code = book / "03_zero" / "zero.h.html"
+        figures = sum(check_page(page, path, width) for path in [*notes, code])
+        expect(figures >= LEAST_FIGURES, f"{figures} figures in the book, {width} pixels wide")
+        in_one = check_page(page, whole, width)
+        titles = page.locator("main > section").count()
+        expect(
+            in_one == figures and titles == len(notes), f"the single file has {in_one} figures, {titles} notes and sources"
+        )
+        if not phone:
+            for check in (check_schedule, check_alive, check_code, check_search, check_scheme):
+                check(page)
+        page.close()
+    expect(not messages, f"no message, and nothing asked of a network {messages[:3]}")
+    browser.close()
+
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)
