@@ -81,7 +81,8 @@ class Published:
         ours = value(run)
         error = self.number / ours - 1 if more_is_faster else ours / self.number - 1
         numbers = [f"{printed.format(self.number)} {unit}", printed.format(ours) + " (!)" * (not lessons.fits(run, self.gpu))]
-        return [self.name, f"{self.gpus:,} {self.gpu}", self.layout, *numbers, f"{100 * error:+.0f} %"], error, lessons.filled("{memory}", {"": run})
+        words = [self.name, f"{self.gpus:,} {self.gpu}", self.layout, *numbers, f"{100 * error:+.0f} %"]
+        return words, error, lessons.filled("{memory}", {"": run})
 
 
 def read(path):
@@ -92,13 +93,13 @@ def read(path):
         words = [option for name in text.split() for option in bases.get(name, [name])]
         if word == "base":
             bases["@" + words[0]] = words[1:]
-        elif word == "run" and len(words) > 6 and words[5] in UNITS:
+        elif word == "run" and re.match(r"\S+ \d+ \S+ \S+ [\d.]+ (%s) " % "|".join(UNITS), " ".join(words)):
             found.append(Published(words))
         elif word in ("source", "differs", "reason") and found:
             setattr(found[-1], word, text.strip())
         elif line and word != "#":
-            raise logs.Refused(f"{path}:{number}: {line[:40]}; expected base, run with a unit of {', '.join(UNITS)}, "
-                               "source, differs or reason")
+            raise logs.Refused(f"{path}:{number}: {line[:40]}; expected base, run NAME GPUS PRECISION GPU NUMBER UNIT ..., "
+                               f"source, differs or reason; a unit is one of {', '.join(UNITS)}")
     return found
 
 
@@ -117,6 +118,8 @@ def check(published, build, folder, note):
             if not wrong and run.processes(build, lessons.roomy(run.gpu, folder)) == 1:
                 ours = line_of(run.row(build, folder)[0])
                 wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
+            if not wrong and abs(int(row[0].split()[-3])) > 15 and not run.reason:
+                wrong = "expected a reason of so large an error"
         except logs.Refused as refused:
             wrong = str(refused)
         failed += wrong != ""
@@ -127,7 +130,7 @@ def check(published, build, folder, note):
 
 def factor(text):
     name, _, value = text.partition("=")
-    if not name or name not in json.loads((lessons.PROFILES / "h100.json").read_text()):
+    if not isinstance(json.loads((lessons.PROFILES / "h100.json").read_text()).get(name), dict):
         raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X, a number of common/device/profiles/h100.json")
     try:
         return name, float(value)
