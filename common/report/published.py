@@ -2,9 +2,10 @@
 
 RUNS (published.txt beside this file) has a run in each line that begins with run, and what belongs to it below. BUILD has
 cpu-bf16 and cpu-fp8, each with 07_combined_5d. Prints a table, the reasons of large errors, and the mean; WORDS: only runs
-whose name has them, and their memory. (!): ours needs more memory than the GPU has. To look for a reason, --scale NAME=X multiplies a number
-of the GPUs' profiles, and --add OPTIONS adds to the commands. --check NOTE instead holds the rows of NOTE's table against
-RUNS: each command must be accepted, and those that one process can run must give the row."""
+whose name has them, and their memory. (!): ours needs more memory than the GPU has. To look for a reason, --scale NAME=X
+multiplies a number of the GPUs' profiles, and --add OPTIONS adds to the commands. --check NOTE instead holds the rows of
+NOTE's table against RUNS: each command must be accepted, those that one process can run must give the row, and a large
+error has a reason."""
 
 import argparse
 import concurrent.futures
