@@ -27,7 +27,7 @@ copy_sources() {
 }
 
 # file_of TEST: where this test is.
-file_of() { grep -lF -e "TEST_CASE(\"$1\"" -e "lesson $1" tests/lessons.txt tests/test_*.c[cu] tests/*/test_*.c[cu] | head -n 1; }
+file_of() { grep -lF -e "TEST_CASE(\"$1\"" -e "lesson $1" -e "run $1 " tests/lessons.txt common/report/published.txt tests/test_*.c[cu] tests/*/test_*.c[cu] | head -n 1; }
 
 # run "KIND RANKS" TEST: builds what a test needs and runs it. Status 0: passed, 1: failed, 2: does not compile, 3: failed, but
 # ThreadSanitizer, which was to report a race, said nothing.
@@ -45,17 +45,20 @@ run() {
     nccl) build=build/cpu-fp32 ;;
     fp8) build=build/cpu-fp8 ;;
     threads) build=build/cpu-fp64-thread ;;
-    lesson) build=build/cpu-bf16 ;;
+    lesson | published) build=build/cpu-bf16 ;;
     *) echo "unknown kind of test: $kind" >&2; exit 2 ;;
   esac
   local sanitize=; [ "$kind" = threads ] && sanitize=thread
   local program=$build/${ranks:+mpi_}tests${tag:+-$tag}
-  [ "$kind" != lesson ] || program=lessons-programs
+  case $kind in lesson | published) program=lessons-programs ;; esac
   make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=${build:10:4} SANITIZE=$sanitize TAG=$tag \
     "$program" $targets > "$log" 2>&1 || return 2
   local command=("$tree/$program" "${2//,/\\,}")
   if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "${command[@]}"); fi
   if [ "$kind" = lesson ]; then command=(make -C "$tree" --no-print-directory lessons "W=$2"); fi
+  if [ "$kind" = published ]; then
+    command=(python3 "$tree/common/report/published.py" "$tree/common/report/published.txt" "$tree/build" --check "$tree/common/cpu/README.md" "$2")
+  fi
   local begin=$SECONDS
   timeout --kill-after=10 "${3:-$limit}" "${command[@]}" > "$log" 2>&1 || {
     [ "$kind" != threads ] || grep -q 'ThreadSanitizer: data race' "$log" || return 3

@@ -2,9 +2,10 @@
 
 RUNS (published.txt beside this file) has a run in each line that begins with run, and what belongs to it below. BUILD has
 cpu-bf16 and cpu-fp8, each with 07_combined_5d. Prints a table, the reasons of large errors, and the mean; WORDS: only runs
-whose name has them. (!): ours needs more memory than the GPU has. To look for a reason, --scale NAME=X multiplies a number
-of the GPUs' profiles, and --add OPTIONS adds to the commands. --check NOTE instead holds the rows of NOTE's table against
-RUNS: each command must be accepted, and those that one process can run must give the row."""
+whose name has them, and their memory. (!): ours needs more memory than the GPU has. To look for a reason, --scale NAME=X
+multiplies a number of the GPUs' profiles, and --add OPTIONS adds to the commands. --check NOTE instead holds the rows of
+NOTE's table against RUNS: each command must be accepted, those that one process can run must give the row, and a large
+error has a reason."""
 
 import argparse
 import concurrent.futures
@@ -38,8 +39,9 @@ class Published:
         self.gpus, self.number, self.source, self.differs, self.reason = int(gpus), float(number), "", "", ""
 
     def option(self, name, default):
-        name = "--" + name
-        return self.options[self.options.index(name) + 1] if name in self.options else default
+        """The last one holds."""
+        words = self.options[::-1]
+        return words[words.index("--" + name) - 1] if "--" + name in words else default
 
     @property
     def layout(self):
@@ -49,7 +51,8 @@ class Published:
         words = [f"{axis}{n}" for axis, n in {**degrees, "dp": data}.items() if n > 1]
         stage, rows = self.option("zero-stage", "1"), self.option("micro-batch-size", "1")
         words += ["zero" + stage] * (stage != "1") + ["mbs" + rows] * (rows != "1")
-        words += [f"interleaved{self.option('vpp', '')}"] * ("interleaved" in self.options)
+        schedule = self.option("pp-schedule", "")
+        words += [schedule + self.option("vpp", "") * (schedule == "interleaved")]
         words += ["sp"] * ("--sequence-parallel" in self.options) + [self.option("recompute", "")]
         return " ".join(filter(None, words + ["fp8"] * (self.precision == "fp8")))
 
@@ -69,7 +72,7 @@ class Published:
         return 1
 
     def row(self, build, folder, factors=()):
-        """Runs it. Words of the table, and the error: our time / the published one - 1."""
+        """Runs it. Words of the table, the error (our time / the published one - 1), and the memory in words."""
         profile = lessons.roomy(self.gpu, folder, factors)
         log = folder / f"{self.name}.json"
         logs.output_of(*self.command(build, self.processes(build, profile), profile), "--log-json", log)
@@ -79,7 +82,8 @@ class Published:
         ours = value(run)
         error = self.number / ours - 1 if more_is_faster else ours / self.number - 1
         numbers = [f"{printed.format(self.number)} {unit}", printed.format(ours) + " (!)" * (not lessons.fits(run, self.gpu))]
-        return [self.name, f"{self.gpus:,} {self.gpu}", self.layout, *numbers, f"{100 * error:+.0f} %"], error
+        words = [self.name, f"{self.gpus:,} {self.gpu}", self.layout, *numbers, f"{100 * error:+.0f} %"]
+        return words, error, lessons.filled("{memory}", {"": run})
 
 
 def read(path):
@@ -90,13 +94,13 @@ def read(path):
         words = [option for name in text.split() for option in bases.get(name, [name])]
         if word == "base":
             bases["@" + words[0]] = words[1:]
-        elif word == "run" and len(words) > 6 and words[5] in UNITS:
+        elif word == "run" and re.match(r"\S+ \d+ \S+ \S+ [\d.]+ (%s) " % "|".join(UNITS), " ".join(words)):
             found.append(Published(words))
         elif word in ("source", "differs", "reason") and found:
             setattr(found[-1], word, text.strip())
         elif line and word != "#":
-            raise logs.Refused(f"{path}:{number}: {line[:40]}; expected base, run with a unit of {', '.join(UNITS)}, "
-                               "source, differs or reason")
+            raise logs.Refused(f"{path}:{number}: {line[:40]}; expected base, run NAME GPUS PRECISION GPU NUMBER UNIT ..., "
+                               f"source, differs or reason; a unit is one of {', '.join(UNITS)}")
     return found
 
 
@@ -115,6 +119,8 @@ def check(published, build, folder, note):
             if not wrong and run.processes(build, lessons.roomy(run.gpu, folder)) == 1:
                 ours = line_of(run.row(build, folder)[0])
                 wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
+            if not wrong and abs(int(row[0].split()[-3])) > 15 and not run.reason:
+                wrong = "expected a reason of so large an error"
         except logs.Refused as refused:
             wrong = str(refused)
         failed += wrong != ""
@@ -125,7 +131,7 @@ def check(published, build, folder, note):
 
 def factor(text):
     name, _, value = text.partition("=")
-    if not name or name not in json.loads((lessons.PROFILES / "h100.json").read_text()):
+    if not isinstance(json.loads((lessons.PROFILES / "h100.json").read_text()).get(name), dict):
         raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X, a number of common/device/profiles/h100.json")
     try:
         return name, float(value)
@@ -156,9 +162,11 @@ def main():
         for run in published:
             run.options += given.add.split()
         rows = pool.map(lambda run: run.row(given.build, folder, factors), published)
-        for run, (row, error) in zip(published, rows):
+        for run, (row, error, memory) in zip(published, rows):
             print(line_of(row), flush=True)
             errors.append(error)
+            if given.words:
+                reasons.append(f"{run.name}: a rank needs {memory}")
             if abs(error) > 0.15 and not (factors or given.add):
                 reasons.append(f"{run.name}: {run.reason or 'not found'}")
     print("", *map(textwrap.fill, reasons), sep="\n")

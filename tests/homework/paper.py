@@ -186,14 +186,28 @@ def questions(stage, identity):
     tp, cp, pp = 2, r.choice([1, 2]), r.choice([1, 2, 4])
     dp = 16 // (tp * cp * pp)
     even, mesh = f"--experts {experts} --ep 2", [(1, f"--tp {tp} --cp {cp} --dp {dp} --pp {pp} --show-mesh")]
-    return [
+    stages, stage_of_zero = r.choice([2, 4]), r.choice([1, 2])
+    pipeline = f"{sizes.replace(f'--layers {layers}', '--layers 8')} --global-batch-size {b * stages * m} --pp {stages}"
+
+    def time_of(schedule):
+        return lambda x: float(next(row.split()[1] for row in x["picture"] if row.startswith(schedule + " ")))
+
+    return r.sample([
         (f"16 ranks, tp {tp}, cp {cp}, dp {dp}, pp {pp}: the place of rank {rank} on the data axis", mesh,
          lambda x: int(x["picture"][4 + rank].split()[3])),
-        (f"How many ranks sum the gradient of a dense weight of rank {rank} (with itself)", mesh,
+        (f"16 ranks, tp {tp}, cp {cp}, dp {dp}, pp {pp}: how many ranks sum the gradient of a dense weight of rank {rank} "
+         "(with itself)", mesh,
          lambda x: sum(row.split()[1:5:3] == x["picture"][4 + rank].split()[1:5:3] for row in x["picture"][4:20])),
         (f"{model}; {experts} experts in every layer, --ep 2, 2 ranks: bytes of weights of a rank",
          [of(2, 1, even, data_ranks=2)], fact("memory weights")),
-        (f"{batch}, top 2 of {experts} experts, even shares, 2 ranks: all-to-alls in a step of one micro-batch",
-         [of(2, 1, even, data_ranks=2)], total("calls all_to_all")),
-        ("The same model without experts, --tp 2 --pp 2 on 4 ranks: bytes of weights of rank 0",
-         [of(4, 2, "--tp 2 --pp 2")], fact("memory weights", 0))]
+        (f"{layers} layers; {batch}, top 2 of {experts} experts, even shares, 2 ranks: all-to-alls in a step of one "
+         "micro-batch", [of(2, 1, even, data_ranks=2)], total("calls all_to_all")),
+        (f"{model}; --tp 2 --pp 2 on 4 ranks: bytes of weights of rank 0",
+         [of(4, 2, "--tp 2 --pp 2")], fact("memory weights", 0)),
+        (f"{stages} pipeline ranks, {stages * m} micro-batches; all forward passes of a rank's layers take 1, backward 2: by "
+         "how much a step is shorter with two chunks a rank (interleaved) than with 1F1B",
+         [(1, f"{pipeline} --pp-schedule interleaved --vpp 2 --show-schedule")],
+         lambda x: time_of("1f1b")(x) - time_of("interleaved")(x)),
+        (f"{model}; 2 pipeline and 2 data ranks, {m} micro-batches a rank, ZeRO-{stage_of_zero}: elements of rank 0's "
+         "reduce-scatters in a step",
+         [of(4, m, f"--pp 2 --zero-stage {stage_of_zero}", data_ranks=2)], fact("elements reduce_scatter", 0))], 5)
