@@ -247,7 +247,7 @@ def on_post_build(config):
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>Pentatron</title><link rel="icon" href="data:,"><style>{styles}{(site / "style.css").read_text()}</style></head>'
-        f'<body data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
+        f'<body dir="ltr" data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
         f'paint = () => document.body.dataset.mdColorScheme = dark.matches ? "slate" : "default"; dark.onchange = paint; paint();</script>'
         f'<main class="whole md-typeset"><nav aria-label="Contents"><h1>Pentatron</h1><ul>{contents}</ul></nav>{sections}'
         f'<section id="the-sources"><h1>The sources that the notes name</h1>{"".join(map(source, sorted(book.used_by)))}</section></main>'

@@ -128,9 +128,9 @@ def timeline(commands, block, options):
             svg.text(0, y + 16, f"rank {row[0]} {row[2]}" if options.get("rank") == "all" else row[2])
             svg.rect(110, y, 790 * (end - begin) / longest, 22, "idle")
             for o in of_row:
-                words = NAMES.get(o["name"]) or re.sub("tensor_core.*", "attention", o["name"]).replace(
-                    "_kernel", ""
-                ).replace("_", " ")
+                words = NAMES.get(
+                    o["name"], re.sub("tensor_core.*", "attention", o["name"]).removesuffix("_kernel").replace("_", " ")
+                )
                 style = o["pass"] if o["stream"] == "compute" else "c"
                 what = WORKS[style] if "pass" not in options and style != "c" else words
                 svg.rect(
@@ -176,6 +176,8 @@ def mesh(commands, block, options):
     head = next(i for i, line in enumerate(lines) if line.startswith("rank "))
     kinds = [(found[0], found.start()) for found in re.finditer(r"(tensor|context|pipeline|gradients)(?= )", lines[head])]
     ranks = [line for line in lines[head + 1 :] if line.strip()]
+    tp, cp = map(int, re.match(r"tp (\d+) x cp (\d+)", lines[0]).groups())
+    across = tp * cp
     svg = Svg()
     for at, (kind, column) in enumerate(kinds):
         left = at % 2 * 260
@@ -184,17 +186,12 @@ def mesh(commands, block, options):
         groups = {}
         for number, line in enumerate(ranks):
             members = line[column : column + 18].strip()
-            tp, cp, dp, pp = line.split()[1:5]
+            place = ", ".join(map(" ".join, zip(("tp", "cp", "dp", "pp"), line.split()[1:5])))
             style = "fbwoc"[groups.setdefault(members, len(groups)) % 5]
-            across = int(lines[0].split()[1]) * tp_count(lines[0], "cp")
             x, y = left + number % across * 56, top + 26 + number // across * 40
-            svg.rect(x, y, 48, 32, style, f"rank {number}: tp {tp}, cp {cp}, dp {dp}, pp {pp}; its {kind} group: {members}")
+            svg.rect(x, y, 48, 32, style, f"rank {number}: {place}; its {kind} group: {members}")
             svg.text(x + 24, y + 21, str(number), "mid on")
     return str(svg)
-
-
-def tp_count(line, axis):
-    return int(re.search(rf"{axis} (\d+)", line)[1])
 
 
 # ---- Of the block itself ------------------------------------------------------------------------------------------------
@@ -311,15 +308,12 @@ def lanes(commands, block, options):
         taken = list(line)
         bars = [at for at, letter in enumerate(line) if letter in "|"]
         boxes = [(found.start(), found.end()) for found in re.finditer(r"\[[^\]]*\]", line)]
-        if len(bars) > 1 or bars and line.strip().count("|") > 1 or options.get("open"):
-            ends = bars + ([len(line)] if options.get("open") and bars else [])
+        if len(bars) > 1:
             boxes += [
                 (a, b + 1)
-                for a, b in zip(ends, ends[1:])
+                for a, b in zip(bars, bars[1:])
                 if line[a + 1 : b].strip(" |") and not re.search(r"\[|--->", line[a:b])
             ]
-            if options.get("open") and bars and (first := re.search(r"\S.*$", line[17 : bars[0]])):
-                boxes.append((17 + first.start(), bars[0] + 1))
         for number, (a, b) in enumerate(sorted(boxes)):
             words = line[a:b].strip("[]| .")
             style = (
@@ -400,6 +394,9 @@ def zero(commands, block, options):
     return f'<script src="%%vega%%"></script><div class="alive" data-alive="chart"></div><script type="application/json">{chart}</script>'
 
 
+KINDS = {kind.__name__: kind for kind in (schedule, timeline, memory, mesh, ring, causal, documents, lanes, orders, zero)}
+
+
 def draw_all(note, text, first):
     """The text of a note, with %%NAME%% in place of its figures, and the figures: {NAME: HTML}."""
     all_drawn = {}
@@ -411,10 +408,12 @@ def draw_all(note, text, first):
         lines = re.sub(r"\\\n\s*", " ", body).split("\n")
         commands = [tuple(part.strip() for part in line.split("$", 1)) for line in lines if "$" in line]
         sentence = " ".join(" ".join(line for line in lines if "$" not in line).split())
+        if kind not in KINDS:
+            raise Refused(f"{note}: figure {kind} is not valid; expected {', '.join(KINDS)}")
         if not sentence:
             raise Refused(f"{note}: a figure without a sentence")
         try:
-            drawn = globals()[kind](commands, block or "", options)
+            drawn = KINDS[kind](commands, block or "", options)
         except (Refused, runs.Refused) as error:
             raise Refused(f"{note}: figure {kind}: {error}") from None
         except (KeyError, ValueError, AttributeError, TypeError, IndexError, OSError, StopIteration) as error:

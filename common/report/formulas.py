@@ -148,7 +148,14 @@ def cell(text):
     plain = [tokens for tokens, _ in found if tokens and len(tokens) > 1 and is_plain(tokens)]
     if not plain or MEASURED.match(text) or any(tokens and not is_plain(tokens) for tokens, _ in found):
         return None
-    return f"<math displaystyle='true'>{''.join(mathml(t, True) if t and t in plain else f'<mtext>{html.escape(p)}</mtext>' for t, p in found)}</math>"
+    return "".join(
+        (
+            f"{piece[: len(piece) - len(piece.lstrip())]}<math displaystyle='true'>{mathml(tokens, True)}</math>"
+            if tokens and tokens in plain
+            else html.escape(piece)
+        )
+        for tokens, piece in found
+    )
 
 
 IN_SENTENCE = re.compile(
