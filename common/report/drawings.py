@@ -5,7 +5,8 @@ comment before the block says how:
     [NAME] $ COMMAND
     A sentence, which a screen reader says. -->
 
-A command is run as it is, from build/..; where a kind needs a file, its option is added. Each function returns SVG."""
+A command is run as it is, at the top of the project; where a kind needs a file, its option is added. Each function returns SVG.
+"""
 
 import concurrent.futures
 import html
@@ -15,21 +16,17 @@ import math
 import pathlib
 import re
 import shlex
-import subprocess
 import tempfile
 
 import figures
 import runs
 import traces
+from runs import Refused
 
 FIGURE = re.compile(r"^<!-- figure (\w+)(.*)\n((?:.|\n)*?)-->\n(?:\n?```\n((?:.|\n)*?)```\n)?", re.MULTILINE)
 WORKS = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "the rest", "c": "communication"}
 NAMES = {"gemm_forward": "product", "gemm_dgrad": "dgrad", "gemm_wgrad": "wgrad", "group": "hop"}
 PURPOSES = dict(zip("fbwoc", runs.PURPOSES))
-
-
-class Refused(Exception):
-    """One line that says what is wrong."""
 
 
 class Svg:
@@ -77,13 +74,10 @@ def run(command, option=None):
     """What the command prints, or writes to the file of this option."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "file")
-        words = [word for word in shlex.split(command) if word != "\n"] + ([option, str(path)] if option else [])
-        done = subprocess.run(words, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
-        if done.returncode != 0:
-            raise Refused(f"{command}: status {done.returncode}: {done.stderr.strip()[-300:]}")
+        text = runs.output_of(*shlex.split(command), *([option, path] if option else []))
         if option == "--trace":
             return traces.intervals(path)
-        return runs.Run(path) if option == "--log-json" else path.read_text() if option else done.stdout
+        return runs.Run(path) if option == "--log-json" else path.read_text() if option else text
 
 
 # ---- Of programs ------------------------------------------------------------------------------------------------------
@@ -151,8 +145,9 @@ def memory(commands, block, options):
     """Bytes of each rank by purpose, as the log of each command predicts them."""
     svg, y = Svg(), 14
     logs = [(name, run(command, "--log-json")) for name, command in commands]
-    svg.legend(90, y, PURPOSES)
     most = max(sum(rank["predicted"][p] for p in PURPOSES.values()) for _, log in logs for rank in log.summary["memory"])
+    used = {purpose for _, log in logs for rank in log.summary["memory"] for purpose, n in rank["predicted"].items() if n}
+    svg.legend(90, y, {style: purpose for style, purpose in PURPOSES.items() if purpose in used})
     for name, log in logs:
         y += 16
         svg.text(0, y + 12, name, "strong")
@@ -388,7 +383,7 @@ def orders(commands, block, options):
 
 def zero(commands, block, options):
     """ZeRO's memory, from the tables of plan --calculator."""
-    tables = json.loads(run(commands[0][1], "--calculator"))
+    tables = runs.planned(commands[0][1], "--calculator")
     chart = {**figures.zero_memory(tables), "description": "%%sentence%%"}  # which the chart gives to a screen reader
     chart = json.dumps(chart, separators=(",", ":")).replace("</", "<\\/")
     return f'<script src="%%vega%%"></script><div class="alive" data-alive="chart"></div><script type="application/json">{chart}</script>'
@@ -414,7 +409,7 @@ def draw_all(note, text, first):
             raise Refused(f"{note}: a figure without a sentence")
         try:
             drawn = KINDS[kind](commands, block or "", options)
-        except (Refused, runs.Refused) as error:
+        except Refused as error:
             raise Refused(f"{note}: figure {kind}: {error}") from None
         except (KeyError, ValueError, AttributeError, TypeError, IndexError, OSError, StopIteration) as error:
             raise Refused(f"{note}: figure {kind}: {type(error).__name__} {error}") from error
