@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.parse
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 
 builds = pathlib.Path(sys.argv[1]).resolve()
 book, whole = builds / "book", builds / "book.html"
@@ -226,7 +226,10 @@ with sync_playwright() as playwright:
         )
         if not phone:
             for check in (check_schedule, check_alive, check_code, check_search, check_scheme):
-                check(page)
+                try:
+                    check(page)
+                except Error as error:
+                    expect(False, f"{check.__name__}: {str(error).splitlines()[0]}")
         page.close()
     expect(not messages, f"no message, and nothing asked of a network {messages[:3]}")
     browser.close()

@@ -7,14 +7,13 @@ import pathlib
 import posixpath
 import re
 
+import altair
 import pygments
 import pygments.formatters
 import pygments.lexers
+import vl_convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
-
-import altair
-import vl_convert
 
 import drawings
 import formulas
@@ -25,12 +24,7 @@ SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
     "Below the stages": ["common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
     "Homework and tests": ["tests/homework/[!H]*.md", "tests/README.md"],
 }
-SOURCES = [
-    "Makefile",
-    "LICENSE",
-    *(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in (".h", ".cu", ".cc", ".py", ".sh", ".json")),
-]
-SOURCES += ["tests/*.txt", "tests/homework/*.txt", "common/report/**/*.*"]
+ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
 CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
 # A definition: a class; or a function, whose type is no word that begins a statement.
@@ -49,12 +43,9 @@ class Book:
 
         self.chapters = {name: find(globs) for name, globs in SECTIONS.items()}
         self.notes = ["README.md", *(note for notes in self.chapters.values() for note in notes)]
-        self.sources = [
-            path for path in find(SOURCES) if not path.startswith(("tests/golden", "tests/homework/fingerprints.json"))
-        ]
+        sources = find(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in ENDS)
+        self.sources = [path for path in sources if not path.startswith(("tests/golden", "tests/homework/fingerprints"))]
         self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
-        self.folders = {posixpath.dirname(path) for path in self.sources} | {""}
-        self.folders |= {posixpath.dirname(folder) for folder in self.folders}
         self.definitions = {}  # name: [(file, line)]
         for path in self.sources:
             if path.endswith((".h", ".cu", ".cc")) and not path.startswith("tests"):
@@ -88,11 +79,19 @@ class Book:
         return found[0] if len(found) == 1 else None
 
     def link(self, note, path, line=None):
-        if path not in self.folders:
+        """To a page of this source, or to the folder in the list of all. Throws PluginError if there is none."""
+        if (ROOT / path).is_dir():
+            listed = any(source.startswith(path + "/") for source in self.sources)
+            target = f"code.md#{name_of(path if listed else '')}"
+        elif (ROOT / path).is_file():
+            if path not in self.read:
+                self.sources.append(path)
+                self.read[path] = (ROOT / path).read_text()
             self.used_by.setdefault(path, {})[note] = True
-        target = "code.md#" + (path.replace("/", "-") or "all") if path in self.folders else path + ".md"
-        up = posixpath.relpath(target, posixpath.dirname(note) or ".")
-        return up + (f"#line-{line}" if line else "")
+            target = path + ".md" + (f"#line-{line}" if line else "")
+        else:
+            raise PluginError(f"{note}: no file {path}")
+        return posixpath.relpath(target, posixpath.dirname(note) or ".")
 
     def linked(self, note, text):
         """The text of the note, with links to sources: those that it has, and names in code."""
@@ -125,14 +124,14 @@ def on_config(config):
 
 
 def on_files(files, config):
-    markdown = {note: book.linked(note, text) for note, text in book.read.items() if note in book.notes}
+    markdown = {note: book.linked(note, book.read[note]) for note in book.notes}
     for note, text in markdown.items():
         try:
             text, drawn = drawings.draw_all(note, text, len(book.figures))
         except drawings.Refused as error:
             raise PluginError(str(error)) from None
         book.figures |= drawn
-        text = re.sub(r"<details>", '<details markdown="1">', text)
+        text = re.sub(r"<details([^>]*)>", r'<details markdown="1"\1>', text)
         files.append(File.generated(config, note, content=text))
     for path in book.sources:
         notes = ", ".join(
@@ -147,18 +146,24 @@ def on_files(files, config):
     return files
 
 
+def name_of(path):
+    return re.sub(r"\W", "-", path) or "all"
+
+
 def title_of(text):
     return re.search("^# (.*)", text, re.MULTILINE)[1]
 
 
 def list_of_code():
-    """A page with all sources, by folder. A file's opening comment says what it is."""
+    """A page with all sources, by folder."""
+    folders = {"": None}
+    for path in sorted(book.sources):
+        folders.update({str(parent): None for parent in reversed(pathlib.PurePosixPath(path).parents) if str(parent) != "."})
     text = "---\nsearch: {exclude: true}\n---\n# The code\n"
-    for folder in sorted(book.folders):
-        text += f"\n## {folder or 'Top'} {{ #{folder.replace('/', '-') or 'all'} }}\n\n"
-        for path in book.sources:
-            if posixpath.dirname(path) == folder:
-                text += f"- [`{posixpath.basename(path)}`]({path}.md)\n"
+    for folder in folders:
+        text += f"\n## {folder or 'At the top'} {{ #{name_of(folder)} }}\n\n"
+        inside = (path for path in sorted(book.sources) if posixpath.dirname(path) == folder)
+        text += "".join(f"- [`{posixpath.basename(path)}`]({path}.md)\n" for path in inside)
     return text
 
 
@@ -192,10 +197,6 @@ def highlighted(path):
 
 
 # ---- The single file --------------------------------------------------------------------------------------------------
-
-
-def name_of(path):
-    return re.sub(r"\W", "-", path)
 
 
 def on_post_build(config):
@@ -247,7 +248,7 @@ def on_post_build(config):
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>Pentatron</title><link rel="icon" href="data:,"><style>{styles}{(site / "style.css").read_text()}</style></head>'
-        f'<body data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
+        f'<body dir="ltr" data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
         f'paint = () => document.body.dataset.mdColorScheme = dark.matches ? "slate" : "default"; dark.onchange = paint; paint();</script>'
         f'<main class="whole md-typeset"><nav aria-label="Contents"><h1>Pentatron</h1><ul>{contents}</ul></nav>{sections}'
         f'<section id="the-sources"><h1>The sources that the notes name</h1>{"".join(map(source, sorted(book.used_by)))}</section></main>'

@@ -5,7 +5,8 @@ comment before the block says how:
     [NAME] $ COMMAND
     A sentence, which a screen reader says. -->
 
-A command is run as it is, from build/..; where a kind needs a file, its option is added. Each function returns SVG."""
+A command is run as it is, at the top of the project; where a kind needs a file, its option is added. Each function returns SVG.
+"""
 
 import concurrent.futures
 import html
@@ -15,21 +16,17 @@ import math
 import pathlib
 import re
 import shlex
-import subprocess
 import tempfile
 
 import figures
 import runs
 import traces
+from runs import Refused
 
 FIGURE = re.compile(r"^<!-- figure (\w+)(.*)\n((?:.|\n)*?)-->\n(?:\n?```\n((?:.|\n)*?)```\n)?", re.MULTILINE)
 WORKS = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "the rest", "c": "communication"}
 NAMES = {"gemm_forward": "product", "gemm_dgrad": "dgrad", "gemm_wgrad": "wgrad", "group": "hop"}
 PURPOSES = dict(zip("fbwoc", runs.PURPOSES))
-
-
-class Refused(Exception):
-    """One line that says what is wrong."""
 
 
 class Svg:
@@ -77,13 +74,10 @@ def run(command, option=None):
     """What the command prints, or writes to the file of this option."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "file")
-        words = [word for word in shlex.split(command) if word != "\n"] + ([option, str(path)] if option else [])
-        done = subprocess.run(words, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
-        if done.returncode != 0:
-            raise Refused(f"{command}: status {done.returncode}: {done.stderr.strip()[-300:]}")
+        text = runs.output_of(*shlex.split(command), *([option, path] if option else []))
         if option == "--trace":
             return traces.intervals(path)
-        return runs.Run(path) if option == "--log-json" else path.read_text() if option else done.stdout
+        return runs.Run(path) if option == "--log-json" else path.read_text() if option else text
 
 
 # ---- Of programs ------------------------------------------------------------------------------------------------------
@@ -128,9 +122,9 @@ def timeline(commands, block, options):
             svg.text(0, y + 16, f"rank {row[0]} {row[2]}" if options.get("rank") == "all" else row[2])
             svg.rect(110, y, 790 * (end - begin) / longest, 22, "idle")
             for o in of_row:
-                words = NAMES.get(o["name"]) or re.sub("tensor_core.*", "attention", o["name"]).replace(
-                    "_kernel", ""
-                ).replace("_", " ")
+                words = NAMES.get(
+                    o["name"], re.sub("tensor_core.*", "attention", o["name"]).removesuffix("_kernel").replace("_", " ")
+                )
                 style = o["pass"] if o["stream"] == "compute" else "c"
                 what = WORKS[style] if "pass" not in options and style != "c" else words
                 svg.rect(
@@ -151,8 +145,9 @@ def memory(commands, block, options):
     """Bytes of each rank by purpose, as the log of each command predicts them."""
     svg, y = Svg(), 14
     logs = [(name, run(command, "--log-json")) for name, command in commands]
-    svg.legend(90, y, PURPOSES)
     most = max(sum(rank["predicted"][p] for p in PURPOSES.values()) for _, log in logs for rank in log.summary["memory"])
+    used = {purpose for _, log in logs for rank in log.summary["memory"] for purpose, n in rank["predicted"].items() if n}
+    svg.legend(90, y, {style: purpose for style, purpose in PURPOSES.items() if purpose in used})
     for name, log in logs:
         y += 16
         svg.text(0, y + 12, name, "strong")
@@ -176,6 +171,8 @@ def mesh(commands, block, options):
     head = next(i for i, line in enumerate(lines) if line.startswith("rank "))
     kinds = [(found[0], found.start()) for found in re.finditer(r"(tensor|context|pipeline|gradients)(?= )", lines[head])]
     ranks = [line for line in lines[head + 1 :] if line.strip()]
+    tp, cp = map(int, re.match(r"tp (\d+) x cp (\d+)", lines[0]).groups())
+    across = tp * cp
     svg = Svg()
     for at, (kind, column) in enumerate(kinds):
         left = at % 2 * 260
@@ -184,17 +181,12 @@ def mesh(commands, block, options):
         groups = {}
         for number, line in enumerate(ranks):
             members = line[column : column + 18].strip()
-            tp, cp, dp, pp = line.split()[1:5]
+            place = ", ".join(map(" ".join, zip(("tp", "cp", "dp", "pp"), line.split()[1:5])))
             style = "fbwoc"[groups.setdefault(members, len(groups)) % 5]
-            across = int(lines[0].split()[1]) * tp_count(lines[0], "cp")
             x, y = left + number % across * 56, top + 26 + number // across * 40
-            svg.rect(x, y, 48, 32, style, f"rank {number}: tp {tp}, cp {cp}, dp {dp}, pp {pp}; its {kind} group: {members}")
+            svg.rect(x, y, 48, 32, style, f"rank {number}: {place}; its {kind} group: {members}")
             svg.text(x + 24, y + 21, str(number), "mid on")
     return str(svg)
-
-
-def tp_count(line, axis):
-    return int(re.search(rf"{axis} (\d+)", line)[1])
 
 
 # ---- Of the block itself ------------------------------------------------------------------------------------------------
@@ -311,15 +303,12 @@ def lanes(commands, block, options):
         taken = list(line)
         bars = [at for at, letter in enumerate(line) if letter in "|"]
         boxes = [(found.start(), found.end()) for found in re.finditer(r"\[[^\]]*\]", line)]
-        if len(bars) > 1 or bars and line.strip().count("|") > 1 or options.get("open"):
-            ends = bars + ([len(line)] if options.get("open") and bars else [])
+        if len(bars) > 1:
             boxes += [
                 (a, b + 1)
-                for a, b in zip(ends, ends[1:])
+                for a, b in zip(bars, bars[1:])
                 if line[a + 1 : b].strip(" |") and not re.search(r"\[|--->", line[a:b])
             ]
-            if options.get("open") and bars and (first := re.search(r"\S.*$", line[17 : bars[0]])):
-                boxes.append((17 + first.start(), bars[0] + 1))
         for number, (a, b) in enumerate(sorted(boxes)):
             words = line[a:b].strip("[]| .")
             style = (
@@ -394,10 +383,13 @@ def orders(commands, block, options):
 
 def zero(commands, block, options):
     """ZeRO's memory, from the tables of plan --calculator."""
-    tables = json.loads(run(commands[0][1], "--calculator"))
+    tables = runs.planned(commands[0][1], "--calculator")
     chart = {**figures.zero_memory(tables), "description": "%%sentence%%"}  # which the chart gives to a screen reader
     chart = json.dumps(chart, separators=(",", ":")).replace("</", "<\\/")
     return f'<script src="%%vega%%"></script><div class="alive" data-alive="chart"></div><script type="application/json">{chart}</script>'
+
+
+KINDS = {kind.__name__: kind for kind in (schedule, timeline, memory, mesh, ring, causal, documents, lanes, orders, zero)}
 
 
 def draw_all(note, text, first):
@@ -411,11 +403,13 @@ def draw_all(note, text, first):
         lines = re.sub(r"\\\n\s*", " ", body).split("\n")
         commands = [tuple(part.strip() for part in line.split("$", 1)) for line in lines if "$" in line]
         sentence = " ".join(" ".join(line for line in lines if "$" not in line).split())
+        if kind not in KINDS:
+            raise Refused(f"{note}: figure {kind} is not valid; expected {', '.join(KINDS)}")
         if not sentence:
             raise Refused(f"{note}: a figure without a sentence")
         try:
-            drawn = globals()[kind](commands, block or "", options)
-        except (Refused, runs.Refused) as error:
+            drawn = KINDS[kind](commands, block or "", options)
+        except Refused as error:
             raise Refused(f"{note}: figure {kind}: {error}") from None
         except (KeyError, ValueError, AttributeError, TypeError, IndexError, OSError, StopIteration) as error:
             raise Refused(f"{note}: figure {kind}: {type(error).__name__} {error}") from error

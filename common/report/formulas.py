@@ -51,6 +51,16 @@ def atom(token):
     return f"<msub>{name}<mi>{index}</mi></msub>" if index else name
 
 
+def spaced(items):
+    """What stands beside each other is multiplied: a little space between, but not in exp(x)."""
+    out = [items[0][0]] if items else []
+    for before, item in zip(items, items[1:]):
+        is_call = re.match(r"<mrow><mo[^>]*>\(", item[0]) and re.search("<mi>[^<]{2,}</mi>$", before[0])
+        space = before[2] and item[2] and not is_call or before[0] == "<mo>,</mo>"
+        out += ["<mspace width='.25em'/>" if space else "", item[0]]
+    return "".join(out)
+
+
 def mathml(tokens, fractions):
     """The formula of these tokens; with fractions a / b stands as one."""
     at = 0
@@ -84,7 +94,7 @@ def mathml(tokens, fractions):
                 above = []
                 while items and (items[-1][2] or items[-1][0] == "<mo>·</mo>"):
                     above.insert(0, items.pop())
-                first = above[0][1] if len(above) == 1 else "".join(item[0] for item in above)
+                first = above[0][1] if len(above) == 1 else spaced(above)
                 whole = f"<mfrac><mrow>{first}</mrow>{operand()[1]}</mfrac>"
                 items.append((whole, whole, True))
             elif token == "(" or re.match(LETTER + r"|\d|Ψ", token):
@@ -92,12 +102,7 @@ def mathml(tokens, fractions):
             else:
                 at += 1
                 items.append((atom(token), atom(token), False))
-        spaced = [items[0][0]] if items else []
-        for before, item in zip(items, items[1:]):  # what stands beside each other is multiplied
-            is_call = re.match("<mrow><mo[^>]*>\\(", item[0]) and re.search("<mi>[^<]{2,}</mi>$", before[0])
-            space = before[2] and item[2] and not is_call or before[0] == "<mo>,</mo>"
-            spaced += ["<mspace width='.25em'/>" if space else "", item[0]]
-        return "".join(spaced)
+        return spaced(items)
 
     return row(None)
 
@@ -148,7 +153,14 @@ def cell(text):
     plain = [tokens for tokens, _ in found if tokens and len(tokens) > 1 and is_plain(tokens)]
     if not plain or MEASURED.match(text) or any(tokens and not is_plain(tokens) for tokens, _ in found):
         return None
-    return f"<math displaystyle='true'>{''.join(mathml(t, True) if t and t in plain else f'<mtext>{html.escape(p)}</mtext>' for t, p in found)}</math>"
+    return "".join(
+        (
+            f"{piece[: len(piece) - len(piece.lstrip())]}<math displaystyle='true'>{mathml(tokens, True)}</math>"
+            if tokens and tokens in plain
+            else html.escape(piece)
+        )
+        for tokens, piece in found
+    )
 
 
 IN_SENTENCE = re.compile(
