@@ -72,15 +72,15 @@ run_on_ranks() {
   case $(basename "$folder") in cuda-*-mpi*) ;; cuda-*)
     [ "$ranks" -le "$gpus" ] || { echo "left out: $folder on $ranks ranks; GPUs: $gpus"; return; } ;;
   esac
-  # MPI leaks at its end; and after an abort messages are left over, at which UCX wonders.
-  run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" \
-    mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
+  # After an abort messages are left over, at which UCX wonders.
+  run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
 }
 
 # What a shell has set for a run of its own is not what the tests expect.
 unset CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CPU_DEVICES CUDA_CPU_MEMORY NCCL_CPU_LINK \
   NCCL_CPU_LINK_BETWEEN_NODES NCCL_CPU_RANKS_PER_NODE NCCL_CPU_SERIAL_LAUNCHES CUDA_CPU_UUID
 
+export LSAN_OPTIONS="suppressions=$PWD/tests/leaks.txt:print_suppressions=0"
 # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 

@@ -9,7 +9,6 @@ rm -rf "$reports"; mkdir -p "$reports"
 echo "All of it takes two cores some hours. What is built stays for the next time."
 for sanitizer in $1; do
   for precision in $2; do
-    # MPI leaks at its end, and so a program that a test starts under mpirun.
     options=log_path=$reports/$sanitizer-$precision
     ASAN_OPTIONS=$options TSAN_OPTIONS=$options UBSAN_OPTIONS=$options:print_stacktrace=1 TEST_TIMEOUT=${TEST_TIMEOUT:-7200} \
       make --no-print-directory test BACKEND=cpu SANITIZE="$sanitizer" TEST_PRECISIONS="$precision" 2>&1 | tee "$reports/output"

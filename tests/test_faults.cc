@@ -51,9 +51,9 @@ class Job {
       : out_(folder.path() + "/out"), err_(folder.path() + "/err"), program_(beside_the_tests(name)) {
     REQUIRE(std::filesystem::exists(program_));
     // MPI leaks at its end, which AddressSanitizer would report.
-    const std::string command = "exec env ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " + environment + " mpirun -n " +
-                                std::to_string(kRanks) + " '" + program_ + "' " + arguments + " >'" + out_ +
-                                "' 2>'" + err_ + "' </dev/null";
+    const std::string command = "exec env ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " + environment +
+                                " mpirun -n " + std::to_string(kRanks) + " '" + program_ + "' " + arguments +
+                                " >'" + out_ + "' 2>'" + err_ + "' </dev/null";
     child_ = fork();
     REQUIRE(child_ >= 0);
     if (child_ == 0) {

@@ -282,9 +282,13 @@ TEST_CASE("products that cuBLAS refuses are refused", "[standin]") {
   };
   const auto status = [&](const Call& call) {
     const float one = 1, zero = 0;
+    const double one_64 = 1, zero_64 = 0;  // scalars are of the type in which cuBLAS computes
+    const bool in_64 = call.compute == CUBLAS_COMPUTE_64F;
+    const void* const alpha = in_64 ? static_cast<const void*>(&one_64) : &one;
+    const void* const beta = in_64 ? static_cast<const void*>(&zero_64) : &zero;
     return cublasGemmEx(handle.cublas, call.op_a, call.op_b, call.m, call.n, call.k,
-                        call.with_alpha ? &one : nullptr, call.a != nullptr ? call.a : x, call.a_type,
-                        call.lda, x, call.b_type, call.ldb, &zero, call.c != nullptr ? call.c : x + 60,
+                        call.with_alpha ? alpha : nullptr, call.a != nullptr ? call.a : x, call.a_type,
+                        call.lda, x, call.b_type, call.ldb, beta, call.c != nullptr ? call.c : x + 60,
                         call.c_type, call.ldc, call.compute, CUBLAS_GEMM_DEFAULT);
   };
   CHECK(status({}) == CUBLAS_STATUS_SUCCESS);

@@ -70,9 +70,10 @@ enum ncclResult_t {
 };
 
 // ncclProd and ncclAvg are refused: the project's gradients are plain sums.
-enum ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
+// Of type int, as in C: another number is refused, and is no undefined behaviour.
+enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
 
-enum ncclDataType_t {
+enum ncclDataType_t : int {
   ncclInt8 = 0,
   ncclChar = 0,
   ncclUint8 = 1,
