@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup tour test-tour test-questions all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade hour fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
+.PHONY: setup tour test-tour test-questions slides test-slides all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade hour fingerprints homework-check format compile-commands environments test test-format test-hosts test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -270,6 +270,7 @@ PYTHON_report := altair==6.3.0 vl-convert-python==1.9.0.post1
 PYTHON_precisions := $(PYTHON_report) numpy==2.2.6 safetensors==0.6.2
 PYTHON_browser := playwright==1.65.2
 PYTHON_tokens := tokenizers
+PYTHON_slides := landslide==2.0.0
 venv = [ -e build/python-$(1)/ready ] || { mkdir -p build && rm -rf build/python-$(1) && \
   /usr/bin/python3 -m venv build/python-$(1) && \
   build/python-$(1)/bin/pip install -q --disable-pip-version-check $(PYTHON_$(1)) && touch build/python-$(1)/ready; }
@@ -304,6 +305,18 @@ test-report:
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build
+
+# A deck for each stage, build/slides/NN.html, whose figures are made now. The test looks at them in a browser.
+slides:
+	@common/setup.sh cpu ensurepip.py:python3-venv
+	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
+	@$(call venv,slides)
+	@python3 tests/homework/slides.py build/slides build/python-slides/bin/landslide tests/homework/slides/*.md
+test-slides: slides
+	@common/setup.sh cpu chromium:chromium
+	@$(call venv,browser)
+	@build/python-browser/bin/python tests/slides.py build/slides
 
 # The planner's ten fastest layouts, run on the GPUs, or in virtual time:  make sweep GPUS=8 MODEL=smollm-1.7b
 GPUS ?= $(RANKS)
@@ -525,6 +538,7 @@ help:
 	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
+	@echo "make slides        build/slides/NN.html: a deck for each stage, with figures that the programs make"
 	@echo "make hour          a group's layouts on a node's GPUs, and a page about them:  GROUP=a LAYOUTS=a.txt"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"
