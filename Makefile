@@ -472,7 +472,7 @@ mutants:
 
 # Homework (tests/homework/README.md). Learners: grade, hint, races, paper, submit; teachers: the rest.
 HOMEWORK := python3 tests/homework/homework.py
-GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT,$(if $($(name)),$(name)='$($(name))'))
+GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT GRADING PAGES,$(if $($(name)),$(name)='$($(name))'))
 grade-%:
 	@common/setup.sh
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
@@ -484,7 +484,8 @@ hint-% submit-% hunt-% gradescope-%:
 homework:
 	@$(HOMEWORK) homework $(GIVEN)
 grade:
-	@common/setup.sh cpu bwrap:bubblewrap
+	@common/setup.sh cpu bwrap:bubblewrap ensurepip.py:python3-venv
+	@$(if $(PAGES),$(call venv,report))
 	@$(HOMEWORK) grade $(GIVEN)
 # A group's hour on a node (tests/homework/course.md): its layouts, run, and a page about them;  make hour GROUP=a
 # LAYOUTS=a.txt. Without a GPU it is a rehearsal in virtual time, for the same page.
@@ -499,7 +500,8 @@ make hour GROUP=a LAYOUTS=a.txt" >&2; exit 2; }
 fingerprints:
 	@set -f; $(HOMEWORK) fingerprints $(M)
 homework-check:
-	@common/setup.sh cpu bwrap:bubblewrap
+	@common/setup.sh cpu bwrap:bubblewrap ensurepip.py:python3-venv
+	@$(call venv,report)
 	@$(HOMEWORK) check $(PART)
 
 # Speed of the kernels, of attention and of a training step, beside what the device can do; then where a step's time
@@ -537,7 +539,8 @@ help:
 	@echo "make mutants       break the code in many small ways; does a test notice each?  M='02-*': only these"
 	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
-	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
+	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s, for Canvas and Moodle, too;  PAGES=FOLDER: a page for each"
+	@echo "                   GRADING=FILE: weights, late days, dropped stages;  gradescope-03: the zip of an autograder"
 	@echo "make slides        build/slides/NN.html: a deck for each stage, with figures that the programs make"
 	@echo "make hour          a group's layouts on a node's GPUs, and a page about them:  GROUP=a LAYOUTS=a.txt"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
