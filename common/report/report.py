@@ -224,7 +224,13 @@ def main(page, builds, *paths):
     if builds == "--told":
         told, *paths = paths
         runs, text = logs.runs_of(paths), html.escape(pathlib.Path(told).read_text())
-        return write_page(pathlib.Path(page), pathlib.Path(page).stem, f"<pre>{text}</pre>", runs, charts_of_runs(runs))
+        every = charts_of_runs(runs)
+        del every["timeline"]
+        for number, run in enumerate(runs):  # one below the other
+            SECTIONS[f"timeline-{number}"] = f"One step: {run.label}", SECTIONS["timeline"][1]
+            every[f"timeline-{number}"] = figures.timeline(timelines([run]))
+        first = f'<pre style="white-space: pre-wrap">{text}</pre>'
+        return write_page(pathlib.Path(page), pathlib.Path(page).stem, first, runs, every)
     runs = logs.runs_of(paths)
     sweep = swept(pathlib.Path(page).parent / "sweep.csv")
     builds = pathlib.Path(builds)

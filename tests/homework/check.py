@@ -293,7 +293,8 @@ def pages_of_learners(stages):
             told = "03.3 12/20  stage 2 on 2 ranks: <b>wrong</b>"
             page = pages.write(machine, stage, "ada", bodies, [told], pages.folder_of_pages(name)).read_text()
         data = json.loads(re.search(r"^const figures = (.*);$", page, re.M)[1])
-        runs = {run: {bar["stream"] for bar in data["timeline"]["datasets"]["rows"] if bar["run"] == run} for run in ("ada", "the reference")}
+        rows = [bar for name in data if name.startswith("timeline") for bar in data[name]["datasets"]["rows"]]
+        runs = {run: {bar["stream"] for bar in rows if bar["run"] == run} for run in ("ada", "the reference")}
         expect(all(streams == {"compute", "data"} for streams in runs.values()), f"a learner's page has both timelines {runs}")
         losses = {row["run"] for row in data["losses"]["datasets"]["rows"] if row["difference"] and row["difference"] > 1e-6}
         expect(losses == {"ada"}, f"it shows whose losses differ: {losses}")

@@ -34,8 +34,8 @@ def read_rules(path):
             continue
         found = re.fullmatch(FORMS.get(word, "(?!)"), rest.strip())
         if not found:
-            raise UsageError(f"GRADING: {path}:{number}: {line.strip()[:60]!r} is not valid; expected a line as {path.name} "
-                             f"of the reference has them: {', '.join(FORMS)}")
+            raise UsageError(f"GRADING: {path}:{number}: {line.strip()[:60]!r} is not valid; expected a line as grading.txt has "
+                             f"them: {', '.join(FORMS)}")
         if word == "weight":
             rules.weights[found[1]] = float(found[2])
         elif word == "late":
