@@ -147,7 +147,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour book test-book help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour book test-book slides test-slides help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -280,6 +280,7 @@ PYTHON_book := mkdocs-material==9.8.2 $(PYTHON_report)
 PYTHON_precisions := $(PYTHON_report) numpy==2.2.6 safetensors==0.6.2
 PYTHON_browser := playwright==1.65.2
 PYTHON_tokens := tokenizers
+PYTHON_slides := landslide==2.0.0
 venv = [ -e build/python-$(1)/ready ] || { mkdir -p build && rm -rf build/python-$(1) && \
   /usr/bin/python3 -m venv build/python-$(1) && \
   build/python-$(1)/bin/pip install -q --disable-pip-version-check $(PYTHON_$(1)) && touch build/python-$(1)/ready; }
@@ -330,6 +331,18 @@ test-book: book
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/book.py build
+
+# A deck for each stage, build/slides/NN.html, whose figures are made now. The test looks at them in a browser.
+slides:
+	@common/setup.sh cpu ensurepip.py:python3-venv
+	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
+	@$(call venv,slides)
+	@python3 tests/homework/slides.py build/slides build/python-slides/bin/landslide tests/homework/slides/*.md
+test-slides: slides
+	@common/setup.sh cpu chromium:chromium
+	@$(call venv,browser)
+	@build/python-browser/bin/python tests/slides.py build/slides
 
 # The planner's ten fastest layouts, run on the GPUs, or in virtual time:  make sweep GPUS=8 MODEL=smollm-1.7b
 GPUS ?= $(RANKS)
@@ -497,7 +510,7 @@ mutants:
 
 # Homework (tests/homework/README.md). Learners: grade, hint, races, paper, submit; teachers: the rest.
 HOMEWORK := python3 tests/homework/homework.py
-GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT,$(if $($(name)),$(name)='$($(name))'))
+GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT GRADING PAGES,$(if $($(name)),$(name)='$($(name))'))
 grade-%:
 	@common/setup.sh
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
@@ -509,7 +522,8 @@ hint-% submit-% hunt-% gradescope-%:
 homework:
 	@$(HOMEWORK) homework $(GIVEN)
 grade:
-	@common/setup.sh cpu bwrap:bubblewrap
+	@common/setup.sh cpu bwrap:bubblewrap ensurepip.py:python3-venv
+	@$(if $(PAGES),$(call venv,report))
 	@$(HOMEWORK) grade $(GIVEN)
 # A group's hour on a node (tests/homework/course.md): its layouts, run, and a page about them;  make hour GROUP=a
 # LAYOUTS=a.txt. Without a GPU it is a rehearsal in virtual time, for the same page.
@@ -524,7 +538,8 @@ make hour GROUP=a LAYOUTS=a.txt" >&2; exit 2; }
 fingerprints:
 	@set -f; $(HOMEWORK) fingerprints $(M)
 homework-check:
-	@common/setup.sh cpu bwrap:bubblewrap
+	@common/setup.sh cpu bwrap:bubblewrap ensurepip.py:python3-venv
+	@$(call venv,report)
 	@$(HOMEWORK) check $(PART)
 
 # Speed of the kernels, of attention and of a training step, beside what the device can do; then where a step's time
@@ -565,7 +580,9 @@ help:
 	@echo "make grade-03      what you have written of stage 03: points, and what is wrong;  hint-03.2 races-03 paper-03 submit-03"
 	@echo "make published     runs of others on up to 16,384 GPUs, and what a dry run of them says;  W='Llama'"
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
-	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s;  gradescope-03: the zip of an autograder"
+	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s, for Canvas and Moodle, too;  PAGES=FOLDER: a page for each"
+	@echo "                   GRADING=FILE: weights, late days, dropped stages;  gradescope-03: the zip of an autograder"
+	@echo "make slides        build/slides/NN.html: a deck for each stage, with figures that the programs make"
 	@echo "make hour          a group's layouts on a node's GPUs, and a page about them:  GROUP=a LAYOUTS=a.txt"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"

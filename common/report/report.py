@@ -1,7 +1,9 @@
 """One page about runs:  python report.py PAGE BUILDS FOLDER|FILE...
 
 PAGE is written: an HTML file that has all it needs. BUILDS has 07_combined_5d in cpu-bf16 and cpu-fp32; cpu-bf16 has plan, too, and what lessons.py --table has run. FILEs
-are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too."""
+are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too.
+
+report.py PAGE --told TEXT FILE...: a learner's page. It begins with the lines of the file TEXT, and needs no builds."""
 
 import concurrent.futures
 import csv
@@ -156,25 +158,43 @@ def real_sizes(builds):
     return lessons.table(of, {name: logs.Run(folder / f"{name}.json") for name in of.names(of.texts_of_rows())})
 
 
+def first_section(builds):
+    """What techniques buy and cost."""
+    return f"""<section id="real">
+<h2 id="real-title">What a technique buys and costs</h2>
+<p>{lessons.HOW_TO_READ}</p>
+<div class="wide" tabindex="0" role="region" aria-labelledby="real-title">
+<table><caption>Layouts of one training at a real size.</caption>{table(real_sizes(builds))}</table>
+</div>
+</section>"""
+
+
+def charts_of_runs(runs):
+    """The figures that need nothing but logs and traces."""
+    computed = [run for run in runs if not run.is_dry]
+    every = {"losses": computed and figures.losses(computed), "memory": figures.memory(runs), "speed": figures.speed(runs)}
+    bars = timelines(runs)
+    every["timeline"] = bars and figures.timeline(bars)
+    return every
+
+
 def charts(runs, builds, sweep):
     # The planner searches for many seconds: meanwhile the rest is drawn.
     words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512]
     pool = concurrent.futures.ThreadPoolExecutor()
     searched = pool.submit(logs.planned, builds / "cpu-bf16" / "plan", "--json", *words)
-    computed = [run for run in runs if not run.is_dry]
-    every = {"losses": computed and figures.losses(computed), "memory": figures.memory(runs), "speed": figures.speed(runs)}
-    bars = timelines(runs)
-    every["timeline"] = bars and figures.timeline(bars)
+    every = charts_of_runs(runs)
     bars = pipelines(runs, builds)
     every["pipeline"] = bars and figures.pipeline(bars)
     every["calculator"] = figures.calculator(logs.planned(builds / "cpu-bf16" / "plan", "--calculator"))
     every["heatmap"] = figures.heatmap(searched.result()["cells"])
     every["sweep"] = sweep and figures.sweep(sweep)
+    return every
+
+
+def write_page(path, title, first, runs, every):
     # A screen reader says the description.
-    return {name: {**chart, "description": SECTIONS[name][1]} for name, chart in every.items() if chart}
-
-
-def write_page(path, runs, builds, shown):
+    shown = {name: {**chart, "description": SECTIONS[name][1]} for name, chart in every.items() if chart}
     sections = "".join(
         f'<section id="{name}"><h2>{SECTIONS[name][0]}</h2><p>{SECTIONS[name][1]}</p><div class="figure" tabindex="0"></div></section>\n'
         for name in shown
@@ -190,8 +210,8 @@ def write_page(path, runs, builds, shown):
     text = template.substitute(
         links=links,
         looks=looks,
-        how_to_read=lessons.HOW_TO_READ,
-        real_sizes=table(real_sizes(builds)),
+        title=title,
+        first=first,
         table=table(logs.table(runs)),
         sections=sections,
         library=vl_convert.javascript_bundle(vl_version=version),
@@ -201,10 +221,20 @@ def write_page(path, runs, builds, shown):
 
 
 def main(page, builds, *paths):
+    if builds == "--told":
+        told, *paths = paths
+        runs, text = logs.runs_of(paths), html.escape(pathlib.Path(told).read_text())
+        every = charts_of_runs(runs)
+        del every["timeline"]
+        for number, run in enumerate(runs):  # one below the other
+            SECTIONS[f"timeline-{number}"] = f"One step: {run.label}", SECTIONS["timeline"][1]
+            every[f"timeline-{number}"] = figures.timeline(timelines([run]))
+        first = f'<pre style="white-space: pre-wrap">{text}</pre>'
+        return write_page(pathlib.Path(page), pathlib.Path(page).stem, first, runs, every)
     runs = logs.runs_of(paths)
     sweep = swept(pathlib.Path(page).parent / "sweep.csv")
     builds = pathlib.Path(builds)
-    write_page(pathlib.Path(page), runs, builds, charts(runs, builds, sweep))
+    write_page(pathlib.Path(page), "report", first_section(builds), runs, charts(runs, builds, sweep))
     print(f"{page}: {len(runs)} runs; open it in a browser")
 
 

@@ -4,6 +4,7 @@ every change must pass."""
 import fnmatch
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,6 +12,8 @@ import time
 
 import fingerprints
 import grade
+import grading
+import pages
 import sources
 import starter
 import submissions
@@ -242,7 +245,7 @@ def submitted(stages):
         for turn in range(2):
             grades = ROOT / "build/homework/grades"
             shutil.rmtree(grades, ignore_errors=True)
-            submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", lambda line: None)
+            submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", sources.HERE / "grading.txt", say=lambda line: None)
             tables.append((folder / f"{turn}.csv").read_bytes() + (folder / f"{turn}.txt").read_bytes())
         expect(tables[0] == tables[1], "graded twice, the tables are the same to the byte")
         table = tables[0].decode()
@@ -251,7 +254,75 @@ def submitted(stages):
                "each body is graded alone, and the mistake is recognised")
 
 
-PARTS = {"data": data, "reference": reference, "stubs": stubs, "nothing done": nothing_done, "starters": starters, "submitted": submitted,
+def grades(stages):
+    """Late days, dropped stages and weights, by hand; and the tables as Canvas and Moodle read them."""
+    with tempfile.TemporaryDirectory() as name:
+        rules = pathlib.Path(name, "rules.txt")
+        rules.write_text("weight 01 1\nweight 02 1  # a comment\nweight 03 2\ndrop 1\nlate_days 2\nlate_percent 10\n"
+                         "late 01 ada 1\nlate 02 ada 3\nlate 03 bob 2\n")
+
+        def row(identity, stage, total, more=0):
+            return {"id": identity, "stage": stage, "total": total, "open": more}
+        rows = [row("ada", "01", 90), row("ada", "02", 80), row("ada", "03", 70), row("bob", "02", 95, 10), row("bob", "02", 40),
+                row("bob", "03", 60), {"id": "", "stage": "", "total": 0, "open": ""}]
+        found = grading.tables(rows, grading.read_rules(rules))
+        # ada: one free day for 01, one for 02, of which two are paid: 64. 03 has lost 2 * 30, and is dropped: (90 + 64) / 2.
+        # bob: 01 is missing and has lost 100, 03 has lost 2 * 40: (100 + 2 * 60) / 3.
+        expect(found["canvas"] == "Student,ID,SIS Login ID,Section,Pentatron 01,Pentatron 02,Pentatron 03,Pentatron course\n"
+               "    Points Possible,,,,100,100,100,100\nada,,ada,,90,64,70,77\nbob,,bob,,,100,60,73.33\n", "the table for Canvas")
+        expect(found["moodle"] == "username,Pentatron 01,Pentatron 02,Pentatron 03,Pentatron course\n"
+               "ada,90,64,70,77\nbob,-,100,60,73.33\n", "the table for Moodle")
+        for wrong in ("weight 01", "late 03 ada soon", "drop all", "dropped 1"):
+            rules.write_text(f"drop 1\n{wrong}\n")
+            try:
+                grading.read_rules(rules)
+                expect(False, f"{wrong!r} is refused")
+            except UsageError as error:
+                expect("rules.txt:2" in str(error) and "\n" not in str(error), f"{wrong!r} is refused, in one line with its number")
+
+
+def pages_of_learners(stages):
+    """A page has what a learner was told, and both timelines."""
+    stage, mutant = stages["03"], next(m for m in read_mutants() if m.name == "03-only-last-micro-batch")
+    exercise = stage.exercises["03.3"]
+    text = (ROOT / mutant.file).read_text().replace(mutant.find, mutant.replace)
+    bodies = {"03.3": [text[slice(*sources.find_body(text, s))] for s in exercise.bodies]}
+
+    def work(machine, _):
+        with tempfile.TemporaryDirectory() as name:
+            told = "03.3 12/20  stage 2 on 2 ranks: <b>wrong</b>"
+            page = pages.write(machine, stage, "ada", bodies, [told], pages.folder_of_pages(name)).read_text()
+        data = json.loads(re.search(r"^const figures = (.*);$", page, re.M)[1])
+        rows = [bar for name in data if name.startswith("timeline") for bar in data[name]["datasets"]["rows"]]
+        runs = {run: {bar["stream"] for bar in rows if bar["run"] == run} for run in ("ada", "the reference")}
+        expect(all(streams == {"compute", "data"} for streams in runs.values()), f"a learner's page has both timelines {runs}")
+        losses = {row["run"] for row in data["losses"]["datasets"]["rows"] if row["difference"] and row["difference"] > 1e-6}
+        expect(losses == {"ada"}, f"it shows whose losses differ: {losses}")
+        expect("on 2 ranks: &lt;b&gt;wrong&lt;/b&gt;" in page and (ROOT / mutant.file).read_bytes() == (machine.tree / mutant.file).read_bytes(),
+               "it says what the learner was told, as text; and the workplace is as it was")
+        return "page"
+    in_workplaces([0], [stage], work, workers=1, races=False)
+
+
+def gradescope(stages):
+    """The zip works in a root with Gradescope's layout: results.json has a score for each exercise."""
+    import gradescope
+    stage = stages["03"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
+        bodies["03.4"] = sources.stub(stage.exercises["03.4"])
+        put(folder / "submission-03-check.json", json.dumps({"pentatron": 1, "stage": "03", "id": "check", "bodies": bodies}))
+        gradescope.write_zip(stage, "check", folder / "zip", lambda line: None)
+        done = subprocess.run([sources.HERE / "gradescope.sh", folder / "zip", folder / "submission-03-check.json", folder / "results"],
+                              capture_output=True, text=True)
+        if expect(done.returncode == 0, f"setup.sh and run_autograder end well {done.stderr[-300:]}"):
+            tests = {t["name"][:4]: (t["score"], t["max_score"]) for t in json.loads((folder / "results").read_text())["tests"]}
+            expect([tests.get(n) for n in stage.exercises] == [(10, 10), (15, 15), (20, 20), (0, 25)],
+                   f"results.json has the points of each exercise: {tests}")
+
+
+PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference, "stubs": stubs, "nothing done": nothing_done, "starters": starters, "submitted": submitted, "gradescope": gradescope,
          "hostile": hostile, "mistakes": mistakes}
 
 
@@ -259,6 +330,7 @@ def check(stages, parts):
     begin = time.time()
     if parts == ["quick"]:
         data(stages)
+        grades(stages)
         reference(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])

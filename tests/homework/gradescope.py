@@ -2,6 +2,7 @@
 
 import zipfile
 
+from observe import folder_of
 from sources import ROOT, UsageError, files_of
 
 SETUP = """#!/usr/bin/env bash
@@ -10,8 +11,8 @@ set -e
 cd /autograder/source/pentatron
 common/setup.sh
 apt-get install -y --no-install-recommends make python3 git
-make BACKEND=cpu PRECISION=fp64 programs
-make BACKEND=cpu PRECISION=fp64 SANITIZE=thread programs
+make BACKEND=cpu PRECISION=fp64 {programs}
+make BACKEND=cpu PRECISION=fp64 SANITIZE=thread {races}
 """
 RUN = """#!/usr/bin/env bash
 # The container is made for one submission and thrown away, so it is the sandbox.
@@ -19,6 +20,10 @@ cd /autograder/source/pentatron
 SANDBOX=container python3 tests/homework/homework.py gradescope-run IN=/autograder/submission \\
   OUT=/autograder/results/results.json TERM='{term}'
 """
+
+
+def built(programs, races):
+    return " ".join(f"{folder_of(races)}/{program}" for program in programs)
 
 
 def write_zip(stage, term, to, say=print):
@@ -30,7 +35,8 @@ def write_zip(stage, term, to, say=print):
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
             entry.external_attr, entry.compress_type = (0o100000 | mode) << 16, zipfile.ZIP_DEFLATED
             archive.writestr(entry, text)
-        add("setup.sh", SETUP, 0o755)
+        programs = sorted({run.program for run in stage.runs.values()})
+        add("setup.sh", SETUP.replace("{programs}", built(programs, False)).replace("{races}", built(programs, True)), 0o755)
         add("run_autograder", RUN.replace("{term}", term), 0o755)
         for name in files_of():
             add(f"pentatron/{name}", (ROOT / name).read_bytes(), (ROOT / name).stat().st_mode & 0o777)

@@ -7,6 +7,7 @@ import sys
 import fingerprints
 import grade
 import open_problems
+import pages
 import paper
 import sources
 import submissions
@@ -65,7 +66,9 @@ def main(command, *arguments):
     elif command == "submit":
         submissions.submit(one(), needed("ID", "you"), given.get("HUNT"))
     elif command == "grade":
-        submissions.grade_many(stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""))
+        submissions.grade_many(stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""),
+                               given.get("GRADING", sources.HERE / "grading.txt"),
+                               pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None)
     elif command == "gradescope-run":
         submissions.gradescope_results(stages, needed("IN", "submission"), needed("OUT", "results.json"), given.get("TERM", ""))
     elif command == "fingerprints":

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -96,8 +97,9 @@ class Observation:
     races: list = field(default_factory=list)  # "fill_constant writes what all_gather reads"
 
 
-def observe(machine, run, seed=None, races=False):
-    """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible run."""
+def observe(machine, run, seed=None, races=False, keep=None):
+    """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible run. `keep`: a
+    path, to which .json and .trace are added: where its log and its timeline are kept."""
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
         machine.own(folder)
         log = pathlib.Path(folder) / "log.json"
@@ -107,6 +109,8 @@ def observe(machine, run, seed=None, races=False):
             command += ["--data", str(machine.tree / "LICENSE"), "--log-json", str(log)]
         if seed is not None and main:
             command += [*run.hidden, "--seed", str(seed)]
+        if keep:
+            command += ["--trace", f"{folder}/trace", "--trace-steps", "1"]
         if run.ranks > 1 or not main:
             command += ["--timeout", "120" if races else "15"]
         if run.program != "01_single_gpu":
@@ -122,6 +126,9 @@ def observe(machine, run, seed=None, races=False):
             seen.facts = {"picture": output.splitlines()}
         elif main:
             seen.facts = facts_of_log(log)
+            if keep and seen.facts:
+                shutil.copy(f"{folder}/trace", f"{keep}.trace")
+                pathlib.Path(f"{keep}.json").write_text(log.read_text().replace(f"{folder}/trace", f"{keep}.trace"))
         else:
             seen.facts = facts_of_primer(output)
         if status == 0 and not seen.facts:

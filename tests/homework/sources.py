@@ -1,6 +1,7 @@
 """The exercises (exercises.txt), the known mistakes (mutants.txt), and function bodies in C++ text: where a body
 begins and ends, what replaces it, and what a submitted body may not contain."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -238,6 +239,23 @@ def files_of(tree=ROOT):
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=tree, check=True,
                             capture_output=True, text=True).stdout.split("\0")
     return sorted({name for name in listed if name and (pathlib.Path(tree) / name).is_file()})
+
+
+@contextlib.contextmanager
+def grafted(machine, stage, bodies):
+    """In the machine's tree these bodies, {number: [text]}, are in place of the reference's."""
+    texts = {}
+    for number, text in bodies.items():
+        file = stage.exercises[number].file
+        texts[file] = graft(texts.get(file) or (ROOT / file).read_text(), stage.exercises[number], text)
+    try:
+        for file, text in texts.items():
+            put(machine.tree / file, text)
+        machine.own(machine.tree)
+        yield
+    finally:
+        for file in texts:
+            put(machine.tree / file, (ROOT / file).read_bytes())
 
 
 def copy_tree(source, target, files=None):

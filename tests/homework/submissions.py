@@ -12,7 +12,9 @@ import time
 
 import fingerprints
 import grade
+import grading
 import open_problems
+import pages
 import paper
 import sources
 from fingerprints import in_workplaces
@@ -126,24 +128,15 @@ class Grader:
         """What the runs show with these bodies, {number: [text]}, in place of the reference's: {"hidden": {run: (end, facts,
         races)}}. If anything differs, also the "visible" ones of all runs, because fingerprints.json knows those."""
         sandbox, seed = Sandbox(machine.tree), self.seed(stage)
-        texts = {}
-        for number, text in bodies.items():
-            file = stage.exercises[number].file
-            texts[file] = sources.graft(texts.get(file) or (ROOT / file).read_text(), stage.exercises[number], text)
         try:
-            for file, text in texts.items():
-                put(machine.tree / file, text)
-            sandbox.own(machine.tree)
-            build(sandbox, {stage.runs[name].program for name in runs}, races)
-            seen = {"hidden": self.observe_all(sandbox, stage, runs, seed, races)}
-            if not races and any(differences(Observation(*seen["hidden"][n]), self.reference(stage)[n]) for n in runs):
-                seen["visible"] = self.observe_all(sandbox, stage, stage.runs, None, False)
-            return seen
+            with sources.grafted(sandbox, stage, bodies):
+                build(sandbox, {stage.runs[name].program for name in runs}, races)
+                seen = {"hidden": self.observe_all(sandbox, stage, runs, seed, races)}
+                if not races and any(differences(Observation(*seen["hidden"][n]), self.reference(stage)[n]) for n in runs):
+                    seen["visible"] = self.observe_all(sandbox, stage, stage.runs, None, False)
+                return seen
         except BuildError as error:
             return {"hidden": {name: [f"does not compile: {error}", {}, []] for name in runs}}
-        finally:
-            for file in texts:
-                put(machine.tree / file, (ROOT / file).read_bytes())
 
     def observe_all(self, sandbox, stage, runs, seed, races):
         seen = {}
@@ -269,8 +262,10 @@ def row_of(name, result):
             "exercises": " ".join(f"{n}:{p}" for n, p in result.get("exercises", {}).items())}
 
 
-def grade_many(stages, source, target, term, say=print):
-    """make grade: grades all submissions of a folder into a CSV file."""
+def grade_many(stages, source, target, term, rules, folder_of_pages=None, say=print):
+    """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle import; with a
+    folder of pages, each gets a page there."""
+    rules = grading.read_rules(rules)
     source, target = pathlib.Path(source), pathlib.Path(target)
     files = sorted(source.glob("*.json")) if source.is_dir() else [source] if source.is_file() else []
     if not files:
@@ -298,6 +293,10 @@ def grade_many(stages, source, target, term, say=print):
         content = contents[name]
         result = grader.kept(json.dumps(["submission", content], sort_keys=True), lambda: grader.submission(machine, content))
         rows[name], texts[name] = row_of(name, result), result["lines"]
+        if folder_of_pages:
+            stage = stages[content["stage"]]
+            written = {n: b for n, b in content["bodies"].items() if not grader.refused(stage.exercises[n], b)}
+            pages.write(Sandbox(machine.tree), stage, content["id"], written, result["lines"], folder_of_pages)
         return f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
 
     begin = time.time()
@@ -308,6 +307,8 @@ def grade_many(stages, source, target, term, say=print):
     table.writeheader()
     table.writerows(rows[path.name] for path in files)
     put(target, out.getvalue())
+    for name, table in grading.tables([rows[path.name] for path in files], rules).items():
+        put(target.with_name(f"{target.stem}-{name}.csv"), table)
     put(target.with_suffix(".txt"), "".join(f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n"
                                             for path in files))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
