@@ -20,7 +20,11 @@ for sanitizer in $1; do
   done
 done
 rm "$reports/output"
-found=$(cat /dev/null "$reports"/* | grep -cE 'ERROR: (Address|Leak)Sanitizer|: runtime error: |WARNING: ThreadSanitizer')
+# A test of the stand-ins lets child processes write where nothing is, and expects that AddressSanitizer ends them.
+for report in "$reports"/address-*; do
+  grep -m 1 '#0' "$report" 2> /dev/null | grep -q 'tests/cpu/test_cuda_standin.cc:' && rm "$report"
+done
+found=$(cat /dev/null "$reports"/* 2> /dev/null | grep -cE 'ERROR: (Address|Leak)Sanitizer|: runtime error: |WARNING: ThreadSanitizer')
 echo "$passed passed, $failed failed"
 [ "$found" -eq 0 ] || echo "The reports are in build/sanitize."
 echo "$found reports"
