@@ -28,7 +28,9 @@ look() {
 
 run() {
   say '' "$ $1" ''
-  [ -n "$check" ] || output=$(bash -c "$1" 2>&1 < /dev/null | tee /dev/stderr)
+  [ -z "$check" ] || return
+  output=$(bash -c "$1" 2>&1 < /dev/null)
+  printf '%s\n' "$output"
 }
 
 # change FILE TEXT OTHER: in a copy with the object files that are there, so that only this file is compiled again.

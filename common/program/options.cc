@@ -244,8 +244,7 @@ std::string changed_options(const Options& options, const TrainerState& state) {
 
 void declare_device(CommandLine& line, DeviceConfig& config) {
   line.group("Modelled GPU (CPU build)");
-  line.words("--gpu", "FILE", config.gpu,
-             "a profile (common/device/profiles: a100, h100, ...) or a file of such numbers [h100]");
+  line.words("--gpu", "FILE", config.gpu, "h100, another of common/device/profiles, or such a file [h100]");
   line.flag("--dry-run", config.dry_run, "compute nothing: count memory and time alone");
 }
 
