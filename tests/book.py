@@ -202,6 +202,8 @@ check_refusals()
 check_links([*sorted(book.rglob("*.html")), whole])
 notes = in_nav()
 expect(len(notes) > 15, f"{len(notes)} pages in the table of contents")
+titles = re.findall(r'md-nav__link[^>]*>\s*<span class="md-ellipsis">\s*(\d\d):', (book / "index.html").read_text())
+expect(sorted(set(titles)) == [f"0{stage}" for stage in range(1, 8)], f"stages that it names: {' '.join(titles)}")
 with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("chromium-browser"))
     messages = []
