@@ -8,24 +8,18 @@ import pathlib
 import posixpath
 import random
 import re
-import shutil
 import subprocess
 import sys
 import urllib.parse
 
 from playwright.sync_api import Error, sync_playwright
 
+from browser import chromium, expect, finish, watched_page
+
 builds = pathlib.Path(sys.argv[1]).resolve()
 book, whole = builds / "book", builds / "book.html"
 LEAST_FIGURES = 20
 draw = random.Random(7)
-passed = failed = 0
-
-
-def expect(good, what):
-    global passed, failed
-    passed, failed = passed + bool(good), failed + (not good)
-    print(("ok      " if good else "FAILED  ") + what, flush=True)
 
 
 def check_links(pages):
@@ -205,19 +199,10 @@ expect(len(notes) > 15, f"{len(notes)} pages in the table of contents")
 titles = re.findall(r'md-nav__link[^>]*>\s*<span class="md-ellipsis">\s*(\d\d):', (book / "index.html").read_text())
 expect(sorted(set(titles)) == [f"0{stage}" for stage in range(1, 8)], f"stages that it names: {' '.join(titles)}")
 with sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("chromium-browser"))
-    messages = []
+    browser = chromium(playwright)
     for width, phone in ((1440, False), (390, True)):
-        page = browser.new_page(viewport={"width": width, "height": 900}, is_mobile=phone, offline=True)
+        page = watched_page(browser, width, 900, phone)
         page.set_default_timeout(120000)
-        page.on("console", lambda message: messages.append(f"{page.url}: {message.text}"))
-        page.on("pageerror", lambda error: messages.append(f"{page.url}: {error}"))
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith(("file:", "data:", "blob:", "about:")) else messages.append(request.url)
-            ),
-        )
         code = book / "03_zero" / "zero.h.html"
         figures = sum(check_page(page, path, width) for path in [*notes, code])
         expect(figures >= LEAST_FIGURES, f"{figures} figures in the book, {width} pixels wide")
@@ -233,8 +218,5 @@ with sync_playwright() as playwright:
                 except Error as error:
                     expect(False, f"{check.__name__}: {str(error).splitlines()[0]}")
         page.close()
-    expect(not messages, f"no message, and nothing asked of a network {messages[:3]}")
     browser.close()
-
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

@@ -6,7 +6,7 @@ set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
 notes=("$@")
-[ $# -gt 0 ] || notes=(README.md .github/*.md 0*/*.md common/*/README.md common/*/*/README.md tests/*.md tests/homework/*.md)
+[ $# -gt 0 ] || notes=(README.md .github/*.md 0*/*.md common/*/README.md common/*/*/README.md tests/*.md tests/homework/*.md tests/homework/slides/*.md)
 passed=0 failed=0
 
 for note in "${notes[@]}"; do
@@ -37,7 +37,7 @@ for note in "${notes[@]}"; do
     /<\/summary>$/ { answer = NR + 1 }
     NR == answer && !/^$/ || /^<\/details>/ && before != "" { report(NR, "an empty line is missing") }
     { before = $0 }
-    /^<!-- figure/ { end_of_text(); in_figure = 1 }
+    /^<!-- (figure|run|svg|note) / { end_of_text(); in_figure = 1 }
     in_figure {  # commands, then a sentence, which the book shows
       first = NR
       if (/-->$/) { in_figure = 0; sub(/ *-->$/, ""); text = text " " $0; end_of_text() }

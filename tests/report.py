@@ -9,25 +9,19 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 
 from playwright.sync_api import sync_playwright
 
+from browser import chromium, expect, finish, watched_page
+
 page_file, builds = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 FIGURES = ["losses", "memory", "speed", "timeline", "pipeline", "calculator", "heatmap", "sweep"]
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
 LAYOUTS, MOST_RANKS = 5, 8
 draw = random.Random(7)
-passed = failed = 0
-
-
-def expect(good, what):
-    global passed, failed
-    passed, failed = passed + bool(good), failed + (not good)
-    print(("ok      " if good else "FAILED  ") + what, flush=True)
 
 
 def marks(page, figure):
@@ -247,15 +241,8 @@ def check_refusals(folder):
 with tempfile.TemporaryDirectory() as folder:
     check_refusals(folder)
 with sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("chromium-browser"))
-    page = browser.new_page(viewport={"width": 1440, "height": 1000}, offline=True)
-    messages = []
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else messages.append(request.url),
-    )
+    browser = chromium(playwright)
+    page = watched_page(browser, 1440, 1000)
     open_page(page)
     for figure in FIGURES:
         count = len(marks(page, figure))
@@ -271,11 +258,8 @@ with sync_playwright() as playwright:
     check_legend(page)
     check_choices(page)
     check_calculator(page)
-    phone = browser.new_page(viewport={"width": 390, "height": 844}, is_mobile=True, offline=True)
+    phone = watched_page(browser, 390, 844, phone=True)
     open_page(phone)
     check_width(phone, 390)
-    expect(not messages, f"no message: {messages[:3]}")
     browser.close()
-
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

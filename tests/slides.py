@@ -1,12 +1,13 @@
 """Opens the decks of make slides in a browser without a window:  slides.py FOLDER.  Each slide must be there with a title, a
 sentence and a figure that has marks or words; all of it must lie on the slide. The console must stay empty, and nothing may
-come from elsewhere. The last line is "N passed, N failed", of slides."""
+come from elsewhere. The last line is "N passed, N failed"."""
 
 import pathlib
-import shutil
 import sys
 
 from playwright.sync_api import sync_playwright
+
+from browser import chromium, counts, expect, finish, watched_page
 
 # What is wrong with each slide, in words.
 JUDGE = """() => [...document.querySelectorAll('.slide')].map(slide => {
@@ -23,28 +24,17 @@ JUDGE = """() => [...document.querySelectorAll('.slide')].map(slide => {
 })"""
 
 
-def main(folder):
-    passed = failed = 0
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for deck in sorted(pathlib.Path(folder).resolve().glob("*.html")):
-            page, said = browser.new_page(viewport={"width": 1280, "height": 800}), []
-            page.on("console", lambda message: said.append(message.text))
-            page.on("pageerror", lambda error: said.append(str(error)))
-            page.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(f"asks for {request.url}"))
-            page.goto(deck.as_uri())
-            verdicts = page.evaluate(JUDGE)
-            expected = (deck.with_suffix(".md")).read_text().count("\n---\n") + 1
-            wrong = [v for v in verdicts if v] + said
-            wrong += [f"{len(verdicts)} slides, and not {expected}"] * (len(verdicts) != expected)
-            for what in wrong:
-                print(f"FAILED: {deck.name}: {what}")
-            passed, failed = passed + len(verdicts) - min(len(wrong), len(verdicts)), failed + len(wrong)
-            page.close()
-        browser.close()
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0 or passed == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+with sync_playwright() as playwright:
+    browser = chromium(playwright)
+    for deck in sorted(pathlib.Path(sys.argv[1]).resolve().glob("*.html")):
+        page = watched_page(browser, 1280, 800)
+        page.goto(deck.as_uri())
+        verdicts = page.evaluate(JUDGE)
+        for number, wrong in enumerate(verdicts, 1):
+            expect(not wrong, f"{deck.stem}, slide {number} {wrong}")
+        expected = deck.with_suffix(".md").read_text().count("\n---\n") + 1
+        expect(len(verdicts) == expected, f"{deck.stem}: {len(verdicts)} slides of {expected}")
+        page.close()
+    browser.close()
+expect(counts[True] > 0, "there are slides")
+finish()

@@ -120,6 +120,9 @@ slurm scontrol requeue "$job"
 goes_on requeue 1
 slurm scontrol update nodename=node-b state=down reason=test
 check "node down: the job waits" within $limit is JobState PENDING
+# Slurm does not wait for what runs on such a node. If it is back before that has ended, Slurm loses the job's next step.
+has_ended() { ! on node-b pgrep --runstates R,S,D slurmstepd > /dev/null; }
+check "node down: its ranks end" within $limit has_ended
 slurm scontrol update nodename=node-b state=resume
 goes_on "node down" 2
 slurm scontrol update jobid="$job" endtime=now+300  # so Slurm sends its warning when it next looks
