@@ -46,7 +46,20 @@ ANY_PRECISION := common/cpu/% common/device/%.cu $(patsubst %,common/ranks/%.cu,
 objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
   $(patsubst %,$(HOST)/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cc,$(1)))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cu,$(1))))
-COMMON := $(call objects,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
+# Compiled one by one: what is a kernel, is to be fast, or is shared by more builds than the rest. All else: in batches.
+KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
+ALONE := $(ANY_PRECISION) $(KERNELS) common/model/checksum.cc tests/test_schedule.cc tests/main.cc tests/one_process.cc tests/mpi/ranks.cc
+# $(call batches,NAME,SOURCES): like objects, but of two files that include the sources, because most of the time goes into
+# headers. Names in the unnamed namespaces of one batch must differ.
+define batch
+build/batches/$(1): FORCE
+	@mkdir -p $$(@D); printf '#include "%s"\n' $(2) | cmp -s - $$@ || printf '#include "%s"\n' $(2) > $$@
+endef
+batch_of = $(if $(2),$(eval $(call batch,$(1),$(2)))build/batches/$(1))
+half = $(shell printf '%s\n' $(2) | awk 'NR % 2 == $(1)')
+batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(foreach n,0 1,\
+  $(call batch_of,$(1)-$(n).$(kind),$(call half,$(n),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))))
+COMMON := $(call batches,common,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(call objects,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(call objects,$(wildcard common/cpu/cuda/*.cc)))
 # The stand-ins model the time of a GPU.
@@ -79,13 +92,11 @@ CU_TESTS_fp8 := fp8
 CU_TESTS := $(or $(CU_TESTS_$(PRECISION):%=tests/test_%.cu),$(wildcard tests/test_*.cu))
 # Tests of faults start ranks that hang. Models in parallel are what all but those of NCCL over MPI look at; fp16 and fp8
 # look at 07's only.
-MPI_TESTS := $(call objects,tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
+MPI_TESTS := $(call batches,mpi$(TAG)-$(PRECISION),tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
   $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/$(if $(filter fp16 fp8,$(PRECISION)),combined,*)_model.cu)))
-TESTS := $(call objects,tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS)))
-ifneq ($(filter fp32,$(PRECISION))$(TAG),)
-  TESTS += $(call objects,$(call with_tag,$(wildcard tests/test_*.cc)))
-  TESTS += $(if $(STANDINS),$(call objects,$(call with_tag,$(wildcard tests/cpu/test_*.cc))))
-endif
+# In fp32, and for a stage, also of what knows no precision.
+CC_TESTS := $(if $(filter fp32,$(PRECISION))$(TAG),$(wildcard tests/test_*.cc) $(if $(filter cpu,$(BACKEND)),$(wildcard tests/cpu/test_*.cc)))
+TESTS := $(call batches,tests$(TAG)-$(PRECISION),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
 TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%))
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
@@ -109,7 +120,7 @@ ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
 endif
 export PATH := $(CURDIR)/build/packages/bin:$(PATH)
 CCACHE := $(and $(shell command -v ccache),ccache)
-HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -Icommon $(DEFINES) $(PACKAGE_FLAGS)
+HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -I. -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 HOST_STRICT := $(if $(WERROR),-Werror)  # changes no object file, and so compiles nothing again
 
 # Debian keeps OpenBLAS's OpenMP variant in a folder of its own. It is
@@ -130,7 +141,7 @@ MPI_LIBRARIES := $(if $(filter nccl,$(NCCL)),-lnccl) -lmpich
 # sm_90a has what only Hopper has. Without a GPU here, sm_90 runs on Hopper and on later ones.
 CUDA_ARCH := -arch=sm_$(or $(patsubst 90,90a,$(GPU_ARCH)),90)
 CUDA_FLAGS := -std=c++20 $(CUDA_ARCH) --expt-relaxed-constexpr -lineinfo -Xcompiler -Wall,-Wextra \
-  -Icommon $(DEFINES) $(PACKAGE_FLAGS)
+  -I. -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 CUDA_LIBRARIES := -lcublas -lcublasLt
 
 ifeq ($(BACKEND),cpu)
@@ -181,10 +192,9 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
 # Tests of the stand-ins look at what the optimiser made of kernels.
 OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
-  $(if $(filter common/program/%.cc common/device/timeline.cc common/ranks/suspects.cc common/model/safetensors.cc $(filter-out tests/test_schedule.cc,$(wildcard tests/*.cc)),$<),-O0),-O1)
+  $(if $(filter build/batches/%.cc tests/main.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
-KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
 LANGUAGE = -x $(if $(and $(filter cuda,$(BACKEND)),$(filter $(KERNELS),$<)),cu,c++)
 
 # $(call compile,FOLDER,COMMAND,SUFFIX): compiles the sources of this kind. The commands are noted; when they change,

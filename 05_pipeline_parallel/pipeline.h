@@ -179,7 +179,7 @@ class Pipeline {
   struct Flight {
     std::unique_ptr<Activations> activations;
     Event output_sent, gradient_came, gradient_sent;
-    Event weight_gradients_made;  // the last work of a micro-batch
+    Event read;  // by the last that reads the gradient of a micro-batch
   };
   // An activation from the stage before.
   struct Input {
@@ -226,7 +226,7 @@ class Pipeline {
       if (totals && a.range.head) totals->add_loss(a.loss);
     } else if (i.action == Action::weight_gradient) {
       model_.backward_weights(a);
-      flight(i).weight_gradients_made.record(compute_);
+      flight(i).read.record(compute_);
     } else {
       compute_backward(i, batch);
     }
@@ -272,15 +272,17 @@ class Pipeline {
     hand_over(i, &Activations::gradient, f.activations->gradient);
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
-    if (i.action == Action::backward) f.weight_gradients_made.record(compute_);
+    if (i.action == Action::backward) f.read.record(compute_);
   }
 
   // Where the stage that `i` needs a tensor from is on this rank, too, copies it from there.
   void hand_over(const Instruction& i, Tensor Activations::*tensor, const Tensor& to) {
     const auto source = source_of(schedule_, rank_, i);
     if (!source || source->rank != rank_) return;
-    const Tensor from = flight({i.action, i.micro_batch, source->chunk}).activations.get()->*tensor;
+    Flight& f = flight({i.action, i.micro_batch, source->chunk});
+    const Tensor from = f.activations.get()->*tensor;
     CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
+    f.read.record(compute_);
   }
 
   Way way(const Instruction& i) const {
@@ -308,7 +310,7 @@ class Pipeline {
     Communicator& in = communicator(i);
     Flight& f = flight(i);
     const Tensor gradient = f.activations->gradient;
-    wait_event(in.stream(), f.weight_gradients_made);  // the micro-batch that was here before
+    wait_event(in.stream(), f.read);  // that of the micro-batch that was here before
     wait_event(in.stream(), f.gradient_sent);
     in.receive(gradient.data, gradient.size(), peer(i));
   }

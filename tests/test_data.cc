@@ -43,7 +43,7 @@ std::vector<uint16_t> token_range(int count) {
 }
 
 // What TokenData says about the file, or "" if it takes it.
-std::string complaint(const std::string& path, int vocab_size = 50257, int sequence_length = 8) {
+std::string complaint_of_data(const std::string& path, int vocab_size = 50257, int sequence_length = 8) {
   try {
     TokenData data(path, vocab_size, sequence_length);
   } catch (const UsageError& error) {
@@ -126,13 +126,13 @@ TEST_CASE("data: files that cannot be used", "[01][data]") {
   const TemporaryFolder folder;
   const std::string tokens = bytes_of(token_range(20));
   const auto check = [&](const std::string& path, const std::string& expected, int vocab_size = 50257) {
-    CHECK(complaint(path, vocab_size) == "--data: " + path + " is not valid; expected " + expected);
+    CHECK(complaint_of_data(path, vocab_size) == "--data: " + path + " is not valid; expected " + expected);
   };
   check(folder.path() + "/none", "a readable file (No such file or directory)");
   check(folder.path(), "a regular file");
   check(folder.write("empty", ""), "a file that is not empty");
   check(folder.write("short", "12345678"), "at least 9 tokens, --seq-len and one more; it has 8");
-  CHECK(complaint(folder.write("enough", "123456789")) == "");
+  CHECK(complaint_of_data(folder.write("enough", "123456789")) == "");
   check(folder.write("odd.bin", tokens + "x"), "an even number of bytes, as tokens have 16 bits; it has 41");
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("data: damaged files of llm.c", "[01][data]") {
   const std::string tokens = bytes_of(token_range(20));
   const auto check = [&](const std::string& content, const std::string& expected) {
     const std::string path = folder.write("llmc.bin", content);
-    CHECK(complaint(path) == "--data: " + path + " is not valid; expected " + expected);
+    CHECK(complaint_of_data(path) == "--data: " + path + " is not valid; expected " + expected);
   };
   check(llmc_header(20240520, 1, 20).substr(0, 500), "a header of 1024 bytes; the file is truncated at 500");
   check(llmc_header(20240520, 2, 20) + tokens, "version 1 of llm.c's header; it says 2");

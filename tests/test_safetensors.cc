@@ -26,7 +26,7 @@ std::string file_of(std::string header, size_t data_bytes) {
 
 // What reading says, or "".
 template <class Read>
-std::string complaint(const Read& read) {
+std::string complaint_of_file(const Read& read) {
   try {
     read();
   } catch (const UsageError& error) {
@@ -76,11 +76,11 @@ TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
   const TemporaryFolder folder;
   const auto check = [&](const std::string& content, const std::string& fault) {
     const std::string path = folder.write("x.safetensors", content);
-    CHECK(complaint([&] { SafetensorsFile("--load", path); }) ==
+    CHECK(complaint_of_file([&] { SafetensorsFile("--load", path); }) ==
           "--load: " + path + " is not valid; expected a safetensors file; " + fault);
   };
   const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
-  CHECK(complaint([&] { SafetensorsFile("--load", folder.write("good", file_of("{" + a + "}", 8))); }) == "");
+  CHECK(complaint_of_file([&] { SafetensorsFile("--load", folder.write("good", file_of("{" + a + "}", 8))); }) == "");
   check("short", "it has fewer than 8 bytes");
   check(file_of("{" + a + "}", 8).substr(0, 20), "it is cut off, or it is none");
   check(std::string(16, '\xff'), "it is cut off, or it is none");
@@ -152,7 +152,7 @@ TEST_CASE("safetensors: no flipped bit is read without a word", "[01][checkpoint
     content[bit / 8] ^= 1 << bit % 8;
     CAPTURE(bit);
     std::string words;
-    CHECK_NOTHROW(words = complaint([&] { check(content); }));
+    CHECK_NOTHROW(words = complaint_of_file([&] { check(content); }));
     refused += !words.empty();
     if (bit / 8 < good.size() - data.size()) continue;
     CHECK(words.find(bit / 8 < good.size() - 10 ? "expected a with the checksum "
@@ -171,12 +171,12 @@ TEST_CASE("safetensors: tensors of several files", "[01][checkpoint]") {
   CHECK(tensors.size() == 2);
   CHECK(tensors.find("b", {2, 1}).description.type == NumberType::fp16);
   const std::string path = folder.path() + "/model.safetensors";
-  CHECK(complaint([&] { tensors.find("c", {1}); }) ==
+  CHECK(complaint_of_file([&] { tensors.find("c", {1}); }) ==
         "--load-weights: " + path + " is not valid; expected a tensor c");
-  CHECK(complaint([&] { tensors.find("b", {2}); }) ==
+  CHECK(complaint_of_file([&] { tensors.find("b", {2}); }) ==
         "--load-weights: " + path + " is not valid; expected b of shape [2]; it has [2, 1]");
   folder.write("model.safetensors.index.json", R"({"weight_map": {"a": "../one"}})");
-  CHECK(complaint([&] { SafetensorsFolder("--load-weights", folder.path(), "model"); }).find("weight_map") !=
+  CHECK(complaint_of_file([&] { SafetensorsFolder("--load-weights", folder.path(), "model"); }).find("weight_map") !=
         std::string::npos);
 }
 
@@ -213,7 +213,7 @@ TEST_CASE("safetensors: 1000 random damages of a checkpoint's files", "[01][chec
           if (content.empty()) content = "x";
       }
     }
-    const std::string words = complaint([&] {
+    const std::string words = complaint_of_file([&] {
       const char* const names[] = {"model.safetensors", "config.json", "trainer_state.json",
                                    "model.safetensors.index.json"};
       std::filesystem::remove(folder.path() + "/model.safetensors");
@@ -238,9 +238,9 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
     std::filesystem::create_directory(folder.path() + "/" + name);
     folder.write(name + "/trainer_state.json", trainer_state_text(steps, "fp32", "adamw", "{}"));
   };
-  CHECK(complaint(find).ends_with("or one of --save that has a complete checkpoint"));
+  CHECK(complaint_of_file(find).ends_with("or one of --save that has a complete checkpoint"));
   make("step_000003.part", 3);
-  CHECK(complaint(find).ends_with("; " + folder.path() + "/step_000003.part was cut off"));
+  CHECK(complaint_of_file(find).ends_with("; " + folder.path() + "/step_000003.part was cut off"));
   CHECK(publish_checkpoint(folder.path() + "/step_000003.part", 3) == "");
   CHECK(find() == folder.path() + "/step_000003");
   CHECK(cut_off_checkpoints(folder.path()).empty());
@@ -259,7 +259,7 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
     left.insert(entry.path().filename());
   CHECK(left == std::set<std::string>{"latest", "step_000002", "step_000003", "step_000007", "step_000012"});
   make("step_000005", 6);
-  CHECK(complaint([&] {
+  CHECK(complaint_of_file([&] {
           read_trainer_state("--load", folder.path() + "/step_000005/");
         }).ends_with("it says 6"));
 }
@@ -293,7 +293,7 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
   const auto words = [&](const std::string& more) {
     folder.write("config.json", "{" + plain + more + "}");
     ModelConfig model;
-    return complaint([&] { read_model_config("--load-weights", folder.path(), model); });
+    return complaint_of_file([&] { read_model_config("--load-weights", folder.path(), model); });
   };
   CHECK(words("") == "");
   CHECK(words(R"(, "sliding_window": null, "head_dim": 4, "hidden_act": "silu")") == "");
@@ -336,7 +336,7 @@ TEST_CASE("tokenizer: tokens are bytes again", "[01][checkpoint]") {
   CHECK(llama2[1] == " a b");
   const auto refused = [&](const std::string& text, const std::string& expected) {
     const std::string file = folder.write("c", text);
-    CHECK(complaint([&] { Tokenizer{file}; }) == "--data: " + file + " is not valid; expected " + expected);
+    CHECK(complaint_of_file([&] { Tokenizer{file}; }) == "--data: " + file + " is not valid; expected " + expected);
   };
   refused("{", "a tokenizer.json with a vocabulary");
   refused(R"({"model": {"vocab": {}}, "decoder": {"type": "WordPiece"}})",

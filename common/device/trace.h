@@ -20,7 +20,7 @@ void start();
 void stop();
 void name_stream(cudaStream_t stream, std::string name);
 
-inline Position here;  // the program's; a range stores a copy
+inline thread_local Position here;  // this thread's; a range stores a copy
 
 // The work that is issued to `stream` while the range exists, and its cost. `name` outlives the trace.
 class Range {

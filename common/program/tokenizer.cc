@@ -13,8 +13,6 @@
 namespace pentatron {
 namespace {
 
-using Json = nlohmann::json;
-
 // The characters of a text, as numbers. It is valid UTF-8, because the parser of JSON takes nothing else.
 std::vector<uint32_t> characters(const std::string& text) {
   std::vector<uint32_t> all;
@@ -66,12 +64,12 @@ std::string with_byte_fallback(const std::string& token) {
 }
 
 // Whether a decoder is of this type, or has a part that is.
-bool has_type(const Json& decoder, const char* type) {
+bool has_type(const nlohmann::json& decoder, const char* type) {
   if (!decoder.is_object()) return false;
   if (decoder.contains("type") && decoder["type"] == type) return true;
   return decoder.contains("decoders") && decoder["decoders"].is_array() &&
          std::any_of(decoder["decoders"].begin(), decoder["decoders"].end(),
-                     [&](const Json& part) { return has_type(part, type); });
+                     [&](const nlohmann::json& part) { return has_type(part, type); });
 }
 
 }  // namespace
@@ -79,14 +77,14 @@ bool has_type(const Json& decoder, const char* type) {
 Tokenizer::Tokenizer(const std::string& path) {
   const MappedFile file("--data", path);
   const char* const text = reinterpret_cast<const char*>(file.bytes().data());
-  const Json json = Json::parse(text, text + file.bytes().size(), nullptr, false);
+  const nlohmann::json json = nlohmann::json::parse(text, text + file.bytes().size(), nullptr, false);
   const auto check = [&](bool good, const char* expected) { require(good, "--data", path, expected); };
-  const Json::json_pointer vocabulary("/model/vocab");
+  const nlohmann::json::json_pointer vocabulary("/model/vocab");
   check(json.contains(vocabulary) && json[vocabulary].is_object(), "a tokenizer.json with a vocabulary");
-  const Json decoder = json.value("decoder", Json());
+  const nlohmann::json decoder = json.value("decoder", nlohmann::json());
   const bool is_byte_level = has_type(decoder, "ByteLevel");
   check(is_byte_level || has_type(decoder, "ByteFallback"), "a decoder ByteLevel or ByteFallback");
-  const auto set = [&](const Json& number, const std::string& bytes) {
+  const auto set = [&](const nlohmann::json& number, const std::string& bytes) {
     check(number.is_number_unsigned() && number < 1 << 24, "token numbers below 2^24");
     const size_t token = number;
     if (token >= bytes_.size()) bytes_.resize(token + 1);
@@ -95,7 +93,7 @@ Tokenizer::Tokenizer(const std::string& path) {
   for (const auto& [token, number] : json[vocabulary].items())
     set(number, is_byte_level ? byte_level(token) : with_byte_fallback(token));
   if (!json.contains("added_tokens")) return;
-  for (const Json& added : json["added_tokens"]) {  // they stand for themselves
+  for (const nlohmann::json& added : json["added_tokens"]) {  // they stand for themselves
     check(added.is_object() && added.contains("id") && added.contains("content") &&
               added["content"].is_string(),
           "added tokens with id and content");

@@ -62,7 +62,7 @@ std::string command_line(const CombinedCase& c) {
 
 // `alone`, on rank 0, which compares: the model that one rank trains.
 template <class Alone>
-void check_parity(const CombinedCase& c, World& world, const std::unique_ptr<Alone>& alone) {
+void check_mesh(const CombinedCase& c, World& world, const std::unique_ptr<Alone>& alone) {
   CombinedModel combined(c, world);
   const int parameters = static_cast<int>(combined.parameters.all().size());
   const auto check_all = [&](Content content, double tolerance, double floor) {
@@ -100,15 +100,15 @@ void check_parity(const CombinedCase& c, World& world, const std::unique_ptr<Alo
 }
 
 // Against 01's model or, with experts, against this program's on one rank.
-void check_parity(CombinedCase c) {
+void check_mesh(CombinedCase c) {
   INFO(command_line(c));
   World world(nullptr, nullptr);
   check_combined(c.options, c.shape);
   const bool compares = world.rank() == 0;
   if (c.options.model.experts == 0)
-    check_parity(c, world, compares ? std::make_unique<TestModel>(c.options) : nullptr);
+    check_mesh(c, world, compares ? std::make_unique<TestModel>(c.options) : nullptr);
   else
-    check_parity(c, world, compares ? std::make_unique<CombinedModel>(c.alone(), world) : nullptr);
+    check_mesh(c, world, compares ? std::make_unique<CombinedModel>(c.alone(), world) : nullptr);
 }
 
 // What `from` saves after a step, `to` continues: the same model on another mesh.
@@ -175,7 +175,7 @@ TEST_CASE("07: parity on every mesh", "[07][parity]") {
     const MeshShape& shape = meshes[i];
     for (const int stage : zero_stages(i)) {
       const bool shards = shape.dp * shape.cp > 1;  // otherwise the stages are one
-      if (shards || stage == zero_stages(i).front()) check_parity(case_of(shape, stage));
+      if (shards || stage == zero_stages(i).front()) check_mesh(case_of(shape, stage));
     }
   }
 }
@@ -192,7 +192,7 @@ TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
       o.vpp = 2;
       o.tp = shape.tp, o.cp = shape.cp, o.dp = shape.dp, o.pp = shape.pp;
       c.shape = mesh_shape(o, shape.ranks());
-      check_parity(c);
+      check_mesh(c);
     }
   }
 }
@@ -209,7 +209,7 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
     c.options.pp_schedule = PpSchedule::interleaved;
     c.options.vpp = 2;
     c.options.recompute = Recompute::full;
-    check_parity(c);
+    check_mesh(c);
   }
 }
 
@@ -494,7 +494,7 @@ TEST_CASE("07: parity of random meshes, models and options", "[07][experts][fuzz
     const CombinedCase c = draw.valid_case();
     if (show) std::cout << seed + i << ": " << command_line(c) << std::endl;
     INFO("make fuzz N=1 SEED=" << seed + i << " FUZZ_RANKS=" << mpi_tests::ranks());
-    check_parity(c);
+    check_mesh(c);
     check_continued(c, draw.other_layout(c));
   }
 }

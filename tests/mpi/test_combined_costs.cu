@@ -55,13 +55,13 @@ CombinedCase case_of(const Request& r) {
 
 // ---- Traffic ----------------------------------------------------------------------------------------------
 
-struct Expected {
+struct ExpectedCalls {
   int64_t calls = 0, elements = 0;
   void add(int64_t times, int64_t each) { calls += times, elements += times * each; }
 };
-using ExpectedTraffic = std::map<std::string, Expected>;
+using ExpectedOfGroup = std::map<std::string, ExpectedCalls>;
 
-void check_traffic(const char* group, const TrafficByOperation& traffic, const ExpectedTraffic& expected) {
+void check_traffic(const char* group, const TrafficByOperation& traffic, const ExpectedOfGroup& expected) {
   for (const auto& [operation, t] : traffic) {
     INFO(group << ": " << operation);
     CHECK(expected.contains(operation));
@@ -92,8 +92,8 @@ Part part_of(CombinedModel& combined, const CombinedCase& c) {
 }
 
 // Of the norms' gradients, those that lie in this rank's shard of each unit; calls and elements.
-Expected norms_of_shard(CombinedModel& combined, const CombinedCase& c) {
-  Expected e;
+ExpectedCalls norms_of_shard(CombinedModel& combined, const CombinedCase& c) {
+  ExpectedCalls e;
   const bool sharded = c.options.zero_stage > 0;
   for (const int unit : units_of(combined.chunks)) {
     const int64_t size = combined.parameters.group(dense_group).size(unit);
@@ -109,11 +109,11 @@ Expected norms_of_shard(CombinedModel& combined, const CombinedCase& c) {
   return e;
 }
 
-ExpectedTraffic of_tensor_ranks(CombinedModel& combined, const CombinedCase& c) {
+ExpectedOfGroup of_tensor_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t m = kMicroBatches, full = c.options.recompute == Recompute::full;
   const int64_t elements = part.rows * c.options.model.d_model;
-  ExpectedTraffic e;
+  ExpectedOfGroup e;
   if (c.options.sequence_parallel) {
     e["all_gather"].add(m * (part.layers * (6 + 2 * full) + part.embedding + 2 * part.head), elements);
     e["reduce_scatter"].add(m * (part.layers * (4 + full) + part.embedding + part.head), elements);
@@ -127,12 +127,12 @@ ExpectedTraffic of_tensor_ranks(CombinedModel& combined, const CombinedCase& c) 
   return e;
 }
 
-ExpectedTraffic of_context_ranks(CombinedModel& combined, const CombinedCase& c) {
+ExpectedOfGroup of_context_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t n = c.shape.cp, times = kMicroBatches * part.layers * 2;  // keys and values
   const int64_t passes = c.options.recompute == Recompute::full ? 3 : 2;  // of keys and values
   const int64_t elements = part.rows * c.options.model.kv_heads / c.shape.tp * c.options.model.head_size();
-  ExpectedTraffic e;
+  ExpectedOfGroup e;
   if (c.options.cp_exchange == CpExchange::all_gather) {
     e["all_gather"].add(times * passes, n * elements);
     e["reduce_scatter"].add(times, n * elements);
@@ -149,8 +149,8 @@ ExpectedTraffic of_context_ranks(CombinedModel& combined, const CombinedCase& c)
   return e;
 }
 
-ExpectedTraffic of_gradient_ranks(CombinedModel& combined, const CombinedCase& c) {
-  ExpectedTraffic e;
+ExpectedOfGroup of_gradient_ranks(CombinedModel& combined, const CombinedCase& c) {
+  ExpectedOfGroup e;
   const int64_t m = kMicroBatches;
   const std::vector<int> units = units_of(combined.chunks);
   const auto size = [&](int unit) {
@@ -172,12 +172,12 @@ ExpectedTraffic of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
   return e;
 }
 
-ExpectedTraffic of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
+ExpectedOfGroup of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t stages = std::ssize(combined.chunks);
   const bool turns = is_v_shaped(c.options.pp_schedule) && combined.mesh.place.pp == c.shape.pp - 1;
   const int64_t messages = kMicroBatches * (2 * stages - part.embedding - part.head - (turns ? 2 : 0));
-  ExpectedTraffic e;
+  ExpectedOfGroup e;
   e["send"].add(messages, part.rows_outside * c.options.model.d_model);
   e["receive"] = e["send"];
   return e;

@@ -117,7 +117,7 @@ void check_same(const Trained& got, const Trained& want, double grad_clip) {
 
 // Every number of expert ranks that divides what is left of the ranks; `few`: only the largest two.
 enum class Ep { each, few };
-void check_parity(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::as_drawn) {
+void check_experts(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::as_drawn) {
   mpi_tests::set_time_limit(300);
   if (c.shape.ranks() != mpi_tests::ranks()) return;
   World world(nullptr, nullptr);
@@ -138,8 +138,8 @@ void check_parity(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::a
 }  // namespace
 
 TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
-  check_parity(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each);
-  check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
+  check_experts(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each);
+  check_experts(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
 }
 
 // So few elements that no buffer of rows has one for each rank.
@@ -153,37 +153,37 @@ TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][
   options.model.top_k = 1;
   options.zero_stage = 0;
   options.grad_clip = 1e-9;
-  check_parity(case_of(options));
+  check_experts(case_of(options));
   options.dispatch = Dispatch::once;
-  if (mpi_tests::ranks() % 2 == 0) check_parity(case_of(options, 2));
+  if (mpi_tests::ranks() % 2 == 0) check_experts(case_of(options, 2));
 }
 
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
   CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
   c.options.dp_sync = DpSync::naive;
-  check_parity(c);
+  check_experts(c);
   c.options.dp_sync = DpSync::bucket;
-  check_parity(c);
+  check_experts(c);
   c.options.bucket_mb = 0.001;
-  check_parity(c);
+  check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, ZeRO", "[07][experts][parity]") {
   for (const int stage : {1, 2, 3}) {
     CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
     c.options.zero_stage = stage;
-    check_parity(c);
+    check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, ZeRO-3, experts in every layer", "[07][experts][parity]") {
   CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
   c.options.zero_stage = 3;
-  check_parity(c, Ep::each);
+  check_experts(c, Ep::each);
 }
 
 TEST_CASE("07: parity of experts, tensor parallel", "[07][experts][parity]") {
-  check_parity(case_of(expert_options(8, 2, 1), 2), Ep::each);
+  check_experts(case_of(expert_options(8, 2, 1), 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", "[07][experts][parity]") {
@@ -191,47 +191,47 @@ TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", 
   c.options.sequence_parallel = true;
   c.options.zero_stage = 3;
   c.options.recompute = Recompute::full;
-  check_parity(c);
+  check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, ranks that share sequences", "[07][experts][parity]") {
-  check_parity(case_of(expert_options(8, 2, 1), 1, 2), Ep::each);
+  check_experts(case_of(expert_options(8, 2, 1), 1, 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, in a pipeline", "[07][experts][parity]") {
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
     CombinedCase c = case_of(expert_options(8, 2, 2), 1, 1, 2);
     c.options.pp_schedule = schedule;
-    check_parity(c);
+    check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity][8]") {
   CombinedCase c = case_of(expert_options(8, 2, 1), 2, 1, 2);
   c.options.zero_stage = 3;
-  check_parity(c);
+  check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, recomputation", "[07][experts][parity]") {
   for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
     CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
     c.options.recompute = recompute;
-    check_parity(c);
+    check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, weight gradients put off", "[07][experts][parity]") {
   CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
   c.options.pp_schedule = PpSchedule::zb_h1;
-  check_parity(c);
+  check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, all tokens to one", "[07][experts][parity]") {
-  check_parity(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each, Routing::to_the_first);
+  check_experts(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]") {
-  check_parity(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
+  check_experts(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
@@ -239,39 +239,39 @@ TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
     CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
     options.model.balance = balance;
     options.z_loss = 0.1;
-    check_parity(case_of(options));
+    check_experts(case_of(options));
     if (mpi_tests::ranks() % 2 != 0) continue;
     options.recompute = Recompute::full;
-    check_parity(case_of(options, 2));
-    check_parity(case_of(options, 1, 2));
-    check_parity(case_of(options, 1, 1, 2));
+    check_experts(case_of(options, 2));
+    check_experts(case_of(options, 1, 2));
+    check_experts(case_of(options, 1, 1, 2));
   }
 }
 
 TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
   CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   options.model.shared_experts = 2;
-  check_parity(case_of(options));
+  check_experts(case_of(options));
   options.model.shared_experts = 1;
   options.recompute = Recompute::full;
   options.model.balance = Balance::bias;
-  check_parity(case_of(options));
+  check_experts(case_of(options));
   if (mpi_tests::ranks() % 2 != 0) return;
-  check_parity(case_of(options, 2));
+  check_experts(case_of(options, 2));
   options.sequence_parallel = true;
-  check_parity(case_of(options, 2));
-  check_parity(case_of(options, 1, 2));
+  check_experts(case_of(options, 2));
+  check_experts(case_of(options, 1, 2));
   CombinedCase c = case_of(options, 1, 1, 2);
   c.options.recompute = Recompute::none;
   c.options.pp_schedule = PpSchedule::zb_h1;
-  check_parity(c);
+  check_experts(c);
 }
 
 // Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
 TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][parity]") {
   CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   options.expert_products = ExpertProducts::loop;
-  check_parity(case_of(options), Ep::each);
+  check_experts(case_of(options), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
@@ -279,61 +279,61 @@ TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
   for (const int chunks : {2, 4}) {
     options.expert_chunks = chunks;
     options.model.shared_experts = chunks / 4;
-    check_parity(case_of(options), Ep::each);
-    check_parity(case_of(options), Ep::few, Routing::to_the_first);
+    check_experts(case_of(options), Ep::each);
+    check_experts(case_of(options), Ep::few, Routing::to_the_first);
   }
   options.model.balance = Balance::bias;
   options.z_loss = 0.1;
   options.recompute = Recompute::full;
   options.zero_stage = 3;
-  check_parity(case_of(options));
+  check_experts(case_of(options));
   if (mpi_tests::ranks() % 2 != 0) return;
   options.expert_chunks = 2;
   options.sequence_parallel = true;
-  check_parity(case_of(options, 2));
+  check_experts(case_of(options, 2));
   options.model.balance = Balance::loss;
-  check_parity(case_of(options, 1, 2));
+  check_experts(case_of(options, 1, 2));
   options.recompute = Recompute::none;
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
-  check_parity(case_of(options, 1, 1, 2));
+  check_experts(case_of(options, 1, 1, 2));
 }
 
 TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity][8]") {
   if (mpi_tests::ranks() % 2 != 0) return;
   CombinedOptions options = expert_options(8, 2, 1);
   options.dispatch = Dispatch::once;
-  check_parity(case_of(options, 2), Ep::each);
-  check_parity(case_of(options, 2), Ep::few, Routing::to_the_first);
+  check_experts(case_of(options, 2), Ep::each);
+  check_experts(case_of(options, 2), Ep::few, Routing::to_the_first);
   options.model.shared_experts = 1;
   options.sequence_parallel = true;
   options.recompute = Recompute::full;
   options.z_loss = 0.1;
   options.zero_stage = 3;
-  check_parity(case_of(options, 2));
+  check_experts(case_of(options, 2));
   options.expert_chunks = 2;
-  check_parity(case_of(options, 2));
+  check_experts(case_of(options, 2));
   if (mpi_tests::ranks() % 4 != 0) return;
-  check_parity(case_of(options, 2, 2));
+  check_experts(case_of(options, 2, 2));
   options.recompute = Recompute::none;
   options.model.balance = Balance::bias;
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
-  check_parity(case_of(options, 2, 1, 2));
+  check_experts(case_of(options, 2, 1, 2));
 }
 
 TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
   for (const double capacity : {0.5, 1.0}) {
     CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
     options.drop_tokens = capacity;
-    check_parity(case_of(options));
+    check_experts(case_of(options));
     options.recompute = Recompute::full;
     options.model.shared_experts = 1;
-    check_parity(case_of(options));
+    check_experts(case_of(options));
     if (mpi_tests::ranks() % 2 != 0) continue;
     options.sequence_parallel = true;
-    check_parity(case_of(options, 2));
-    check_parity(case_of(options, 1, 1, 2));
+    check_experts(case_of(options, 2));
+    check_experts(case_of(options, 1, 1, 2));
   }
 }
 
@@ -363,19 +363,19 @@ TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][p
   options.model.balance = Balance::bias;
   options.balance_rate = 0.03;
   options.steps = 4;
-  check_parity(case_of(options), Ep::each);
+  check_experts(case_of(options), Ep::each);
   options.recompute = Recompute::full;
   options.zero_stage = 3;
-  check_parity(case_of(options));
+  check_experts(case_of(options));
   options.recompute = Recompute::none;
   if (mpi_tests::ranks() % 2 != 0) return;
-  check_parity(case_of(options, 1, 2));
+  check_experts(case_of(options, 1, 2));
   options.sequence_parallel = true;
-  check_parity(case_of(options, 2));
+  check_experts(case_of(options, 2));
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
-  check_parity(case_of(options, 1, 1, 2));
-  if (mpi_tests::ranks() == 8) check_parity(case_of(options, 2, 2, 2));
+  check_experts(case_of(options, 1, 1, 2));
+  if (mpi_tests::ranks() == 8) check_experts(case_of(options, 2, 2, 2));
 }
 
 // Every layout finds the same whole numbers, and so the same bits.
@@ -486,11 +486,11 @@ TEST_CASE("07: the z-loss of a router of zeros", "[07][experts]") {
 
 namespace {
 
-using Expected = std::map<std::string, Traffic>;
+using ExpertTraffic = std::map<std::string, Traffic>;
 
 // Per micro-batch and layer with experts: counts once; copies go out and arrivals come back, and so do their
 // gradients. Full recomputation repeats forward's. With a router of zeros the first top_k experts get all.
-Expected expected_traffic(const CombinedModel& model, int expert_layers) {
+ExpertTraffic expected_traffic(const CombinedModel& model, int expert_layers) {
   const CombinedOptions& o = model.of.options;
   const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model,
                 rows = model.mesh.rows(model.options);
@@ -499,7 +499,7 @@ Expected expected_traffic(const CombinedModel& model, int expert_layers) {
   const int64_t copies = rows * o.model.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
   const int64_t times = int64_t{expert_layers} * model.micro_batches();
   const int64_t passes = o.recompute == Recompute::full ? 3 : 2;
-  Expected expected;
+  ExpertTraffic expected;
   expected["all_to_all"] = {times * (passes - 1), times * (passes - 1) * e,
                             double(times * (passes - 1) * (e - own) * sizeof(int32_t))};
   expected["all_to_all_v"] = {2 * times * passes, times * passes * (copies + arrivals) * d,
@@ -507,7 +507,7 @@ Expected expected_traffic(const CombinedModel& model, int expert_layers) {
   return expected;
 }
 
-void check_counts(const TrafficByOperation& seen, const Expected& expected) {
+void check_counts(const TrafficByOperation& seen, const ExpertTraffic& expected) {
   CHECK(seen.size() == expected.size());
   for (const auto& [operation, e] : expected) {
     INFO(operation);

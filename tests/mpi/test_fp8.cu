@@ -23,7 +23,7 @@ CombinedCase case_of(MeshShape shape, int layers = 2, int sequence = 256) {
   return c;
 }
 
-void check_parity(World& world, const CombinedCase& c, double tolerance) {
+void check_fp8(World& world, const CombinedCase& c, double tolerance) {
   INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", dp " << c.shape.dp << ", pp " << c.shape.pp
              << ", ZeRO-" << c.options.zero_stage);
   CombinedModel combined(c, world);
@@ -55,13 +55,13 @@ TEST_CASE("07: fp8 in layouts that split no product", "[07][fp8]") {
   for (const int zero_stage : {0, 1, 2, 3}) {
     CombinedCase c = case_of({.dp = n});
     c.options.zero_stage = zero_stage;
-    check_parity(world, c, 1e-5);
+    check_fp8(world, c, 1e-5);
   }
   if (n % 2 != 0) return;
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
     CombinedCase c = case_of({.dp = n / 2, .pp = 2});
     c.options.pp_schedule = schedule;
-    check_parity(world, c, 1e-5);
+    check_fp8(world, c, 1e-5);
   }
 }
 
@@ -76,7 +76,7 @@ TEST_CASE("07: fp8 with experts", "[07][fp8]") {
     c.options.ep = ep;
     c.options.model.experts = 2 * n;
     INFO("ep " << ep);
-    check_parity(world, c, 1e-5);
+    check_fp8(world, c, 1e-5);
   }
 }
 
@@ -94,16 +94,16 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
   for (const bool sequence_parallel : {false, true}) {
     CombinedCase c = case_of({.tp = 2, .dp = n / 2}, layers);
     c.options.sequence_parallel = sequence_parallel;
-    check_parity(world, c, tolerance);
+    check_fp8(world, c, tolerance);
   }
-  check_parity(world, case_of({.cp = 2, .dp = n / 2}, layers), tolerance);
+  check_fp8(world, case_of({.cp = 2, .dp = n / 2}, layers), tolerance);
   CombinedCase chunks = case_of({.tp = 2, .dp = n / 2}, layers, 512);
   chunks.options.sequence_parallel = true;
   chunks.options.tp_overlap = TpOverlap::chunks;
   chunks.options.tp_chunks = 2;
-  check_parity(world, chunks, tolerance);
-  if (n == 4) check_parity(world, case_of({.tp = 2, .cp = 2}, layers), tolerance);
-  if (n == 8) check_parity(world, case_of({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
+  check_fp8(world, chunks, tolerance);
+  if (n == 4) check_fp8(world, case_of({.tp = 2, .cp = 2}, layers), tolerance);
+  if (n == 8) check_fp8(world, case_of({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
 }
 
 // What arrives is quantised already, and quantising it again changes nothing: so no bit of a result differs.

@@ -105,6 +105,7 @@ TEST_CASE("hang: streams share a work queue", "[.hang-queue]") {
   Hang hang;
   Communicator in(hang.world, hang.world.all(), "in"), out(hang.world, hang.world.all(), "out");
   const int rank = mpi_tests::rank(), ranks = mpi_tests::ranks();
+  for (Communicator* communicator : {&in, &out}) wait_stream(communicator->stream(), hang.compute);
   Communicator &receives = rank % 2 == 0 ? in : out, &sends = rank % 2 == 0 ? out : in;
   receives.receive(hang.values.data(), 1, (rank + ranks - 1) % ranks);
   wait_stream(hang.compute, receives.stream());
