@@ -58,7 +58,7 @@ endef
 batch_of = $(if $(2),$(eval $(call batch,$(1),$(2)))build/batches/$(1))
 half = $(shell printf '%s\n' $(2) | awk 'NR % 2 == $(1)')
 batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(foreach n,0 1,\
-  $(call batch_of,$(1)-$(n).$(kind),$(call half,$(n),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))))
+  $(call batch_of,$(1)-$(n)$(if $(filter cu,$(kind)),-$(notdir $(BUILD))).$(kind),$(call half,$(n),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))))
 COMMON := $(call batches,common,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(call objects,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(call objects,$(wildcard common/cpu/cuda/*.cc)))
@@ -92,11 +92,11 @@ CU_TESTS_fp8 := fp8
 CU_TESTS := $(or $(CU_TESTS_$(PRECISION):%=tests/test_%.cu),$(wildcard tests/test_*.cu))
 # Tests of faults start ranks that hang. Models in parallel are what all but those of NCCL over MPI look at; fp16 and fp8
 # look at 07's only.
-MPI_TESTS := $(call batches,mpi$(TAG)-$(PRECISION),tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
+MPI_TESTS := $(call batches,mpi$(TAG),tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
   $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/$(if $(filter fp16 fp8,$(PRECISION)),combined,*)_model.cu)))
 # In fp32, and for a stage, also of what knows no precision.
 CC_TESTS := $(if $(filter fp32,$(PRECISION))$(TAG),$(wildcard tests/test_*.cc) $(if $(filter cpu,$(BACKEND)),$(wildcard tests/cpu/test_*.cc)))
-TESTS := $(call batches,tests$(TAG)-$(PRECISION),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
+TESTS := $(call batches,tests$(TAG),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
 TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%))
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
