@@ -80,7 +80,8 @@ TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
           "--load: " + path + " is not valid; expected a safetensors file; " + fault);
   };
   const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
-  CHECK(complaint_of_file([&] { SafetensorsFile("--load", folder.write("good", file_of("{" + a + "}", 8))); }) == "");
+  CHECK(complaint_of_file(
+            [&] { SafetensorsFile("--load", folder.write("good", file_of("{" + a + "}", 8))); }) == "");
   check("short", "it has fewer than 8 bytes");
   check(file_of("{" + a + "}", 8).substr(0, 20), "it is cut off, or it is none");
   check(std::string(16, '\xff'), "it is cut off, or it is none");
@@ -176,8 +177,9 @@ TEST_CASE("safetensors: tensors of several files", "[01][checkpoint]") {
   CHECK(complaint_of_file([&] { tensors.find("b", {2}); }) ==
         "--load-weights: " + path + " is not valid; expected b of shape [2]; it has [2, 1]");
   folder.write("model.safetensors.index.json", R"({"weight_map": {"a": "../one"}})");
-  CHECK(complaint_of_file([&] { SafetensorsFolder("--load-weights", folder.path(), "model"); }).find("weight_map") !=
-        std::string::npos);
+  CHECK(complaint_of_file([&] {
+          SafetensorsFolder("--load-weights", folder.path(), "model");
+        }).find("weight_map") != std::string::npos);
 }
 
 // Whatever is damaged, reading ends with one line, or gives what the file says; it never crashes.
@@ -336,7 +338,8 @@ TEST_CASE("tokenizer: tokens are bytes again", "[01][checkpoint]") {
   CHECK(llama2[1] == " a b");
   const auto refused = [&](const std::string& text, const std::string& expected) {
     const std::string file = folder.write("c", text);
-    CHECK(complaint_of_file([&] { Tokenizer{file}; }) == "--data: " + file + " is not valid; expected " + expected);
+    CHECK(complaint_of_file([&] { Tokenizer{file}; }) ==
+          "--data: " + file + " is not valid; expected " + expected);
   };
   refused("{", "a tokenizer.json with a vocabulary");
   refused(R"({"model": {"vocab": {}}, "decoder": {"type": "WordPiece"}})",
