@@ -84,11 +84,18 @@ class DataCost : public LayerCost {
     return none;
   }
 
-  // A pass of a micro-batch over units, which take `work`. A unit's weights are gathered while the one before
-  // is used. If it `sums`, a unit's gradients leave when they are complete; with ZeRO-2 and 3, only two
-  // units' gradients have memory.
-  template <class WorkOf>
-  void pass(Streams& now, const Units& units, bool forward, bool sums, const WorkOf& work) const {
+  static Work work_of(const Unit& u, Action action) {
+    if (action == Action::forward) return u.forward;
+    Work work = u.backward[action == Action::weight_gradient];
+    if (action == Action::backward) work += u.backward[1];
+    return work;
+  }
+
+  // A pass of a micro-batch over units. A unit's weights are gathered while the one before is used. If it
+  // `sums`, a unit's gradients leave when they are complete; with ZeRO-2 and 3, only two units' gradients
+  // have memory.
+  void pass(Streams& now, const Units& units, Action action, bool sums) const {
+    const bool forward = action == Action::forward;
     const int n = static_cast<int>(units.size());
     for (int i = 0; i < n; ++i) {
       const int unit = forward ? i : n - 1 - i, buffer = units[unit].number % 2;
@@ -103,22 +110,12 @@ class DataCost : public LayerCost {
         if (sums_each()) free = std::max(free, now.left[g][buffer]);
       }
       now.compute = ready;
-      now.run(work(units[unit]), sums ? free : 0);
+      now.run(work_of(units[unit], action), sums ? free : 0);
       for (int g = 0; g < 2; ++g) {
         if (!sums || units[unit].size[g] == 0) continue;
         now.left[g][buffer] = now.move(g, now.compute, scatter(units[unit], g), buckets(units[unit], g));
       }
     }
-  }
-  void forward_pass(Streams& now, const Units& units) const {
-    pass(now, units, true, false, [](const Unit& u) { return u.forward; });
-  }
-  void backward_pass(Streams& now, const Units& units, Action action, bool sums) const {
-    pass(now, units, false, sums, [&](const Unit& u) {
-      Work w = u.backward[action == Action::weight_gradient];
-      if (action == Action::backward) w += u.backward[1];
-      return w;
-    });
   }
 
  private:

@@ -512,7 +512,8 @@ class LayerCost {
       shape_.tp > network_.ranks_per_node ? style_.crossing_seconds* shape_.tp / network_.ranks_per_node : 0;
   const nccl_mpi::Collectives tensor_ = collectives(MeshGroup::tensor),
                               tokens_ = collectives(MeshGroup::context);
-  const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0);
+  const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0),
+                         pipeline_ = members_of(shape_, MeshGroup::pipeline, 0);
   const nccl_mpi::Collectives replicas_[2] = {collectives(MeshGroup::gradients),
                                               collectives(MeshGroup::expert_gradients)};
   mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
