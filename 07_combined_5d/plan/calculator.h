@@ -44,9 +44,8 @@ class Calculator {
                              [](const CombinedOptions& c) { return stages_of(c, 0, 3); });
     result["activations"] = table({"model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
                                   [](const CombinedOptions& c) { return stages_of(c, 3, purposes); });
-    result["libraries"] = table({"tp", "cp", "pp", "replicas"}, [](const CombinedOptions& c) {
-      return Json(libraries_of(shape_of(c), PpSchedule::one_f_one_b, 1));
-    });
+    result["libraries"] =
+        table({"tp", "cp", "pp", "replicas"}, [](const CombinedOptions& c) { return Json(libraries_of(c)); });
     return result;
   }
 

@@ -20,7 +20,7 @@ from collections import defaultdict
 
 # Where the fit begins.
 MEMORY = {"activations": 1.5, "logits_bytes": 8}
-TIMES = {"memory_share": 0.5, "product_share": 0.8, "link_share": 0.9, "network_share": 0.7, "bucket_bytes": 25e6,
+TIMES = {"memory_share": 0.5, "product_share": 0.8, "link_share": 0.9, "network_share": 0.7,
          "crossing_seconds": 1e-4, "collective_seconds": 2e-4, "pipelined_seconds": 1e-4,
          "full_memory": 0.9, "retry_seconds": 0.3}  # fmt: skip
 MOST = {name: 1.2 for name in TIMES if name.endswith("_share") or name == "full_memory"}

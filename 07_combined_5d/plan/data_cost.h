@@ -35,13 +35,12 @@ class DataCost : public LayerCost {
   double scatter(const Unit& u, int group) const {
     const double bytes = a * u.size[group], n = buckets(u, group), m = schedule_.m;
     if (bytes == 0) return 0;
-    if (!is_sharded(1) || style_.all_reduces) return n * replicas_[group].all_reduce(bytes / n);
+    if (!is_sharded(1)) return n * replicas_[group].all_reduce(bytes / n);
     const double add = gpu_.seconds(moves(3 * bytes / replicas(group)));  // but for the first micro-batch
     return replicas_[group].reduce_scatter(bytes / replicas(group)) + (sums_each() ? (m - 1) / m * add : 0);
   }
-  double bucket_bytes() const { return style_.bucket_bytes > 0 ? style_.bucket_bytes : o_.bucket_mb * 1e6; }
   double buckets(const Unit& u, int group) const {
-    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / bucket_bytes());
+    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / (o_.bucket_mb * 1e6));
   }
 
   struct Streams {

@@ -109,16 +109,17 @@ inline CombinedOptions with_layout(CombinedOptions o, const std::string& option,
 inline MeshShape shape_of(const CombinedOptions& o) { return {o.tp, o.cp, o.dp, o.pp, o.ep}; }
 
 // What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
-inline size_t libraries_of(const MeshShape& shape, PpSchedule schedule, int vpp) {
+inline size_t libraries_of(const CombinedOptions& o) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
-  const int replicas = shape.dp * shape.cp, experts = shape.ep;
+  const int replicas = o.dp * o.cp, heads = o.cp_exchange == CpExchange::ulysses_ring ? o.ulysses : 1;
   // Two ways for an edge, of a V four; a rank at the end of the pipeline has one edge, in a ring two.
-  const bool is_v = is_v_shaped(schedule), is_ring = vpp > 1 && !is_v;
-  const int edges = shape.pp == 1 ? 0 : shape.pp == 2 && !is_ring ? 1 : 2;
-  return library_bytes(channels(shape.tp, tensor_blocks) + channels(shape.cp, data_blocks) +
-                       channels(replicas, data_blocks) + channels(experts, data_blocks) +
-                       channels(replicas / experts, data_blocks) + channels(shape.ranks(), data_blocks) +
-                       (is_v ? 4 : 2) * edge_blocks * edges);
+  const bool is_v = is_v_shaped(o.pp_schedule), is_ring = o.vpp > 1 && !is_v;
+  const int edges = o.pp == 1 ? 0 : o.pp == 2 && !is_ring ? 1 : 2;
+  int all = channels(o.tp, tensor_blocks) + (is_v ? 4 : 2) * edge_blocks * edges;
+  for (const int ranks : {o.cp, replicas, o.ep, replicas / o.ep, replicas * o.tp * o.pp})
+    all += channels(ranks, data_blocks);
+  if (heads > 1 && o.cp > 1) all += 2 * data_blocks;  // of the neighbours, and of their ring
+  return library_bytes(all);
 }
 
 // Device memory of the fullest rank, in bytes. `libraries`: libraries_of.
@@ -144,7 +145,7 @@ inline MemoryOfLayout memory_of(const CombinedOptions& options, const MeshShape&
     if (tensors + others > memory.total())
       memory.fullest = p, memory.tensors = tensors, memory.others = others;
   }
-  memory.libraries = libraries_of(shape, options.pp_schedule, options.vpp);
+  memory.libraries = libraries_of(options);
   return memory;
 }
 

@@ -65,7 +65,6 @@ void refuse_left_out(const CombinedOptions& o, const std::function<bool(const ch
     require(good, option, value, known, "; a plan leaves this out");
   };
   expect(!has_fp8_products, "PRECISION", "fp8", "bf16, fp16 or fp32");
-  expect(o.cp_exchange == CpExchange::ring, "--cp-exchange", to_string(o.cp_exchange), "ring");
   expect(o.tp_overlap == TpOverlap::none, "--tp-overlap", to_string(o.tp_overlap), "none");
   expect(o.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
   expect(o.document_end < 0, "--documents", o.document_end, "-1");

@@ -23,8 +23,6 @@ namespace pentatron {
 struct Style {
   // How it does a step. 1: yes, 0: no.
   double overlaps_sharded_sums = 1;  // with ZeRO, gradients and weights travel beside computation
-  double all_reduces = 0;            // with ZeRO-1, gradients are all-reduced, not reduce-scattered
-  double bucket_bytes = 0;           // of gradients that are summed together without ZeRO; 0: --bucket-mb
   // The device: shares of what its profile says.
   double memory_share = 1;   // bandwidth of all but products: kernels that are not fused move more
   double product_share = 1;  // rate of products
@@ -48,11 +46,11 @@ struct Style {
 
 inline const Style own_style;  // this project's
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, overlaps_sharded_sums, all_reduces,
-                                                bucket_bytes, memory_share, product_share, link_share,
-                                                network_share, crossing_seconds, operation_seconds,
-                                                collective_seconds, pipelined_seconds, weights, activations,
-                                                logits_bytes, full_memory, retry_seconds, ranges)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, overlaps_sharded_sums, memory_share,
+                                                product_share, link_share, network_share, crossing_seconds,
+                                                operation_seconds, collective_seconds, pipelined_seconds,
+                                                weights, activations, logits_bytes, full_memory,
+                                                retry_seconds, ranges)
 
 // `name`: of a file in styles/, or its path. What it does not say is as in Style. Throws UsageError.
 inline Style style_of(const std::string& name) {
