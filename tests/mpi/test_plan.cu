@@ -118,6 +118,24 @@ TEST_CASE("07: small kernels wait for the host", "[07][plan]") {
   CHECK(host_share(eager, 64) < host_share(eager, 1) / 2);  // the same kernels, with more to do
 }
 
+TEST_CASE("07: ZeRO-2 sums all gradients of each micro-batch, in a pipeline, too", "[07][plan]") {
+  if (mpi_tests::ranks() != 4) return;
+  DeviceProfile gpu = load_profile("h100");
+  gpu.link_bandwidth = 1e9;  // so slow that nothing else counts
+  const ModelConfig model = {"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5};
+  const CombinedOptions base = options_of_model(model, 512, 32);
+  for (const char* layout :
+       {"pp2 dp4 zero2 mbs1 1f1b", "pp2 dp4 zero3 mbs1 zb-v", "pp4 dp2 zero2 mbs1 afab"}) {
+    CAPTURE(layout);
+    const CombinedOptions o = with_layout(base, "--explain", layout, 8);
+    const Plan p = Planner(base, 8, gpu).plan(o);
+    const double parameters = double(parameter_count(model)) / o.pp;  // of the mean rank
+    const double sums = p.micro_batches * sizeof(accum) * parameters * (o.dp - 1) / o.dp / gpu.link_bandwidth;
+    CHECK(p.cost.total() > sums);
+    CHECK(p.cost.total() < 2 * sums);
+  }
+}
+
 TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
   if (mpi_tests::ranks() != 4) return;
   const CombinedOptions o = with_layout({}, "--explain", "tp4 dp2 pp2 zero3 mbs1 sp", 16);
