@@ -20,12 +20,12 @@ namespace pentatron {
 inline constexpr const char* calculated_models[] = {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b",
                                                     "llama-3.1-8b", "llama-3.1-70b"};
 
-// In bf16 with attention on tensor cores.
+// With attention on tensor cores.
 inline CombinedOptions options_of_model(const std::string& model) {
   const char* const arguments[] = {"plan", "--model", model.c_str()};
   auto options = parse_options<CombinedOptions>(3, arguments, "", Attention::tiled);
   options.pp = options.dp = 1, options.micro_batch_size = 1;
-  options.attention = has_master_weights ? Attention::tensor_core : Attention::tiled;
+  options.attention = Attention::tensor_core;
   return options;
 }
 

@@ -13,6 +13,7 @@ import csv
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -103,14 +104,9 @@ def quantile(values, share):
 
 def rank_correlation(xs, ys):
     def ranks(values):
-        order, result = sorted(range(len(values)), key=values.__getitem__), [0] * len(values)
-        for rank, index in enumerate(order):
-            result[index] = rank
-        return result
+        return [sorted(values).index(value) for value in values]
 
-    x, y, mean = ranks(xs), ranks(ys), (len(xs) - 1) / 2
-    variance = sum((rank - mean) ** 2 for rank in x)
-    return sum((a - mean) * (b - mean) for a, b in zip(x, y)) / variance if variance else 1
+    return statistics.correlation(ranks(xs), ranks(ys)) if len(set(xs)) > 1 < len(set(ys)) else 1
 
 
 def print_cells(rows, predicted):

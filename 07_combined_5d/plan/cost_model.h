@@ -193,10 +193,7 @@ class CostModel : public DataCost {
       const Interval& time = played.times[k][std::find(list.begin(), list.end(), last) - list.begin()];
       const Units& units = ranks[k].chunks[chunk];
       Streams& now = streams[k];
-      if (!overlaps()) {
-        for (const Unit& u : units)
-          for (int g = 0; g < 2; ++g) now.move(g, played.times[k].back().end, scatter(u, g));
-      } else if (sums_each()) {
+      if (sums_each()) {
         now.compute = std::max(now.compute, time.end + ranks[k].late);
       } else {
         now.compute = std::max({now.compute, time.begin, message_came});
@@ -222,7 +219,6 @@ class CostModel : public DataCost {
         if (all[u].size[g] > 0) came[u] = std::max(came[u], now.move(g, 0, gather(all[u], g)));
       }
     }
-    if (!overlaps()) return now.done();
     if (is_sharded(3)) now.started = 0;  // it gathers a unit when the one before is used
     double needed = 0;
     for (size_t u = 0; u < chunks[0].size(); ++u) {

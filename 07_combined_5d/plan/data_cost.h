@@ -22,7 +22,6 @@ class DataCost : public LayerCost {
 
   int replicas(int group) const { return shape_.dp * shape_.cp / (group == expert_group ? shape_.ep : 1); }
   bool is_sharded(int stage) const { return o_.zero_stage >= stage; }
-  bool overlaps() const { return style_.overlaps_sharded_sums || o_.zero_stage == 0; }
   // Every micro-batch sums its gradients. (Otherwise the last one sums those of all.)
   bool sums_each() const { return is_sharded(2); }
   // Every micro-batch gathers the weights. (In a pipeline they stay gathered.)

@@ -182,12 +182,6 @@ std::vector<std::pair<const char*, double>> parts(const StepCost& c) {
           {"optimizer", c.optimizer},  {"host", c.host}};
 }
 
-std::string gib(double bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f GiB", bytes / (1 << 30));
-  return text;
-}
-
 void print_header(const Request& r) {
   const ModelConfig& m = r.base.model;
   std::printf(
@@ -260,7 +254,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
           of.empty() ? "a number that divides heads, layers or the batch" : "another one: none" + of);
   if (s.fit == 0) {
     throw UsageError("no layout fits: " + layout_of(s.nearest->options) + " needs least" + of + ", " +
-                     gib(s.nearest->memory.total()) + " of " + gib(planner.memory_bytes) +
+                     human_bytes(s.nearest->memory.total()) + " of " + human_bytes(planner.memory_bytes) +
                      "; take more GPUs, or a shorter --seq-len");
   }
   require(!s.best.empty(), "--global-batch-size", r.base.global_batch_size,
@@ -295,7 +289,7 @@ void show_search(const Request& r, Planner& planner) {
   const Search s = found(r, planner, r.top);
   print_header(r);
   std::printf("1  fit     %d layouts divide the model; %d of them need at most the %s of a GPU\n", s.divide,
-              s.fit, gib(planner.memory_bytes).c_str());
+              s.fit, human_bytes(planner.memory_bytes).c_str());
   std::printf("2  batch   %d of these reach the global batch\n", s.reach);
   std::printf("3  speed   the fastest %zu\n\n", s.best.size());
   print_plans(s.best);
@@ -325,7 +319,7 @@ void show_why(const Request& r, Planner& planner) {
   row("sum", best.cost.total(), asked.cost.total(), 1e-3);
   row("memory, GiB", best.memory.total(), asked.memory.total(), 1 << 30);
   if (asked.memory.total() > planner.memory_bytes)
-    std::printf("\nIt does not fit: a GPU has %s.\n", gib(planner.memory_bytes).c_str());
+    std::printf("\nIt does not fit: a GPU has %s.\n", human_bytes(planner.memory_bytes).c_str());
   if (asked.most > 0 && asked.least <= best.most)
     std::printf("\nThey can't be told apart: 8 of 10 of its kind take %.1f to %.1f ms.\n", asked.least * 1e3,
                 asked.most * 1e3);

@@ -21,8 +21,6 @@
 namespace pentatron {
 
 struct Style {
-  // How it does a step. 1: yes, 0: no.
-  double overlaps_sharded_sums = 1;  // with ZeRO, gradients and weights travel beside computation
   // The device: shares of what its profile says.
   double memory_share = 1;   // bandwidth of all but products: kernels that are not fused move more
   double product_share = 1;  // rate of products
@@ -46,30 +44,26 @@ struct Style {
 
 inline const Style own_style;  // this project's
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, overlaps_sharded_sums, memory_share,
-                                                product_share, link_share, network_share, crossing_seconds,
-                                                operation_seconds, collective_seconds, pipelined_seconds,
-                                                weights, activations, logits_bytes, full_memory,
-                                                retry_seconds, ranges)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, memory_share, product_share, link_share,
+                                                network_share, crossing_seconds, operation_seconds,
+                                                collective_seconds, pipelined_seconds, weights, activations,
+                                                logits_bytes, full_memory, retry_seconds, ranges)
 
 // `name`: of a file in styles/, or its path. What it does not say is as in Style. Throws UsageError.
 inline Style style_of(const std::string& name) {
-  const auto expect = [&](bool valid, const std::string& expected) {
-    if (!valid) throw UsageError("--style", name, expected);
-  };
   const std::string shipped = std::string(PENTATRON_STYLES) + "/" + name + ".json";
   const bool is_name = name.find('/') == name.npos && std::filesystem::exists(shipped);
-  expect(is_name || std::filesystem::is_regular_file(name),
-         "pentatron, nanotron, megatron, or a file of a style");
+  require(is_name || std::filesystem::is_regular_file(name), "--style", name,
+          "pentatron, nanotron, megatron, or a file of a style");
   std::ifstream file(is_name ? shipped : name);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  expect(json.is_object(), "a file with a JSON object");
+  require(json.is_object(), "--style", name, "a file with a JSON object");
   const nlohmann::json known = Style();
   for (const auto& [key, value] : json.items()) {
-    expect(known.contains(key), "no \"" + printable(key) + "\" in this file");
+    require(known.contains(key), "--style", name, "no \"", printable(key), "\" in this file");
     const bool is_share = key.ends_with("_share") || key == "full_memory";
-    expect(!value.is_number() || value > 0 || (!is_share && value == 0),
-           text("a number ", is_share ? "above 0" : "of 0 or more", " for \"", key, "\" in this file"));
+    require(!value.is_number() || value > 0 || (!is_share && value == 0), "--style", name, "a number ",
+            is_share ? "above 0" : "of 0 or more", " for \"", key, "\" in this file");
   }
   try {
     return json;
