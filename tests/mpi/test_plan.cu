@@ -82,6 +82,12 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
   const Search of_each_mesh = planner.search(1000);  // the fastest layout of each; there are fewer
   for (size_t i = 0; i < found.best.size(); ++i)
     CHECK(found.best[i].cost.total() == of_each_mesh.best[i].cost.total());
+  for (const Plan& p : of_each_mesh.best) {  // no rank needs more than what had to fit
+    for (int rank = 0; rank < p.shape.ranks(); ++rank) {
+      const MemoryBytes bytes = predict_memory(p.options, element_sizes, p.shape, rank).total();
+      CHECK(std::accumulate(bytes.begin(), bytes.end(), size_t{0}) <= p.memory.tensors);
+    }
+  }
   std::mt19937 draw(3);
   int accepted = 0;
   for (int i = 0; i < 300; ++i) {
