@@ -68,9 +68,10 @@ inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int
 
 // The world's ranks in the group of `rank`, ascending.
 inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int rank) {
+  const std::array<int, 3> key = in_common(shape, group, rank);
   std::vector<int> members;
   for (int other = 0; other < shape.ranks(); ++other) {
-    if (in_common(shape, group, other) == in_common(shape, group, rank)) members.push_back(other);
+    if (in_common(shape, group, other) == key) members.push_back(other);
   }
   return members;
 }

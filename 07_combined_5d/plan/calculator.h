@@ -20,11 +20,12 @@ namespace pentatron {
 inline constexpr const char* calculated_models[] = {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b",
                                                     "llama-3.1-8b", "llama-3.1-70b"};
 
-// In bf16 with attention on tensor cores.
+// With attention on tensor cores.
 inline CombinedOptions options_of_model(const std::string& model) {
   const char* const arguments[] = {"plan", "--model", model.c_str()};
   auto options = parse_options<CombinedOptions>(3, arguments, "", Attention::tiled);
-  options.attention = has_master_weights ? Attention::tensor_core : Attention::tiled;
+  options.pp = options.dp = 1, options.micro_batch_size = 1;
+  options.attention = Attention::tensor_core;
   return options;
 }
 
@@ -40,29 +41,24 @@ class Calculator {
                    {"micro_batches", micro_batches}};
     for (const Axis& axis : axes_) result["choices"][axis.name] = axis.values;
     result["states"] = table({"model", "tp", "pp", "seq_len", "zero", "replicas"},
-                             [](const Choice& c) { return stages_of(c, 0, 3); });
+                             [](const CombinedOptions& c) { return stages_of(c, 0, 3); });
     result["activations"] = table({"model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
-                                  [](const Choice& c) { return stages_of(c, 3, purposes); });
-    result["libraries"] = table({"tp", "cp", "pp", "replicas"}, [](const Choice& c) {
-      return Json(libraries_of(c.layout.shape, PpSchedule::one_f_one_b, 1));
-    });
+                                  [](const CombinedOptions& c) { return stages_of(c, 3, purposes); });
+    result["libraries"] =
+        table({"tp", "cp", "pp", "replicas"}, [](const CombinedOptions& c) { return Json(libraries_of(c)); });
     return result;
   }
 
  private:
-  struct Choice {
-    CombinedOptions options;
-    Layout layout;
-  };
   struct Axis {
     std::string name;
     std::vector<Json> values;
-    std::function<void(Choice&, const Json&)> choose;
+    std::function<void(CombinedOptions&, const Json&)> choose;
   };
 
   // Nested arrays: for each value of the first axis those of the other axes.
-  Json table(std::vector<std::string> names, const std::function<Json(const Choice&)>& entry,
-             Choice choice = {options_of_model(calculated_models[0]), {}}) const {
+  Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry,
+             CombinedOptions choice = options_of_model(calculated_models[0])) const {
     if (names.empty()) return entry(choice);
     const Axis& axis = *std::ranges::find(axes_, names.front(), &Axis::name);
     names.erase(names.begin());
@@ -75,9 +71,8 @@ class Calculator {
   }
 
   // The bytes of the purposes [from, to) in the first stage and in the last one.
-  static Json stages_of(const Choice& c, size_t from, size_t to) {
-    const MeshShape& shape = c.layout.shape;
-    CombinedOptions options = options_of(c.options, c.layout);
+  static Json stages_of(CombinedOptions options, size_t from, size_t to) {
+    const MeshShape shape = shape_of(options);
     options.global_batch_size = micro_batches * options.micro_batch_size * shape.dp;
     Json entry = Json::array();
     try {
@@ -97,24 +92,22 @@ class Calculator {
   const std::vector<Axis> axes_ = {
       {"model",
        {std::begin(calculated_models), std::end(calculated_models)},
-       [](Choice& c, const Json& v) { c.options = options_of_model(v); }},
+       [](CombinedOptions& c, const Json& v) { c.model = options_of_model(v).model; }},
       {"seq_len",
        {1024, 2048, 4096, 8192, 16384, 32768},
-       [](Choice& c, const Json& v) { c.options.sequence_length = v; }},
-      {"mbs", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.micro_batch_size = v; }},
-      {"tp", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.shape.tp = v; }},
-      {"sp", {false, true}, [](Choice& c, const Json& v) { c.layout.sequence_parallel = v; }},
-      {"cp", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.shape.cp = v; }},
-      {"pp", {1, 2, 4, 8}, [](Choice& c, const Json& v) { c.layout.shape.pp = v; }},
+       [](CombinedOptions& c, const Json& v) { c.sequence_length = v; }},
+      {"mbs", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.micro_batch_size = v; }},
+      {"tp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.tp = v; }},
+      {"sp", {false, true}, [](CombinedOptions& c, const Json& v) { c.sequence_parallel = v; }},
+      {"cp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.cp = v; }},
+      {"pp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.pp = v; }},
       {"dp", {1, 2, 4, 8, 16, 32}, {}},
-      {"replicas",
-       {1, 2, 4, 8, 16, 32, 64, 128, 256},
-       [](Choice& c, const Json& v) { c.layout.shape.dp = v; }},
-      {"zero", {0, 1, 2, 3}, [](Choice& c, const Json& v) { c.layout.zero_stage = v; }},
+      {"replicas", {1, 2, 4, 8, 16, 32, 64, 128, 256}, [](CombinedOptions& c, const Json& v) { c.dp = v; }},
+      {"zero", {0, 1, 2, 3}, [](CombinedOptions& c, const Json& v) { c.zero_stage = v; }},
       {"recompute",
        {"none", "full"},
-       [](Choice& c, const Json& v) {
-         c.layout.recompute = v == "full" ? Recompute::full : Recompute::none;
+       [](CombinedOptions& c, const Json& v) {
+         c.recompute = v == "full" ? Recompute::full : Recompute::none;
        }},
   };
 };

@@ -13,6 +13,7 @@ import csv
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from collections import defaultdict
 
 # Where the fit begins.
 MEMORY = {"activations": 1.5, "logits_bytes": 8}
-TIMES = {"memory_share": 0.5, "product_share": 0.8, "link_share": 0.9, "network_share": 0.7, "bucket_bytes": 25e6,
+TIMES = {"memory_share": 0.5, "product_share": 0.8, "link_share": 0.9, "network_share": 0.7,
          "crossing_seconds": 1e-4, "collective_seconds": 2e-4, "pipelined_seconds": 1e-4,
          "full_memory": 0.9, "retry_seconds": 0.3}  # fmt: skip
 MOST = {name: 1.2 for name in TIMES if name.endswith("_share") or name == "full_memory"}
@@ -103,14 +104,9 @@ def quantile(values, share):
 
 def rank_correlation(xs, ys):
     def ranks(values):
-        order, result = sorted(range(len(values)), key=values.__getitem__), [0] * len(values)
-        for rank, index in enumerate(order):
-            result[index] = rank
-        return result
+        return [sorted(values).index(value) for value in values]
 
-    x, y, mean = ranks(xs), ranks(ys), (len(xs) - 1) / 2
-    variance = sum((rank - mean) ** 2 for rank in x)
-    return sum((a - mean) * (b - mean) for a, b in zip(x, y)) / variance if variance else 1
+    return statistics.correlation(ranks(xs), ranks(ys)) if len(set(xs)) > 1 < len(set(ys)) else 1
 
 
 def print_cells(rows, predicted):

@@ -26,9 +26,8 @@ class CostModel : public DataCost {
 
   // No step takes less: that of the rank that has most to do, if it never waits in the pipeline.
   double least() const {
-    double most = 0;
-    for (const Rank& rank : ranks()) most = std::max(most, rank.seconds);
-    return most;
+    const std::vector<Rank> all = ranks();
+    return busiest(all).seconds;
   }
 
   StepCost step() const {
@@ -39,15 +38,9 @@ class CostModel : public DataCost {
       for (int k = 0; k < p; ++k) wait_for_sums(ranks[k], schedule_.ranks[k], played.times[k]);
       played = play(ranks);
     }
-    StepCost result;
-    double most = 0;
-    for (const Rank& rank : ranks) {
-      if (rank.seconds <= most) continue;
-      most = rank.seconds;
-      result.work = rank.work, result.host = rank.host;
-    }
-    result.bubble = std::max(0.0, played.total - most);
-    result.data = std::max(0.0, most - result.work.seconds() - result.host);  // so far what ZeRO stretches
+    const Rank& most = busiest(ranks);
+    StepCost result = {most.work, std::max(0.0, played.total - most.seconds), most.host};
+    result.data = std::max(0.0, most.seconds - most.work.seconds() - most.host);  // what ZeRO stretches
     double late = 0, slowest = 0;
     for (int k = 0; k < p; ++k) {
       late = std::max(late, weights_late(ranks[k].chunks, played.times[k], schedule_.ranks[k]));
@@ -67,6 +60,10 @@ class CostModel : public DataCost {
     double seconds = 0;        // of it, as ZeRO and the host stretch it
     double host = 0;           // of them: waits for the host
   };
+
+  static const Rank& busiest(const std::vector<Rank>& ranks) {
+    return *std::ranges::max_element(ranks, {}, &Rank::seconds);
+  }
 
   std::vector<Rank> ranks() const {
     std::vector<Rank> all(shape_.pp);
@@ -101,8 +98,8 @@ class CostModel : public DataCost {
     const double gpu = c.of(Action::forward) + c.of(Action::backward);
     const double host = work.launches * gpu_.launch_seconds + work.collectives * collective;
     const double waits = std::max(0.0, host - gpu);
-    for (double Costs::*part : {&Costs::forward, &Costs::input_gradient, &Costs::weight_gradient})
-      c.*part *= 1 + waits / gpu;
+    const double longer = 1 + waits / gpu;
+    c.forward *= longer, c.input_gradient *= longer, c.weight_gradient *= longer;
     return waits;
   }
 
@@ -110,20 +107,16 @@ class CostModel : public DataCost {
 
   // Of the next micro-batch.
   Costs costs_of(Streams& now, const Units& units, bool forward) const {
-    const bool sums = sums_each() && !hides_in_pipeline();
-    const auto seconds = [&](const auto& pass) {
+    const bool sums = sums_each() && !hides_in_pipeline(), splits = schedule_.splits_backward;
+    const auto seconds = [&](Action action, bool and_sums) {
       const double begin = now.compute;
-      pass();
+      pass(now, units, action, and_sums);
       return now.compute - begin;
     };
     Costs c;
-    c.forward = forward ? seconds([&] { forward_pass(now, units); }) : 0;
-    const bool splits = schedule_.splits_backward;
-    c.input_gradient = seconds([&] {
-      backward_pass(now, units, splits ? Action::input_gradient : Action::backward, !splits && sums);
-    });
-    c.weight_gradient =
-        splits ? seconds([&] { backward_pass(now, units, Action::weight_gradient, sums); }) : 0;
+    c.forward = forward ? seconds(Action::forward, false) : 0;
+    c.input_gradient = seconds(splits ? Action::input_gradient : Action::backward, sums && !splits);
+    c.weight_gradient = splits ? seconds(Action::weight_gradient, sums) : 0;
     return c;
   }
   // The mean of the first micro-batch and of those after it. `late`: by how much the last gradients are. In a
@@ -156,8 +149,7 @@ class CostModel : public DataCost {
       if (is_message(action)) continue;
       const Units& units = rank.chunks[chunk];
       const double begin = now.compute = std::max(now.compute, times[n].begin + waited);
-      if (action == Action::forward) forward_pass(now, units);
-      if (action != Action::forward) backward_pass(now, units, action, action != Action::input_gradient);
+      pass(now, units, action, action == compute_actions(schedule_).back());
       const double lasts = times[n].end - times[n].begin, more = std::max(0.0, now.compute - begin - lasts);
       now.compute = begin + lasts + more;
       waited += more;
@@ -183,9 +175,8 @@ class CostModel : public DataCost {
     if (stage + 1 == schedule_.stages()) return 0;
     const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
     if (from == to) return 0;
-    const std::vector<int> line = members_of(shape_, MeshGroup::pipeline, 0);
     const double bytes = r * outside_ * c_.d;
-    return network_.for_message(line[from], line[to], bytes).seconds(bytes);
+    return network_.for_message(pipeline_[from], pipeline_[to], bytes).seconds(bytes);
   }
 
   // When the last gradients are summed. They leave during the backward of a rank's last micro-batch. Its
@@ -202,14 +193,11 @@ class CostModel : public DataCost {
       const Interval& time = played.times[k][std::find(list.begin(), list.end(), last) - list.begin()];
       const Units& units = ranks[k].chunks[chunk];
       Streams& now = streams[k];
-      if (!overlaps()) {
-        for (const Unit& u : units)
-          for (int g = 0; g < 2; ++g) now.move(g, played.times[k].back().end, scatter(u, g));
-      } else if (sums_each()) {
+      if (sums_each()) {
         now.compute = std::max(now.compute, time.end + ranks[k].late);
       } else {
         now.compute = std::max({now.compute, time.begin, message_came});
-        backward_pass(now, units, action, true);
+        pass(now, units, action, true);
         if (stage > 0 && !schedule_.splits_backward)  // (that sends it before weight gradients)
           message_came = std::max(now.compute, now.started) + message(stage - 1);
       }
@@ -231,7 +219,6 @@ class CostModel : public DataCost {
         if (all[u].size[g] > 0) came[u] = std::max(came[u], now.move(g, 0, gather(all[u], g)));
       }
     }
-    if (!overlaps()) return now.done();
     if (is_sharded(3)) now.started = 0;  // it gathers a unit when the one before is used
     double needed = 0;
     for (size_t u = 0; u < chunks[0].size(); ++u) {

@@ -22,7 +22,6 @@ class DataCost : public LayerCost {
 
   int replicas(int group) const { return shape_.dp * shape_.cp / (group == expert_group ? shape_.ep : 1); }
   bool is_sharded(int stage) const { return o_.zero_stage >= stage; }
-  bool overlaps() const { return style_.overlaps_sharded_sums || o_.zero_stage == 0; }
   // Every micro-batch sums its gradients. (Otherwise the last one sums those of all.)
   bool sums_each() const { return is_sharded(2); }
   // Every micro-batch gathers the weights. (In a pipeline they stay gathered.)
@@ -35,13 +34,12 @@ class DataCost : public LayerCost {
   double scatter(const Unit& u, int group) const {
     const double bytes = a * u.size[group], n = buckets(u, group), m = schedule_.m;
     if (bytes == 0) return 0;
-    if (!is_sharded(1) || style_.all_reduces) return n * replicas_[group].all_reduce(bytes / n);
+    if (!is_sharded(1)) return n * replicas_[group].all_reduce(bytes / n);
     const double add = gpu_.seconds(moves(3 * bytes / replicas(group)));  // but for the first micro-batch
     return replicas_[group].reduce_scatter(bytes / replicas(group)) + (sums_each() ? (m - 1) / m * add : 0);
   }
-  double bucket_bytes() const { return style_.bucket_bytes > 0 ? style_.bucket_bytes : o_.bucket_mb * 1e6; }
   double buckets(const Unit& u, int group) const {
-    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / bucket_bytes());
+    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / (o_.bucket_mb * 1e6));
   }
 
   struct Streams {
@@ -84,11 +82,18 @@ class DataCost : public LayerCost {
     return none;
   }
 
-  // A pass of a micro-batch over units, which take `work`. A unit's weights are gathered while the one before
-  // is used. If it `sums`, a unit's gradients leave when they are complete; with ZeRO-2 and 3, only two
-  // units' gradients have memory.
-  template <class WorkOf>
-  void pass(Streams& now, const Units& units, bool forward, bool sums, const WorkOf& work) const {
+  static Work work_of(const Unit& u, Action action) {
+    if (action == Action::forward) return u.forward;
+    Work work = u.backward[action == Action::weight_gradient];
+    if (action == Action::backward) work += u.backward[1];
+    return work;
+  }
+
+  // A pass of a micro-batch over units. A unit's weights are gathered while the one before is used. If it
+  // `sums`, a unit's gradients leave when they are complete; with ZeRO-2 and 3, only two units' gradients
+  // have memory.
+  void pass(Streams& now, const Units& units, Action action, bool sums) const {
+    const bool forward = action == Action::forward;
     const int n = static_cast<int>(units.size());
     for (int i = 0; i < n; ++i) {
       const int unit = forward ? i : n - 1 - i, buffer = units[unit].number % 2;
@@ -103,22 +108,12 @@ class DataCost : public LayerCost {
         if (sums_each()) free = std::max(free, now.left[g][buffer]);
       }
       now.compute = ready;
-      now.run(work(units[unit]), sums ? free : 0);
+      now.run(work_of(units[unit], action), sums ? free : 0);
       for (int g = 0; g < 2; ++g) {
         if (!sums || units[unit].size[g] == 0) continue;
         now.left[g][buffer] = now.move(g, now.compute, scatter(units[unit], g), buckets(units[unit], g));
       }
     }
-  }
-  void forward_pass(Streams& now, const Units& units) const {
-    pass(now, units, true, false, [](const Unit& u) { return u.forward; });
-  }
-  void backward_pass(Streams& now, const Units& units, Action action, bool sums) const {
-    pass(now, units, false, sums, [&](const Unit& u) {
-      Work w = u.backward[action == Action::weight_gradient];
-      if (action == Action::backward) w += u.backward[1];
-      return w;
-    });
   }
 
  private:

@@ -9,21 +9,16 @@ namespace pentatron {
 
 class Explanation : public CostModel {
  public:
-  Explanation(const Plan& plan, const MeshShape& shape, const DeviceProfile& gpu, const Schedule& schedule,
-              const Style& style)
-      : CostModel(plan.options, shape, gpu, schedule, style), plan_(plan) {}
+  Explanation(const Plan& plan, const DeviceProfile& gpu, const Schedule& schedule, const Style& style)
+      : CostModel(plan.options, plan.shape, gpu, schedule, style), plan_(plan) {}
 
   void print() {
     const int layer = o_.model.layers - 1;
-    std::printf("%s\n\n", to_string(plan_.layout).c_str());
-    std::printf(
-        "A micro-batch on a rank: %d sequences x %d tokens / cp %d = %lld rows; outside of the tensor "
-        "regions %lld.\n",
-        o_.micro_batch_size, o_.sequence_length, shape_.cp, static_cast<long long>(rows_),
-        static_cast<long long>(outside_));
-    std::printf("Columns / tp %d: q %lld, k and v %lld each, MLP %lld, vocabulary %lld.\n", shape_.tp,
-                static_cast<long long>(c_.q), static_cast<long long>(c_.kv), static_cast<long long>(c_.f),
-                static_cast<long long>(c_.vocabulary));
+    std::printf("%s\n\n", layout_of(o_).c_str());
+    std::cout << "A micro-batch on a rank: " << o_.micro_batch_size << " sequences x " << o_.sequence_length
+              << " tokens / cp " << shape_.cp << " = " << rows_ << " rows; outside of the tensor regions "
+              << outside_ << ".\nColumns / tp " << shape_.tp << ": q " << c_.q << ", k and v " << c_.kv
+              << " each, MLP " << c_.f << ", vocabulary " << c_.vocabulary << ".\n";
     print_terms("A layer forward", [&] { layer_forward(layer, false); });
     print_terms("A layer backward", [&] { layer_backward(layer); });
     print_step();
@@ -41,17 +36,14 @@ class Explanation : public CostModel {
     std::printf("\n%s\n", title);
     for (const Term& t : list) {
       const Cost& c = t.cost;
-      char what[96];
-      if (c.batch > 0) {
-        std::snprintf(what, sizeof what, "2 x %lld x %lld x %lld = %.1f GFLOP", static_cast<long long>(c.m),
-                      static_cast<long long>(c.n), static_cast<long long>(c.k), c.flops / 1e9);
-      } else if (c.flops > 0) {
-        std::snprintf(what, sizeof what, "%.1f GFLOP", c.flops / 1e9);
-      } else {
-        std::snprintf(what, sizeof what, "%.1f MB%s", (c.bytes > 0 ? c.bytes : t.sent) / 1e6,
-                      t.sent > 0 ? " sent" : "");
-      }
-      std::printf("  %-34s %-44s %9.1f us\n", t.name, what, t.seconds * 1e6);
+      const double amount = c.flops > 0 ? c.flops / 1e9 : (c.bytes + t.sent) / 1e6;
+      std::ostringstream what;
+      if (c.batch > 0) what << "2 x " << c.m << " x " << c.n << " x " << c.k << " = ";
+      what << std::fixed << std::setprecision(1) << amount
+           << (c.flops > 0  ? " GFLOP"
+               : t.sent > 0 ? " MB sent"
+                            : " MB");
+      std::printf("  %-34s %-44s %9.1f us\n", t.name, what.str().c_str(), t.seconds * 1e6);
       sum += t.seconds;
     }
     std::printf("  %-79s %9.1f us\n", "sum", sum * 1e6);
@@ -59,7 +51,7 @@ class Explanation : public CostModel {
 
   void print_step() {
     const std::vector<Rank> all = ranks();
-    const Rank& rank = *std::ranges::max_element(all, {}, &Rank::seconds);
+    const Rank& rank = busiest(all);
     const StepCost& cost = plan_.cost;
     const int m = schedule_.m, p = shape_.pp, v = schedule_.v;
     double forward = 0, backward = 0;

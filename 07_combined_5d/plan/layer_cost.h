@@ -141,7 +141,7 @@ class LayerCost {
     now.collectives += sp_ + (shape_.tp > 1);
   }
 
-  // ---- Attention (attention.h), in a ring if context ranks share the sequence (ring_attention.h)
+  // ---- Attention (attention.h); if context ranks share the sequence, with an exchange
 
   // The scores in memory, without the half that causality saves.
   void naive_attention(Work& w, const AttentionBlock& b, bool backward) const {
@@ -173,49 +173,93 @@ class LayerCost {
     if (tiled) run(w, "attention, queries", attention_cost(block, 3, unit, true));
   }
 
-  // Keys and values, or their gradients, of elements of so many bytes, travel to the next rank. All wait for
-  // the slowest hop.
+  // Keys and values, or their gradients, of elements of so many bytes, travel to the next rank of a ring. All
+  // wait for the slowest hop.
   double hop(double element) const {
     const double bytes = 2 * element * rows_ * c_.kv;
     double slowest = 0;
     for (int i = 0; i < shape_.cp; ++i) {
-      const int next = context_[(i + 1) % shape_.cp];
+      const int next = context_[(i + head_ranks_) % shape_.cp];
       slowest = std::max(slowest, network_.for_message(context_[i], next, bytes).seconds(bytes));
     }
     return slowest;
   }
+  // A collective of keys and one of values, or of their gradients, in a group.
+  double of_both(nccl_mpi::Collective::Kind kind, double element) const {
+    const nccl_mpi::Collective one = {kind, element * rows_ * c_.kv};
+    return tokens_.seconds(std::array{one, one});
+  }
+  double keys_come() const { return gathers_ ? of_both(nccl_mpi::Collective::all_gather, r) : hop(r); }
+  double gradients_leave() const {
+    return gathers_ ? of_both(nccl_mpi::Collective::reduce_scatter, a) : hop(a);
+  }
+  // A message of so many bytes to each of the other ranks.
+  double exchange(const std::vector<int>& ranks, double bytes) const {
+    nccl_mpi::Messages messages(network_, ranks[0]);
+    for (size_t i = 1; i < ranks.size(); ++i) messages.add(ranks[i], bytes);
+    return messages.seconds();
+  }
+  // Tokens for heads, or back, of matrices with so many columns in all.
+  double change_heads(double element, int64_t columns) const {
+    const std::vector<int> neighbours(context_.begin(), context_.begin() + head_ranks_);
+    return exchange(neighbours, element * rows_ * columns / head_ranks_);
+  }
 
   Work attention(bool backward) const {
-    const HeadShape heads = {static_cast<int>(c_.heads), o_.model.kv_heads / shape_.tp, o_.model.head_size()};
-    const AttentionShape shape = {o_.micro_batch_size, o_.sequence_length / shape_.cp, heads};
     Work w;
+    const int n = head_ranks_;
+    const auto to_other_form = [&](double element, const std::vector<int64_t>& matrices) {
+      if (n == 1) return;
+      for (const int64_t columns : matrices) run(w, "columns by ranks", moves(2 * element * rows_ * columns));
+      const int64_t columns = std::accumulate(matrices.begin(), matrices.end(), int64_t{0});
+      wait(w, &Work::context, "all-to-all", element * rows_ * columns * (n - 1) / n,
+           change_heads(element, columns));
+      ++w.collectives;
+    };
+    const std::vector<int64_t> q = {c_.q}, q_k_v = {c_.q, c_.kv, c_.kv};
+    const HeadShape heads = {static_cast<int>(c_.heads) / n, o_.model.kv_heads / shape_.tp / n,
+                             o_.model.head_size()};
+    const AttentionShape shape = {o_.micro_batch_size, o_.sequence_length / shape_.cp * n, heads};
     if (backward) run(w, "attention's dots", moves(2 * r * rows_ * c_.q));
-    if (shape_.cp == 1) {
+    to_other_form(r, backward ? q : q_k_v);
+    if (backward) to_other_form(a, {c_.heads});
+    if (shape_.cp == n) {
       attention_kernels(w, whole_sequences(shape), backward);
-      return w;
+    } else {
+      attention_by_rank(w, shape, backward);
     }
+    to_other_form(r, backward ? q_k_v : q);
+    return w;
+  }
+
+  // A rank's queries meet the keys of one rank after the other. These are gathered, or come hop by hop.
+  void attention_by_rank(Work& w, const AttentionShape& shape, bool backward) const {
     if (backward) run(w, "zero d_q", moves(a * rows_ * c_.q));
-    const int n = shape_.cp, rank = n - 1;  // the last one merges the longest blocks
+    const int n = shape_.cp / head_ranks_, rank = n - 1;  // the last one merges the longest blocks
+    const double come = keys_come(), leave = gradients_leave();
+    const double sent = 2 * r * rows_ * c_.kv * (gathers_ ? n - 1 : 1);
     for (int step = 0; step < n; ++step) {
       Work block;
       for (int i = 0; backward && i < 2; ++i) run(block, "zero d_k or d_v", moves(a * rows_ * c_.kv));
       const auto visible = visible_block(o_.cp_layout, shape, rank, (rank - step + n) % n);
       if (visible) attention_kernels(block, visible->block, backward);
       if (!backward && step > 0 && visible)
-        run(block, "merge", moves(3 * a * visible->block.batch * visible->block.queries * c_.q));
-      double communication = step + 1 < n ? hop(r) : 0;
-      if (backward && step > 0) communication += hop(a);
-      wait(w, &Work::context, "hop, as far as not hidden", communication > 0 ? 2 * r * rows_ * c_.kv : 0,
-           communication, block.seconds());
-      for (int i = 0; backward && step > 0 && visible && i < 2; ++i)
+        run(block, "merge",
+            moves(3 * a * visible->block.batch * visible->block.queries * c_.q / head_ranks_));
+      double communication = step == 0 || (step + 1 < n && !gathers_) ? come : 0;
+      if (backward && step > 0 && !gathers_) communication += leave;
+      wait(w, &Work::context, gathers_ ? "all-gather, as far as not hidden" : "hop, as far as not hidden",
+           communication > 0 ? sent : 0, communication, block.seconds());
+      for (int i = 0; backward && step > 0 && visible && !gathers_ && i < 2; ++i)
         run(block, "sum of d_k or d_v", moves(3 * a * rows_ * c_.kv));
       w += block;
       w.collectives += communication > 0;
     }
-    if (backward) wait(w, &Work::context, "last hop of d_k and d_v", 2 * a * rows_ * c_.kv, hop(a));
+    if (backward)
+      wait(w, &Work::context, gathers_ ? "reduce-scatter of d_k and d_v" : "last hop of d_k and d_v",
+           a / r * sent, leave);
     run(w, "round", moves((a + r) * rows_ * c_.q));
     for (int i = 0; backward && i < 2; ++i) run(w, "round", moves((a + r) * rows_ * c_.kv));
-    return w;
   }
 
   // ---- A layer (transformer.cu)
@@ -280,8 +324,9 @@ class LayerCost {
     product(dgrad, "q, k, v, input", rows_, c_.d, c_.q + 2 * c_.kv);
     wgrad(out, "out, weight", c_.d, c_.q, rows_);
     wgrad(qkv, "q, k, v, weight", c_.q + 2 * c_.kv, c_.d, rows_);
-    // (NCCL starts the gather after the ring's last hop, because the host issues it then.)
-    enter_backward(p, shape_.cp > 1 ? hop(a) : p[0].seconds() - began, dgrad, out, qkv);
+    // (NCCL starts the gather after attention's last exchange, because the host issues it then.)
+    const double last = head_ranks_ > 1 ? change_heads(r, c_.q + 2 * c_.kv) : gradients_leave();
+    enter_backward(p, shape_.cp > 1 ? last : p[0].seconds() - began, dgrad, out, qkv);
     norm_backward(p);
     return p;
   }
@@ -295,13 +340,6 @@ class LayerCost {
   int64_t rows_of_expert() const {                                     // of a chunk
     return static_cast<int64_t>(copies() / own_experts() / o_.expert_chunks);
   }
-  double exchange(MeshGroup group, double bytes_for_a_rank) const {
-    nccl_mpi::Messages messages(network_, 0);
-    for (const int rank : members_of(shape_, group, 0)) {
-      if (rank != 0) messages.add(rank, bytes_for_a_rank);
-    }
-    return messages.seconds();
-  }
   // Tensor ranks that share rows out; bytes of the rows of all chunks, and what a rank sends of them.
   int shares() const { return o_.dispatch == Dispatch::once && shape_.ep > 1 ? shape_.tp : 1; }
   double bytes_of_rows() const { return r * copies() * c_.d; }
@@ -314,8 +352,9 @@ class LayerCost {
   // first, then computes each chunk in `chunk` seconds, and then has `after` more work.
   std::pair<double, double> exchange_waits(double before, double chunk, double after) const {
     const double bytes = bytes_of_rows() / o_.expert_chunks;
-    const double rows = exchange(MeshGroup::experts, bytes / shape_.ep / shares());
-    const double give = shares() > 1 ? exchange(MeshGroup::tensor, bytes / shares()) : 0;
+    const double rows = exchange(experts_, bytes / shape_.ep / shares());
+    const double give =
+        shares() > 1 ? exchange(members_of(shape_, MeshGroup::tensor, 0), bytes / shares()) : 0;
     const double sum = shares() > 1 ? tensor_.all_reduce(bytes) + gpu_.seconds(moves(bytes)) : 0;
     double experts = 0, tensor = 0, compute = before, waited = 0;  // when each is free
     std::vector<double> arrived;
@@ -367,9 +406,8 @@ class LayerCost {
     if (has_loss && shape_.cp > 1)
       wait(meanwhile, &Work::context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
     if (has_loss && !again) run(meanwhile, "balance loss", moves(a * rows_ * e));
-    const double come =
-        chunks * (exchange(MeshGroup::experts, counts / shape_.ep) + 2 * gpu_.copy_seconds(counts)) +
-        gpu_.launch_seconds;
+    const double come = chunks * (exchange(experts_, counts / shape_.ep) + 2 * gpu_.copy_seconds(counts)) +
+                        gpu_.launch_seconds;
     wait(w, &Work::experts, "counts reach the host", chunks * counts * (shape_.ep - 1) / shape_.ep, come,
          meanwhile.seconds());
     w += meanwhile;
@@ -512,7 +550,12 @@ class LayerCost {
       shape_.tp > network_.ranks_per_node ? style_.crossing_seconds* shape_.tp / network_.ranks_per_node : 0;
   const nccl_mpi::Collectives tensor_ = collectives(MeshGroup::tensor),
                               tokens_ = collectives(MeshGroup::context);
-  const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0);
+  const std::vector<int> context_ = members_of(shape_, MeshGroup::context, 0),
+                         pipeline_ = members_of(shape_, MeshGroup::pipeline, 0),
+                         experts_ = members_of(shape_, MeshGroup::experts, 0);
+  // Keys are gathered, or go round in a ring. Ulysses: neighbours that exchange tokens for heads.
+  const bool gathers_ = o_.cp_exchange == CpExchange::all_gather;
+  const int head_ranks_ = context_parallel_share(o_, shape_.cp).head_ranks;
   const nccl_mpi::Collectives replicas_[2] = {collectives(MeshGroup::gradients),
                                               collectives(MeshGroup::expert_gradients)};
   mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike

@@ -1,7 +1,9 @@
 // All layouts of a run on so many GPUs: those that 07 accepts, what memory they need, and how fast they are.
-// In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest.
+// In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest. A
+// layout is some of 07's options. As words they are short: "tp2 dp16 pp2 zero1 mbs2 1f1b sp full".
 #pragma once
 
+#include <cstdio>
 #include <map>
 #include <sstream>
 #include <tuple>
@@ -10,85 +12,114 @@
 
 namespace pentatron {
 
-// How a run is laid out. As text: "tp2 cp1 dp16 pp2 zero1 mbs2 1f1b sp full".
-struct Layout {
-  MeshShape shape;
-  int zero_stage = 1, micro_batch_size = 1, vpp = 1;
-  PpSchedule schedule = PpSchedule::one_f_one_b;
-  bool sequence_parallel = false;
-  Recompute recompute = Recompute::none;
+// A word that has a number, and what it says.
+struct LayoutNumber {
+  std::string word;
+  const char* option;
+  int& value;
 };
-
-inline std::string to_string(const Layout& l) {
-  std::ostringstream text;
-  for (const auto& [axis, degree] : l.shape.degrees()) {
-    if (degree > 1) text << axis << degree << " ";
-  }
-  text << "zero" << l.zero_stage << " mbs" << l.micro_batch_size;
-  if (l.shape.pp > 1) text << " " << to_string(l.schedule);
-  if (l.schedule == PpSchedule::interleaved) text << l.vpp;
-  if (l.sequence_parallel) text << " sp";
-  if (l.recompute != Recompute::none) text << " " << to_string(l.recompute);
-  return text.str();
+inline std::vector<LayoutNumber> numbers_of(CombinedOptions& o) {
+  return {{"tp", "--tp", o.tp},
+          {"cp", "--cp", o.cp},
+          {"dp", "--dp", o.dp},
+          {"pp", "--pp", o.pp},
+          {"ep", "--ep", o.ep},
+          {"zero", "--zero-stage", o.zero_stage},
+          {"mbs", "--micro-batch-size", o.micro_batch_size},
+          {"interleaved", "--vpp", o.vpp}};
 }
 
-// Reads to_string's words, in any order. What is not said is as in Layout, and --dp is what the rest leaves
-// of `gpus`. Throws UsageError.
-inline Layout parse_layout(const std::string& option, const std::string& words, int gpus) {
-  Layout l;
-  l.shape.dp = 0;
-  const std::map<std::string, int*> numbers = {
-      {"tp", &l.shape.tp}, {"cp", &l.shape.cp},     {"dp", &l.shape.dp},          {"pp", &l.shape.pp},
-      {"ep", &l.shape.ep}, {"zero", &l.zero_stage}, {"mbs", &l.micro_batch_size}, {"interleaved", &l.vpp}};
+// The words of a layout. A degree of 1 is not named.
+inline std::string layout_of(CombinedOptions o) {
+  std::vector<std::string> words;
+  for (const auto& [word, option, value] : numbers_of(o)) {
+    const bool is_named = word == "zero" || word == "mbs" || (word != "interleaved" && value > 1);
+    if (is_named) words.push_back(text(word, value));
+  }
+  const bool has_chunks = o.pp_schedule == PpSchedule::interleaved;
+  if (o.pp > 1) words.push_back(text(to_string(o.pp_schedule), has_chunks ? text(o.vpp) : ""));
+  if (o.sequence_parallel) words.push_back("sp");
+  if (o.recompute != Recompute::none) words.push_back(text(to_string(o.recompute)));
+  return join(words, " ");
+}
+
+// A word that a layout must have, such as "sp" or "tp4". A number may have a range: "tp1-8".
+struct Wish {
+  std::string text, name;  // "tp4", "tp"
+  int from = 0, to = 0;
+};
+// Throws UsageError unless these are words of layouts.
+inline std::vector<Wish> read_wishes(const std::string& option, const std::string& words) {
+  CombinedOptions any;
+  std::vector<Wish> wishes;
   std::istringstream stream(words);
   for (std::string word; stream >> word;) {
-    const size_t digits = word.find_last_not_of("0123456789") + 1;
-    const std::string name = word.substr(0, digits), number = word.substr(digits);
-    const int n = number.empty() || number.size() > 6 ? -1 : std::stoi(number);
+    char name[16] = "";
+    int from = -1, to = -1, end = 0;
+    if (std::sscanf(word.c_str(), "%15[a-z]%6d%n-%6d%n", name, &from, &end, &to, &end) == 2) to = from;
     bool valid = false;
-    if (const auto found = numbers.find(name); found != numbers.end()) {
-      valid = name == "zero" ? 0 <= n && n <= 3 : n >= 1;
-      *found->second = n;
-      if (name == "interleaved") l.schedule = PpSchedule::interleaved;
+    if (std::ranges::count(numbers_of(any), name, &LayoutNumber::word) > 0) {
+      const bool is_zero = word.starts_with("zero");
+      valid = end == std::ssize(word) && from >= (is_zero ? 0 : 1) && to <= (is_zero ? 3 : 999999);
+    } else {
+      for (const char* other : {"afab", "1f1b", "zb-h1", "zb-v", "dualpipe-v", "sp", "full", "selective"})
+        valid |= word == other;
     }
-    for (const PpSchedule schedule : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1,
-                                      PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
-      if (word == to_string(schedule)) valid = true, l.schedule = schedule, l.vpp = chunks_of(schedule);
-    }
-    for (const Recompute recompute : {Recompute::full, Recompute::selective}) {
-      if (word == to_string(recompute)) valid = true, l.recompute = recompute;
-    }
-    if (word == "sp") valid = l.sequence_parallel = true;
-    if (!valid)
-      throw UsageError(
-          option, words,
-          "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full (dualpipe and files of "
-          "schedules are left out)");
+    require(valid, option, word,
+            "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full (dualpipe and files of "
+            "schedules are left out)");
+    wishes.push_back({word, name, from, to});
   }
-  const int64_t others = int64_t{l.shape.tp} * l.shape.cp * l.shape.pp;
-  if (l.shape.dp == 0) l.shape.dp = static_cast<int>(std::max<int64_t>(1, gpus / others));
-  return l;
+  return wishes;
+}
+inline bool is_as_wished(CombinedOptions o, const std::vector<Wish>& wishes) {
+  const std::string words = " " + layout_of(o) + " ";
+  if (o.pp_schedule != PpSchedule::interleaved) o.vpp = 0;
+  const auto numbers = numbers_of(o);
+  return std::ranges::all_of(wishes, [&](const Wish& wish) {
+    const auto number = std::ranges::find(numbers, wish.name, &LayoutNumber::word);
+    if (number == numbers.end()) return words.find(" " + wish.text + " ") != words.npos;
+    return wish.from <= number->value && number->value <= wish.to;
+  });
 }
 
-inline CombinedOptions options_of(CombinedOptions options, const Layout& l) {
-  options.tp = l.shape.tp, options.cp = l.shape.cp, options.dp = l.shape.dp, options.pp = l.shape.pp;
-  options.ep = l.shape.ep, options.zero_stage = l.zero_stage, options.micro_batch_size = l.micro_batch_size;
-  options.pp_schedule = l.schedule, options.vpp = l.vpp;
-  options.sequence_parallel = l.sequence_parallel, options.recompute = l.recompute;
-  return options;
+// `o` with the layout of these words, in any order. --dp, if not said, is what the rest leaves of `gpus`.
+// Throws UsageError.
+inline CombinedOptions with_layout(CombinedOptions o, const std::string& option, const std::string& words,
+                                   int gpus) {
+  o.dp = 0, o.pp = 1;
+  const auto numbers = numbers_of(o);
+  for (const auto& [word, name, from, to] : read_wishes(option, words)) {
+    require(from == to, option, words, "one layout: no range");
+    const auto number = std::ranges::find(numbers, name, &LayoutNumber::word);
+    if (number != numbers.end()) number->value = from;
+    if (name == "interleaved") o.pp_schedule = PpSchedule::interleaved;
+    for (const auto& [called, schedule] : pp_schedule_names) {
+      if (word == called) o.pp_schedule = schedule, o.vpp = chunks_of(schedule);
+    }
+    for (const auto& [called, recompute] : recompute_names) {
+      if (word == called) o.recompute = recompute;
+    }
+    if (word == "sp") o.sequence_parallel = true;
+  }
+  if (o.dp == 0) o.dp = static_cast<int>(std::max<int64_t>(1, gpus / (int64_t{o.tp} * o.cp * o.pp)));
+  return o;
 }
+
+inline MeshShape shape_of(const CombinedOptions& o) { return {o.tp, o.cp, o.dp, o.pp, o.ep}; }
 
 // What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
-inline size_t libraries_of(const MeshShape& shape, PpSchedule schedule, int vpp) {
+inline size_t libraries_of(const CombinedOptions& o) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
-  const int replicas = shape.dp * shape.cp, experts = shape.ep;
+  const int replicas = o.dp * o.cp, heads = o.cp_exchange == CpExchange::ulysses_ring ? o.ulysses : 1;
   // Two ways for an edge, of a V four; a rank at the end of the pipeline has one edge, in a ring two.
-  const bool is_v = is_v_shaped(schedule), is_ring = vpp > 1 && !is_v;
-  const int edges = shape.pp == 1 ? 0 : shape.pp == 2 && !is_ring ? 1 : 2;
-  return library_bytes(channels(shape.tp, tensor_blocks) + channels(shape.cp, data_blocks) +
-                       channels(replicas, data_blocks) + channels(experts, data_blocks) +
-                       channels(replicas / experts, data_blocks) + channels(shape.ranks(), data_blocks) +
-                       (is_v ? 4 : 2) * edge_blocks * edges);
+  const bool is_v = is_v_shaped(o.pp_schedule), is_ring = o.vpp > 1 && !is_v;
+  const int edges = o.pp == 1 ? 0 : o.pp == 2 && !is_ring ? 1 : 2;
+  int all = channels(o.tp, tensor_blocks) + (is_v ? 4 : 2) * edge_blocks * edges;
+  for (const int ranks : {o.cp, replicas, o.ep, replicas / o.ep, replicas * o.tp * o.pp})
+    all += channels(ranks, data_blocks);
+  if (heads > 1 && o.cp > 1) all += 2 * data_blocks;  // of the neighbours, and of their ring
+  return library_bytes(all);
 }
 
 // Device memory of the fullest rank, in bytes. `libraries`: libraries_of.
@@ -114,62 +145,22 @@ inline MemoryOfLayout memory_of(const CombinedOptions& options, const MeshShape&
     if (tensors + others > memory.total())
       memory.fullest = p, memory.tensors = tensors, memory.others = others;
   }
-  memory.libraries = libraries_of(shape, options.pp_schedule, options.vpp);
+  memory.libraries = libraries_of(options);
   return memory;
 }
 
 // A layout with what it needs and how long it takes.
 struct Plan {
-  Layout layout;
   CombinedOptions options;
-  MemoryOfLayout memory;
-  StepCost cost;
+  MeshShape shape;
   int micro_batches = 0;
+  MemoryOfLayout memory = {};
+  double bound = 0;  // seconds: no step takes less
+  StepCost cost = {};
   double tokens_per_second = 0, mfu = 0;  // of a GPU
-  std::string kind;                       // kind_of
+  std::string kind = {};                  // kind_of
   double least = 0, most = 0;  // seconds: 8 of 10 steps of its kind were between these; 0: not known
 };
-
-// What a user asks of a layout, beside being fast.
-struct Wishes {
-  std::string words;                                              // "tp1-8 zero3 sp": what it must have
-  double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that it may take
-
-  bool allow(const Layout& l) const {
-    if (words.empty()) return true;
-    const std::string text = " " + to_string(l) + " ";
-    const std::map<std::string, int> numbers = {
-        {"tp", l.shape.tp},          {"cp", l.shape.cp},
-        {"dp", l.shape.dp},          {"pp", l.shape.pp},
-        {"ep", l.shape.ep},          {"zero", l.zero_stage},
-        {"mbs", l.micro_batch_size}, {"interleaved", l.schedule == PpSchedule::interleaved ? l.vpp : 0}};
-    std::istringstream stream(words);
-    for (std::string word; stream >> word;) {
-      const size_t dash = word.find('-', 1), digits = word.find_first_of("0123456789");
-      const auto number = numbers.find(word.substr(0, digits));
-      if (number == numbers.end() || digits == word.npos) {
-        if (text.find(" " + word + " ") == text.npos) return false;
-        continue;
-      }
-      const int from = std::atoi(word.c_str() + digits),
-                to = dash == word.npos ? from : std::atoi(word.c_str() + dash + 1);
-      if (number->second < from || number->second > to) return false;
-    }
-    return true;
-  }
-};
-
-// Whether these are words of layouts. Throws UsageError.
-inline void check_words(const std::string& option, const std::string& words) {
-  std::istringstream stream(words);
-  for (std::string word; stream >> word;) {
-    const size_t dash = word.find('-');
-    const bool is_range = dash != word.npos && dash > 0 && std::isdigit(word[dash - 1]);
-    if (is_range)
-      parse_layout(option, word.substr(0, word.find_first_of("0123456789")) + word.substr(dash + 1), 1);
-    parse_layout(option, is_range ? word.substr(0, dash) : word, 1);
-  }
-}
 
 struct Search {
   // Layouts that divide the model; of these fit; of these reach the global batch.
@@ -180,75 +171,77 @@ struct Search {
 
 class Planner {
  public:
-  // `base`: the model, the batch, and all that is not a layout's.
+  // `base`: the model, the batch, and all that is not a layout's. `memory_bytes`: of a GPU, that a layout may
+  // take.
   Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Style& style = own_style,
-          const Wishes& wishes = {})
-      : base_(base), gpus_(gpus), gpu_(gpu), style_(style), wishes_(wishes) {
+          const std::vector<Wish>& wishes = {}, double memory_bytes = std::numeric_limits<double>::infinity())
+      : memory_bytes(std::min(gpu.memory_bytes, memory_bytes)),
+        base_(base),
+        gpus_(gpus),
+        gpu_(gpu),
+        style_(style),
+        wishes_(wishes) {
     base_.as_json.clear(), base_.training.clear();  // each plan copies the options; it needs no texts
   }
 
-  // Throws UsageError if 07 would refuse it.
-  Plan plan(const Layout& layout) {
-    Plan p = prepared(layout);
-    mesh_shape(p.options, gpus_);
-    check_axes(p.options, layout.shape);
-    p.micro_batches = micro_batches_of_a_rank(p.options, layout.shape.dp);
-    complete_pipeline_options(p.options, layout.shape.pp, p.micro_batches);
-    p.memory = memory_of(p.options, layout.shape, pipeline(p).stages, style_);
+  const double memory_bytes;
+
+  // Throws UsageError if 07 would refuse it. `saved`: bytes that it does not need.
+  Plan plan(const CombinedOptions& layout, double saved = 0) {
+    Plan p = {layout, mesh_shape(layout, gpus_), micro_batches_of_a_rank(layout, layout.dp)};
+    check_experts(layout, layout.cp);
+    check_combined(p.options, p.shape);
+    p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
+    p.memory.others -= saved;
     set_cost(p);
     return p;
   }
-
-  // Of a GPU, that a layout may take.
-  double memory_bytes() const { return std::min(gpu_.memory_bytes, wishes_.memory_bytes); }
 
   const Schedule& schedule_of(const Plan& p) { return pipeline(p).schedule; }
 
   // The fastest layout of each mesh; of these the fastest `count`.
   Search search(size_t count) {
     Search result;
-    std::vector<std::pair<double, Plan>> candidates;  // with the least time that it can take
-    for_each_layout([&](const Layout& layout) {
-      if (!wishes_.allow(layout)) return;
-      Plan p = prepared(layout);
-      const int at_once = layout.micro_batch_size * layout.shape.dp;
-      p.micro_batches = base_.global_batch_size / at_once;
+    std::vector<Plan> candidates;
+    for_each_layout([&](const CombinedOptions& layout) {
+      if (!is_as_wished(layout, wishes_)) return;
+      const int at_once = layout.micro_batch_size * layout.dp;
+      Plan p = {layout, shape_of(layout), base_.global_batch_size / at_once};
       const bool reaches =
           base_.global_batch_size % at_once == 0 &&
-          (layout.schedule != PpSchedule::interleaved || p.micro_batches % layout.shape.pp == 0);
+          (layout.pp_schedule != PpSchedule::interleaved || p.micro_batches % layout.pp == 0);
       if (!reaches) {  // how much memory it needs where as many micro-batches as fill the pipeline
-        p.micro_batches = layout.shape.pp;
-        p.options.global_batch_size = at_once * layout.shape.pp;
+        p.micro_batches = layout.pp;
+        p.options.global_batch_size = at_once * layout.pp;
       }
       ++result.divide;
-      p.memory = memory_of(p.options, layout.shape, pipeline(p).stages, style_);
-      if (p.memory.total() > memory_bytes()) {
+      p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
+      if (p.memory.total() > memory_bytes) {
         if (!result.nearest || p.memory.total() < result.nearest->memory.total()) result.nearest = p;
         return;
       }
       ++result.fit;
       if (!reaches) return;
       ++result.reach;
-      candidates.emplace_back(CostModel(p.options, layout.shape, gpu_, pipeline(p).schedule, style_).least(),
-                              p);
+      p.bound = cost_model(p).least();
+      candidates.push_back(p);
     });
-    std::ranges::stable_sort(candidates, {}, &std::pair<double, Plan>::first);
-    const auto faster = [](const Plan& x, const Plan& y) { return x.cost.total() < y.cost.total(); };
-    for (auto& [least, p] : candidates) {
-      if (result.best.size() == count && least >= result.best.back().cost.total()) break;
-      const auto same = std::find_if(result.best.begin(), result.best.end(),
-                                     [&](const Plan& x) { return x.layout.shape == p.layout.shape; });
-      if (same != result.best.end() && least >= same->cost.total()) continue;
+    std::ranges::stable_sort(candidates, {}, &Plan::bound);
+    const auto seconds = [](const Plan& p) { return p.cost.total(); };
+    for (Plan& p : candidates) {
+      if (result.best.size() == count && p.bound >= seconds(result.best.back())) break;
+      const auto same = std::ranges::find(result.best, p.shape, &Plan::shape);
+      if (same != result.best.end() && p.bound >= seconds(*same)) continue;
       try {
         set_cost(p);
       } catch (const ScheduleError&) {  // it would stop, such as most schedules with grouped messages
         continue;
       }
       if (same != result.best.end()) {
-        if (!faster(p, *same)) continue;
+        if (seconds(p) >= seconds(*same)) continue;
         result.best.erase(same);
       }
-      result.best.insert(std::upper_bound(result.best.begin(), result.best.end(), p, faster), p);
+      result.best.insert(std::ranges::upper_bound(result.best, seconds(p), {}, seconds), p);
       if (result.best.size() > count) result.best.pop_back();
     }
     return result;
@@ -260,35 +253,27 @@ class Planner {
     std::vector<RankShare> stages;
   };
 
-  Plan prepared(const Layout& layout) const {
-    return {layout, options_of(base_, layout), {}, {}, 0, 0, 0, "", 0, 0};
-  }
-
-  static void check_axes(const CombinedOptions& o, const MeshShape& shape) {
-    check_tensor_parallel(o, shape.tp, int64_t{o.micro_batch_size} * o.sequence_length / shape.cp);
-    check_context_parallel(o, shape.cp);
-    if (o.model.experts > 0 && o.model.experts % shape.ep != 0)
-      throw UsageError("--ep", std::to_string(shape.ep), "a divisor of --experts");
-  }
-
   // A plan's schedule, made once for all plans that have it.
   const Pipeline& pipeline(const Plan& p) {
     const CombinedOptions& o = p.options;
-    const auto key = std::make_tuple(o.pp_schedule, o.pp, p.micro_batches, o.vpp);
-    const auto found = pipelines_.find(key);
-    if (found != pipelines_.end()) return found->second;
-    Pipeline& made = pipelines_[key];
-    made.schedule = make_schedule(o, o.pp, p.micro_batches);
-    for (int stage = 0; stage < o.pp; ++stage) made.stages.push_back(stage_share(o, made.schedule, stage));
-    return made;
+    const auto [made, is_new] = pipelines_.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
+    auto& [schedule, stages] = made->second;
+    if (!is_new) return made->second;
+    schedule = make_schedule(o, o.pp, p.micro_batches);
+    for (int stage = 0; stage < o.pp; ++stage) stages.push_back(stage_share(o, schedule, stage));
+    return made->second;
   }
+  CostModel cost_model(const Plan& p) { return {p.options, p.shape, gpu_, pipeline(p).schedule, style_}; }
 
-  // Calls `use` with each layout whose axes divide the model.
-  void for_each_layout(const std::function<void(const Layout&)>& use) const {
-    Layout l;
-    const auto is_valid = [&] {
+  // Calls `use` with each layout whose axes divide the model. (It lists only what complete_pipeline_options
+  // accepts.)
+  void for_each_layout(const std::function<void(const CombinedOptions&)>& use) const {
+    CombinedOptions o = base_;
+    const auto divides = [&] {
       try {
-        check_axes(options_of(base_, l), l.shape);
+        check_tensor_parallel(o, o.tp, int64_t{o.micro_batch_size} * o.sequence_length / o.cp);
+        check_context_parallel(o, o.cp, o.tp);
+        check_experts(o, o.cp);
       } catch (const UsageError&) {
         return false;
       }
@@ -301,20 +286,17 @@ class Planner {
       }
       return list;
     };
-    // (What follows lists only what complete_pipeline_options accepts.)
     for (const int tp : divisors(gpus_)) {
       for (const int cp : divisors(gpus_ / tp)) {
         for (const int pp : divisors(gpus_ / tp / cp)) {
-          const int dp = gpus_ / tp / cp / pp;
-          if (pp > base_.model.layers || dp > base_.global_batch_size) continue;
-          for (const int ep :
-               divisors(base_.model.experts > 0 ? std::gcd(base_.model.experts, dp * cp) : 1)) {
-            l.shape = {tp, cp, dp, pp, ep};
-            for (l.micro_batch_size = 1; l.micro_batch_size * dp <= base_.global_batch_size;
-                 l.micro_batch_size *= 2) {
+          o.tp = tp, o.cp = cp, o.pp = pp, o.dp = gpus_ / tp / cp / pp;
+          if (pp > o.model.layers || o.dp > o.global_batch_size) continue;
+          for (const int ep : divisors(o.model.experts > 0 ? std::gcd(o.model.experts, o.dp * cp) : 1)) {
+            o.ep = ep;
+            for (int mbs = 1; mbs * o.dp <= o.global_batch_size; mbs *= 2) {
               for (const bool sp : {false, true}) {
-                l.sequence_parallel = sp;
-                if ((!sp || tp > 1) && is_valid()) for_each_schedule(l, use);
+                o.micro_batch_size = mbs, o.sequence_parallel = sp;
+                if ((!sp || tp > 1) && divides()) for_each_schedule(o, use);
               }
             }
           }
@@ -322,33 +304,33 @@ class Planner {
       }
     }
   }
-  void for_each_schedule(Layout l, const std::function<void(const Layout&)>& use) const {
+  static void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) {
     const auto add = [&](PpSchedule schedule, int vpp) {
-      l.schedule = schedule, l.vpp = vpp;
-      if (vpp * l.shape.pp <= base_.model.layers) use(l);
+      o.pp_schedule = schedule, o.vpp = vpp;
+      if (vpp * o.pp <= o.model.layers) use(o);
     };
-    const int most = l.shape.dp * l.shape.cp > 1 ? 3 : 1;  // without replicas all ZeRO stages are the same
+    const bool has_replicas = o.dp * o.cp > 1;  // otherwise all ZeRO stages are the same
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
-      l.recompute = recompute;
-      for (l.zero_stage = most == 3 ? 0 : 1; l.zero_stage <= most; ++l.zero_stage) {
+      o.recompute = recompute;
+      for (o.zero_stage = has_replicas ? 0 : 1; o.zero_stage <= (has_replicas ? 3 : 1); ++o.zero_stage) {
         add(PpSchedule::one_f_one_b, 1);
-        if (l.shape.pp == 1) continue;
+        if (o.pp == 1) continue;
         add(PpSchedule::afab, 1);
         if (recompute == Recompute::none) {  // these need what full recomputation throws away
           add(PpSchedule::zb_h1, 1);
           add(PpSchedule::zb_v, 2);
           add(PpSchedule::dualpipe_v, 2);
         }
-        for (int vpp = 2; vpp * l.shape.pp <= base_.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
+        for (int vpp = 2; vpp * o.pp <= o.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
       }
     }
   }
 
   void set_cost(Plan& p) {
-    p.cost = CostModel(p.options, p.layout.shape, gpu_, pipeline(p).schedule, style_).step();
+    p.cost = cost_model(p).step();
     const double full = p.memory.total() / gpu_.memory_bytes;
     p.cost.host += p.micro_batches * retries(style_, full);
-    p.kind = kind_of(style_, p.layout.shape, gpu_, full);
+    p.kind = kind_of(style_, p.shape, gpu_, full);
     if (const auto range = style_.ranges.find(p.kind); range != style_.ranges.end())
       p.least = p.cost.total() * range->second[0], p.most = p.cost.total() * range->second[1];
     const double tokens = double(base_.global_batch_size) * base_.sequence_length;
@@ -360,7 +342,7 @@ class Planner {
   const int gpus_;
   const DeviceProfile gpu_;
   const Style style_;
-  const Wishes wishes_;
+  const std::vector<Wish> wishes_;
   std::map<std::tuple<PpSchedule, int, int, int>, Pipeline> pipelines_;
 };
 

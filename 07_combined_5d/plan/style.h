@@ -21,10 +21,6 @@
 namespace pentatron {
 
 struct Style {
-  // How it does a step. 1: yes, 0: no.
-  double overlaps_sharded_sums = 1;  // with ZeRO, gradients and weights travel beside computation
-  double all_reduces = 0;            // with ZeRO-1, gradients are all-reduced, not reduce-scattered
-  double bucket_bytes = 0;           // of gradients that are summed together without ZeRO; 0: --bucket-mb
   // The device: shares of what its profile says.
   double memory_share = 1;   // bandwidth of all but products: kernels that are not fused move more
   double product_share = 1;  // rate of products
@@ -41,64 +37,39 @@ struct Style {
   double full_memory = 1;   // share of the device's memory from which the allocator gives back and asks again
   double retry_seconds = 0;  // that this takes in a micro-batch, for each tenth of the memory above it
 
+  std::string about;
   // Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile.
   std::map<std::string, std::array<double, 2>> ranges;
 };
 
 inline const Style own_style;  // this project's
 
-// The numbers of a style file by their names.
-inline constexpr std::pair<const char*, double Style::*> style_fields[] = {
-    {"overlaps_sharded_sums", &Style::overlaps_sharded_sums},
-    {"all_reduces", &Style::all_reduces},
-    {"bucket_bytes", &Style::bucket_bytes},
-    {"memory_share", &Style::memory_share},
-    {"product_share", &Style::product_share},
-    {"link_share", &Style::link_share},
-    {"network_share", &Style::network_share},
-    {"crossing_seconds", &Style::crossing_seconds},
-    {"operation_seconds", &Style::operation_seconds},
-    {"collective_seconds", &Style::collective_seconds},
-    {"pipelined_seconds", &Style::pipelined_seconds},
-    {"weights", &Style::weights},
-    {"activations", &Style::activations},
-    {"logits_bytes", &Style::logits_bytes},
-    {"full_memory", &Style::full_memory},
-    {"retry_seconds", &Style::retry_seconds}};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, memory_share, product_share, link_share,
+                                                network_share, crossing_seconds, operation_seconds,
+                                                collective_seconds, pipelined_seconds, weights, activations,
+                                                logits_bytes, full_memory, retry_seconds, ranges)
 
 // `name`: of a file in styles/, or its path. What it does not say is as in Style. Throws UsageError.
 inline Style style_of(const std::string& name) {
-  const auto expect = [&](bool valid, const std::string& expected) {
-    if (!valid) throw UsageError("--style", name, expected);
-  };
   const std::string shipped = std::string(PENTATRON_STYLES) + "/" + name + ".json";
   const bool is_name = name.find('/') == name.npos && std::filesystem::exists(shipped);
-  expect(is_name || std::filesystem::is_regular_file(name),
-         "pentatron, nanotron, megatron, or a file of a style");
+  require(is_name || std::filesystem::is_regular_file(name), "--style", name,
+          "pentatron, nanotron, megatron, or a file of a style");
   std::ifstream file(is_name ? shipped : name);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  expect(json.is_object(), "a file with a JSON object");
-  Style style;
+  require(json.is_object(), "--style", name, "a file with a JSON object");
+  const nlohmann::json known = Style();
   for (const auto& [key, value] : json.items()) {
-    if (key == "about") continue;
-    if (key == "ranges") {
-      for (const auto& [kind, range] : value.items()) {
-        expect(range.is_array() && range.size() == 2 && range[0].is_number() && range[1].is_number(),
-               "two numbers for each kind of layout in \"ranges\"");
-        style.ranges[kind] = {range[0], range[1]};
-      }
-      continue;
-    }
-    const auto field =
-        std::ranges::find(style_fields, key, [](const auto& f) { return std::string(f.first); });
-    expect(field != std::end(style_fields), "no \"" + printable(key) + "\" in this file");
+    require(known.contains(key), "--style", name, "no \"", printable(key), "\" in this file");
     const bool is_share = key.ends_with("_share") || key == "full_memory";
-    expect(value.is_number() && (is_share ? value > 0 : value >= 0),
-           std::string("a number ") + (is_share ? "above 0" : "of 0 or more") + " for \"" + key +
-               "\" in this file");
-    style.*field->second = value;
+    require(!value.is_number() || value > 0 || (!is_share && value == 0), "--style", name, "a number ",
+            is_share ? "above 0" : "of 0 or more", " for \"", key, "\" in this file");
   }
-  return style;
+  try {
+    return json;
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError("--style", name, error.what());
+  }
 }
 
 // Seconds of a micro-batch in which the allocator gives memory back and asks for it again. `share`: of the
