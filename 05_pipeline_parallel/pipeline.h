@@ -16,6 +16,7 @@
 #include "model/transformer.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
+#include "turns.h"
 
 namespace pentatron {
 
@@ -153,9 +154,21 @@ class Pipeline {
         exchange({list_.begin() + first, list_.begin() + n + 1});
         continue;
       }
-      Batch batch = batches[i.micro_batch];
-      batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
-      compute(i, batch, totals);
+      const size_t half = schedule_.pairs_at_once ? other_half(list_, n) : 0;
+      if (half == 0) {
+        compute(i, batches, totals);
+        continue;
+      }
+      const auto forward = [&] {
+        compute(i, batches, totals);
+        for (size_t k = n + 1; k < half; ++k) exchange({list_[k]});
+      };
+      const auto backward = [&] {
+        Turns::pass();  // forward has two turns before it: see there
+        compute(list_[half], batches, totals);
+      };
+      Turns::take(forward, backward);
+      n = half;
     }
   }
 
@@ -219,8 +232,10 @@ class Pipeline {
     return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
   }
 
-  void compute(const Instruction& i, const Batch& batch, StepTotals* totals) {
+  void compute(const Instruction& i, const std::vector<Batch>& batches, StepTotals* totals) {
     Activations& a = *flight(i).activations;
+    Batch batch = batches[i.micro_batch];
+    batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
     if (i.action == Action::forward) {
       compute_forward(i, batch);
       if (totals && a.range.head) totals->add_loss(a.loss);
