@@ -41,9 +41,9 @@ inline bool completes_from_the_end(const Schedule& s) {
 
 // Pairs of dualpipe run at once if rows travel to experts, which they are to hide. Shared experts read the
 // gathered input of their region, and sequence parallelism has one buffer for that.
-inline bool can_run_pairs_at_once(const CombinedOptions& o) {
-  return o.pp_schedule == PpSchedule::dualpipe && o.pp_messages == PpMessages::streams && o.ep > 1 &&
-         !(o.sequence_parallel && o.model.shared_experts > 0);
+inline bool can_run_pairs_at_once(const CombinedOptions& o, const MeshShape& shape) {
+  return o.pp_schedule == PpSchedule::dualpipe && o.pp_messages == PpMessages::streams && shape.ep > 1 &&
+         !(o.sequence_parallel && shape.tp > 1 && o.model.shared_experts > 0);
 }
 
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
@@ -54,7 +54,7 @@ inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   check_context_parallel(options, shape.cp, shape.tp);
   const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
   complete_pipeline_options(options, shape.pp, micro_batches);
-  options.passes_at_once = can_run_pairs_at_once(options);
+  options.passes_at_once = can_run_pairs_at_once(options, shape);
   if (options.zero_stage == 0 && options.dp_sync == DpSync::bucket &&
       !completes_from_the_end(make_schedule(options, shape.pp, micro_batches))) {
     throw UsageError(
