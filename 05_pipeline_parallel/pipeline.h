@@ -154,21 +154,12 @@ class Pipeline {
         exchange({list_.begin() + first, list_.begin() + n + 1});
         continue;
       }
-      const size_t half = schedule_.pairs_at_once ? other_half(list_, n) : 0;
-      if (half == 0) {
+      if (const size_t half = schedule_.pairs_at_once ? other_half(list_, n) : 0; half > 0) {
+        compute_pair(n, half, batches, totals);
+        n = half;
+      } else {
         compute(i, batches, totals);
-        continue;
       }
-      const auto forward = [&] {
-        compute(i, batches, totals);
-        for (size_t k = n + 1; k < half; ++k) exchange({list_[k]});
-      };
-      const auto backward = [&] {
-        Turns::pass();  // forward has two turns before it: see there
-        compute(list_[half], batches, totals);
-      };
-      Turns::take(forward, backward);
-      n = half;
     }
   }
 
@@ -245,6 +236,20 @@ class Pipeline {
     } else {
       compute_backward(i, batch);
     }
+  }
+
+  // The forward list_[first], the messages after it, and the backward list_[second], at once (turns.h).
+  // Backward is a turn late, so that both never wait in the same turn.
+  void compute_pair(size_t first, size_t second, const std::vector<Batch>& batches, StepTotals* totals) {
+    const auto forward = [&] {
+      compute(list_[first], batches, totals);
+      for (size_t n = first + 1; n < second; ++n) exchange({list_[n]});
+    };
+    const auto backward = [&] {
+      Turns::pass();
+      compute(list_[second], batches, totals);
+    };
+    Turns::take(forward, backward);
   }
 
   // Starts one message or a group, and records what it completes.

@@ -68,7 +68,7 @@ struct Schedule {
   std::vector<Instructions> ranks;
   int copies = 1;  // of the model; each has its part of the micro-batches, the first one the first part
   bool grouped_messages = false;  // those between two compute instructions are one group (with_messages)
-  bool pairs_at_once = false;     // other_half
+  bool pairs_at_once = false;     // a forward and a backward (other_half)
 
   int stages() const { return p * v / copies; }
   int place(int rank, int chunk) const {  // index in `places`

@@ -39,8 +39,8 @@ inline bool completes_from_the_end(const Schedule& s) {
   return true;
 }
 
-// Pairs of dualpipe run at once if rows travel to experts, which they are to hide. Shared experts read the
-// gathered input of their region, and sequence parallelism has one buffer for that.
+// Pairs of dualpipe run at once where rows travel to experts, to hide them. But shared experts read the
+// gathered input of their region a turn later, and sequence parallelism has one buffer for such inputs.
 inline bool can_run_pairs_at_once(const CombinedOptions& o, const MeshShape& shape) {
   return o.pp_schedule == PpSchedule::dualpipe && o.pp_messages == PpMessages::streams && shape.ep > 1 &&
          !(o.sequence_parallel && shape.tp > 1 && o.model.shared_experts > 0);

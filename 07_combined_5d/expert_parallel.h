@@ -12,6 +12,12 @@
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
 // rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the
 // experts compute the rows of one while those of others are on their way.
+//
+// A forward and a backward may run at once, in turns (05's turns.h; DeepSeek-AI, 2024). Then the rows of one
+// travel beside products of the other. `pass` ends a turn; both passes have three in a layer:
+//
+//   forward    ... attention, route, counts     dispatch                    products, combine
+//   backward   weight gradients so far          ... attention, dispatch     products, combine
 #pragma once
 
 #include <cmath>
@@ -239,7 +245,7 @@ class ExpertParallel : public FeedForward {
       exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i), d_arrived_[i]);
     }
     Turns::pass();
-    if (has_shared() && Turns::shared()) shared_backward();  // forward needed the memory of d_h until now
+    if (has_shared() && Turns::shared()) shared_backward();  // until now forward needed the memory of d_h
 
     queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
       for (int i = 0; i < chunks_; ++i) {
