@@ -16,6 +16,7 @@
 #include "model/transformer.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
+#include "turns.h"
 
 namespace pentatron {
 
@@ -153,9 +154,12 @@ class Pipeline {
         exchange({list_.begin() + first, list_.begin() + n + 1});
         continue;
       }
-      Batch batch = batches[i.micro_batch];
-      batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
-      compute(i, batch, totals);
+      if (const size_t half = schedule_.pairs_at_once ? other_half(list_, n) : 0; half > 0) {
+        compute_pair(n, half, batches, totals);
+        n = half;
+      } else {
+        compute(i, batches, totals);
+      }
     }
   }
 
@@ -219,8 +223,10 @@ class Pipeline {
     return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
   }
 
-  void compute(const Instruction& i, const Batch& batch, StepTotals* totals) {
+  void compute(const Instruction& i, const std::vector<Batch>& batches, StepTotals* totals) {
     Activations& a = *flight(i).activations;
+    Batch batch = batches[i.micro_batch];
+    batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
     if (i.action == Action::forward) {
       compute_forward(i, batch);
       if (totals && a.range.head) totals->add_loss(a.loss);
@@ -230,6 +236,20 @@ class Pipeline {
     } else {
       compute_backward(i, batch);
     }
+  }
+
+  // The forward list_[first], the messages after it, and the backward list_[second], at once (turns.h).
+  // Backward is a turn late, so that both never wait in the same turn.
+  void compute_pair(size_t first, size_t second, const std::vector<Batch>& batches, StepTotals* totals) {
+    const auto forward = [&] {
+      compute(list_[first], batches, totals);
+      for (size_t n = first + 1; n < second; ++n) exchange({list_[n]});
+    };
+    const auto backward = [&] {
+      Turns::pass();
+      compute(list_[second], batches, totals);
+    };
+    Turns::take(forward, backward);
   }
 
   // Starts one message or a group, and records what it completes.

@@ -93,9 +93,9 @@ class ExpertExchange {
     arrived.record(shares_ > 1 ? tensor_->stream() : experts_.stream());
   }
 
-  // Starts to move them back. The caller makes `compute` wait for returned(). With shares, a rank gets those
-  // rows that it had sent, and zeros for the others: the tensor ranks' sum is what it would be.
-  void combine(const RowCounts& n, Tensor dispatched, Tensor permuted) {
+  // Starts to move them back. With shares, a rank gets those rows that it had sent, and zeros for the others:
+  // the tensor ranks' sum is what it would be.
+  void combine(const RowCounts& n, Tensor dispatched, Tensor permuted, Event& returned) {
     if (one_rank()) return;
     if (shares_ > 1) {
       wait_stream(tensor_->stream(), compute_);
@@ -104,8 +104,8 @@ class ExpertExchange {
       CUDA_CHECK(cudaMemsetAsync(permuted.data, 0, permuted.bytes(), experts_.stream()));
     }
     exchange(Direction::combine, n, permuted, dispatched);
+    returned.record(experts_.stream());
   }
-  cudaStream_t returned() const { return experts_.stream(); }
 
  private:
   enum class Direction { dispatch, combine };

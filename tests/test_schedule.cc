@@ -294,6 +294,25 @@ TEST_CASE("05: dualpipe with pairs at once has the published bubble", "[05][sche
   }
 }
 
+// The halves of a pair begin together, when both have what they need.
+TEST_CASE("05: pairs at once stop no pipeline, and receive nothing between their halves", "[05][schedule]") {
+  for (const PpSchedule kind : {PpSchedule::dualpipe, PpSchedule::dualpipe_v}) {
+    for (int p = 2; p <= 8; p += 2) {
+      for (int m = 2; m <= 4 * p; m += 2) {
+        const Schedule s = make_schedule(kind, p, m, 2);
+        INFO(s.name << ", p " << p << ", m " << m);
+        CHECK_NOTHROW(simulate(s, Costs{.transfer = 0.5, .pair = 3}));
+        for (const Instructions& list : s.ranks) {
+          for (size_t n = 0; n < list.size(); ++n) {
+            if (is_message(list[n].action)) continue;
+            for (size_t k = n + 1; k < other_half(list, n); ++k) CHECK(is_send(list[k].action));
+          }
+        }
+      }
+    }
+  }
+}
+
 // The last rank waits p - 1 forwards and transfers for its first work. With enough micro-batches in flight
 // that is all.
 TEST_CASE("05: an order made for its costs", "[05][schedule]") {

@@ -141,16 +141,10 @@ class Simulator {
     return true;
   }
 
-  // How many compute instructions begin together. With costs.pair these are a forward, and the backward after
-  // it in another chunk with its weight gradient.
+  // How many compute instructions begin together. With costs.pair these are a pair and its weight gradient.
   size_t at_once(int rank) const {
     const Rank& r = ranks_[rank];
-    if (costs_[0].pair == 0 || r.next_compute + 3 > r.computes.size()) return 1;
-    const auto next = [&](int n) { return s_.ranks[rank][r.computes[r.next_compute + n]]; };
-    const Instruction f = next(0), b = next(1), w = {Action::weight_gradient, b.micro_batch, b.chunk};
-    const bool is_pair = f.action == Action::forward && b.action == Action::input_gradient &&
-                         b.chunk != f.chunk && next(2) == w;
-    return is_pair ? 3 : 1;
+    return costs_[0].pair > 0 && other_half(s_.ranks[rank], r.computes[r.next_compute]) > 0 ? 3 : 1;
   }
 
   bool start_next(int rank) {
