@@ -38,10 +38,8 @@ class Turns {
   // Lets the other pass go on, and returns when that passes or ends.
   static void pass() {
     if (!shared() || turns_->one_has_ended_) return;
-    const trace::Position position = trace::here;
     turns_->hand_over();
     turns_->wait(player_);
-    trace::here = position;
   }
 
  private:
