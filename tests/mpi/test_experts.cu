@@ -284,26 +284,26 @@ TEST_CASE("07: parity of experts, pairs at once", "[07][experts][parity][pairs]"
   const int ranks = mpi_tests::ranks();
   if (ranks % 4 != 0) return;
   CombinedOptions options = expert_options(8, 2, 1);
-  check_parity(in_pairs(options));
-  check_parity(in_pairs(options), Ep::few, Routing::to_the_first);
+  check_experts(in_pairs(options));
+  check_experts(in_pairs(options), Ep::few, Routing::to_the_first);
   options.zero_stage = 3;
   options.model.moe_every = 2;
   options.model.balance = Balance::bias;
-  check_parity(in_pairs(options));
+  check_experts(in_pairs(options));
   options.zero_stage = 2;
   options.model.moe_every = 1;
   options.model.balance = Balance::loss;
   options.model.shared_experts = 1;
   options.expert_chunks = 2;
   options.recompute = Recompute::selective;
-  check_parity(in_pairs(options, 1, 2));
+  check_experts(in_pairs(options, 1, 2));
   if (ranks % 8 != 0) return;
-  check_parity(in_pairs(options, 1, 1, 4));
-  check_parity(in_pairs(options, 2));
+  check_experts(in_pairs(options, 1, 1, 4));
+  check_experts(in_pairs(options, 2));
   options.model.shared_experts = 0;
   options.sequence_parallel = true;
   options.dispatch = Dispatch::once;
-  check_parity(in_pairs(options, 2));
+  check_experts(in_pairs(options, 2));
 }
 
 // Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
