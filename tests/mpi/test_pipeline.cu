@@ -183,11 +183,13 @@ TEST_CASE("05: two passes take turns, and hand over the clock and their place", 
         advance_clock(now() + 1);
         Turns::pass();
         CHECK(trace::here.layer == name);
+        CHECK(trace::here.step == 7);
       }
       CHECK(Turns::shared());
     };
   };
   const double begin = now();
+  trace::here.step = 7;
   Turns::take(turns('f', 2), turns('b', 4));
   CHECK(order == "fbfbbb");
   if (!modelled_gpu().empty()) CHECK(now() - begin == Approx(6));
