@@ -40,7 +40,7 @@ change() {
   [ -z "$check" ] || return
   rm -rf "$copy"; mkdir -p "$copy/build/cpu-fp32"
   cp -a Makefile 0* common tests "$copy"
-  cp -a build/host build/cpu "$copy/build"
+  cp -a build/batches build/host build/cpu "$copy/build"
   cp -a build/cpu-fp32/objects "$copy/build/cpu-fp32"
   say '' "Change line $line of $copy/$1 in your editor, where it says" "  $2" "to" "  $3"
   pause "Enter: changed, or the tour shall change it"
