@@ -500,7 +500,7 @@ format test-format:
 # What clangd asks for, of this build (.clangd).
 compile-commands:
 	@mkdir -p build
-	@$(MAKE) --no-print-directory -Bn V=1 all | python3 -c 'import json, os, sys; json.dump([{"directory": os.getcwd(), \
+	@$(MAKE) --no-print-directory -Bn V=1 ALONE=% all | python3 -c 'import json, os, sys; json.dump([{"directory": os.getcwd(), \
 	  "command": line.strip(), "file": line.split(" -c ")[1].split()[0]} for line in sys.stdin if " -c " in line], \
 	  sys.stdout, indent=1)' > build/compile_commands.json
 
