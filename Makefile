@@ -302,7 +302,8 @@ environments:
 	@$(call venv,book)
 	@tests/hugging_face.sh
 
-# One page about the runs of make run, or about RUNS='a.json b.json'. It asks plan, and 07 for dry runs of pipelines.
+# One page about the runs of make run, or about RUNS='a.json b.json'. It asks plan, with the options PLAN='--config
+# config.json --max-memory 70GiB', and 07 for dry runs of pipelines.
 REPORT := build/report.html
 RUNS ?= $(LOGS)
 report:
@@ -312,7 +313,7 @@ report:
 	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= lessons-programs
 	@[ build/cpu-bf16/lessons/01.json -nt build/cpu-bf16/07_combined_5d ] || $(LESSONS) --table > /dev/null
 	@$(call venv,report)
-	@build/python-report/bin/python common/report/report.py $(REPORT) build $(RUNS)
+	@build/python-report/bin/python common/report/report.py $(REPORT) build '$(PLAN)' $(RUNS)
 
 # The page in a browser without a window, and its numbers against the programs. The runs are few and short.
 test-report: private FOLDER := build/test-report
@@ -601,6 +602,7 @@ help:
 	@echo "make calibrate     a style of the planner, fitted to measured steps:  SWEEP=my.csv"
 	@echo "make test-plan     the planner against dry runs of 07;  N=60.  make test-fold: folded dry runs against whole ones;  N=60"
 	@echo "make report        build/report.html: losses, memory, timelines of the runs of make run, or of RUNS='a.json b.json'"
+	@echo "                   PLAN='--config config.json --tokens 2T --price 2.5': what its calculator and its heatmap are about"
 	@echo "make book          the notes as a book, with figures and search: build/book/index.html;  make test-book: in a browser"
 	@echo "make sweep         the planner's ten fastest layouts, run:  GPUS=8 MODEL=smollm-1.7b;  make test-report: in a browser"
 	@echo "make fuzz          random meshes, models and options of 07 against one rank;  N=100 SEED=1"

@@ -105,7 +105,8 @@ def check_refusals(folder):
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
                   ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--days", 3],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--tp-overlap", "chunks"],
-                  ["--documents", 0]):
+                  ["--documents", 0],
+                  ["--calculator", folder / "x", "--only", "1f1b"], ["--calculator", folder / "x", "--tp", "3"]):
         done = run(build / "plan", *words)
         lines = done.stderr.count("\n")
         expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")
@@ -113,23 +114,26 @@ def check_refusals(folder):
 
 def check_calculator(folder, count):
     """The tables of plan --calculator against single layouts: memory of the fullest stage, and of the libraries."""
-    run(build / "plan", "--calculator", folder / "tables.json")
+    run(build / "plan", "--calculator", folder / "tables.json", "--layers", 12, "--tp", "2-8", "--only", "full", "--max-memory", "9GiB")
     tables = json.loads((folder / "tables.json").read_text())
+    choices = tables["choices"]
+    expect((tables["model"], tables["memory_bytes"], choices["tp"], choices["recompute"]) == ("a model", 9 * 2**30, [2, 4, 8], ["full"]),
+           "a calculator of what was asked for")  # fmt: skip
     right = 0
     for _ in range(count):
         entries, at = {}, {}
         while None in entries.values() or not entries or (at["sp"] and at["tp"] == 1):
-            at = {axis: draw.choice(values) for axis, values in tables["choices"].items()}
+            at = {axis: draw.choice(values) for axis, values in choices.items()}
             at["replicas"] = at["dp"] * at["cp"]
             for table, axes in (("states", "model tp pp seq_len zero replicas"), ("activations", "model tp pp sp recompute seq_len mbs cp"),
                                 ("libraries", "tp cp pp replicas")):
                 entry = tables[table]
                 for axis in axes.split():
-                    entry = entry[tables["choices"][axis].index(at[axis])]
+                    entry = entry[choices[axis].index(at[axis])]
                 entries[table] = entry
         layout = "tp{tp} cp{cp} pp{pp} dp{dp} zero{zero} mbs{mbs} 1f1b".format(**at)
         layout += (" sp" if at["sp"] else "") + (" full" if at["recompute"] == "full" else "")
-        model = ["--model", at["model"], "--seq-len", at["seq_len"], "--global-batch-size", tables["micro_batches"] * at["mbs"] * at["dp"]]
+        model = [*tables["options"][choices["model"].index(at["model"])].split(), "--seq-len", at["seq_len"], "--global-batch-size", tables["micro_batches"] * at["mbs"] * at["dp"]]
         plan = planned(folder, model, at["tp"] * at["cp"] * at["pp"] * at["dp"], [layout])[0]
         fullest = max(sum(states) + sum(activations) for states, activations in zip(entries["states"], entries["activations"]))
         same = (plan["tensor_bytes"], plan["library_bytes"]) == (fullest, entries["libraries"])
@@ -151,6 +155,12 @@ def check_answers(folder):
     days, hours, money = map(float, match.groups()) if match else (0, 0, 1)
     expect(abs(days * 24 * 16 / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01, "days, GPU hours and money")
     expect("The fewest for 1e+06 days: 2.00T tokens on 1 GPUs" in said, "the fewest GPUs")
+    run(build / "plan", "--heatmap", "--layers", 8, *words[2:], "--tp", 2, "--tokens", "2T", "--price", 2, "--json", folder / "x.json")
+    cells = json.loads((folder / "x.json").read_text())["cells"]
+    first = cells[0]["layouts"][0]
+    expect(cells[0]["model"] == "a model" and all(cell["layouts"][0]["tp"] == 2 for cell in cells) and "--layers 8" in first["command"]
+           and abs(first["days"] * 86400 * 8 * first["tokens_per_second"] / 2e12 - 1) < 1e-9
+           and abs(first["money"] / (first["days"] * 24 * 8 * 2) - 1) < 1e-9, "a heatmap of what was asked for")  # fmt: skip
     said = run(build / "plan", *words, "--why", "tp4 dp4").stdout
     rows = re.findall(r"^(\w+) +([-\d.]+) +([-\d.]+) +([-+\d.]+)$", said, re.MULTILINE)
     sums = [sum(float(row[i]) for row in rows if row[0] != "sum") for i in (1, 2)]

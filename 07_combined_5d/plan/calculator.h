@@ -17,28 +17,40 @@
 
 namespace pentatron {
 
-inline constexpr const char* calculated_models[] = {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b",
-                                                    "llama-3.1-8b", "llama-3.1-70b"};
-
-// With attention on tensor cores.
-inline CombinedOptions options_of_model(const std::string& model) {
-  const char* const arguments[] = {"plan", "--model", model.c_str()};
-  auto options = parse_options<CombinedOptions>(3, arguments, "", Attention::tiled);
-  options.pp = options.dp = 1, options.micro_batch_size = 1;
-  options.attention = Attention::tensor_core;
-  return options;
-}
+struct CalculatedModel {
+  std::string name, words;  // the words are options of 07
+  CombinedOptions options;
+};
 
 class Calculator {
  public:
   using Json = nlohmann::ordered_json;
   static constexpr int micro_batches = 8;  // of a data rank in a step
 
-  // {"precision", "attention", "micro_batches", "choices": the values of each axis, and the tables}.
+  // The tables have only what is wished. Throws UsageError where nothing is left.
+  Calculator(const std::vector<CalculatedModel>& models, const std::vector<Wish>& wishes) : models_(models) {
+    for (const CalculatedModel& model : models) axes_.front().values.push_back(model.name);
+    for (const Wish& wish : wishes) {
+      const auto axis = std::ranges::find(axes_, wish.text == "full" ? "recompute" : wish.name, &Axis::name);
+      const bool is_axis = axis != axes_.end();
+      if (is_axis) {
+        std::erase_if(axis->values, [&](const Json& value) {
+          if (value.is_number()) return value < wish.from || value > wish.to;
+          return value != true && value != wish.text;
+        });
+      }
+      require(is_axis && !axis->values.empty(), "--only", wish.text, "what the calculator has");
+    }
+  }
+
+  // {"precision", "micro_batches", "options": those of each model, "choices": the values of each axis, and
+  // the tables}.
   Json tables() const {
-    Json result = {{"precision", precision_name},
-                   {"attention", to_string(options_of_model(calculated_models[0]).attention)},
-                   {"micro_batches", micro_batches}};
+    Json result = {{"precision", precision_name}, {"micro_batches", micro_batches}};
+    for (const CalculatedModel& model : models_) {
+      const auto attention = to_string(model.options.attention);
+      result["options"].push_back(text(model.words, " --attention ", attention));
+    }
     for (const Axis& axis : axes_) result["choices"][axis.name] = axis.values;
     result["states"] = table({"model", "tp", "pp", "seq_len", "zero", "replicas"},
                              [](const CombinedOptions& c) { return stages_of(c, 0, 3); });
@@ -57,8 +69,13 @@ class Calculator {
   };
 
   // Nested arrays: for each value of the first axis those of the other axes.
+  Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry) const {
+    CombinedOptions choice = models_.front().options;
+    choice.pp = choice.dp = 1, choice.micro_batch_size = 1;
+    return table(names, entry, choice);
+  }
   Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry,
-             CombinedOptions choice = options_of_model(calculated_models[0])) const {
+             CombinedOptions choice) const {
     if (names.empty()) return entry(choice);
     const Axis& axis = *std::ranges::find(axes_, names.front(), &Axis::name);
     names.erase(names.begin());
@@ -89,10 +106,15 @@ class Calculator {
     return entry;
   }
 
-  const std::vector<Axis> axes_ = {
+  const std::vector<CalculatedModel> models_;
+  std::vector<Axis> axes_ = {
       {"model",
-       {std::begin(calculated_models), std::end(calculated_models)},
-       [](CombinedOptions& c, const Json& v) { c.model = options_of_model(v).model; }},
+       {},
+       [this](CombinedOptions& c, const Json& v) {
+         const auto name = v.get<std::string>();
+         const CombinedOptions& o = std::ranges::find(models_, name, &CalculatedModel::name)->options;
+         c.model = o.model, c.attention = o.attention;
+       }},
       {"seq_len",
        {1024, 2048, 4096, 8192, 16384, 32768},
        [](CombinedOptions& c, const Json& v) { c.sequence_length = v; }},

@@ -23,7 +23,7 @@ struct Request {
   double tokens = 0, price = 0, days = 0;
   double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that a layout may take
   Style style;
-  bool heatmap = false;
+  bool heatmap = false, names_model = false;
   std::vector<std::string> model;  // the options of 07 that were given
   CombinedOptions base;
   DeviceProfile gpu;
@@ -41,10 +41,8 @@ double quantity(const std::string& option, const std::string& words) {
   return number * unit->second;
 }
 
-// The options of 07 for the sizes of a config.json of Hugging Face.
-std::vector<std::string> sizes_of(const std::string& config) {
-  ModelConfig m = {};
-  read_model_config("--config", config, m);
+// The options of 07 for a model's sizes.
+std::vector<std::string> sizes_of(const ModelConfig& m) {
   std::vector<std::pair<std::string, int>> sizes = {{"--layers", m.layers}, {"--d-model", m.d_model},
                                                     {"--heads", m.heads},   {"--kv-heads", m.kv_heads},
                                                     {"--d-ff", m.d_ff},     {"--vocab-size", m.vocab_size}};
@@ -57,6 +55,23 @@ std::vector<std::string> sizes_of(const std::string& config) {
   std::vector<std::string> words;
   for (const auto& [option, value] : sizes) words.insert(words.end(), {option, std::to_string(value)});
   return words;
+}
+
+bool is_given(const std::vector<std::string>& words, const char* option) {
+  return std::ranges::any_of(words,
+                             [&](const auto& word) { return word.substr(0, word.find('=')) == option; });
+}
+
+// What 07 makes of its options. Attention is on tensor cores, if it can be and no other one is given. Throws
+// UsageError.
+CombinedOptions parse_model(const std::vector<std::string>& words) {
+  std::vector<const char*> arguments = {"plan", "--micro-batch-size", "1"};  // layouts say another one
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  auto options = parse_options<CombinedOptions>(static_cast<int>(arguments.size()), arguments.data(), "",
+                                                Attention::tiled);
+  const bool has_kernel = options.model.head_size() == 64 || options.model.head_size() == 128;
+  if (!is_given(words, "--attention") && has_kernel) options.attention = Attention::tensor_core;
+  return options;
 }
 
 // What a plan does not know, and what it would take no notice of. Throws UsageError.
@@ -127,27 +142,20 @@ Request parse(int argc, char** argv) {
   require(r.tokens > 0 || r.price + r.days == 0, "--tokens", 0,
           "how many, such as 2T, with --price and --days");
   r.style = style_of(style);
-  if (!config.empty()) r.model = sizes_of(config);
-  for (const std::string& word : app.remaining()) r.model.push_back(word);
-  std::vector<const char*> arguments = {argv[0], "--micro-batch-size", "1"};  // layouts say another one
-  for (const std::string& word : r.model) arguments.push_back(word.c_str());
-  r.base = parse_options<CombinedOptions>(static_cast<int>(arguments.size()), arguments.data(), "",
-                                          Attention::tiled);
-  const auto given = [&](const char* option) {
-    return std::ranges::any_of(
-        r.model, [&](const std::string& word) { return word.substr(0, word.find('=')) == option; });
-  };
-  refuse_left_out(r.base, given);
-  ModelConfig& model = r.base.model;
   if (!config.empty()) {
-    model.name = config;
-  } else if (std::ranges::any_of(
-                 std::array{"--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"},
-                 given)) {
-    model.name = given("--model") ? model.name + ", changed" : "a model";
+    ModelConfig model = {};
+    read_model_config("--config", config, model);
+    r.model = sizes_of(model);
   }
-  const bool has_kernel = model.head_size() == 64 || model.head_size() == 128;
-  if (!given("--attention") && has_kernel) r.base.attention = Attention::tensor_core;
+  for (const std::string& word : app.remaining()) r.model.push_back(word);
+  r.base = parse_model(r.model);
+  const auto given = [&](const char* option) { return is_given(r.model, option); };
+  refuse_left_out(r.base, given);
+  const bool has_sizes = std::ranges::any_of(
+      std::array{"--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"}, given);
+  std::string& name = r.base.model.name;
+  if (has_sizes) name = !config.empty() ? config : given("--model") ? name + ", changed" : "a model";
+  r.names_model = has_sizes || given("--model");
   r.gpu = load_profile(r.base.gpu.empty() ? "h100" : r.base.gpu);
   if (r.base.ranks_per_node > 0) r.gpu.gpus_per_node = r.base.ranks_per_node;
   if (gpus_per_node > 0) r.gpu.gpus_per_node = gpus_per_node;
@@ -173,6 +181,18 @@ std::vector<std::string> options_of(const Plan& p) {
 std::string command(const Request& r, const Plan& p) {
   return text("mpirun -n ", r.gpus, " build/cuda-bf16/07_combined_5d ", join(r.model, " "), " ",
               join(options_of(p), " "));
+}
+
+// The models of the calculator and of the heatmap: first the one that was asked for.
+std::vector<CalculatedModel> models_of(const Request& r) {
+  std::vector<CalculatedModel> models;
+  if (r.names_model) models.push_back({r.base.model.name, join(sizes_of(r.base.model), " "), r.base});
+  for (const char* const name :
+       {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b", "llama-3.1-8b", "llama-3.1-70b"}) {
+    if (!r.names_model || name != r.base.model.name)
+      models.push_back({name, text("--model ", name), parse_model({"--model", name})});
+  }
+  return models;
 }
 
 // The parts of a step's time, as they are shown.
@@ -207,6 +227,9 @@ void print_plans(const std::vector<Plan>& plans) {
   }
 }
 
+// To train on --tokens with this layout.
+double hours_of(const Request& r, const Plan& p) { return r.tokens / (p.tokens_per_second * r.gpus) / 3600; }
+
 using Json = nlohmann::ordered_json;
 
 Json to_json(const Request& r, const std::vector<Plan>& plans) {
@@ -223,6 +246,8 @@ Json to_json(const Request& r, const std::vector<Plan>& plans) {
                                         {"tokens_per_second", p.tokens_per_second},
                                         {"mfu", p.mfu}});
     if (p.most > 0) j["range_seconds"] = {p.least, p.most};
+    if (r.tokens > 0) j["days"] = hours_of(r, p) / 24;
+    if (r.price > 0) j["money"] = hours_of(r, p) * r.gpus * r.price;
     for (const auto& [axis, degree] : p.shape.degrees()) j[axis] = degree;
     for (const auto& [part, seconds] : parts(p.cost)) j["seconds"][part] = seconds;
     const MemoryBytes bytes = p.memory.fullest.total();
@@ -264,7 +289,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
 
 // What --tokens take with this layout.
 void print_training(const Request& r, const Plan& p) {
-  const double hours = r.tokens / (p.tokens_per_second * r.gpus) / 3600;
+  const double hours = hours_of(r, p);
   std::printf("%s tokens on %d GPUs: %.1f days, %.0f GPU hours", human_count(r.tokens).c_str(), r.gpus,
               hours / 24, hours * r.gpus);
   if (r.price > 0) std::printf(", %.0f of money", hours * r.gpus * r.price);
@@ -340,7 +365,8 @@ void show_layouts(const Request& r, Planner& planner) {
   std::printf("\n%s\n", command(r, p).c_str());
 }
 
-// Models down, nodes across; each cell has the MFU and the mesh of the fastest layout.
+// Models down, nodes across; each cell has the MFU and the mesh of the fastest layout, and the days that
+// --tokens take.
 void show_heatmap(const Request& request) {
   std::vector<int> nodes;
   const int per_node = static_cast<int>(request.gpu.gpus_per_node);
@@ -351,14 +377,14 @@ void show_heatmap(const Request& request) {
               r.base.global_batch_size, r.base.sequence_length, r.gpu.name.c_str(), per_node, "");
   for (const int n : nodes) std::printf(" %10d node%s", n, n == 1 ? " " : "s");
   std::printf("\n");
-  for (const char* const model : calculated_models) {
-    r.base = options_of_model(model);
+  for (const CalculatedModel& model : models_of(request)) {
+    r.base = model.options;
     r.base.sequence_length = request.base.sequence_length;
     r.base.global_batch_size = request.base.global_batch_size;
-    r.model = {"--model", model, text("--seq-len ", r.base.sequence_length),
+    r.model = {model.words, text("--seq-len ", r.base.sequence_length),
                text("--global-batch-size ", r.base.global_batch_size)};
-    std::ostringstream meshes;
-    std::printf("%-14s", model);
+    std::ostringstream meshes, days;
+    std::printf("%-14s", model.name.c_str());
     for (const int n : nodes) {
       r.gpus = n * per_node;
       const Search s = planner_of(r).search(1);
@@ -372,8 +398,13 @@ void show_heatmap(const Request& request) {
       }
       std::printf(" %16s", s.best.empty() ? "-" : text(std::lround(100 * s.best[0].mfu), " %").c_str());
       meshes << " " << std::setw(16) << join(mesh, " ");
+      if (r.tokens > 0 && !s.best.empty())
+        days << " " << std::setw(16) << text(std::lround(hours_of(r, s.best[0]) / 24), " days");
+      else if (r.tokens > 0)
+        days << " " << std::setw(16) << "";
     }
     std::printf("\n%-14s%s\n", "", meshes.str().c_str());
+    if (r.tokens > 0) std::printf("%-14s%s\n", "", days.str().c_str());
   }
   write_json(request, {{"cells", cells}});
 }
@@ -394,8 +425,9 @@ int main(int argc, char** argv) {
     if (!r.score.empty()) return print_scores(r);
     if (r.heatmap) return show_heatmap(r);
     if (!r.calculator.empty()) {
-      Json tables = Calculator().tables();
-      tables["gpu"] = r.gpu.name, tables["memory_bytes"] = r.gpu.memory_bytes;
+      Json tables = Calculator(models_of(r), read_wishes("--only", r.only)).tables();
+      tables["gpu"] = r.gpu.name, tables["memory_bytes"] = std::min(r.gpu.memory_bytes, r.memory_bytes);
+      tables["model"] = r.names_model ? r.base.model.name : "llama-3.1-8b";
       return write_file("--calculator", r.calculator, tables.dump());
     }
     Planner planner = planner_of(r);

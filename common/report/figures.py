@@ -40,7 +40,7 @@ def specification(chart, rows, **arrays):
 
 def dropdown(name, options, label, value=None):
     return alt.param(
-        name=name, value=options[0] if value is None else value, bind=alt.binding_select(options=options, name=label + " ")
+        name=name, value=value if value in options else options[0], bind=alt.binding_select(options=options, name=label + " ")
     )
 
 
@@ -260,7 +260,7 @@ def calculator(tables):
         "zero": "ZeRO stage",
         "recompute": "recomputation",
     }
-    first = {"seq_len": 4096, "zero": 1, "model": "llama-3.1-8b"}
+    first = {"seq_len": 4096, "zero": 1, "model": tables["model"]}
     choices = [dropdown(name, tables["choices"][name], label, first.get(name)) for name, label in names.items()]
     arrays = {name: tables[name] for name in ("states", "activations", "libraries")}
 
@@ -286,10 +286,9 @@ def calculator(tables):
         name="command",
         expr=(
             f"!{states} || !{activations} ? 'This layout does not divide the model: heads, layers or tokens.' :"
-            " ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d --model ' + model + ' --seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
+            f" ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d ' + {tables['options']}[indexof({tables['choices']['model']}, model)], '--seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
             f" + ' --global-batch-size ' + {tables['micro_batches']} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
-            " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')"
-            f" + ' --attention {tables['attention']}']"
+            " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')]"
         ),
     )
     bars = (
@@ -379,24 +378,26 @@ def heatmap(cells):
             "MFU": cell["layouts"][0]["mfu"],
             "layout": cell["layouts"][0]["layout"],
             "command": cell["layouts"][0]["command"],
+            "days": f"{cell['layouts'][0]['days']:.1f} days" if "days" in cell["layouts"][0] else "",
+            "money": f"{cell['layouts'][0].get('money', 0):,.0f}",
         }
         for cell in cells
     ]
     base = (
         alt.Chart(ROWS)
-        .transform_calculate(lines="split(replace(datum.layout, ' zero', ';zero'), ';')")
+        .transform_calculate(lines="split(replace(datum.layout, ' zero', ';zero') + (datum.days ? ';' + datum.days : ''), ';')")
         .encode(x=alt.X("nodes:O", title="nodes", axis=alt.Axis(labelAngle=0)), y=alt.Y("model:N", title=None, sort=None))
     )
     tiles = base.mark_rect().encode(
         color=alt.Color("MFU:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="%")),
-        tooltip=["model:N", "nodes:O", alt.Tooltip("MFU:Q", format=".1%"), "layout:N", "command:N"],
+        tooltip=["model:N", "nodes:O", alt.Tooltip("MFU:Q", format=".1%"), "days:N", "money:N", "layout:N", "command:N"],
     )
     least, most = min(row["MFU"] for row in rows), max(row["MFU"] for row in rows)
     middle = least + 0.43 * (most - least)  # where black and white are equally readable
     light = alt.condition(f"datum.MFU > {middle}", alt.value("black"), alt.value("white"))  # on dark and light tiles
     percent = base.mark_text(dy=-14, fontWeight="bold").encode(text=alt.Text("MFU:Q", format=".0%"), color=light)
     layouts = base.mark_text(dy=2, fontSize=10).encode(text="lines:N", color=light)
-    return specification((tiles + percent + layouts).properties(width=WIDTH - 100, height={"step": 64}), rows)
+    return specification((tiles + percent + layouts).properties(width=WIDTH - 100, height={"step": 70}), rows)
 
 
 def sweep(rows):

@@ -1,7 +1,7 @@
-"""One page about runs:  python report.py PAGE BUILDS FOLDER|FILE...
+"""One page about runs:  python report.py PAGE BUILDS PLAN FOLDER|FILE...
 
-PAGE is written: an HTML file that has all it needs. BUILDS has 07_combined_5d in cpu-bf16 and cpu-fp32; cpu-bf16 has plan, too, and what lessons.py --table has run. FILEs
-are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too.
+PAGE is written: an HTML file that has all it needs. BUILDS has 07_combined_5d in cpu-bf16 and cpu-fp32; cpu-bf16 has plan, too, and what lessons.py --table has run. PLAN
+are options of plan, for the calculator and the heatmap. FILEs are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too.
 
 report.py PAGE --told TEXT FILE...: a learner's page. It begins with the lines of the file TEXT, and needs no builds."""
 
@@ -59,7 +59,8 @@ SECTIONS = {
     "heatmap": (
         "The fastest layouts",
         "The planner tries every layout of every model on every number of nodes. Each cell shows the best: the "
-        "share of the GPU's speed that the model's FLOPs use (MFU), and the layout. 512 sequences of 4096 tokens a step.",
+        "share of the GPU's speed that the model's FLOPs use (MFU), and the layout. 512 sequences of 4096 tokens a step. PLAN of "
+        "make report has other wishes, for the memory of a layout, too.",
     ),
     "sweep": (
         "Predicted and measured",
@@ -178,15 +179,15 @@ def charts_of_runs(runs):
     return every
 
 
-def charts(runs, builds, sweep):
+def charts(runs, builds, given, sweep):
     # The planner searches for many seconds: meanwhile the rest is drawn.
-    words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512]
+    words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512, *given]
     pool = concurrent.futures.ThreadPoolExecutor()
     searched = pool.submit(logs.planned, builds / "cpu-bf16" / "plan", "--json", *words)
     every = charts_of_runs(runs)
     bars = pipelines(runs, builds)
     every["pipeline"] = bars and figures.pipeline(bars)
-    every["calculator"] = figures.calculator(logs.planned(builds / "cpu-bf16" / "plan", "--calculator"))
+    every["calculator"] = figures.calculator(logs.planned(builds / "cpu-bf16" / "plan", "--calculator", *given))
     every["heatmap"] = figures.heatmap(searched.result()["cells"])
     every["sweep"] = sweep and figures.sweep(sweep)
     return every
@@ -220,10 +221,9 @@ def write_page(path, title, first, runs, every):
     path.write_text(text)
 
 
-def main(page, builds, *paths):
+def main(page, builds, given, *paths):
     if builds == "--told":
-        told, *paths = paths
-        runs, text = logs.runs_of(paths), html.escape(pathlib.Path(told).read_text())
+        runs, text = logs.runs_of(paths), html.escape(pathlib.Path(given).read_text())
         every = charts_of_runs(runs)
         del every["timeline"]
         for number, run in enumerate(runs):  # one below the other
@@ -234,7 +234,7 @@ def main(page, builds, *paths):
     runs = logs.runs_of(paths)
     sweep = swept(pathlib.Path(page).parent / "sweep.csv")
     builds = pathlib.Path(builds)
-    write_page(pathlib.Path(page), "report", first_section(builds), runs, charts(runs, builds, sweep))
+    write_page(pathlib.Path(page), "report", first_section(builds), runs, charts(runs, builds, given.split(), sweep))
     print(f"{page}: {len(runs)} runs; open it in a browser")
 
 
