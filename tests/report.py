@@ -232,7 +232,7 @@ def check_refusals(folder):
         if text is not None:
             log.write_text(text)
         done = subprocess.run(
-            ["build/python-report/bin/python", "common/report/report.py", page, builds, log], capture_output=True, text=True
+            ["build/python-report/bin/python", "common/report/report.py", page, builds, "", log], capture_output=True, text=True
         )
         good = done.returncode == 2 and done.stderr.count("\n") == 1 and page.read_text() == "older"
         expect(good, f"{what}: status {done.returncode}: {done.stderr.strip()[-150:]}")
