@@ -192,7 +192,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
 # Tests of the stand-ins look at what the optimiser made of kernels.
 OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
-  $(if $(filter build/batches/%.cc tests/main.cc,$<),-O0),-O1)
+  $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
 LANGUAGE = -x $(if $(and $(filter cuda,$(BACKEND)),$(filter $(KERNELS),$<)),cu,c++)
