@@ -108,3 +108,23 @@ TEST_CASE("make run counts the copies of tokens that went to other experts", "[s
           .find("at least 3 of 32 copies of tokens went to another expert than in one, the first in step 2; "
                 "before it the losses differ by 1.0e-04 at most.") != std::string::npos);
 }
+
+TEST_CASE("make lessons finds numbers of a note that no run has", "[scripts]") {
+  const auto wrong = [](const std::string& text) {
+    const std::string command =
+        "PYTHONPATH='" PENTATRON_TESTS
+        "/../common/report' python3 -c 'import sys, types, lessons; run = types.SimpleNamespace; "
+        "runs = {\"a\": run(step_seconds=1.2046, sent_bytes=2**30), \"b\": run(step_seconds=0.0315, "
+        "sent_bytes=1.5 * 2**20)}; sys.exit(len(lessons.wrong_numbers([(\"a b\", \"step sent\", "
+        "sys.argv[1])], runs)))' '" +
+        text + "'";
+    return WEXITSTATUS(std::system(command.c_str()));
+  };
+  CHECK(wrong("| 1 | 1.205 s | 1 GiB |\n| 2 | 7 % | 31.5 ms | 1.5 MiB |") == 0);
+  CHECK(wrong("step, ms, and sent, GiB: 1204.6 and 1.00; then 31.5, 0.001") == 0);
+  CHECK(wrong("1.206 s, 1 GiB; 31.5 ms, 1.5 MiB") == 1);       // another number
+  CHECK(wrong("1.205 s, 1 MiB; 31.5 ms, 1.5 MiB") == 1);       // another unit
+  CHECK(wrong("31.5 ms, 1.5 MiB; 1.205 s, 1 GiB") == 1);       // in another order
+  CHECK(wrong("1.205 s, 4 %, 1 GiB; 31.5 ms, 1.5 MiB") == 1);  // not side by side
+  CHECK(wrong("1.205 s, 1 GiB; 31.5 ms, then nothing") == 1);
+}
