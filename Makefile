@@ -167,9 +167,9 @@ all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
 GOALS := $(filter all programs,$(or $(MAKECMDGOALS),all))
 LACKING := $(filter-out $(if $(filter mpi,$(NCCL)),NCCL) $(if $(filter all,$(GOALS)),,Catch2),$(subst :, ,$(PACKAGES_MISSING)))
 $(if $(and $(GOALS),$(LACKING)),$(error missing: $(LACKING); make setup BACKEND=$(BACKEND) installs what is missing))
-# What make test runs. In fp32 and fp64 the tests start programs, those of stage 01 only its own; in bf16 the lessons do.
+# What make test runs. In fp32 and fp64 the tests start programs, those of stage 01 only its own; in bf16 and fp8 the lessons do.
 tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
-tested: $(if $(filter cpu-bf16$(TAG),$(BACKEND)-$(PRECISION)$(SUFFIX)),$(addprefix $(BUILD)/,02_data_parallel 07_combined_5d))
+tested: $(if $(filter cpu-bf16$(TAG) cpu-fp8$(TAG),$(BACKEND)-$(PRECISION)$(SUFFIX)),$(BUILD)/07_combined_5d)
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 
 # A program for each race that ThreadSanitizer must see in a use of the stand-ins, and its correct twin.
@@ -263,15 +263,16 @@ which share out the tiny model and its batch" >&2; exit 2 ;; esac
 	@$(MAKE) --no-print-directory runs
 
 # What the techniques buy and cost at a real size, in dry runs (tests/lessons.txt);  make lessons GPU=h200 W='a word'.
-# Two programs are enough: 07 with one axis is the stage of that axis. They are compiled when the objects that this build
-# shares with them are there.
+# 07 is enough: with one axis it is the stage of that axis. It is compiled when the objects that this build shares with it
+# are there. Lessons on fp8 need that of fp8, too.
 GPU ?= h100
 LESSONS := python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons --gpu $(GPU)
-lessons-programs: $(BUILD)/02_data_parallel $(if $(filter bf16,$(PRECISION)),$(BUILD)/07_combined_5d)
-	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d)
+lessons-programs: $(BUILD)/$(if $(filter bf16,$(PRECISION)),07_combined_5d,02_data_parallel)
+	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
+	@$(if $(findstring fp8,$(W)),$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=fp8 SANITIZE= BLOCK_THREADS= build/cpu-fp8/07_combined_5d)
 lessons:
 	@common/setup.sh cpu python3:python3
-	@$(MAKE) --no-print-directory BACKEND=cpu SANITIZE= BLOCK_THREADS= PRECISION=bf16 lessons-programs
+	@$(MAKE) --no-print-directory BACKEND=cpu SANITIZE= BLOCK_THREADS= PRECISION=bf16 W='$(or $(W),fp8)' lessons-programs
 	@$(LESSONS) $(if $(W),'$(W)')
 
 # Runs that others published, on 8 to 16,384 GPUs, beside folded dry runs of them;  make published W='a word of the name'.

@@ -22,7 +22,6 @@
 
 #include <cmath>
 #include <memory>
-#include <optional>
 
 #include "../05_pipeline_parallel/turns.h"
 #include "expert_exchange.h"
@@ -78,7 +77,8 @@ class ExpertParallel : public FeedForward {
         rows_(int64_t{options.micro_batch_size} * options.sequence_length / (tokens ? tokens->ranks() : 1)),
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
         experts_(experts),
-        router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
+        first_tensor_rank_(!tensor || tensor->rank() == 0),
+        router_(options_, rows_, tokens, first_tensor_rank_, compute),
         exchange_(options_, experts, tensor, compute),
         compute_(compute) {
     if (options_.model.experts == 0) return;
@@ -94,16 +94,18 @@ class ExpertParallel : public FeedForward {
     exchange_.connect(counts_.row_range(0, 2), permuted_.row_range(0, 1));
   }
 
-  // The copies that this rank has dropped since the last call; nothing where experts take all.
-  std::optional<Dropped> take_dropped() {
-    if (options_.drop_tokens == 0) return {};
-    return std::exchange(dropped_, {});
+  // What became of this rank's copies since the last call. Tensor ranks have the same ones: the first counts.
+  Routed take_routed() {
+    Routed taken = std::exchange(routed_, {});
+    for (std::vector<int64_t>& loads : loads_)
+      for (int64_t& load : loads) taken.loads.push_back(first_tensor_rank_ * std::exchange(load, 0));
+    return taken;
   }
 
   AccumTensor balance_loss() const { return router_.balance_loss(); }
   void add_balance_loss(StepTotals& totals) { router_.add_balance_loss(totals); }
 
-  // How many copies this rank has sent to each expert of a layer, [experts], since it was made.
+  // How many copies this rank has sent to each expert of a layer, [experts], since take_routed.
   const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
 
   // ---- FeedForward
@@ -333,8 +335,9 @@ class ExpertParallel : public FeedForward {
   void note_loads(const ExpertActivations& a, int layer) {
     for (const RowCounts& n : a.counts) {
       for (int i = 0; i < options_.model.experts; ++i) loads_[layer][i] += n.sent[i];
-      dropped_.of += copies_ / chunks_;
-      dropped_.copies += copies_ / chunks_ - n.rows_sent();
+      if (options_.drop_tokens == 0) continue;
+      routed_.copies += copies_ / chunks_;
+      routed_.dropped += copies_ / chunks_ - n.rows_sent();
     }
   }
 
@@ -355,6 +358,7 @@ class ExpertParallel : public FeedForward {
   const int64_t copies_ = rows_ * options_.model.top_k;
   const int64_t buffer_rows_ = options_.model.experts > 0 ? expert_buffer_rows(options_, rows_) : 0;
   Communicator& experts_;
+  const bool first_tensor_rank_;
   const int own_ = options_.model.experts / experts_.ranks();  // experts of this rank
   const int chunks_ = options_.expert_chunks;                  // of a micro-batch
   Router router_;
@@ -368,7 +372,7 @@ class ExpertParallel : public FeedForward {
   std::vector<Event> arrived_ = std::vector<Event>(chunks_), d_arrived_ = std::vector<Event>(chunks_);
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
-  Dropped dropped_;
+  Routed routed_;           // but for loads, which are in loads_
   Matrix<int32_t> counts_;  // [chunks, 4, experts]: those of make_permutation, and rows that come
   Matrix<int32_t> bands_;   // [copy_bands, experts]
   Addresses addresses_;

@@ -58,7 +58,7 @@ void train(const ExpertProgramOptions& options, World& world) {
     checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
-    run.end_step(feed_forward.take_dropped());
+    run.end_step(feed_forward.take_routed());
   }
   checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}, {"ep", world.ranks()}});

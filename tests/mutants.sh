@@ -52,7 +52,7 @@ run() {
   local program=$build/${ranks:+mpi_}tests${tag:+-$tag}
   case $kind in lesson | published) program=lessons-programs ;; esac
   make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=${build:10:4} SANITIZE=$sanitize TAG=$tag \
-    "$program" $targets > "$log" 2>&1 || return 2
+    W="$2" "$program" $targets > "$log" 2>&1 || return 2
   local command=("$tree/$program" "${2//,/\\,}")
   if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "${command[@]}"); fi
   if [ "$kind" = lesson ]; then command=(make -C "$tree" --no-print-directory lessons "W=$2"); fi

@@ -94,7 +94,8 @@ elif [ -z "$filter" ]; then
   run "tour" tests/tour.sh --check
   case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
   case " ${folders[*]} " in *"/cpu-bf16 "*)
-    lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons"
+    case " ${folders[*]} " in *"/cpu-fp8 "*)
+      lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons" ;; esac
     folds="python3 tests/fold.py build/cpu-bf16 3 4 6 8"
     published="python3 common/report/published.py common/report/published.txt build --check common/cpu/README.md" ;; esac
 fi

@@ -186,6 +186,7 @@ void RunLog::write_json(const StepRecord& r) {
   if (r.scale && r.computed)
     json.update({{"loss_scale", r.scale->factor}, {"skipped_steps", r.scale->skipped}});
   if (r.dropped) json["dropped"] = *r.dropped;
+  if (r.computed && !r.loads.empty()) json["loads"] = std::vector<int64_t>(r.loads.begin(), r.loads.end());
   if (r.modelled) json["modelled"] = json_of(*r.modelled, mfu(r.tokens, r.modelled->seconds));
   write_json(json.dump());
 }

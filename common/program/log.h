@@ -18,9 +18,10 @@
 
 namespace pentatron {
 
-// Copies of tokens that no expert took, of those that a rank had for all experts.
-struct Dropped {
-  double copies = 0, of = 0;
+// What became of the copies of a rank's tokens in a step, where layers have experts.
+struct Routed {
+  double dropped = 0, copies = 0;  // those that no expert took, of all; 0, 0: experts take all
+  std::vector<double> loads = {};  // [layers x experts]: those that an expert got
 };
 
 struct StepRecord {
@@ -40,6 +41,7 @@ struct StepRecord {
   };
   std::optional<Scale> scale = {};     // in fp16
   std::optional<double> dropped = {};  // share of the copies that no expert took, of all ranks
+  std::vector<double> loads = {};      // as in Routed, of all ranks
 };
 
 struct RankMemory {

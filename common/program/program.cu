@@ -176,10 +176,10 @@ void Run::begin_step(int64_t step) {
   if (!traces_ && is_traced(step)) start_trace();
 }
 
-void Run::end_step(std::optional<Dropped> dropped) {
+void Run::end_step(const Routed& routed) {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
-  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), dropped});
+  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), routed});
   if (inspection::on) end_second_pass();
   if (issued_.size() == 2) log_step();
 }
@@ -264,9 +264,10 @@ void Run::log_step() {
                     static_cast<size_t>(largest[1]),
                     static_cast<size_t>(largest[2] + 0.5)};
   record.computed = !is_dry_run();
-  if (issued.dropped) {
-    const std::vector<double> copies = peers_.sum({issued.dropped->copies, issued.dropped->of});
-    record.dropped = copies[1] > 0 ? copies[0] / copies[1] : 0;
+  if (!issued.routed.loads.empty()) {
+    record.loads = peers_.sum(issued.routed.loads);
+    const std::vector<double> copies = peers_.sum({issued.routed.dropped, issued.routed.copies});
+    if (copies[1] > 0) record.dropped = copies[0] / copies[1];
   }
   if (trained_.loss_scale() != nullptr) {
     const LossScale scale = totals_.host_loss_scale();

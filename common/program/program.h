@@ -94,7 +94,7 @@ class Run {
       Peers& ranks = peers());
 
   void begin_step(int64_t step);
-  void end_step(std::optional<Dropped> dropped = {});  // all work of the step has been issued
+  void end_step(const Routed& routed = {});  // all work of the step has been issued
   // The step after this one; options.steps if a signal has asked the run to end; or, to find out where they
   // came from, a step whose numbers were none, once more. The same on all ranks.
   int64_t next_step(int64_t step);
@@ -130,7 +130,7 @@ class Run {
   struct Issued {
     int64_t step;
     double memory, sent;
-    std::optional<Dropped> dropped;
+    Routed routed;
   };
   std::deque<Issued> issued_;  // not logged: two at most
 

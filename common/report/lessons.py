@@ -3,7 +3,7 @@
 LESSONS (tests/lessons.txt) has the runs, a table of some of them, and the lessons: each a sentence and an inequality
 between numbers of the runs. PROGRAMS is the folder of a bf16 build; a log of each run goes to the folder LOGS. --table
 prints the table; otherwise each lesson is printed with its numbers (WORDS: those whose sentence has them), and the status
-is 1 if one does not hold."""
+is 1 if one does not hold, or if a note has another number than a run of the default GPU (wrong_numbers)."""
 
 import argparse
 import concurrent.futures
@@ -16,9 +16,13 @@ import sys
 
 import runs as logs
 
-PROFILES = pathlib.Path(__file__).parent.parent / "device" / "profiles"
+ROOT = pathlib.Path(__file__).parents[2]
+PROFILES = ROOT / "common" / "device" / "profiles"
 COMMON = ["--attention", "tensor-core", "--steps", "1", "--dry-run"]
 TERM = re.compile(r"(\w+)\(([\w-]+)\)")
+MARK = re.compile(r"^<!-- lessons (.+): (.+) -->\n(?=((?:.+\n)+))", re.M)  # above a paragraph or a table of a note
+NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.(\d+))?)(?: (us|ms|s|KiB|MiB|GiB|%))?(?![\w.]*\d)")
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01}
 
 # What a lesson can ask of a run, and how it is printed. A share is between 0 and 1; exposed: seconds of communication
 # while nothing is computed; idle: the share of the step in which nothing is computed.
@@ -28,9 +32,12 @@ VALUES = {
     "activations": (lambda run: run.memory("measured")["activations"], logs.human_bytes),
     "sent": (lambda run: run.sent_bytes, logs.human_bytes),
     "calls": (lambda run: run.calls, lambda value: f"{value:.0f}"),
-    "exposed": (lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]), logs.human_seconds),
+    "exposed": (
+        lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]) / len(run.steps),
+        logs.human_seconds,
+    ),
     "hidden": (lambda run: run.modelled["hidden"], lambda value: f"{100 * value:.0f} %"),
-    "idle": (lambda run: 1 - run.modelled["compute_seconds"] / run.step_seconds, lambda value: f"{100 * value:.0f} %"),
+    "idle": (lambda run: 1 - run.modelled["compute_seconds"] / run.modelled["seconds"], lambda value: f"{100 * value:.0f} %"),
     "mfu": (lambda run: run.modelled["mfu"], lambda value: f"{100 * value:.1f} %"),
 }
 
@@ -60,7 +67,14 @@ class Lessons:
                 self.lessons.append((sentence, text))
             elif line and word != "#":
                 raise logs.Refused(f"{path}:{number}: {word}; expected base, run, table, row, lesson or holds")
-        for what, name in TERM.findall(str(self.lessons)):
+        texts = {note.relative_to(ROOT): note.read_text() for note in sorted(ROOT.glob("0*/*.md"))}
+        self.notes = {note: MARK.findall(text) for note, text in texts.items()}
+        for note, text in texts.items():
+            if text.count("<!-- lessons") != len(self.notes[note]):
+                raise logs.Refused(f"{note}: a comment is not <!-- lessons RUNS: VALUES --> above a line")
+        marks = [mark for marks in self.notes.values() for mark in marks]
+        self.of_notes = [f"{what}({name})" for runs, values, _ in marks for name in runs.split() for what in values.split()]
+        for what, name in TERM.findall(str(self.lessons + self.of_notes)):
             if what not in VALUES or name not in self.commands:
                 raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above")
 
@@ -76,7 +90,7 @@ def dry_run(name, command, programs, folder, profile):
     """The run. Throws Refused, as its program refuses it."""
     ranks, program, *options = command
     log = folder / f"{name}.json"
-    words = ["mpirun", "-n", ranks, programs / program, *options, *COMMON, "--gpu", profile, "--log-json", log]
+    words = ["mpirun", "-n", ranks, programs / program, *COMMON, *options, "--gpu", profile, "--log-json", log]
     logs.output_of(*words)
     return logs.Run(log)
 
@@ -151,7 +165,7 @@ def print_table(rows):
         print(f"{name:17}{ranks:>5}{fits:>4}" + "".join(f"{cell:>10}" for cell in cells) + "  " + sentence)
 
 
-def print_lessons(lessons, runs):
+def print_lessons(lessons, notes, runs):
     failed = 0
     for sentence, inequality in lessons:
         terms = dict.fromkeys(TERM.findall(inequality))  # in order, each once
@@ -159,8 +173,37 @@ def print_lessons(lessons, runs):
         numbers = ", ".join(f"{what}({name}) {VALUES[what][1](VALUES[what][0](runs[name]))}" for what, name in terms)
         print(f"{'' if holds else 'FAILED: '}{filled(sentence, runs)}\n    {inequality}: {numbers}")
         failed += not holds
-    print(f"{len(lessons) - failed} passed, {failed} failed")
+    wrong = [f"{note}: {words}" for note, marks in notes.items() for words in wrong_numbers(marks, runs)]
+    print(*("FAILED: " + words for words in wrong), sep="\n", end="")
+    failed += len(wrong)
+    print(f"{len(lessons) + sum(map(len, notes.values())) - failed} passed, {failed} failed")
     return failed > 0
+
+
+def wrong_numbers(marks, runs):
+    """Of a note, what <!-- lessons RUNS: VALUES --> promises and the lines below do not have: the values of each run side by
+    side, and the runs in this order, in any unit and rounded to any digit. Other numbers may stand between two runs."""
+    wrong = []
+    for names, whats, text in marks:
+        numbers, whats = list(NUMBER.finditer(text)), whats.split()
+        at = 0
+        for name in names.split():
+            values = [VALUES[what][0](runs[name]) for what in whats]
+            while at < len(numbers) and not all(map(is_number, numbers[at:], values)):
+                at += 1
+            if at + len(values) > len(numbers):
+                printed = ", ".join(VALUES[what][1](value) + f" ({value:.6g})" for what, value in zip(whats, values))
+                wrong.append(f"{name} has {printed}, expected at its place in\n{text}")
+                break
+            at += len(values)
+    return wrong
+
+
+def is_number(found, value):
+    """Without a unit it may have any, as in a table whose head has the unit, if it is longer than a label."""
+    number, fraction, unit = found.groups()
+    scales = [UNITS[unit]] if unit else UNITS.values() if len(number) > 2 else [1] * (value == int(value))
+    return any(f"{value / scale:.{len(fraction or '')}f}" == number for scale in scales)
 
 
 def main():
@@ -179,12 +222,15 @@ def main():
     if not wanted:
         raise logs.Refused(f"no lesson says {given.words}; make lessons prints them all")
     texts = [] if given.words else lessons.texts_of_rows()
+    judges_notes = not given.words and not given.table and given.gpu == parse.get_default("gpu")
+    if judges_notes:
+        texts += lessons.of_notes
     if not given.table:
         texts += [text for pair in wanted for text in pair]
     runs = all_runs(lessons, lessons.names(texts), given.programs, given.logs, given.gpu)
     if given.table:
         return print_table(table(lessons, runs))
-    return print_lessons(wanted, runs)
+    return print_lessons(wanted, lessons.notes if judges_notes else {}, runs)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
 
@@ -96,6 +97,12 @@ class Run:
 
         return [difference(mine[value], other[value]) for mine, other in zip(self.steps, reference.steps)]
 
+    def moved(self, reference):
+        """Of each step, how many copies of tokens went to another expert, at least: in each layer, what its experts got
+        more than in the other run. Copies that changed places are not seen."""
+        loads = ((mine["loads"], other["loads"]) for mine, other in zip(self.steps, reference.steps))
+        return [sum(max(0, a - b) for a, b in zip(*both)) for both in loads]
+
 
 def human(value, base, units):
     """value in one of the units, each `base` times the one before."""
@@ -158,6 +165,19 @@ def table(runs):
     return rows
 
 
+def of_experts(run, reference):
+    """Why the losses of two runs with experts differ."""
+    moved, losses = run.moved(reference), run.differences("loss", reference)
+    if not any(moved):
+        return f"{run.label}: in each of the {len(moved)} steps each expert got as many copies of tokens as in {reference.label}."
+    copies, first = sum(sum(step["loads"]) for step in run.steps), next(i for i, count in enumerate(moved) if count)
+    return (
+        f"{run.label}: at least {sum(moved):,} of {copies:,} copies of tokens went to another expert than in {reference.label}, "
+        f"the first in step {first + 1}; before it the losses differ by {max(losses[:first], default=0):.1e} at most. Where a "
+        "token's best experts are nearly equal, the last bit of a sum decides. PRECISION=fp64 has more bits."
+    )
+
+
 def runs_of(paths):
     """The runs of these logs; a folder means those in it, by name."""
     files = []
@@ -212,9 +232,10 @@ a rank in a step.
                 word.ljust(width) if i == 0 else word.rjust(width) for i, (word, width) in enumerate(zip(row, widths))
             )
         )
-    if any(run.options.get("experts") and run.precision not in ("", "fp64") for run in runs):
-        print("\nExperts: where a token's best experts are nearly equal, the last bit of a sum decides, so another mesh may")
-        print("send it elsewhere. Then the differences grow to 1e-4 and more. With PRECISION=fp64 they stay below 1e-11.")
+    for run in runs:
+        reference = run.reference(runs)
+        if run is not reference and all("loads" in step for step in run.steps + reference.steps):
+            print("\n" + textwrap.fill(of_experts(run, reference), 100))
 
 
 if __name__ == "__main__":

@@ -385,9 +385,9 @@ TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
     CombinedModel model(case_of(options), world);
     set_routers(model, routing);
     model.accumulate(batches_of_step(model.of.options, 0));
-    const std::optional<Dropped> dropped = model.feed_forward.take_dropped();
-    CHECK(model.feed_forward.take_dropped().value_or(Dropped{}).of == 0);
-    return dropped ? dropped->copies / dropped->of : NAN;
+    const Routed routed = model.feed_forward.take_routed();
+    CHECK(model.feed_forward.take_routed().copies == 0);
+    return routed.dropped / routed.copies;
   };
   CHECK(std::isnan(share(0, Routing::to_the_first)));  // all are taken, and nothing is logged
   const double e = experts_for_ranks();
@@ -428,12 +428,9 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
   CombinedModel model(c, world);
   std::vector<double> expected(8);
   for (int step = 0; step < kSteps; ++step) {
-    std::vector<double> loads(8);  // those of this step, of tensor rank 0
-    for (int e = 0; e < 8; ++e) loads[e] -= double(model.feed_forward.loads(1)[e]);
     model.accumulate(batches_of_step(c.options, step));
-    for (int e = 0; e < 8; ++e) loads[e] += double(model.feed_forward.loads(1)[e]);
-    for (double& load : loads) load *= model.mesh.place.tp == 0;
-    loads = world.sum(loads);
+    const std::vector<double> all = world.sum(model.feed_forward.take_routed().loads);
+    const std::vector<double> loads(&all[8], &all[16]);  // of layer 1
     const Tensors gradients = gather_parameters(world, model.parameters, Content::gradients, model.compute);
     model.update(step);
     const Tensors weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
