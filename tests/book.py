@@ -50,7 +50,7 @@ def check_links(pages):
 FIGURES = """() => [...document.querySelectorAll('figure')].map(figure => {
   const drawing = figure.querySelector('svg'), box = drawing?.getBoundingClientRect();
   return [figure.querySelector('svg[aria-label], .alive[aria-label]')?.ariaLabel || '',
-    box ? box.width * box.height * drawing.querySelectorAll('rect, path, line').length : 0];
+    box ? box.width * box.height * drawing.querySelectorAll('rect, path, line, text').length : 0];
 })"""
 
 
@@ -169,15 +169,15 @@ def check_scheme(page):
 
 def check_refusals():
     """A figure that can't be drawn ends the build with one line."""
-    script = "import sys; sys.path.insert(0, 'common/report'); import drawings\ntry: drawings.draw_all('note', sys.argv[1], 0)\nexcept drawings.Refused as e: print(e)"
+    script = "import sys; sys.path.insert(0, 'common/report'); import drawings\ntry: drawings.draw('note', drawings.FIGURE.match(sys.argv[1]))\nexcept drawings.Refused as e: print(e)"
     for what, text in (
-        ("no such kind", "<!-- figure nothing\nA sentence. -->\n"),
-        ("no sentence", "<!-- figure lanes\n-->\n```\na [ b ]\n```\n"),
+        ("no such kind", "<!-- figure nothing name\nA sentence. -->\n"),
+        ("no sentence", "<!-- figure lanes name\n-->\n```\na [ b ]\n```\n"),
         (
             "a program that refuses",
-            "<!-- figure schedule\n$ build/cpu-fp32/05_pipeline_parallel --no-such-option\nA sentence. -->\n",
+            "<!-- figure schedule name\n$ build/cpu-fp32/05_pipeline_parallel --no-such-option\nA sentence. -->\n",
         ),
-        ("no such program", "<!-- figure timeline\n$ build/nothing\nA sentence. -->\n"),
+        ("no such program", "<!-- figure timeline name\n$ build/nothing\nA sentence. -->\n"),
     ):
         done = subprocess.run([builds / "python-book/bin/python", "-c", script, text], capture_output=True, text=True)
         expect(

@@ -37,7 +37,7 @@ for note in "${notes[@]}"; do
     /<\/summary>$/ { answer = NR + 1 }
     NR == answer && !/^$/ || /^<\/details>/ && before != "" { report(NR, "an empty line is missing") }
     { before = $0 }
-    /^<!-- (figure|run|svg|note) / { end_of_text(); in_figure = 1 }
+    /^<!-- (figure|run) / { end_of_text(); in_figure = 1 }
     in_figure {  # commands, then a sentence, which the book shows
       first = NR
       if (/-->$/) { in_figure = 0; sub(/ *-->$/, ""); text = text " " $0; end_of_text() }
