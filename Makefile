@@ -291,7 +291,7 @@ PYTHON_book := mkdocs-material==9.8.2 $(PYTHON_report)
 PYTHON_precisions := $(PYTHON_report) numpy==2.2.6 safetensors==0.6.2
 PYTHON_browser := playwright==1.65.2
 PYTHON_tokens := tokenizers
-PYTHON_slides := landslide==2.0.0
+PYTHON_slides := landslide==2.0.0 $(PYTHON_report)
 venv = [ -e build/python-$(1)/ready ] || { mkdir -p build && rm -rf build/python-$(1) && \
   /usr/bin/python3 -m venv build/python-$(1) && \
   build/python-$(1)/bin/pip install -q --disable-pip-version-check $(PYTHON_$(1)) && touch build/python-$(1)/ready; }
@@ -344,13 +344,13 @@ test-book: book
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/book.py build
 
-# A deck for each stage, build/slides/NN.html, whose figures are made now. The test looks at them in a browser.
+# A deck for each stage, build/slides/NN.html: figures of the notes, and what commands print now. The test opens them in a browser.
 slides:
 	@common/setup.sh cpu ensurepip.py:python3-venv
 	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
 	@$(call venv,slides)
-	@python3 tests/homework/slides.py build/slides build/python-slides/bin/landslide tests/homework/slides/*.md
+	@build/python-slides/bin/python tests/homework/slides.py build/slides build/python-slides/bin/landslide tests/homework/slides/*.md
 test-slides: slides
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)

@@ -32,12 +32,16 @@ for note in "${notes[@]}"; do
     }
     { columns = $0; gsub(/[\200-\277]/, "", columns)  # bytes that continue a character
       if (length(columns) > 100) report(NR, length(columns) " columns") }
-    # A question, whose answer folds out: GitHub wants empty lines around the answer (tests/questions.py).
-    /^<details>/ { questions += 1 }
+    # Questions, whose answers fold out, end a section (tests/questions.py). GitHub wants empty lines around an answer.
+    /^#/ { marked = over = 0 }
+    /^\*\*Ask yourself\*\*$/ { marked = 1 }
+    /^<details>/ { questions += 1; over = 0; if (note ~ /^0/ && !marked) report(NR, "not below **Ask yourself**") }
+    over && !/^$/ { report(NR, "stands after the questions of a section"); over = 0 }
+    /^<\/details>/ { over = 1 }
     /<\/summary>$/ { answer = NR + 1 }
     NR == answer && !/^$/ || /^<\/details>/ && before != "" { report(NR, "an empty line is missing") }
     { before = $0 }
-    /^<!-- (figure|run|svg|note|lessons) / { end_of_text(); in_figure = 1 }
+    /^<!-- (figure|run|lessons) / { end_of_text(); in_figure = 1 }
     in_figure {  # commands, then a sentence, which the book shows
       first = NR
       if (/-->$/) { in_figure = 0; sub(/ *-->$/, ""); text = text " " $0; end_of_text() }

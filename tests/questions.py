@@ -1,9 +1,10 @@
-"""The questions of the notes, "Ask yourself":  questions.py [--fill] NOTE...
+"""The questions of the notes:  questions.py [--fill] NOTE...
 
-A question is a <details> whose answer folds out. A number in bold is the answer. Below it stands the command that prints
-it, as in a terminal: a line "    $ COMMAND", which goes on after a
-backslash or a pipe, and what it prints; blanks count as one.
-Each command is run, and must print these very lines; each number in bold must be among them. --fill writes what the commands print into the notes. The last line is "N passed, N failed", of questions."""
+They end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details> whose answer folds out. A
+number in bold is the answer. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes
+on after a backslash or a pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines;
+each number in bold must be among them. --fill writes what the commands print into the notes. The last line is
+"N passed, N failed", of questions."""
 
 import os
 import pathlib

@@ -11,12 +11,13 @@ from browser import chromium, counts, expect, finish, watched_page
 
 # What is wrong with each slide, in words.
 JUDGE = """() => [...document.querySelectorAll('.slide')].map(slide => {
-  const title = slide.querySelector('h1'), figure = slide.querySelector('pre, img');
+  const title = slide.querySelector('h1'), figure = slide.querySelector('pre, svg');
   if (!title || !slide.querySelector('p') || !figure) return 'no title, sentence or figure';
-  const text = figure.innerText || figure.alt;
-  if (!text || figure.tagName == 'IMG' && !figure.naturalWidth) return title.innerText + ': an empty figure';
-  const paper = slide.getBoundingClientRect();
-  const beyond = [...slide.querySelectorAll('h1, p, pre, img')].filter(e => {
+  const text = figure.innerText || figure.querySelector('text') && figure.ariaLabel;
+  if (!text) return title.innerText + ': an empty figure';
+  const paper = slide.getBoundingClientRect(), below = slide.querySelector('p').getBoundingClientRect();
+  if (title.getBoundingClientRect().bottom > below.top + 5) return title.innerText + ': the title lies on the sentence';
+  const beyond = [...slide.querySelectorAll('h1, p, pre, svg')].filter(e => {
     const place = e.getBoundingClientRect();
     return place.right > paper.right + 1 || place.bottom > paper.bottom + 1 || e.scrollWidth > e.clientWidth + 1;
   });

@@ -122,7 +122,7 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
     box(x, 38, 26, {action, 0, 0});
     svg << "</rect>\n";
     text(x + 32, 55, to_string(action), "");
-    x += 150;
+    x += 170;
   }
   if (s.v > 1) text(x, 55, "paler: a later chunk", "");
   for (int rank = 0; rank < s.p; ++rank) {

@@ -112,6 +112,22 @@ class Book:
             parts[i] = CODE.sub(in_code, re.sub(r"\]\(([^)\s]+)\)", in_text, parts[i]))
         return "".join(parts)
 
+    def drawn(self, note, found):
+        """Draws the figure of this comment. Returns what stands for it in the text, as HTML would be taken apart."""
+        name = "figure-" + found[2]
+        try:
+            kind, drawing, sentence = drawings.draw(note, found)
+        except drawings.Refused as error:
+            raise PluginError(str(error)) from None
+        if name in self.figures:
+            raise PluginError(f"{note}: there is another figure {found[2]}")
+        stepped = ' data-alive="steps"' if kind == "ring" else ""
+        self.figures[name] = (
+            f'<figure class="figure" id="{name}"{stepped}><div class="drawing" tabindex="0">{drawing}</div>'
+            f"<figcaption>{html.escape(sentence)}</figcaption></figure>"
+        )
+        return f"\n%%{name}%%\n\n"
+
 
 book = None
 
@@ -126,12 +142,10 @@ def on_config(config):
 def on_files(files, config):
     markdown = {note: book.linked(note, book.read[note]) for note in book.notes}
     for note, text in markdown.items():
-        try:
-            text, drawn = drawings.draw_all(note, text, len(book.figures))
-        except drawings.Refused as error:
-            raise PluginError(str(error)) from None
-        book.figures |= drawn
-        text = re.sub(r"<details([^>]*)>", r'<details markdown="1"\1>', text)
+        text = drawings.FIGURE.sub(lambda found: book.drawn(note, found), text)
+        if "<!-- figure" in text:
+            raise PluginError(f"{note}: {text[text.index('<!-- figure') :].splitlines()[0]} is not valid; expected its form")
+        text = re.sub(r"<details([^>]*)>", r'<details markdown="1" class="question"\1>', text)
         files.append(File.generated(config, note, content=text))
     for path in book.sources:
         notes = ", ".join(
@@ -171,7 +185,7 @@ def on_page_content(content, page, config, files):
     path = page.file.src_uri[:-3]
     if page.file.src_uri in book.notes:
         content = formulas.page(content)
-        content = re.sub(r"<p>%%(\w+)%%</p>", lambda found: book.figures[found[1]], content)
+        content = re.sub(r"<p>%%([\w-]+)%%</p>", lambda found: book.figures[found[1]], content)
         book.articles[page.file.src_uri] = content, page
         content = content.replace("%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or "."))
     elif path in book.sources:

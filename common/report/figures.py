@@ -17,13 +17,17 @@ COLORS = ["#56b4e9", "#e69f00", "#cc79a7", "#0072b2", "#009e73", "#d55e00"]
 DASHES = {"solid": [1, 0], "dashed": [8, 6], "dotted": [0.1, 5]}  # CSS's names
 SHAPES = {"solid": "circle", "dashed": "square", "dotted": "triangle-up"}
 LOOKS = [([*DASHES][(i + i // 6) % 3], COLORS[i % 6]) for i in range(18)]  # of the runs, one after the other
+ROWS = alt.NamedData(name="rows")
 
 
 def colors(field, names):
     return alt.Color(field + ":N", scale=alt.Scale(domain=names), legend=alt.Legend(orient="bottom", title=None))
 
 
-ROWS = alt.NamedData(name="rows")
+def tips(*fields):
+    """What a bar or a point says of itself: fields, each with the format of its number."""
+    words = [field.split() for field in fields]
+    return [alt.Tooltip(name, format=form[0]) if form else name for name, *form in words]
 
 
 def specification(chart, rows, **arrays):
@@ -39,64 +43,59 @@ def specification(chart, rows, **arrays):
 
 
 def dropdown(name, options, label, value=None):
-    return alt.param(
-        name=name, value=value if value in options else options[0], bind=alt.binding_select(options=options, name=label + " ")
-    )
+    bind = alt.binding_select(options=options, name=label + " ")
+    return alt.param(name=name, value=value if value in options else options[0], bind=bind)
+
+
+def slider(name, least, most, label):
+    return alt.param(name=name, value=least, bind=alt.binding_range(min=least, max=most, step=1, name=label + " "))
 
 
 def losses(runs):
     """Loss and gradient norm over the steps, and how far each is from the first run of the same training."""
-    rows = []
-    for run in runs:
-        reference = run.reference(runs)
-        for value, name in (("loss", "loss"), ("grad_norm", "gradient norm")):
-            for step, difference in zip(run.steps, run.differences(value, reference)):
-                rows.append(
-                    {
-                        "run": run.label,
-                        "step": step["step"],
-                        "of": name,
-                        "value": step[value],
-                        "difference": max(difference, SMALLEST) if difference < 1e308 else None,
-                    }
-                )
+    rows = [
+        {
+            "run": run.label,
+            "step": step["step"],
+            "of": name,
+            "value": step[value],
+            "difference": max(difference, SMALLEST) if difference < 1e308 else None,
+        }
+        for run in runs
+        for value, name in (("loss", "loss"), ("grad_norm", "gradient norm"))
+        for step, difference in zip(run.steps, run.differences(value, run.reference(runs)))
+    ]
     labels = list(dict.fromkeys(run.label for run in runs))
-    boxes = {f"box_{i}": alt.binding_checkbox(name=label + " ") for i, label in enumerate(labels)}
-    choices = [alt.param(name=box, value=True, bind=bind) for box, bind in boxes.items()]
+    boxes = [f"box_{i}" for i in range(len(labels))]
+    choices = [
+        alt.param(name=box, value=True, bind=alt.binding_checkbox(name=label + " ")) for box, label in zip(boxes, labels)
+    ]
     choices.append(dropdown("shown_run", ["all", *labels], "run"))
     dashes, shapes = (alt.Scale(domain=labels, range=[of[dash] for dash, _ in LOOKS]) for of in (DASHES, SHAPES))
     shown = alt.condition("shown_run == 'all' || datum.run == shown_run", alt.value(1), alt.value(0.08))
-    base = (
-        alt.Chart(ROWS)
-        .transform_filter(f"[{', '.join(boxes)}][indexof({json.dumps(labels)}, datum.run)]")
-        .encode(
-            x=alt.X("step:Q", axis=alt.Axis(tickMinStep=1)),
-            color=alt.Color("run:N", scale=alt.Scale(domain=labels), legend=None),
-            strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=None),
-            strokeOpacity=shown,
-            fillOpacity=shown,
-            tooltip=["run:N", "step:Q", alt.Tooltip("value:Q", format=".6f"), alt.Tooltip("difference:Q", format=".2e")],
-        )
+    base = alt.Chart(ROWS).transform_filter(f"[{', '.join(boxes)}][indexof({json.dumps(labels)}, datum.run)]")
+    base = base.properties(width=440, height=220).encode(
+        x=alt.X("step:Q", axis=alt.Axis(tickMinStep=1)),
+        color=alt.Color("run:N", scale=alt.Scale(domain=labels), legend=None),
+        strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=None),
+        strokeOpacity=shown,
+        fillOpacity=shown,
+        tooltip=tips("run:N", "step:Q", "value:Q .6f", "difference:Q .2e"),
     )
-    size = {"width": 440, "height": 220}
+    difference = alt.Y(
+        "difference:Q",
+        title="difference, relative",
+        scale=alt.Scale(type="log"),
+        axis=alt.Axis(format=".0e", tickCount=8),
+    )
 
     def row(name):
         of = base.transform_filter(f"datum.of == '{name}'")
+        value = alt.Y("value:Q", title=name, scale=alt.Scale(zero=False))
+        points = of.mark_point(filled=True, size=30, opacity=1)
         return alt.hconcat(
-            of.mark_line(strokeCap="round", point="transparent")
-            .encode(y=alt.Y("value:Q", title=name, scale=alt.Scale(zero=False)))
-            .properties(**size),
-            of.mark_point(filled=True, size=30, opacity=1)
-            .encode(
-                shape=alt.Shape("run:N", scale=shapes, legend=None),
-                y=alt.Y(
-                    "difference:Q",
-                    title="difference, relative",
-                    scale=alt.Scale(type="log"),
-                    axis=alt.Axis(format=".0e", tickCount=8),
-                ),
-            )
-            .properties(**size),
+            of.mark_line(strokeCap="round", point="transparent").encode(y=value),
+            points.encode(shape=alt.Shape("run:N", scale=shapes, legend=None), y=difference),
         )
 
     return specification(alt.vconcat(row("loss"), row("gradient norm")).add_params(*choices), rows)
@@ -110,22 +109,18 @@ def memory(runs):
         for which in ("predicted", "measured")
         for purpose, bytes_ in run.memory(which).items()
     ]
-    chart = (
-        alt.Chart(ROWS)
-        .mark_bar()
-        .encode(
-            y=alt.Y("run:N", sort=[run.label for run in runs], title=None, scale=alt.Scale(paddingInner=0.3)),
-            yOffset=alt.YOffset("which:N", sort=["predicted", "measured"], scale=alt.Scale(paddingInner=0.15)),
-            x=alt.X("sum(MiB):Q", title="MiB of a rank: predicted, and fainter below it measured"),
-            color=colors("purpose", PURPOSES),
-            order=alt.Order("rank:Q"),
-            opacity=alt.condition("datum.which == 'predicted'", alt.value(1), alt.value(0.6)),
-            tooltip=["run:N", "which:N", "purpose:N", alt.Tooltip("MiB:Q", format=",.3f")],
-        )
-        .transform_calculate(rank=f"indexof({PURPOSE_NAMES}, datum.purpose)")
-        .properties(width=WIDTH - 180, height={"step": 14})
+    bars = alt.Chart(ROWS).mark_bar().transform_calculate(rank=f"indexof({PURPOSE_NAMES}, datum.purpose)")
+    scale = alt.Scale(paddingInner=0.15)
+    chart = bars.encode(
+        y=alt.Y("run:N", sort=[run.label for run in runs], title=None, scale=alt.Scale(paddingInner=0.3)),
+        yOffset=alt.YOffset("which:N", sort=["predicted", "measured"], scale=scale),
+        x=alt.X("sum(MiB):Q", title="MiB of a rank: predicted, and fainter below it measured"),
+        color=colors("purpose", PURPOSES),
+        order=alt.Order("rank:Q"),
+        opacity=alt.condition("datum.which == 'predicted'", alt.value(1), alt.value(0.6)),
+        tooltip=tips("run:N", "which:N", "purpose:N", "MiB:Q ,.3f"),
     )
-    return specification(chart, rows)
+    return specification(chart.properties(width=WIDTH - 180, height={"step": 14}), rows)
 
 
 def speed(runs):
@@ -141,19 +136,12 @@ def speed(runs):
         }
         for run in runs
     ]
-    base = (
-        alt.Chart(ROWS)
-        .mark_bar()
-        .encode(y=alt.Y("run:N", sort=None, title=None))
-        .properties(width=200, height={"step": 18})
-    )
 
     def bar(field, title, labels=None):
-        y = alt.Y("run:N", sort=None, title=None, axis=labels)
-        return base.encode(
+        return alt.Chart(ROWS).mark_bar().properties(width=200, height={"step": 18}).encode(
             x=alt.X(field + ":Q", title=title, axis=alt.Axis(format="~s", tickCount=4)),
-            y=y,
-            tooltip=["run:N", "time:N", alt.Tooltip(field + ":Q", format=",.3f")],
+            y=alt.Y("run:N", sort=None, title=None, axis=labels),
+            tooltip=tips("run:N", "time:N", field + ":Q ,.3f"),
         )
 
     modelled = "modelled " if all(run.modelled for run in runs) else ""
@@ -174,76 +162,46 @@ def timeline(bars):
     choices = [
         dropdown("traced_run", labels, "run", (several or labels)[0]),
         dropdown("traced_rank", ["all", *ranks], "rank", 0),
-        alt.param(name="zoom", value=1, bind=alt.binding_range(min=1, max=50, step=1, name="zoom ")),
-        alt.param(name="start", value=0, bind=alt.binding_range(min=0, max=99, step=1, name="from, % of the step ")),
+        slider("zoom", 1, 50, "zoom"),
+        slider("start", 0, 99, "from, % of the step"),
         alt.param(name="length_of", value=length),
         alt.param(name="from_us", expr="start / 100 * length_of[traced_run]"),
         alt.param(name="to_us", expr="from_us + length_of[traced_run] / zoom"),
+        alt.selection_interval(bind="scales", encodings=["x"]),
     ]
-    scale = alt.Scale(domainMin=alt.expr("from_us"), domainMax=alt.expr("to_us"), nice=False)
-    chart = (
-        alt.Chart(ROWS)
-        .transform_filter(
-            "datum.run == traced_run && (traced_rank == 'all' || datum.rank == traced_rank)"
-            " && datum.end > from_us && datum.begin < to_us"
-        )
-        .transform_calculate(row="datum.rank + ' ' + datum.stream")
-        .mark_bar(clip=True, stroke="Canvas", strokeWidth=0.3)
-        .encode(
-            x=alt.X("begin:Q", title="us from the beginning of the step", scale=scale, axis=alt.Axis(labelOverlap=True)),
-            x2="end:Q",
-            y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
-            color=colors("work", WORK),
-            tooltip=[
-                "what:N",
-                "work:N",
-                "stream:N",
-                "rank:N",
-                alt.Tooltip("begin:Q", format=",.1f"),
-                alt.Tooltip("end:Q", format=",.1f"),
-            ],
-        )
-        .properties(width=WIDTH - 160, height={"step": 16})
-        .add_params(*choices, alt.selection_interval(bind="scales", encodings=["x"]))
+    shown = (
+        "datum.run == traced_run && (traced_rank == 'all' || datum.rank == traced_rank)"
+        " && datum.end > from_us && datum.begin < to_us"
     )
-    return specification(chart, bars)
+    scale = alt.Scale(domainMin=alt.expr("from_us"), domainMax=alt.expr("to_us"), nice=False)
+    chart = alt.Chart(ROWS).mark_bar(clip=True, stroke="Canvas", strokeWidth=0.3).encode(
+        x=alt.X("begin:Q", title="us from the beginning of the step", scale=scale, axis=alt.Axis(labelOverlap=True)),
+        x2="end:Q",
+        y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
+        color=colors("work", WORK),
+        tooltip=tips("what:N", "work:N", "stream:N", "rank:N", "begin:Q ,.1f", "end:Q ,.1f"),
+    )
+    chart = chart.transform_filter(shown).transform_calculate(row="datum.rank + ' ' + datum.stream")
+    return specification(chart.properties(width=WIDTH - 160, height={"step": 16}).add_params(*choices), bars)
 
 
 def pipeline(bars):
     """Pipelines; bars: of traces.pipeline, each with its "run" and its "schedule"."""
-    labels, schedules = list(dict.fromkeys(bar["run"] for bar in bars)), list(
-        dict.fromkeys(bar["schedule"] for bar in bars)
-    )
+    labels, schedules = (list(dict.fromkeys(bar[key] for bar in bars)) for key in ("run", "schedule"))
     base = alt.Chart().encode(y=alt.Y("rank:O", title="rank"))
     blocks = base.mark_bar(stroke="Canvas", strokeWidth=0.5).encode(
         x=alt.X("begin:Q", title="us"),
         x2="end:Q",
         color=colors("work", WORK[:3]),
-        tooltip=[
-            "work:N",
-            "micro_batch:O",
-            "rank:O",
-            alt.Tooltip("begin:Q", format=",.1f"),
-            alt.Tooltip("end:Q", format=",.1f"),
-        ],
+        tooltip=tips("work:N", "micro_batch:O", "rank:O", "begin:Q ,.1f", "end:Q ,.1f"),
     )
     numbers = base.mark_text(fontSize=8, color="black").encode(x="middle:Q", text="micro_batch:O")
-    chart = (
-        alt.layer(blocks, numbers, data=ROWS)
-        .transform_filter("datum.run == piped_run")
-        .transform_calculate(middle="(datum.begin + datum.end) / 2")
-        .properties(width=WIDTH - 120, height={"step": 15})
-        .facet(
-            row=alt.Row(
-                "schedule:N",
-                title=None,
-                sort=schedules,
-                header=alt.Header(labelAngle=0, labelAlign="left", labelOrient="top"),
-            )
-        )
-        .add_params(dropdown("piped_run", labels, "run"))
-    )
-    return specification(chart, bars)
+    layers = alt.layer(blocks, numbers, data=ROWS).transform_filter("datum.run == piped_run")
+    layers = layers.transform_calculate(middle="(datum.begin + datum.end) / 2")
+    header = alt.Header(labelAngle=0, labelAlign="left", labelOrient="top")
+    row = alt.Row("schedule:N", title=None, sort=schedules, header=header)
+    chart = layers.properties(width=WIDTH - 120, height={"step": 15}).facet(row=row)
+    return specification(chart.add_params(dropdown("piped_run", labels, "run")), bars)
 
 
 def calculator(tables):
@@ -266,11 +224,8 @@ def calculator(tables):
 
     def entry(table, axes):
         """An element of a table whose axes are choices."""
-
-        def index(axis):
-            return f"[indexof({json.dumps(tables['choices'][axis])}, {'dp * cp' if axis == 'replicas' else axis})]"
-
-        return table + "".join(map(index, axes))
+        chosen = {axis: "dp * cp" if axis == "replicas" else axis for axis in axes}
+        return table + "".join(f"[indexof({json.dumps(tables['choices'][axis])}, {chosen[axis]})]" for axis in axes)
 
     states = entry("states", ["model", "tp", "pp", "seq_len", "zero", "replicas"])
     activations = entry("activations", ["model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"])
@@ -282,59 +237,41 @@ def calculator(tables):
     ]
     place = f"indexof({PURPOSE_NAMES}, datum.purpose)"
     gpu = tables["memory_bytes"] / 2**30
-    command = alt.param(
-        name="command",
-        expr=(
-            f"!{states} || !{activations} ? 'This layout does not divide the model: heads, layers or tokens.' :"
-            f" ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d ' + {tables['options']}[indexof({tables['choices']['model']}, model)], '--seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
-            f" + ' --global-batch-size ' + {tables['micro_batches']} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
-            " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')]"
-        ),
+    words = f"{tables['options']}[indexof({tables['choices']['model']}, model)]"
+    command = (
+        f"!{states} || !{activations} ? 'This layout does not divide the model: heads, layers or tokens.' :"
+        f" ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d ' + {words}, '--seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
+        f" + ' --global-batch-size ' + {tables['micro_batches']} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
+        " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')]"
     )
-    bars = (
-        alt.Chart(ROWS)
-        .transform_filter(f"{states} && {activations} && datum.stage < min(pp, 2)")
-        .transform_calculate(
-            order=place,
-            of_state=f"{place} < 3 ? {states}[datum.stage][{place}] : 0",
-            of_batch=f"{place} >= 3 && {place} < 5 ? {activations}[datum.stage][{place} - 3] : 0",
-            of_library=f"{place} == 5 ? {libraries} : 0",
-        )
-        .transform_calculate(bytes="datum.of_state + datum.of_batch + datum.of_library")
-        .transform_calculate(GiB="datum.bytes / pow(2, 30)")
-    )
+    choices += [*[alt.param(name=name, value=0) for name in arrays], alt.param(name="command", expr=command)]
+    bars = alt.Chart(ROWS).transform_filter(f"{states} && {activations} && datum.stage < min(pp, 2)")
+    bars = bars.transform_calculate(
+        order=place,
+        bytes=f"{place} < 3 ? {states}[datum.stage][{place}] : {place} < 5 ? {activations}[datum.stage][{place} - 3]"
+        f" : {libraries}",
+    ).transform_calculate(GiB="datum.bytes / pow(2, 30)")
     y = alt.Y("place:N", title=None)
     stacked = bars.mark_bar().encode(
         y=y,
         x=alt.X("sum(GiB):Q", title="GiB"),
         color=colors("purpose", PURPOSE_NAMES),
         order="order:Q",
-        tooltip=["place:N", "purpose:N", alt.Tooltip("bytes:Q", format=",d"), alt.Tooltip("GiB:Q", format=".3f")],
+        tooltip=tips("place:N", "purpose:N", "bytes:Q ,d", "GiB:Q .3f"),
     )
-    sums = (
-        bars.transform_aggregate(GiB="sum(GiB)", groupby=["place"])
-        .transform_calculate(text=f"format(datum.GiB, '.2f') + (datum.GiB > {gpu} ? ', does not fit' : ', fits')")
-        .mark_text(align="left", dx=4, color="CanvasText")
-        .encode(y=y, x="GiB:Q", text="text:N")
+    fits = f"format(datum.GiB, '.2f') + (datum.GiB > {gpu} ? ', does not fit' : ', fits')"
+    sums = bars.transform_aggregate(GiB="sum(GiB)", groupby=["place"]).transform_calculate(text=fits)
+    sums = sums.mark_text(align="left", dx=4, color="CanvasText").encode(y=y, x="GiB:Q", text="text:N")
+    limit = alt.Chart(alt.Data(values=[{"GiB": gpu}])).encode(x="GiB:Q")
+    line = limit.mark_rule(color="CanvasText", strokeDash=[4, 3])
+    name = limit.mark_text(color="CanvasText", dy=-6, align="right", baseline="bottom").encode(
+        y=alt.value(0), text=alt.value(f"{tables['gpu']}: {gpu:.1f} GiB")
     )
-    line = alt.Chart(alt.Data(values=[{"GiB": gpu}])).mark_rule(color="CanvasText", strokeDash=[4, 3]).encode(x="GiB:Q")
-    name = (
-        alt.Chart(alt.Data(values=[{"GiB": gpu}]))
-        .mark_text(color="CanvasText", dy=-6, align="right", baseline="bottom")
-        .encode(x="GiB:Q", y=alt.value(0), text=alt.value(f"{tables['gpu']}: {gpu:.1f} GiB"))
+    title = alt.Title(
+        alt.expr("command"), anchor="start", fontSize=11, fontWeight="normal", font="monospace", offset=24
     )
-    chart = (
-        alt.layer(stacked, sums, line, name)
-        .properties(
-            width=WIDTH - 100,
-            height={"step": 50},
-            title=alt.Title(
-                alt.expr("command"), anchor="start", fontSize=11, fontWeight="normal", font="monospace", offset=24
-            ),
-        )
-        .add_params(*choices, *[alt.param(name=name, value=0) for name in arrays], command)
-    )
-    return specification(chart, rows, **arrays)
+    chart = alt.layer(stacked, sums, line, name).properties(width=WIDTH - 100, height={"step": 50}, title=title)
+    return specification(chart.add_params(*choices), rows, **arrays)
 
 
 def zero_memory(tables):
@@ -351,19 +288,14 @@ def zero_memory(tables):
         for j, ranks in enumerate(choice["replicas"])
         for k, purpose in enumerate(PURPOSE_NAMES[:3])
     ]
-    bars = (
-        alt.Chart(ROWS)
-        .transform_filter(f"states{index}")
-        .transform_calculate(GiB=f"states{index}[datum.zero][datum.replicas][0][datum.order] / pow(2, 30)")
-        .mark_bar()
-        .encode(
-            x=alt.X("ranks:O", title="data ranks", axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("sum(GiB):Q", title="GiB a rank", stack="zero"),
-            color=colors("purpose", PURPOSE_NAMES[:3]),
-            order="order:Q",
-            tooltip=["stage:N", "ranks:O", "purpose:N", alt.Tooltip("GiB:Q", format=".2f")],
-        )
-        .properties(width=150, height=220)
+    gib = f"states{index}[datum.zero][datum.replicas][0][datum.order] / pow(2, 30)"
+    bars = alt.Chart(ROWS).mark_bar().transform_filter(f"states{index}").transform_calculate(GiB=gib)
+    bars = bars.properties(width=190, height=220).encode(
+        x=alt.X("ranks:O", title="data ranks", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("sum(GiB):Q", title="GiB a rank", stack="zero"),
+        color=colors("purpose", PURPOSE_NAMES[:3]),
+        order="order:Q",
+        tooltip=tips("stage:N", "ranks:O", "purpose:N", "GiB:Q .2f"),
     )
     chart = bars.facet(alt.Facet("stage:N", title=None), columns=4)
     return specification(chart.add_params(*choices, alt.param(name="states", value=0)), rows, states=states)
@@ -371,26 +303,20 @@ def zero_memory(tables):
 
 def heatmap(cells):
     """The fastest layout of each model on each number of nodes, from plan --heatmap --json."""
-    rows = [
-        {
-            "model": cell["model"],
-            "nodes": cell["nodes"],
-            "MFU": cell["layouts"][0]["mfu"],
-            "layout": cell["layouts"][0]["layout"],
-            "command": cell["layouts"][0]["command"],
-            "days": f"{cell['layouts'][0]['days']:.1f} days" if "days" in cell["layouts"][0] else "",
-            "money": f"{cell['layouts'][0].get('money', 0):,.0f}",
-        }
-        for cell in cells
-    ]
-    base = (
-        alt.Chart(ROWS)
-        .transform_calculate(lines="split(replace(datum.layout, ' zero', ';zero') + (datum.days ? ';' + datum.days : ''), ';')")
-        .encode(x=alt.X("nodes:O", title="nodes", axis=alt.Axis(labelAngle=0)), y=alt.Y("model:N", title=None, sort=None))
+    rows = []
+    for cell in cells:
+        best = cell["layouts"][0]
+        days, money = (f"{best[name]:,.1f} {name}" if name in best else "" for name in ("days", "money"))
+        words = {"layout": best["layout"], "command": best["command"], "days": days, "money": money}
+        rows.append({"model": cell["model"], "nodes": cell["nodes"], "MFU": best["mfu"], **words})
+    lines = "split(replace(datum.layout, ' zero', ';zero') + (datum.days ? ';' + datum.days : ''), ';')"
+    base = alt.Chart(ROWS).transform_calculate(lines=lines)
+    base = base.encode(
+        x=alt.X("nodes:O", title="nodes", axis=alt.Axis(labelAngle=0)), y=alt.Y("model:N", title=None, sort=None)
     )
     tiles = base.mark_rect().encode(
         color=alt.Color("MFU:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="%")),
-        tooltip=["model:N", "nodes:O", alt.Tooltip("MFU:Q", format=".1%"), "days:N", "money:N", "layout:N", "command:N"],
+        tooltip=tips("model:N", "nodes:O", "MFU:Q .1%", "days:N", "money:N", "layout:N", "command:N"),
     )
     least, most = min(row["MFU"] for row in rows), max(row["MFU"] for row in rows)
     middle = least + 0.43 * (most - least)  # where black and white are equally readable
@@ -403,28 +329,13 @@ def heatmap(cells):
 def sweep(rows):
     """Measured over predicted time of a step; rows: of sweep.csv."""
     most = 1.1 * max(max(row["predicted"], row["measured"]) for row in rows)
-    points = (
-        alt.Chart(ROWS)
-        .mark_point(filled=True, size=70)
-        .encode(
-            x=alt.X("predicted:Q", title="predicted, ms a step", scale=alt.Scale(domain=[0, most])),
-            y=alt.Y(
-                "measured:Q", title="measured (or issued in virtual time), ms a step", scale=alt.Scale(domain=[0, most])
-            ),
-            color=alt.Color("model:N", title=None),
-            shape=alt.Shape("gpus:N", legend=alt.Legend(title="GPUs", symbolFillColor="CanvasText")),
-            tooltip=[
-                "model:N",
-                "gpus:O",
-                "layout:N",
-                alt.Tooltip("predicted:Q", format=",.1f"),
-                alt.Tooltip("measured:Q", format=",.1f"),
-            ],
-        )
+    scale = alt.Scale(domain=[0, most])
+    points = alt.Chart(ROWS).mark_point(filled=True, size=70).encode(
+        x=alt.X("predicted:Q", title="predicted, ms a step", scale=scale),
+        y=alt.Y("measured:Q", title="measured (or issued in virtual time), ms a step", scale=scale),
+        color=alt.Color("model:N", title=None),
+        shape=alt.Shape("gpus:N", legend=alt.Legend(title="GPUs", symbolFillColor="CanvasText")),
+        tooltip=tips("model:N", "gpus:O", "layout:N", "predicted:Q ,.1f", "measured:Q ,.1f"),
     )
-    same = (
-        alt.Chart(alt.Data(values=[{"t": 0}, {"t": most}]))
-        .mark_line(color="#999", strokeDash=[4, 3])
-        .encode(x="t:Q", y="t:Q")
-    )
-    return specification((same + points).properties(width=460, height=460), rows)
+    same = alt.Chart(alt.Data(values=[{"t": 0}, {"t": most}])).encode(x="t:Q", y="t:Q")
+    return specification((same.mark_line(color="#999", strokeDash=[4, 3]) + points).properties(width=460, height=460), rows)

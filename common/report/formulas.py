@@ -4,20 +4,22 @@ lines that are no commands is set with fractions, and so is a cell of a table; i
 import html
 import re
 
-LETTER = r"[A-Za-zΑ-ΡΤ-ωℓ]"
+LETTER = r"[A-Za-zΑ-ΡΤ-ω]"
+NAME = rf"(?:d[KQVWxyz]|{LETTER})"  # of a number in a sentence: n, dx
 TOKEN = re.compile(
-    rf"\s*(\d[\d.,]*(?<![.,])(?:e-?\d+)?|log1p|Σ_\w+|(?:{LETTER}{{2,}}-)?{LETTER}+(?:_\w+)?[₀-₉ᵢⱼᵀᵗ̄']*|<=|>=|[-+·*/=<>^()|,√ΣΨ×≤≥])"
+    rf"\s*(\d[\d.,]*(?<![.,])|log1p|Σ_\w+|(?:{LETTER}{{2,}}-)?{LETTER}+(?:_\w+)?[₀-₉ᵢⱼᵀᵗ']*|<=|>=|[-+·/=<>^()|,√Σ×≤≥])"
 )
-WORDS = {"exp", "log", "max", "min", "log1p", "heads", "kv", "tokens"}  # that stand in formulas of single letters
-COMMAND = re.compile(r"^(\w+=\S+ )?(mpirun|make|build/|\d\d_|--|cat |\S+\.json)|[…\"{}]|\w+_\w+_\w+")
-MEASURED = re.compile(r"^\d[\d.,]*( s|k|e-?\d+)\b|^e\dm\d|\d x \d")
-SYMBOLS = {"<=": "≤", ">=": "≥", "-": "−", "*": "·"}
+WORDS = {"exp", "log", "max", "heads", "kv", "tokens"}  # that stand in formulas of single letters
+COMMAND = re.compile(r"^\$ |\w+_\w+_\w+")
+NO_FORMULA = re.compile(r"^\d[\d.,]*( s$|k|e-\d+)\b|tokens/s|(?<!lo)[A-Za-z]\d|\d x \d")  # measured; names: h100, not log1p
+SYMBOLS = {"<=": "≤", ">=": "≥", "-": "−"}
 
 
 def tokens_of(text):
     """None if this is no formula."""
-    tokens, at = [], 0
-    text = text.strip()
+    tokens, at, text = [], 0, text.strip()
+    if NO_FORMULA.search(text):
+        return None
     while at < len(text):
         match = TOKEN.match(text, at)
         if not match:
@@ -34,7 +36,7 @@ def tokens_of(text):
         name and len(re.match(rf"{LETTER}+", token)[0]) > 1 and token not in WORDS for name, token in zip(is_name, tokens)
     ]
     is_prose = any(a and (b or then == "a") for a, b, then in zip(is_word, is_word[1:], tokens[1:]))
-    if depth or not any(is_name) or is_prose or tokens[-1] in SYMBOLS or tokens[-1] in "+-·*/=<>^,Σ√×":
+    if depth or is_prose or tokens[-1] in "+-·/=<>^,Σ√×":
         return None
     return tokens
 
@@ -42,9 +44,7 @@ def tokens_of(text):
 def atom(token):
     if token[0].isdigit():
         return f"<mn>{token}</mn>"
-    if token == "log1p":
-        return "<mi>log1p</mi>"
-    if not re.match(LETTER + "|Ψ|Σ_", token):
+    if not re.match(LETTER + "|Σ_", token):
         return f"<mo>{html.escape(SYMBOLS.get(token, token))}</mo>"
     name, _, index = token.partition("_")
     name = f"<mi>{name}</mi>"
@@ -97,7 +97,7 @@ def mathml(tokens, fractions):
                 first = above[0][1] if len(above) == 1 else spaced(above)
                 whole = f"<mfrac><mrow>{first}</mrow>{operand()[1]}</mfrac>"
                 items.append((whole, whole, True))
-            elif token == "(" or re.match(LETTER + r"|\d|Ψ", token):
+            elif token == "(" or re.match(LETTER + r"|\d", token):
                 items.append((*operand(), True))
             else:
                 at += 1
@@ -129,20 +129,18 @@ def set_line(text):
 
 def block(text):
     """Of an indented block the formulas; None if it has none."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    if any(COMMAND.search(line) for line in lines) or not any(
-        tokens and len(tokens) > 2 for line in lines for part in re.split("  +", line) for tokens, _ in pieces(part)
+    lines = [re.split("(?<![= ])  +(?![ =<>])", line) for line in text.rstrip().split("\n") if line.strip()]
+    if COMMAND.search(text) or not any(
+        tokens and len(tokens) > 2 for line in lines for part in line for tokens, _ in pieces(part)
     ):
         return None
-    rows = "".join(
-        "<mtr>" + "".join(f"<mtd>{set_line(part)}</mtd>" for part in re.split("  +", line)) + "</mtr>" for line in lines
-    )
+    rows = "".join("<mtr>" + "".join(f"<mtd>{set_line(part)}</mtd>" for part in line) + "</mtr>" for line in lines)
     return f'<div class="formula" tabindex="0" role="math"><math><mtable displaystyle="true">{rows}</mtable></math></div>'
 
 
 def is_plain(tokens):
     """Whether it is of single letters, so that it is no text."""
-    names = [re.match(rf"{LETTER}+", token) for token in tokens]
+    names = [re.match(rf"d(?=[KQVWxyz])|{LETTER}+", token) for token in tokens]
     single = [name[0] for name in names if name and (len(name[0]) == 1 or name[0] in WORDS)]
     return any(len(name) == 1 for name in single) and len(single) == sum(map(bool, names))
 
@@ -151,7 +149,7 @@ def cell(text):
     """Of a table's cell; None if it is no formula."""
     found = pieces(text)
     plain = [tokens for tokens, _ in found if tokens and len(tokens) > 1 and is_plain(tokens)]
-    if not plain or MEASURED.match(text) or any(tokens and not is_plain(tokens) for tokens, _ in found):
+    if not plain or any(tokens and not is_plain(tokens) for tokens, _ in found):
         return None
     return "".join(
         (
@@ -164,14 +162,14 @@ def cell(text):
 
 
 IN_SENTENCE = re.compile(
-    rf" ?(?:\d[\d.,]*(?<![.,])(?:e-?\d+)?|(?:{LETTER}(?:_\w+)?[₀-₉ᵢⱼᵀᵗ']*|exp|log|max)(?![A-Za-z0-9’])|&lt;=|&gt;=|[-+·/=()√ΣΨ×≤≥])|,(?= )"
+    rf" ?(?:\d[\d.,]*(?<![.,])(?:e-?\d+)?|(?:{NAME}(?:_\w+)?[₀-₉ᵢⱼᵀᵗ']*|Σ_\w|exp|log|max)(?![A-Za-z0-9])|&lt;=|&gt;=|[-+·/=()Σ×])|,(?= )"
 )
 
 
 def sentence(text):
     """In a sentence: names of one letter, and what operators join."""
     out, done = [], 0
-    for start in re.finditer(r"(?<![\w’'/.-])[\w(ΨΣ√]", text):
+    for start in re.finditer(r"(?<![\w’'/.-])[\w(]", text):
         if start.start() < done:
             continue
         end, tokens, best = start.start(), [], None
@@ -179,7 +177,7 @@ def sentence(text):
             tokens.append(html.unescape(found[0].strip()))
             end = found.end()
             if (
-                text[end : end + 1] not in ("-", "'", "’", "^", "²")
+                text[end : end + 1] not in ("-", "'", "’")
                 and tokens_of(" ".join(tokens))
                 and (tokens[-1] not in "aAI" or tokens[-2:-1] in (["+"], ["-"], ["="]))
             ):
@@ -187,9 +185,9 @@ def sentence(text):
         if not best or re.match(r" ?(?:[(·/+=^¹²]|&[lg]t;)", text[best[1] :]) or not is_plain(best[0]):
             continue
         tokens, end = best
-        if tokens[0] in ("0", "I") or MEASURED.match(text[start.start() : end]):
+        if tokens[0] in ("0", "I"):
             continue
-        if any(token in "+-·/=×≤≥" or token in SYMBOLS for token in tokens[1:]):
+        if any(token in "+-·/=×" or token in SYMBOLS for token in tokens[1:]):
             set_ = f"<math>{mathml(tokens, False)}</math>"
         elif (
             len(tokens) == 1

@@ -27,7 +27,8 @@ function steps(figure) {
 }
 
 // Plays the order of each rank: an instruction begins when its rank is free and what it needs is there. Costs are those of
-// all layers of a rank. Returns what ran: [{rank, letter, micro, chunk, begin, end}].
+// all layers of a rank, and T of a message. It is less than a chunk's work, so no message waits for another.
+// Returns what ran: [{rank, letter, micro, chunk, begin, end}].
 function play(name, order, p, costs) {
   const twoChunks = /[a-z]/.test(order), copies = name === "dualpipe", splits = order.includes("W");
   const chunks = twoChunks && !copies ? 2 : 1, last = p * chunks - 1;
@@ -46,8 +47,9 @@ function play(name, order, p, costs) {
         if (one.letter === "B") needs.push(key("F", stage), ...(stage < last ? [key("B", stage + 1)] : []));
         if (one.letter === "W") needs.push(key("B", stage));
         if (!needs.every(need => need in ended)) break;
-        const begin = Math.max(free[rank], ...needs.map(need => ended[need]));
-        free[rank] = ended[key(one.letter, stage)] = begin + cost[one.letter];
+        const begin = Math.max(free[rank], ...needs.map(need => ended[need].at + (ended[need].rank === rank ? 0 : costs.T)));
+        free[rank] = begin + cost[one.letter];
+        ended[key(one.letter, stage)] = {at: free[rank], rank};
         ran.push({...one, rank, begin, end: free[rank]});
       }
     });
@@ -58,7 +60,7 @@ function play(name, order, p, costs) {
 function schedule(box, orders) {
   const names = [...new Set(Object.keys(orders).map(key => key.split(" ")[0]))], NS = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(NS, "svg"), result = said(), now = said();
-  const values = {name: "1f1b", p: 4, m: 8, F: 1, B: 1, W: 1, time: 1};
+  const values = {name: "1f1b", p: 4, m: 8, F: 1, B: 1, W: 1, T: 0, time: 1};
   const has = () => orders[`${values.name} ${values.p} ${values.m}`];
   const number = (key, words, min, max, step) => {
     const shown = make("output", {}, String(values[key]));
@@ -117,7 +119,7 @@ function schedule(box, orders) {
   };
   box.append(make("div", {className: "controls"}, select("name", "schedule", names), indexed("p", "ranks", of(1)),
     indexed("m", "micro-batches", of(2)), number("F", "forward", 0.5, 3, 0.1), number("B", "input gradient", 0.5, 3, 0.1),
-    number("W", "weight gradient", 0.5, 3, 0.1), button("◀ step", () => move(-1)), button("step ▶", () => move(1)),
+    number("W", "weight gradient", 0.5, 3, 0.1), number("T", "message", 0, 0.2, 0.05), button("◀ step", () => move(-1)), button("step ▶", () => move(1)),
     button("all", () => { values.time = 1; draw(); })), svg, make("p", {}, result), make("p", {}, now));
   draw();
 }
