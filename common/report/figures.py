@@ -198,7 +198,7 @@ def timeline(bars):
                 "what:N",
                 "work:N",
                 "stream:N",
-                "rank:N",
+                "who:N",
                 alt.Tooltip("begin:Q", format=",.1f"),
                 alt.Tooltip("end:Q", format=",.1f"),
             ],
@@ -222,7 +222,7 @@ def pipeline(bars):
         tooltip=[
             "work:N",
             "micro_batch:O",
-            "rank:O",
+            "who:N",
             alt.Tooltip("begin:Q", format=",.1f"),
             alt.Tooltip("end:Q", format=",.1f"),
         ],
@@ -241,6 +241,7 @@ def pipeline(bars):
                 header=alt.Header(labelAngle=0, labelAlign="left", labelOrient="top"),
             )
         )
+        .resolve_scale(y="independent")  # of a folded run, other ranks are there with other schedules
         .add_params(dropdown("piped_run", labels, "run"))
     )
     return specification(chart, bars)
