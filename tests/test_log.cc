@@ -265,6 +265,12 @@ TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {
   CHECK(pentatron::trace::draw_timeline(
             {at("compute", 0, 3), at("compute", 3, 6, 'b'), at("compute", 6, 8, 'w'), at("data", 4, 10)}, 0,
             10, 10) == "compute           fffbbbww..\ndata              ....######\n");
+
+  const auto names = [](int stands_for) {
+    return nlohmann::json::parse(pentatron::trace::chrome_events({}, 8, stands_for)).back()["args"]["name"];
+  };
+  CHECK(names(1) == "rank 8");
+  CHECK(names(3) == "rank 8 and 2 like it");  // of a folded world
 }
 
 TEST_CASE("log: the memory table", "[log]") {
@@ -286,9 +292,11 @@ Device memory at the peak
 )");
 
   std::ostringstream two;
-  pentatron::print_memory_table(two, two_ranks().ranks);
+  Summary summary = two_ranks();
+  summary.ranks[1].stands_for = 3;  // of a folded world
+  pentatron::print_memory_table(two, summary.ranks);
   const std::vector<std::string> lines = split(two.str());
-  CHECK(lines[1] == "Device memory at the peak, the largest of 2 ranks");
+  CHECK(lines[1] == "Device memory at the peak, the largest of 4 ranks");
   CHECK(lines[3] == "         weights         110 B         111 B       +0.91 %");
   CHECK(lines[4] == "       gradients         200 B         201 B       +0.50 %");
   CHECK(lines[9] == "      CUDA, NCCL         600 B         601 B       +0.17 %");

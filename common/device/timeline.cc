@@ -149,7 +149,7 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   out << '\n';
 }
 
-std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
+std::string chrome_events(const std::vector<Interval>& intervals, int rank, int stands_for) {
   auto events = nlohmann::json::array();
   std::map<std::string, int> rows;
   std::map<uint64_t, const Interval*> by_id;
@@ -187,8 +187,9 @@ std::string chrome_events(const std::vector<Interval>& intervals, int rank) {
     events.push_back(
         {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", row}, {"args", {{"name", stream}}}});
   }
+  const std::string others = stands_for > 1 ? " and " + std::to_string(stands_for - 1) + " like it" : "";
   events.push_back(
-      {{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", rank_name(rank)}}}});
+      {{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", rank_name(rank) + others}}}});
   return events.dump();
 }
 

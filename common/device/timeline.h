@@ -60,7 +60,8 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
 
 // The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in
 // microseconds. Arrows lead from a send to its receive, and from an operation to one that waited for it.
-std::string chrome_events(const std::vector<Interval>& intervals, int rank);
+// stands_for: how many ranks do the same (Peers).
+std::string chrome_events(const std::vector<Interval>& intervals, int rank, int stands_for = 1);
 
 // Writes the events of all ranks as one trace.
 void write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);

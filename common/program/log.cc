@@ -289,7 +289,7 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
   };
 
   out << "\nDevice memory at the peak";
-  if (ranks.size() > 1) out << ", the largest of " << ranks.size() << " ranks";
+  if (ranks.size() > 1) out << ", the largest of " << number_of(ranks) << " ranks";
   out << '\n';
   print_row(out, summary_widths, {"", "predicted", "measured", "difference"});
   for (size_t i = 0; i < purposes; ++i) {

@@ -319,7 +319,8 @@ void Run::summarize(const MemoryPrediction& predicted,
   if (!is_modelled() && traces_) all_ = trace::take();
   if (options_.profile && log_) trace::print_profile(std::cout, all_);
   if (!options_.trace.empty()) {
-    const std::vector<std::string> events = peers_.gather(trace::chrome_events(all_, peers_.rank()));
+    const std::vector<std::string> events =
+        peers_.gather(trace::chrome_events(all_, peers_.rank(), peers_.stands_for()));
     if (log_) trace::write_chrome(options_.trace, events);
   }
   if (preempted_ && steps_done_ < options_.steps) {

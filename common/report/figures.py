@@ -179,7 +179,7 @@ def timeline(bars):
         x2="end:Q",
         y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
         color=colors("work", WORK),
-        tooltip=tips("what:N", "work:N", "stream:N", "rank:N", "begin:Q ,.1f", "end:Q ,.1f"),
+        tooltip=tips("what:N", "work:N", "stream:N", "who:N", "begin:Q ,.1f", "end:Q ,.1f"),
     )
     chart = chart.transform_filter(shown).transform_calculate(row="datum.rank + ' ' + datum.stream")
     return specification(chart.properties(width=WIDTH - 160, height={"step": 16}).add_params(*choices), bars)
@@ -193,7 +193,7 @@ def pipeline(bars):
         x=alt.X("begin:Q", title="us"),
         x2="end:Q",
         color=colors("work", WORK[:3]),
-        tooltip=tips("work:N", "micro_batch:O", "rank:O", "begin:Q ,.1f", "end:Q ,.1f"),
+        tooltip=tips("work:N", "micro_batch:O", "who:N", "begin:Q ,.1f", "end:Q ,.1f"),
     )
     numbers = base.mark_text(fontSize=8, color="black").encode(x="middle:Q", text="micro_batch:O")
     layers = alt.layer(blocks, numbers, data=ROWS).transform_filter("datum.run == piped_run")
@@ -201,6 +201,7 @@ def pipeline(bars):
     header = alt.Header(labelAngle=0, labelAlign="left", labelOrient="top")
     row = alt.Row("schedule:N", title=None, sort=schedules, header=header)
     chart = layers.properties(width=WIDTH - 120, height={"step": 15}).facet(row=row)
+    chart = chart.resolve_scale(y="independent")  # of a folded run, other ranks are there with other schedules
     return specification(chart.add_params(dropdown("piped_run", labels, "run")), bars)
 
 

@@ -12,7 +12,6 @@ import concurrent.futures
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
@@ -56,26 +55,19 @@ class Published:
         words += ["sp"] * ("--sequence-parallel" in self.options) + [self.option("recompute", "")]
         return " ".join(filter(None, words + ["fp8"] * (self.precision == "fp8")))
 
-    def command(self, build, processes, profile):
+    def command(self, build, profile):
         steps = [] if "--steps" in self.options else ["--steps", "2"]
-        return ["mpirun", "-n", processes, build / f"cpu-{self.precision}" / "07_combined_5d", *self.options, *steps,
-                "--ranks", self.gpus, "--dry-run", "--gpu", profile]
-
-    def processes(self, build, profile):
-        """How many ranks differ: 07 says it where there are too few. Throws Refused as it refuses all else."""
-        words = map(str, self.command(build, 1, profile))
-        said = subprocess.run(words, capture_output=True, text=True).stderr
-        if wanted := re.search(r"expected (\d+), the ranks that differ", said):
-            return int(wanted[1])
-        if said:
-            raise logs.Refused(f"{self.name}: {said.strip()}")
-        return 1
+        program = build / f"cpu-{self.precision}" / "07_combined_5d"
+        try:
+            return logs.folded(program, *self.options, *steps, "--ranks", self.gpus, "--dry-run", "--gpu", profile)
+        except logs.Refused as refused:
+            raise logs.Refused(f"{self.name}: {refused}") from None
 
     def row(self, build, folder, factors=()):
         """Runs it. Words of the table, the error (our time / the published one - 1), and the memory in words."""
         profile = lessons.roomy(self.gpu, folder, factors)
         log = folder / f"{self.name}.json"
-        logs.output_of(*self.command(build, self.processes(build, profile), profile), "--log-json", log)
+        logs.output_of(*self.command(build, profile), "--log-json", log)
         run = logs.Run(log)
         run.peak = json.loads(profile.read_text())["flops_bf16"]["value"]
         value, more_is_faster, printed, unit = UNITS[self.unit]
@@ -116,7 +108,7 @@ def check(published, build, folder, note):
             run.precision = "bf16"  # the build that is there; its commands are the same
             row = [line for line in lines if line.startswith(f"| {run.name} |")]
             wrong = "" if len(row) == 1 else f"{len(row)} rows in {note}, expected one"
-            if not wrong and run.processes(build, lessons.roomy(run.gpu, folder)) == 1:
+            if not wrong and run.command(build, lessons.roomy(run.gpu, folder))[2] == "1":
                 ours = line_of(run.row(build, folder)[0])
                 wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
             if not wrong and abs(int(row[0].split()[-3])) > 15 and not run.reason:

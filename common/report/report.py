@@ -72,7 +72,7 @@ SCHEDULES = ("afab", "1f1b", "interleaved", *SPLIT)
 # What another schedule leaves as it was.
 KEPT = (
     "layers d-model heads kv-heads d-ff vocab-size data seq-len micro-batch-size global-batch-size recompute attention "
-    "zero-stage sequence-parallel experts top-k moe-every gpu"
+    "zero-stage sequence-parallel experts top-k moe-every gpu ranks ranks-per-node link link-between-nodes"
 ).split()
 
 
@@ -89,7 +89,9 @@ def issued(builds, run, schedule):
             if name in KEPT and value not in ("", False):
                 words += ["--" + name] + ([value] if value is not True else [])
         try:
-            logs.output_of("mpirun", "-n", run.ranks, program, *words)
+            all_there = run.there == run.ranks
+            command = ["mpirun", "-n", run.ranks, program, *words] if all_there else logs.folded(program, *words)
+            logs.output_of(*command)
         except logs.Refused:
             return []
         return traces.pipeline(trace, schedule in SPLIT)

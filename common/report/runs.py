@@ -6,6 +6,7 @@ should be the same at every step but for rounding."""
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,11 @@ class Run:
     @property
     def ranks(self):
         return self.summary["ranks"]
+
+    @property
+    def there(self):
+        """Ranks of a folded world that are there; else all."""
+        return len(self.summary["memory"])
 
     @property
     def modelled(self):
@@ -149,7 +155,7 @@ def table(runs):
         rows.append(
             [
                 run.label,
-                str(run.ranks),
+                str(run.ranks) + (f", {run.there} there" if run.there < run.ranks else ""),
                 str(run.options["micro-batch-size"]),
                 run.options["attention"],
                 "-" if run.is_dry else f"{run.summary['final_loss']:.4f}",
@@ -194,6 +200,16 @@ def output_of(*command):
     if done.returncode != 0:
         raise Refused((done.stderr.strip().splitlines() or [f"{command[0]} ended with status {done.returncode}"])[-1])
     return done.stdout
+
+
+def folded(*command):
+    """The command of a dry run of 07 with --ranks, with mpirun and as many processes as ranks differ: 07 says it where there
+    are too few. Throws Refused as 07 refuses all else."""
+    said = subprocess.run(["mpirun", "-n", "1", *map(str, command)], capture_output=True, text=True).stderr.strip()
+    wanted = re.search(r"expected (\d+), the ranks that differ", said)
+    if said and not wanted:
+        raise Refused(said.splitlines()[-1])
+    return ["mpirun", "-n", wanted[1] if wanted else "1", *command]
 
 
 def planned(plan, option, *words):

@@ -1,6 +1,7 @@
 """The planner's fastest layouts, run:  python sweep.py CSV PLAN PROGRAM GPUS OPTIONS...
 
-GPUS: how many ranks. OPTIONS are those of 07: --model, --seq-len, --global-batch-size ...; with --dry-run in virtual time.
+GPUS: how many ranks. OPTIONS are those of 07: --model, --seq-len, --global-batch-size ...; with --dry-run in virtual time,
+folded: only the ranks that differ are there.
 Each layout is a row of CSV as soon as it has run. A sweep that is interrupted goes on where it was: a row that is there is
 not run again."""
 
@@ -75,10 +76,15 @@ def row_of(program, gpus, words, plan):
     }
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.json")
+        command = [program, *words, *plan["options"], "--steps", STEPS, "--log-json", log]
         for _ in range(TRIES):
-            run, row["status"] = measured(
-                ["mpirun", "-n", gpus, program, *words, *plan["options"], "--steps", STEPS, "--log-json", log], log
-            )
+            try:
+                is_dry = "--dry-run" in words
+                run, row["status"] = measured(
+                    logs.folded(*command, "--ranks", gpus) if is_dry else ["mpirun", "-n", gpus, *command], log
+                )
+            except logs.Refused as refused:
+                run, row["status"] = None, str(refused)
             if run or row["status"].startswith("not finished"):
                 break
     if run:

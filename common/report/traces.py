@@ -10,12 +10,13 @@ PASSES = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "optimi
 
 def intervals(path):
     """The last step's operations, in the order of their beginning: rank, stream, begin and end in us from the step's
-    begin, name, pass, micro_batch, layer (None where there is none)."""
+    begin, who (the rank in words), name, pass, micro_batch, layer (None where there is none)."""
     try:
         events = json.loads(path.read_text())["traceEvents"]
     except (OSError, ValueError, KeyError, TypeError):
         raise Refused(f"{path}: not a trace; expected a file that --trace wrote") from None
     streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    who = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     operations = [e for e in events if e["ph"] == "X" and "step" in e["args"] and e["dur"] > 0]
     last = max((e["args"]["step"] for e in operations), default=0)
     operations = sorted((e for e in operations if e["args"]["step"] == last), key=lambda e: e["ts"])
@@ -23,6 +24,7 @@ def intervals(path):
     return [
         {
             "rank": e["pid"],
+            "who": who[e["pid"]],
             "stream": streams[e["pid"], e["tid"]],
             "begin": e["ts"] - begin,
             "end": e["ts"] + e["dur"] - begin,
@@ -62,6 +64,7 @@ def timeline(path):
     return [
         {
             "rank": bar["rank"],
+            "who": bar["who"],
             "stream": bar["stream"],
             "begin": round(bar["begin"], 3),
             "end": round(bar["end"], 3),
@@ -91,6 +94,7 @@ def pipeline(path, splits):
     return [
         {
             "rank": bar["rank"],
+            "who": bar["who"],
             "begin": round(bar["begin"], 3),
             "end": round(bar["end"], 3),
             "work": PASSES[bar["same"][0]],
