@@ -13,6 +13,16 @@
 // time is a longest path; what is left out is never on it alone. So the times of the ranks that are there are
 // exact, and so are their memory and traffic. Means over all ranks take each as the one that stands for it.
 //
+// Where all context ranks, or all that share out experts, meet in each exchange (folds_lanes), a block is
+// only a lane: one of them, with its tensor and pipeline ranks. A lane that covers another one also sees as
+// much of a sequence. And for each lane of a group of which one is there, one is there that covers it: so all
+// exchanges wait for the right one. Between attention and the kernels of the shards all blocks meet. So it
+// does not matter that one lane has the longest attention, and another one the longest shards.
+//
+// Other lanes can't be left out. In a ring a delay goes from neighbour to neighbour, so another rank comes
+// last to each hop. And with experts the host waits for counts of rows: a lane's delay by its shards reaches
+// the shards of other lanes, without a meeting of all blocks.
+//
 // A communicator that has an absent rank also has the one that stands for it. The stand-in of NCCL lets those
 // meet that are there, and counts the time that all its members would take where they sit (nccl.h).
 #pragma once
@@ -188,14 +198,30 @@ class OwnWorks {
   std::map<std::array<int, 4>, OfShard> shards_;  // by tensor rank, group, unit, replica
 };
 
+// Whether a block is one lane. Experts must get equally many rows, and no other ranks have the same ones.
+inline bool folds_lanes(const CombinedOptions& o, const MeshShape& shape) {
+  const int64_t copies = int64_t{o.micro_batch_size} * o.sequence_length / o.expert_chunks * o.model.top_k;
+  if (shape.ep > 1) return shape.ep == shape.dp && shape.cp == 1 && copies % o.model.experts == 0;
+  if (o.model.experts > 0) return false;
+  return o.cp_exchange == CpExchange::all_gather || o.cp_exchange == CpExchange::ulysses;
+}
+
+// Whether context rank `a` of a lane has as much attention as `b`, in each step. With all keys gathered, a
+// later one sees more of them. In a zigzag it has as many products: all its queries and half of the keys of
+// another rank, and not half of its queries and all those keys. So it merges more rows. But naive attention's
+// products take longer or shorter by their shape. With Ulysses all have the same, but the last one's two
+// parts of a sequence in a zigzag are neighbours, and one message.
+inline bool sees(const CombinedOptions& o, const MeshShape& shape, int a, int b) {
+  const bool zigzag = o.cp_layout == CpLayout::zigzag;
+  if (o.cp_exchange == CpExchange::ulysses) return !zigzag || (a == shape.cp - 1) == (b == shape.cp - 1);
+  return zigzag && o.attention == Attention::naive ? a == b : a >= b;
+}
+
 // The ranks that have to be there. units [pp]: those of each stage.
 inline PresentRanks present_ranks(const CombinedOptions& options, const MeshShape& shape,
                                   const std::vector<std::vector<int>>& units, int ranks_per_node,
                                   const DeviceProfile& gpu) {
-  const auto rank_at = [&](int tp, int cp, int dp, int pp) {
-    return tp + shape.tp * (cp + shape.cp * (dp + shape.dp * pp));
-  };
-  // Those that are there of one axis, by their number: how many each of them stands for.
+  // Those that are there: how many each of them stands for. Of tensor ranks, and of blocks, by their number.
   std::map<int, int> columns, blocks;
 
   // Tensor ranks. With --dispatch once each has another share of the rows, and sends it to the others.
@@ -208,47 +234,73 @@ inline PresentRanks present_ranks(const CombinedOptions& options, const MeshShap
     ++columns[first ? tp : column_of.try_emplace(nodes_of(ranks, ranks_per_node), tp).first->second];
   }
 
-  // Blocks.
-  const int block_size = std::lcm(shape.cp, shape.ep) / shape.cp;  // data ranks
+  // Blocks of lanes. Lane cp + CP dp has the ranks tp + TP (lane + lanes pp).
+  const int lanes = shape.cp * shape.dp, group = std::lcm(shape.cp, shape.ep);
+  const bool alone = folds_lanes(options, shape);
+  const int block_size = alone ? 1 : group;
+  const auto ranks_of = [&](int first_lane, int count) {
+    std::vector<int> ranks;
+    for (int pp = 0; pp < shape.pp; ++pp)
+      for (int i = 0; i < count * shape.tp; ++i) ranks.push_back(i + shape.tp * (first_lane + lanes * pp));
+    return ranks;
+  };
   struct Block {
-    std::vector<int> nodes;
+    std::vector<int> nodes;  // of its ranks, of its group's, and how many of these are beside each in a node
     std::vector<OwnWork> works;
-    bool covers(const Block& other) const {
-      return nodes == other.nodes && std::ranges::equal(works, other.works, &OwnWork::covers);
-    }
   };
   OwnWorks own(options, shape, gpu);
   std::vector<Block> all;
-  std::vector<int> there;  // none covers another, but perhaps the first one, which has the world's rank 0
-  for (int first = 0; first < shape.dp; first += block_size) {
-    std::vector<int> ranks;
-    Block block;
+  for (int first = 0; first < lanes; first += block_size) {
+    Block& block = all.emplace_back();
     for (int pp = 0; pp < shape.pp; ++pp)
-      for (int dp = first; dp < first + block_size; ++dp)
-        for (int cp = 0; cp < shape.cp; ++cp)
-          for (int tp = 0; tp < shape.tp; ++tp) {
-            ranks.push_back(rank_at(tp, cp, dp, pp));
-            if (tp < 2) block.works.push_back(own.of({tp, cp, dp, pp}, units[pp]));
-          }
+      for (int lane = first; lane < first + block_size; ++lane)
+        for (int tp = 0; tp < std::min(shape.tp, 2); ++tp)
+          block.works.push_back(own.of({tp, lane % shape.cp, lane / shape.cp, pp}, units[pp]));
+    const std::vector<int> ranks = ranks_of(first, block_size), met = ranks_of(first / group * group, group);
     block.nodes = nodes_of(ranks, ranks_per_node);
-    const int number = static_cast<int>(all.size());
-    all.push_back(std::move(block));
-    if (std::ranges::any_of(there, [&](int b) { return all[b].covers(all[number]); })) continue;
-    std::erase_if(there, [&](int b) { return b > 0 && all[number].covers(all[b]); });
+    if (!alone) continue;
+    std::ranges::copy(nodes_of(met, ranks_per_node), std::back_inserter(block.nodes));
+    for (const int rank : ranks)
+      block.nodes.push_back(static_cast<int>(std::ranges::count_if(met, [&](int other) {
+        return (other - rank) % shape.tp == 0 && other / (shape.tp * lanes) == rank / (shape.tp * lanes) &&
+               other / ranks_per_node == rank / ranks_per_node;
+      })));
+  }
+  const auto covers = [&](int a, int b) {
+    return all[a].nodes == all[b].nodes && std::ranges::equal(all[a].works, all[b].works, &OwnWork::covers) &&
+           (!alone || sees(options, shape, a % shape.cp, b % shape.cp));
+  };
+  std::vector<int> there;  // none covers another, but perhaps the first one, which has the world's rank 0
+  for (int number = 0; number < std::ssize(all); ++number) {
+    if (std::ranges::any_of(there, [&](int b) { return covers(b, number); })) continue;
+    std::erase_if(there, [&](int b) { return b > 0 && covers(number, b); });
     there.push_back(number);
   }
-  for (const Block& block : all)
-    ++blocks[*std::ranges::find_if(there, [&](int b) { return all[b].covers(block); })];
+  // Lanes of the groups that are there: what none of those covers, and then what covers it most.
+  for (size_t i = 0; alone && i < there.size(); ++i) {
+    const int first = there[i] / group * group;
+    for (int met = first; met < first + group; ++met) {
+      const auto stands = [&](int b) { return b / group * group == first && covers(b, met); };
+      if (std::ranges::any_of(there, stands)) continue;
+      int most = met;
+      for (int b = first; b < first + group; ++b)
+        if (covers(b, most) && !covers(most, b)) most = b;
+      there.push_back(most);
+    }
+  }
+  for (int number = 0; number < std::ssize(all); ++number) {
+    const bool is_there = std::ranges::find(there, number) != there.end();
+    ++blocks[is_there ? number : *std::ranges::find_if(there, [&](int b) { return covers(b, number); })];
+  }
 
   PresentRanks present;
   for (int pp = 0; pp < shape.pp; ++pp)
     for (const auto& [block, of_block] : blocks)
-      for (int dp = block * block_size; dp < (block + 1) * block_size; ++dp)
-        for (int cp = 0; cp < shape.cp; ++cp)
-          for (const auto& [tp, of_column] : columns) {
-            present.ranks.push_back(rank_at(tp, cp, dp, pp));
-            present.stand_for.push_back(of_block * of_column);
-          }
+      for (int lane = block * block_size; lane < (block + 1) * block_size; ++lane)
+        for (const auto& [tp, of_column] : columns) {
+          present.ranks.push_back(tp + shape.tp * (lane + lanes * pp));
+          present.stand_for.push_back(of_block * of_column);
+        }
   return present;
 }
 

@@ -31,7 +31,9 @@ def options_of(ranks):
     for axis in draw.sample(["tp", "cp", "pp"], 3):
         degrees[axis] = draw.choice([n for n in (1, 1, 2, 3, 4, 6, 8) if left % n == 0])
         left //= degrees[axis]
-    words = draw.choice(MODELS) + ["--dp", left]
+    model = draw.choice(MODELS)
+    kinds = ("naive", "tiled", "tensor-core") if "--model" in model else ("naive", "tiled", "tiled")
+    words = model + ["--attention", draw.choice(kinds), "--dp", left]
     for axis, degree in degrees.items():
         words += [f"--{axis}", degree]
     words += ["--zero-stage", draw.randrange(4), "--seq-len", 24 * 64, "--optimizer", draw.choice(("adamw", "adamw", "sgd"))]
@@ -79,7 +81,7 @@ def dry_run(processes, options):
 
 def differences(whole, folded, means):
     """What a folded run says otherwise than the whole one. `means`: those of all ranks, too, which are those of ranks that do
-    less where shards differ."""
+    less where shards or places in a sequence differ."""
     (_, _, log, operations), (_, _, folded_log, folded_operations) = whole, folded
     found = []
     for step, folded_step in zip(log[1:-1], folded_log[1:-1], strict=True):
@@ -120,7 +122,7 @@ while tried < arguments.count:
         continue  # both do not fit into memory
     tried, there, of = tried + 1, there + processes, of + ranks
     if whole[0] == folded[0] == 0:
-        found = differences(whole, folded, means=options[options.index("--dp") + 1] == "1")
+        found = differences(whole, folded, means=all(options[options.index(axis) + 1] == "1" for axis in ("--dp", "--cp")))
     else:
         found = [f"{whole[:2]}, folded {folded[:2]}"]
     passed, failed = passed + (not found), failed + bool(found)

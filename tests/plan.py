@@ -176,6 +176,19 @@ def check_answers(folder):
     (folder / "rows.csv").write_text("1.3B,1,1,1,1,64,1,0\n1.3B,1,1,32,8,1,1,0\n")
     lines = run(build / "plan", "--style", "nanotron", "--score", folder / "rows.csv").stdout.splitlines()
     expect(len(lines) == 3 and "pp" in lines[1] and float(lines[2].split(",")[8]) > 0, "a bad row of --score is an error in its row")
+    run(build / "plan", "--gpu", "a100", "--style", "megatron", "--profile", folder / "megatron.json")
+    style = json.loads(pathlib.Path("07_combined_5d/plan/styles/megatron.json").read_text())
+    ours, theirs = (json.loads(path.read_text()) for path in (pathlib.Path("common/device/profiles/a100.json"), folder / "megatron.json"))
+    differ = {name for name, of_theirs in theirs.items() if name != "name" and of_theirs["value"] != ours[name]["value"]}
+    share = theirs["memory_achievable"]["value"] / ours["memory_achievable"]["value"]
+    good = abs(share - style["memory_share"]) < 1e-9 and theirs["launch_seconds"]["value"] == style["operation_seconds"]
+    expect(good and differ == {"memory_achievable", "launch_seconds"}, f"--profile is the GPU as --style uses it: {sorted(differ)}")
+    small = ["--layers", 2, "--steps", 1, "--dry-run", "--log-json", folder / "log"]
+    seconds = []
+    for gpu in ("a100", folder / "megatron.json"):
+        run(build / "07_combined_5d", *small, "--gpu", gpu)
+        seconds.append(json.loads((folder / "log").read_text().splitlines()[1])["modelled"]["seconds"])
+    expect(seconds[1] > 1.1 * seconds[0], f"a dry run takes it: {1e3 * seconds[0]:.2f} and {1e3 * seconds[1]:.2f} ms")
 
 
 with tempfile.TemporaryDirectory() as name:

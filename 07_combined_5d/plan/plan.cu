@@ -19,9 +19,10 @@ struct Request {
   int gpus = 8;
   size_t top = 10;
   std::vector<std::string> compare;
-  std::string explain, why, only, json, score, calculator;
+  std::string explain, why, only, json, score, calculator, profile;
   double tokens = 0, price = 0, days = 0;
   double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that a layout may take
+  std::string style_name = "pentatron";
   Style style;
   bool heatmap = false, names_model = false;
   std::vector<std::string> model;  // the options of 07 that were given
@@ -100,7 +101,7 @@ Request parse(int argc, char** argv) {
       "the GPU (--model, --layers, --seq-len, --global-batch-size, --gpu, --experts ...) are those of 07."};
   app.set_help_flag("--help", "print this text and end");
   app.allow_extras();
-  std::string style = "pentatron", config;
+  std::string config;
   int gpus_per_node = 0;
   app.add_option("--gpus", r.gpus, "GPUs [8]")->check(CLI::Range(1, 65536));
   app.add_option("--gpus-per-node", gpus_per_node, "of them in a node [the profile's]")
@@ -109,7 +110,7 @@ Request parse(int argc, char** argv) {
   app.add_option("--explain", r.explain, "the arithmetic of one layout, such as \"tp2 dp4 zero1 mbs1\"");
   app.add_option("--compare", r.compare, "two layouts, or more, beside each other")->expected(1, 1000);
   app.add_flag("--heatmap", r.heatmap, "models and numbers of nodes, up to --gpus: the best layout of each");
-  app.add_option("--style", style,
+  app.add_option("--style", r.style_name,
                  "whose implementation: pentatron, nanotron, megatron, or a file [pentatron]");
   for (const std::string axis : {"tp", "cp", "dp", "pp", "ep", "mbs", "zero"}) {
     const auto limit = [&r, axis](const std::string& numbers) { r.only += " " + axis + numbers; };
@@ -132,6 +133,8 @@ Request parse(int argc, char** argv) {
   app.add_option("--json", r.json, "write the layouts into this file");
   app.add_option("--calculator", r.calculator,
                  "write the memory of all layouts into this file; see calculator.h");
+  app.add_option("--profile", r.profile,
+                 "write the GPU as --style uses it into this file, for --gpu of dry runs");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -141,7 +144,7 @@ Request parse(int argc, char** argv) {
   }
   require(r.tokens > 0 || r.price + r.days == 0, "--tokens", 0,
           "how many, such as 2T, with --price and --days");
-  r.style = style_of(style);
+  r.style = style_of(r.style_name);
   if (!config.empty()) {
     ModelConfig model = {};
     read_model_config("--config", config, model);
@@ -423,6 +426,9 @@ int main(int argc, char** argv) {
   return run_program([&] {
     const Request r = parse(argc, argv);
     if (!r.score.empty()) return print_scores(r);
+    if (!r.profile.empty())
+      return write_file("--profile", r.profile,
+                        to_json(used_by(r.style, r.gpu), r.gpu.name + " as " + r.style_name + " uses it"));
     if (r.heatmap) return show_heatmap(r);
     if (!r.calculator.empty()) {
       Json tables = Calculator(models_of(r), read_wishes("--only", r.only)).tables();

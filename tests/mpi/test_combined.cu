@@ -271,9 +271,22 @@ TEST_CASE("07: a folded world has the ranks that differ", "[07][mesh]") {
   CHECK(present({1, 1, 8, 1, 2}, 8) == std::vector{0, 1});           // two that share out experts
   CHECK(present({1, 1, 8, 1, 2}, 3) == std::vector{0, 1, 2, 3});     // 2 and 3 lie in two nodes
   CHECK(present({1, 3, 4, 1, 2}, 64) ==
-        std::vector{0, 1, 2, 3, 4, 5});  // 2 and 3 share out, so both data ranks
+        std::vector{0, 1, 2, 3, 4, 5});                  // 2 and 3 share out, so both data ranks
+  CHECK(present({1, 1, 4, 1, 4}, 8) == std::vector{0});  // alone, those that share out experts do the same
+  o.cp_layout = CpLayout::zigzag, o.cp_exchange = CpExchange::ulysses;
+  CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 3});  // the last one's messages are others
+  o.cp_exchange = CpExchange::all_gather;
+  CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 1, 2, 3});  // naive attention's products differ
+  o.attention = Attention::tiled;
+  CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 3});     // the last one has no less than all
+  CHECK(present({1, 4, 1, 1}, 3) == std::vector{0, 2, 3});  // 3 is alone in its node
+  o.model.top_k = 1, o.sequence_length = 15;                // 30 rows for 4 experts
+  CHECK(present({1, 1, 4, 1, 4}, 8) == std::vector{0, 1, 2, 3});
   o.zero_stage = 1, o.model.d_model = 4096;
   CHECK(present({2, 1, 8, 1}, 8).size() > 2);  // of the first shards only tensor rank 0 counts the norms
+  const std::vector<int> of_groups = present({1, 4, 8, 1}, 8);
+  for (const int rank : of_groups)
+    CHECK(std::ranges::count(of_groups, rank / 4 * 4 + 3) == 1);  // the last one
   o.zero_stage = 0;
   o.dispatch = Dispatch::once;
   CHECK(present({4, 1, 4, 1, 2}, 8).size() == 8);

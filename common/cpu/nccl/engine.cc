@@ -96,7 +96,7 @@ void Engine::run_point_to_point(std::span<const Call> calls, std::vector<Message
       rendezvous_ ? rendezvous_->meet(meetings, span_.end) : transport_.meet(meetings, span_.end);
   window_.store();
   for (const Meeting& m : meetings) {
-    if (m.peer == rank_) continue;
+    if (m.peer == rank_ || m.message == 0) continue;  // an absent rank's messages have no number
     messages->push_back({m.call->kind == Kind::send, m.message, static_cast<double>(bytes_of(*m.call))});
   }
   meet(met);

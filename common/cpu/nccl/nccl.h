@@ -50,7 +50,7 @@ struct ncclUniqueId {
 // ranks are absent. [ranks]: where each one sits, in a world that is larger than MPI_COMM_WORLD; and its rank
 // there, or -1 if it is absent. Those that are there meet, and an operation takes as long as if all did. That
 // is right where an absent rank does the same as one that is there, or comes earlier (07_combined_5d/fold.h).
-// Messages to absent ones are errors.
+// Nobody waits for the messages of absent ones.
 struct ncclConfig_t {
   size_t size;
   int blocking, minCTAs, maxCTAs;

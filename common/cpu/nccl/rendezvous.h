@@ -24,8 +24,8 @@ class Rendezvous {
   // All ranks that are there come to the same collective, each at its time. Returns the latest time. Throws
   // Failure.
   int64_t meet_all(const Call& call, int64_t time);
-  // This rank comes to its sends and receives of a group, `meetings`, and its partners to theirs. Fills in
-  // the numbers of received messages.
+  // This rank comes to its sends and receives of a group, `meetings`, and its partners to theirs, but for
+  // those that are absent. Fills in the numbers of received messages.
   int64_t meet(std::span<Meeting> meetings, int64_t time);
 
  private:
@@ -33,7 +33,7 @@ class Rendezvous {
   struct Notice;
   struct Board;
 
-  int place_of(int rank) const;  // among those that are there
+  int place_of(int rank) const;  // among those that are there; -1: it is absent
   Board& board(int from, int to, Kind kind) const;
   void post(int peer, Kind kind, const Notice& notice);
   Notice read(int peer, Kind kind);
