@@ -201,7 +201,6 @@ def pipeline(bars):
     header = alt.Header(labelAngle=0, labelAlign="left", labelOrient="top")
     row = alt.Row("schedule:N", title=None, sort=schedules, header=header)
     chart = layers.properties(width=WIDTH - 120, height={"step": 15}).facet(row=row)
-    chart = chart.resolve_scale(y="independent")  # of a folded run, other ranks are there with other schedules
     return specification(chart.add_params(dropdown("piped_run", labels, "run")), bars)
 
 
