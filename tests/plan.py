@@ -103,7 +103,7 @@ def check_refusals(folder):
     for words in (["--gpus", 0], ["--model", "foo"], ["--explain", "tp3"], ["--explain", "fast"], ["--style", "x"],
                   ["--score", folder / "none"], ["--score", folder / "bad.csv"], ["--json", folder / "none" / "x"],
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
-                  ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--days", 3],
+                  ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--days", 3], ["--heatmap", "--tokens", "2T", "--days", 3],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--tp-overlap", "chunks"],
                   ["--documents", 0],
                   ["--calculator", folder / "x", "--only", "1f1b"], ["--calculator", folder / "x", "--tp", "3"]):
@@ -155,10 +155,10 @@ def check_answers(folder):
     days, hours, money = map(float, match.groups()) if match else (0, 0, 1)
     expect(abs(days * 24 * 16 / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01, "days, GPU hours and money")
     expect("The fewest for 1e+06 days: 2.00T tokens on 1 GPUs" in said, "the fewest GPUs")
-    run(build / "plan", "--heatmap", "--layers", 8, *words[2:], "--tp", 2, "--tokens", "2T", "--price", 2, "--json", folder / "x.json")
+    run(build / "plan", "--heatmap", "--layers", 8, "--gpu", "a100", *words[2:], "--tp", 2, "--tokens", "2T", "--price", 2, "--json", folder / "x.json")
     cells = json.loads((folder / "x.json").read_text())["cells"]
     first = cells[0]["layouts"][0]
-    expect(cells[0]["model"] == "a model" and all(cell["layouts"][0]["tp"] == 2 for cell in cells) and "--layers 8" in first["command"]
+    expect(cells[0]["model"] == "a model" and all(cell["layouts"][0]["tp"] == 2 for cell in cells) and "--layers 8 --gpu a100" in first["command"]
            and abs(first["days"] * 86400 * 8 * first["tokens_per_second"] / 2e12 - 1) < 1e-9
            and abs(first["money"] / (first["days"] * 24 * 8 * 2) - 1) < 1e-9, "a heatmap of what was asked for")  # fmt: skip
     said = run(build / "plan", *words, "--why", "tp4 dp4").stdout

@@ -42,8 +42,10 @@ double quantity(const std::string& option, const std::string& words) {
   return number * unit->second;
 }
 
-// The options of 07 for a model's sizes.
-std::vector<std::string> sizes_of(const ModelConfig& m) {
+// The options of 07 for the sizes of a config.json of Hugging Face.
+std::vector<std::string> sizes_of(const std::string& config) {
+  ModelConfig m = {};
+  read_model_config("--config", config, m);
   std::vector<std::pair<std::string, int>> sizes = {{"--layers", m.layers}, {"--d-model", m.d_model},
                                                     {"--heads", m.heads},   {"--kv-heads", m.kv_heads},
                                                     {"--d-ff", m.d_ff},     {"--vocab-size", m.vocab_size}};
@@ -144,12 +146,9 @@ Request parse(int argc, char** argv) {
   }
   require(r.tokens > 0 || r.price + r.days == 0, "--tokens", 0,
           "how many, such as 2T, with --price and --days");
+  require(!r.heatmap || r.days == 0, "--days", r.days, "none: each cell of a heatmap says its days");
   r.style = style_of(r.style_name);
-  if (!config.empty()) {
-    ModelConfig model = {};
-    read_model_config("--config", config, model);
-    r.model = sizes_of(model);
-  }
+  if (!config.empty()) r.model = sizes_of(config);
   for (const std::string& word : app.remaining()) r.model.push_back(word);
   r.base = parse_model(r.model);
   const auto given = [&](const char* option) { return is_given(r.model, option); };
@@ -189,7 +188,7 @@ std::string command(const Request& r, const Plan& p) {
 // The models of the calculator and of the heatmap: first the one that was asked for.
 std::vector<CalculatedModel> models_of(const Request& r) {
   std::vector<CalculatedModel> models;
-  if (r.names_model) models.push_back({r.base.model.name, join(sizes_of(r.base.model), " "), r.base});
+  if (r.names_model) models.push_back({r.base.model.name, join(r.model, " "), r.base});
   for (const char* const name :
        {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b", "llama-3.1-8b", "llama-3.1-70b"}) {
     if (!r.names_model || name != r.base.model.name)
