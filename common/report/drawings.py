@@ -70,7 +70,7 @@ def opened(comment, width, height, size=13):
     """The tag <svg> of a picture. What would be too small to read scrolls."""
     return (
         f'<svg role="img" aria-label="{html.escape(comment.sentence)}" viewBox="0 0 {width:.0f} {height:.0f}"'
-        f' width="{width:.0f}" font-size="{size}" style="min-width: {min(width, max(600, 0.55 * width)):.0f}px">'
+        f' width="{width:.0f}" font-size="{size}" style="min-width: {min(width, max(720, 0.55 * width)):.0f}px">'
     )
 
 

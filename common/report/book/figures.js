@@ -98,7 +98,7 @@ function schedule(box, orders) {
       [...Array(values.p).keys()].map(rank => `rank ${rank} ${next[rank] || "waits"}`).join(", ");
     svg.setAttribute("aria-label", `${values.name}: ${result.value}`);
   };
-  svg.setAttribute("role", "img"), svg.style.minWidth = "600px";
+  svg.setAttribute("role", "img"), svg.style.minWidth = "720px";
   const move = by => {
     const ends = [...new Set(play(values.name, has() || orders["1f1b 4 8"], values.p, values).map(one => +one.end.toFixed(6)))].sort((a, b) => a - b);
     const total = ends.at(-1), here = ends.findIndex(end => end >= values.time * total - 1e-6);
@@ -119,8 +119,8 @@ function schedule(box, orders) {
   };
   box.append(make("div", {className: "controls"}, select("name", "schedule", names), indexed("p", "ranks", of(1)),
     indexed("m", "micro-batches", of(2)), number("F", "forward", 0.5, 3, 0.1), number("B", "input gradient", 0.5, 3, 0.1),
-    number("W", "weight gradient", 0.5, 3, 0.1), number("T", "message", 0, 0.2, 0.05), button("◀ step", () => move(-1)), button("step ▶", () => move(1)),
-    button("all", () => { values.time = 1; draw(); })), svg, make("p", {}, result), make("p", {}, now));
+    number("W", "weight gradient", 0.5, 3, 0.1), number("T", "message", 0, 0.2, 0.05), make("span", {}, button("◀ step", () => move(-1)), " ",
+    button("step ▶", () => move(1)), " ", button("all", () => { values.time = 1; draw(); }))), svg, make("p", {}, result), make("p", {}, now));
   draw();
 }
 
