@@ -45,6 +45,8 @@ def check_links(pages):
                 dead.append(f"{name}: {target}")
     expect(links > 1000 and not dead, f"{links} links in {len(text)} pages, {len(dead)} of them dead {dead[:5]}")
     expect(not outside, f"pages ask for nothing outside {outside[:5]}")
+    hidden = [str(path) for path in book.rglob(".*")]
+    expect(not hidden, f"no folder of the book is hidden: GitHub Pages would leave it out {hidden[:5]}")
 
 
 FIGURES = """() => [...document.querySelectorAll('figure')].map(figure => {

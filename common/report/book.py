@@ -89,7 +89,7 @@ class Book:
                 self.sources.append(path)
                 self.read[path] = (ROOT / path).read_text()
             self.used_by.setdefault(path, {})[note] = True
-            target = path + ".md" + (f"#line-{line}" if line else "")
+            target = page_of(path) + (f"#line-{line}" if line else "")
         else:
             raise PluginError(f"{note}: no file {path}")
         return posixpath.relpath(target, posixpath.dirname(note) or ".")
@@ -150,15 +150,20 @@ def on_files(files, config):
         files.append(File.generated(config, note, content=text))
     for path in book.sources:
         notes = ", ".join(
-            f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(path) or '.')})"
+            f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(page_of(path)) or '.')})"
             for note in book.used_by.get(path, ())
         )
         text = f"---\nsearch: {{exclude: true}}\nhide: [toc]\ntitle: {posixpath.basename(path)}\n---\n# {path}\n"
         text += f"\nNotes that name it: {notes}\n" if notes else ""
-        files.append(File.generated(config, path + ".md", content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+        files.append(File.generated(config, page_of(path), content=text, inclusion=InclusionLevel.NOT_IN_NAV))
     files.append(File.generated(config, "code.md", content=list_of_code()))
     files.append(File.generated(config, "vega.js", content=book.vega))
     return files
+
+
+def page_of(path):
+    """Of a source. GitHub Pages leaves out hidden folders, so .github has no dot there."""
+    return path.lstrip(".") + ".md"
 
 
 def name_of(path):
@@ -178,19 +183,18 @@ def list_of_code():
     for folder in folders:
         text += f"\n## {folder or 'At the top'} {{ #{name_of(folder)} }}\n\n"
         inside = (path for path in sorted(book.sources) if posixpath.dirname(path) == folder)
-        text += "".join(f"- [`{posixpath.basename(path)}`]({path}.md)\n" for path in inside)
+        text += "".join(f"- [`{posixpath.basename(path)}`]({page_of(path)})\n" for path in inside)
     return text
 
 
 def on_page_content(content, page, config, files):
-    path = page.file.src_uri[:-3]
     if page.file.src_uri in book.notes:
         content = formulas.page(content)
         content = INLINE.sub(lambda found: OPTION.sub(r'<span class="option">\g<0></span>', found[0]), content)
         content = re.sub(r"<p>%%([\w-]+)%%</p>", lambda found: book.figures[found[1]], content)
         book.articles[page.file.src_uri] = content, page
         content = content.replace("%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or "."))
-    elif path in book.sources:
+    elif path := {page_of(path): path for path in book.sources}.get(page.file.src_uri):
         content += highlighted(path)
     return content
 
@@ -219,6 +223,7 @@ def on_post_build(config):
     """Writes book.html: the notes one after the other, then the sources that they name. Each anchor begins with its page."""
     lines = {}  # source: the lines that a link leads to
     by_url = {page.url: name_of(note) for note, (_, page) in book.articles.items()}
+    sources = {page_of(path): path for path in book.used_by}
 
     def alone(note, content, page):
         def link(found):
@@ -228,8 +233,8 @@ def on_post_build(config):
             url = posixpath.normpath(posixpath.join(posixpath.dirname(page.url), target)) if target else page.url
             if url in by_url:
                 return f'href="#{by_url[url]}{"--" if anchor else ""}{anchor}"'
-            path = url.removesuffix(".html")
-            if path not in book.used_by:
+            path = sources.get(url.removesuffix(".html") + ".md")
+            if not path:
                 return 'href="#the-sources"'
             lines.setdefault(path, set()).update({int(anchor[5:])} if anchor else ())
             return f'href="#{name_of(path)}{"--" if anchor else ""}{anchor}"'
