@@ -27,7 +27,8 @@ SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
 ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
 CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
-INLINE, OPTION = re.compile(r"<code>[^<\n]*</code>"), re.compile(r"(?<=[ >])--?[\w-]+")  # an option stays on one line
+INLINE, OPTION = re.compile(r"(?<!<pre>)<code>[^<]*</code>"), re.compile(r"(?<=[ >\n])--?[\w-]+")  # stays on one line
+QUANTITY = re.compile(r"(?<=\d) (?=(?:[mµu]?s|%|[KMG]i?B)(?:[<,;:)]| \())")  # so does a number with its unit
 # A definition: a class; or a function, whose type is no word that begins a statement.
 DEFINED = re.compile(
     r" *(?:(?:class|struct|enum class|enum) (\w+)\b[^;]*\{|(?!return |else |throw |delete |case )(?:[\w:<>,&*\[\]]+ )+[*&]?"
@@ -191,6 +192,7 @@ def on_page_content(content, page, config, files):
     if page.file.src_uri in book.notes:
         content = formulas.page(content)
         content = INLINE.sub(lambda found: OPTION.sub(r'<span class="option">\g<0></span>', found[0]), content)
+        content = re.sub("<td.*?</td>", lambda found: QUANTITY.sub("&#160;", found[0]), content)
         content = re.sub(r"<p>%%([\w-]+)%%</p>", lambda found: book.figures[found[1]], content)
         book.articles[page.file.src_uri] = content, page
         content = content.replace("%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or "."))
