@@ -158,6 +158,14 @@ def check_search(page):
     expect(page.locator(".md-search-result__item").count() > 2, "the search finds bubble, without a server")
 
 
+LIGHT = """one => {
+  const canvas = document.createElement('canvas').getContext('2d');
+  canvas.fillStyle = getComputedStyle(one).fill;
+  canvas.fillRect(0, 0, 1, 1);
+  return canvas.getImageData(0, 0, 1, 1).data.slice(0, 3).reduce((a, b) => a + b);
+}"""
+
+
 def check_scheme(page):
     grounds = []
     for scheme in ("light", "dark"):
@@ -166,6 +174,9 @@ def check_scheme(page):
             page.goto(path.as_uri())
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     expect(grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}")
+    page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
+    first, later = (page.locator(f"#figure-zb-v rect[fill='#7fb2ea'][fill-opacity{which}]").nth(5).evaluate(LIGHT) for which in ("='1'", "^='0'"))
+    expect(first < later, f"a later chunk is paler on dark ground: {first} < {later}")
     page.emulate_media(color_scheme="light")
 
 

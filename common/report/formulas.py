@@ -187,7 +187,7 @@ def sentence(text):
         tokens, end = best
         if tokens[0] in ("0", "I"):
             continue
-        if any(token in "+-·/=×" or token in SYMBOLS for token in tokens[1:]):
+        if any(token in "+-·/=×" or token in SYMBOLS for token in tokens[1:]) or len(tokens) > 1 and "_" in tokens[0]:
             set_ = f"<math>{mathml(tokens, False)}</math>"
         elif (
             len(tokens) == 1
