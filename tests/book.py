@@ -175,7 +175,8 @@ def check_scheme(page):
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     expect(grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}")
     page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
-    first, later = (page.locator(f"#figure-zb-v rect[fill='#7fb2ea'][fill-opacity{which}]").nth(5).evaluate(LIGHT) for which in ("='1'", "^='0'"))
+    forward = "#figure-zb-v rect[fill='#7fb2ea']"
+    first, later = (page.locator(f"{forward}[fill-opacity{which}]").nth(5).evaluate(LIGHT) for which in ("='1'", "^='0'"))
     expect(first < later, f"a later chunk is paler on dark ground: {first} < {later}")
     page.emulate_media(color_scheme="light")
 
