@@ -11,7 +11,7 @@ TOKEN = re.compile(
 )
 WORDS = {"exp", "log", "max", "heads", "kv", "tokens"}  # that stand in formulas of single letters
 COMMAND = re.compile(r"^\$ |\w+_\w+_\w+")
-NO_FORMULA = re.compile(r"^\d[\d.,]*( s$|k|e-\d+)\b|tokens/s|(?<!lo)[A-Za-z]\d|\d x \d")  # measured; names: h100, not log1p
+NO_FORMULA = re.compile(r"^\d[\d.,]*( s$|k|e-\d+)\b|\(\d+ s\)|tokens/s|(?<!lo)[A-Za-z]\d|\d x \d")  # measured; names: h100, not log1p
 SYMBOLS = {"<=": "≤", ">=": "≥", "-": "−"}
 
 
