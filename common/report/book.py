@@ -28,7 +28,7 @@ ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
 CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
 INLINE, OPTION = re.compile(r"(?<!<pre>)<code>[^<]*</code>"), re.compile(r"(?<=[ >\n])--?[\w-]+")  # stays on one line
-QUANTITY = re.compile(r"(?<=\d) (?=(?:[mµu]?s|%|[KMG]i?B)(?:[<,;:)]| \())")  # so does a number with its unit
+QUANTITY = re.compile(r"(?<=\d) (?=(?:[mµu]?s|min|%|[KMG]i?B)(?:[<,;:)]| \())")  # so does a number with its unit
 # A definition: a class; or a function, whose type is no word that begins a statement.
 DEFINED = re.compile(
     r" *(?:(?:class|struct|enum class|enum) (\w+)\b[^;]*\{|(?!return |else |throw |delete |case )(?:[\w:<>,&*\[\]]+ )+[*&]?"
