@@ -49,16 +49,16 @@ objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
 # Compiled one by one: what is a kernel, is to be fast, or is shared by more builds than the rest. All else: in batches.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
 ALONE := $(ANY_PRECISION) $(KERNELS) common/model/checksum.cc tests/test_schedule.cc tests/main.cc tests/one_process.cc tests/mpi/ranks.cc
-# $(call batches,NAME,SOURCES): like objects, but of two files that include the sources, because most of the time goes into
-# headers. Names in the unnamed namespaces of one batch must differ.
+# $(call batches,NAME,SOURCES): like objects, but of one file that includes the sources, or of two where they are many, because
+# most of the time goes into headers and what is in them. Names in the unnamed namespaces of one batch must differ.
 define batch
 build/batches/$(1): FORCE
 	@mkdir -p $$(@D); printf '#include "%s"\n' $(2) | cmp -s - $$@ || printf '#include "%s"\n' $(2) > $$@
 endef
 batch_of = $(if $(2),$(eval $(call batch,$(1),$(2)))build/batches/$(1))
-half = $(shell printf '%s\n' $(2) | awk 'NR % 2 == $(1)')
-batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(foreach n,0 1,\
-  $(call batch_of,$(1)-$(n)$(if $(filter cu,$(kind)),-$(notdir $(BUILD))).$(kind),$(call half,$(n),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))))
+share = $(shell printf '%s\n' $(2) | awk 'NR % $(subst of, == ,$(1))')
+batches_of = $(foreach n,$(if $(word 13,$(3)),2of0 2of1,1of0),$(call batch_of,$(1)-$(n)$(if $(filter cu,$(2)),-$(notdir $(BUILD))).$(2),$(call share,$(n),$(3))))
+batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batches_of,$(1),$(kind),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))
 COMMON := $(call batches,common,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(call objects,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(call objects,$(wildcard common/cpu/cuda/*.cc)))
@@ -337,7 +337,7 @@ book:
 	@$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= \
 	  $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d plan)
 	@$(call venv,book)
-	@NO_MKDOCS_2_WARNING=1 build/python-book/bin/mkdocs build -q --strict -f common/report/book.yml -d $(CURDIR)/build/book
+	@NO_MKDOCS_2_WARNING=1 build/python-book/bin/mkdocs build -q --strict -f common/report/book.yml -d "$(abspath build/book)"
 	@echo "build/book/index.html: open it in a browser;  build/book.html: all of it, to print or mail"
 test-book: book
 	@common/setup.sh cpu chromium:chromium

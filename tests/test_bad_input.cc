@@ -1,38 +1,19 @@
 // What a user sees of an impossible request: 01_single_gpu itself is started, and must end with status 2 and
 // one line on stderr that names the option, the value and what would be valid, before it has written
 // anything.
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
-#include "catch.h"
-#include "files.h"
+#include "run_program.h"
 
+using pentatron::tests::Outcome;
 using pentatron::tests::read_file;
+using pentatron::tests::run;
 using pentatron::tests::TemporaryFolder;
 
 namespace {
-
-struct Outcome {
-  int status;  // -1: ended by a signal
-  std::string out, err;
-};
-
-// Starts the program that lies beside the tests. `arguments` are for the shell.
-Outcome run(const TemporaryFolder& folder, const std::string& arguments,
-            const std::string& name = "01_single_gpu", const std::string& before = "") {
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
-  REQUIRE(std::filesystem::exists(program));
-  const std::string out = folder.path() + "/out", err = folder.path() + "/err";
-  const std::string command =
-      before + "'" + program.string() + "' " + arguments + " >'" + out + "' 2>'" + err + "'";
-  const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
-}
 
 void check_refused(const TemporaryFolder& folder, const std::string& arguments, const std::string& begin) {
   const Outcome outcome = run(folder, arguments);

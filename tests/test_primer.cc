@@ -1,43 +1,19 @@
 // The primer of the collectives, started as a user starts it: its lists are those of the lecture notes.
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 
-#include "catch.h"
-#include "files.h"
+#include "run_program.h"
 
-using pentatron::tests::read_file;
+using pentatron::tests::Outcome;
+using pentatron::tests::run;
 using pentatron::tests::TemporaryFolder;
-
-namespace {
-
-struct Outcome {
-  int status;  // -1: ended by a signal
-  std::string out, err;
-};
-
-Outcome run_primer(const TemporaryFolder& folder, int ranks, const std::string& arguments) {
-  const std::filesystem::path program =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "collectives";
-  REQUIRE(std::filesystem::exists(program));
-  const std::string out = folder.path() + "/out", err = folder.path() + "/err";
-  const std::string command = "mpirun -n " + std::to_string(ranks) + " '" + program.string() + "' " +
-                              arguments + " >'" + out + "' 2>'" + err + "'";
-  const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
-}
-
-}  // namespace
 
 TEST_CASE("02: the primer prints the worked examples of three ranks", "[02][primer]") {
   const TemporaryFolder folder;
-  const Outcome run = run_primer(folder, 3, "--max-bytes 16384");
-  INFO(run.out << run.err);
-  CHECK(run.status == 0);
-  CHECK(run.err.empty());
+  const Outcome outcome = run(folder, "--max-bytes 16384", "collectives", "mpirun -n 3 ");
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.status == 0);
+  CHECK(outcome.err.empty());
   const std::string expected = R"(
 broadcast: all get what rank 0 has
   rank 0  [1, 1, 1, 1, 1]  ->  [1, 1, 1, 1, 1]
@@ -69,25 +45,26 @@ send and receive: from each rank to the next
   rank 1  [2, 2, 2, 2, 2]  ->  [1, 1, 1, 1, 1]
   rank 2  [3, 3, 3, 3, 3]  ->  [2, 2, 2, 2, 2]
 )";
-  CHECK(run.out.starts_with(expected));
-  CHECK(run.out.find("rank 0  [11, 12, 13]  ->  [63, 66, 69]") != std::string::npos);
-  CHECK(run.out.find("sent by each rank: 2\n") != std::string::npos);  // numbers, by the ring's first half
-  CHECK(run.out.find("sent by each rank: 4\n") != std::string::npos);
+  CHECK(outcome.out.starts_with(expected));
+  CHECK(outcome.out.find("rank 0  [11, 12, 13]  ->  [63, 66, 69]") != std::string::npos);
+  CHECK(outcome.out.find("sent by each rank: 2\n") !=
+        std::string::npos);  // numbers, by the ring's first half
+  CHECK(outcome.out.find("sent by each rank: 4\n") != std::string::npos);
   // A row for each size up to the largest.
-  CHECK(run.out.find("\n        4096 ") != std::string::npos);
-  CHECK(run.out.find("\n       16384 ") != std::string::npos);
-  CHECK(run.out.find("\n       65536 ") == std::string::npos);
+  CHECK(outcome.out.find("\n        4096 ") != std::string::npos);
+  CHECK(outcome.out.find("\n       16384 ") != std::string::npos);
+  CHECK(outcome.out.find("\n       65536 ") == std::string::npos);
 }
 
 TEST_CASE("02: the primer refuses wrong options, once", "[02][primer][bad-input]") {
   const TemporaryFolder folder;
   for (const std::string arguments :
        {"--max-bytes 12", "--link fast", "--link 5us,0GB/s", "--ranks-per-node -1", "--layers 2"}) {
-    const Outcome run = run_primer(folder, 2, arguments);
-    INFO(arguments << "\n" << run.err);
-    CHECK(run.status == 2);
-    CHECK(run.out.empty());
-    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
-    CHECK(run.err.starts_with(arguments.substr(0, arguments.find(' ')) + ": "));
+    const Outcome outcome = run(folder, arguments, "collectives", "mpirun -n 2 ");
+    INFO(arguments << "\n" << outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.out.empty());
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK(outcome.err.starts_with(arguments.substr(0, arguments.find(' ')) + ": "));
   }
 }
