@@ -2,8 +2,10 @@
 // one line on stderr that names the option, the value and what would be valid, before it has written
 // anything.
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "run_program.h"
@@ -213,6 +215,42 @@ TEST_CASE("05: numbers that are none end a run with one line, which says where t
   content.replace(content.size() - bytes, bytes, std::string(bytes, '\xff'));  // NaN
   write(content);
   check(run(folder, load), "0, weights: lm_head.weight");
+}
+
+// Gates and ups that are large, but not too large: their product is.
+TEST_CASE("07: numbers that are none are found inside an MLP, and inside experts", "[07][bad-input]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save", weights = save + "/step_000001/model.safetensors";
+  const auto start = [&](const std::string& arguments) {
+    return run(folder,
+               arguments + " --layers 2 --moe-every 2 --experts 2 --micro-batch-size 2 --global-batch-size 4",
+               "experts", "mpirun -n 2 ");
+  };
+  REQUIRE(start("--steps 1 --save " + save).status == 0);
+  const std::string good = read_file(weights);
+  uint64_t size = 0;
+  std::memcpy(&size, good.data(), sizeof size);
+  const auto header = nlohmann::json::parse(good.substr(sizeof size, size));
+  const auto check = [&](const std::string& mlp, const std::string& where) {
+    std::string content = good;
+    for (size_t at = 0; (at = content.find("crc32 ", at)) != content.npos;)
+      content[at] = 'C';  // without checksums
+    for (const std::string name : {"gate_proj", "up_proj"}) {
+      const auto tensor = header["model.layers." + mlp + name + ".weight"];
+      const double large = 1e200;
+      const float large_float = 1e30f;
+      const bool is_double = tensor["dtype"] == "F64";
+      std::memcpy(content.data() + sizeof size + size + size_t{tensor["data_offsets"][0]},
+                  is_double ? static_cast<const void*>(&large) : &large_float, is_double ? 8 : 4);
+    }
+    std::ofstream(weights) << content;
+    const Outcome outcome = start("--steps 2 --load-weights " + save + "/step_000001");
+    CAPTURE(outcome.err);
+    CHECK(outcome.status == 1);
+    CHECK(outcome.err.find(where + "\n") != std::string::npos);
+  };
+  check("0.mlp.", ", layer 0, forward of micro-batch 0: MLP's activation");
+  check("1.mlp.experts.1.", "first on rank 1, layer 1, forward of micro-batch 0: experts' activation");
 }
 
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {

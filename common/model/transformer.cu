@@ -178,7 +178,6 @@ Tensor Transformer::forward(const Batch& batch, Activations& a) {
     trace::here.layer = layer;
     before_weights(unit, Pass::forward);
     x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
-    inspect(unit, a.layers[layer - range.first], x);
     after_weights(unit, Pass::forward);
   }
   trace::here.layer = -1;
@@ -212,8 +211,8 @@ void Transformer::backward(const Batch& batch, Activations& a) {
   trace::here.pass = 'o';
 }
 
-// In the order in which they were computed.
-void Transformer::inspect(int unit, const LayerActivations& a, Residual x) const {
+// What a layer computes before its MLP, in this order.
+void Transformer::inspect(int unit, const LayerActivations& a) const {
   const auto look = [&](const char* name, Tensor of) {
     inspection::look(inspection::When::forward, unit, name, of, stream_);
   };
@@ -222,7 +221,6 @@ void Transformer::inspect(int unit, const LayerActivations& a, Residual x) const
   look("attention's output", a.attention.out);
   look("residual stream after attention", a.middle);
   look("MLP's normed input", a.normed2);
-  look("MLP's output", x.branch);
 }
 
 AttentionShape Transformer::attention_shape(const Batch& batch) const {
@@ -270,8 +268,11 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
   const Tensor attended = region.leave_linear(blas_, t.out, parameters_.weights(id.o), branch_);
 
   norm_forward(id.norm2, {a.input, attended}, a.middle, a.normed2, a.rstd2);
-  return {a.middle, seams_.feed_forward->forward(blas_, parameters_, layer, batch, a.normed2, a.feed_forward,
-                                                 recomputing, region, branch_)};
+  inspect(unit_of_layer(layer), a);
+  const Tensor out = seams_.feed_forward->forward(blas_, parameters_, layer, batch, a.normed2, a.feed_forward,
+                                                  recomputing, region, branch_);
+  inspection::look(inspection::When::forward, unit_of_layer(layer), "MLP's output", out, stream_);
+  return {a.middle, out};
 }
 
 void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd) {

@@ -205,10 +205,11 @@ void RunLog::print_outlier(const StepRecord& record, double seconds) {
     std::nth_element(values.begin(), middle, values.end());
     return *middle;
   };
-  const auto judge = [&](std::deque<double>& last, double value, double limit, const auto& words) {
+  const auto judge = [&](std::deque<double>& last, double value, double limit, const auto& words,
+                         const std::string& reason = "") {
     if (last.size() >= fewest && value > limit * median(last)) {
       out_ << "step " << record.step << ": " << words(value) << "; the median of the last " << last.size()
-           << " steps is " << words(median(last)) << '\n';
+           << " steps is " << words(median(last)) << reason << '\n';
     }
     last.push_back(value);
     if (last.size() > most) last.pop_front();
@@ -216,7 +217,14 @@ void RunLog::print_outlier(const StepRecord& record, double seconds) {
   if (record.computed && std::isfinite(record.loss))
     judge(losses_, record.loss, high_loss,
           [](double loss) { return "a loss of " + formatted("%.4f", loss); });
-  judge(times_, seconds, long_time, [](double time) { return "a step time of " + human_seconds(time); });
+  // A rank that needs as long as always has less than half of such a step for itself.
+  std::string reason;
+  if (record.latest && record.latest->seconds > record.seconds / 2)
+    reason = "; " + rank_name(record.latest->rank) + " held up the others for " +
+             human_seconds(record.latest->seconds);
+  judge(
+      times_, seconds, long_time, [](double time) { return "a step time of " + human_seconds(time); },
+      reason);
 }
 
 void RunLog::step(const StepRecord& record) {

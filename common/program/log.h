@@ -42,6 +42,12 @@ struct StepRecord {
   std::optional<Scale> scale = {};     // in fp16
   std::optional<double> dropped = {};  // share of the copies that no expert took, of all ranks
   std::vector<double> loads = {};      // as in Routed, of all ranks
+  // The rank that waited for others least, and for how many seconds another one waited more.
+  struct Latest {
+    int rank;
+    double seconds;
+  };
+  std::optional<Latest> latest = {};
 };
 
 struct RankMemory {

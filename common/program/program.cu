@@ -247,9 +247,11 @@ void Run::log_step() {
   const double seconds = totals_.ended() - begin_;
   const auto wall_now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> wall = wall_now - wall_begin_;
+  const double ranks = peers_.ranks(), worked = std::round(1e3 * (peers_.worked() - worked_));  // ms
+  worked_ += 1e-3 * worked;
   const std::vector<double> largest =
       peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
-                      static_cast<double>(Preemption::asked())});
+                      static_cast<double>(Preemption::asked()), worked * ranks + peers_.rank(), -worked});
   preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
@@ -264,6 +266,8 @@ void Run::log_step() {
                     static_cast<size_t>(largest[1]),
                     static_cast<size_t>(largest[2] + 0.5)};
   record.computed = !is_dry_run();
+  const double most = std::floor(largest[5] / ranks);  // and the remainder is the rank
+  record.latest = {static_cast<int>(largest[5] - most * ranks), 1e-3 * (most + largest[6])};
   if (!issued.routed.loads.empty()) {
     record.loads = peers_.sum(issued.routed.loads);
     const std::vector<double> copies = peers_.sum({issued.routed.dropped, issued.routed.copies});

@@ -91,6 +91,11 @@ Watchdog::Waiting Watchdog::oldest_unfinished() const {
   return {};
 }
 
+bool Watchdog::reached(const Slot& slot) const {
+  const bool overwritten = slot.first + kept <= issued_;  // the first one of a very long group
+  return overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess;
+}
+
 Watchdog::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
                                  ncclComm_t communicator) {
   std::lock_guard lock(mutex_);
@@ -128,7 +133,7 @@ std::string Watchdog::error() {
 void Watchdog::watch() {
   CUDA_CHECK(cudaSetDevice(device_));  // a new thread would allocate memory on device 0
   Waiting oldest;
-  double since = now();
+  double since = now(), looked = since;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
@@ -137,6 +142,9 @@ void Watchdog::watch() {
     answer_questions();
     std::string reason = error();
     const Waiting seen = oldest_unfinished();
+    const bool waits = seen.operation < 0 ? seen.call >= 0 : reached(slots_[seen.operation % kept]);
+    if (!waits) worked_.store(worked_ + now() - looked, std::memory_order_relaxed);
+    looked = now();
     if (seen != oldest || seen == Waiting()) {
       oldest = seen;
       since = now();
@@ -189,11 +197,9 @@ RankState Watchdog::state() {
   for (int64_t i = std::max<int64_t>(0, issued - kept); i < issued; ++i) {
     const Slot& slot = slots_[i % kept];
     if (slot.sequence != i || cudaEventQuery(slot.done) != cudaErrorNotReady) continue;
-    const bool overwritten = slot.first + kept <= issued;  // the first one of a very long group
     const Watched& in = *slot.communicator.load();
     state.unfinished.push_back(
-        {in.number, slot.number, slot.peer < 0 ? -1 : in.members[slot.peer],
-         overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess});
+        {in.number, slot.number, slot.peer < 0 ? -1 : in.members[slot.peer], reached(slot)});
   }
   return state;
 }
