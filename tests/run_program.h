@@ -17,7 +17,8 @@ struct Outcome {
   std::string out, err;
 };
 
-// Starts the program `name` that lies beside the tests. `arguments` and what stands `before` it are for the shell.
+// Starts the program `name` that lies beside the tests. `arguments` and what stands `before` it are for the
+// shell.
 inline Outcome run(const TemporaryFolder& folder, const std::string& arguments,
                    const std::string& name = "01_single_gpu", const std::string& before = "") {
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
