@@ -64,9 +64,8 @@ class Published:
         except logs.Refused as refused:
             raise logs.Refused(f"{self.name}: {refused}") from None
 
-    def row(self, build, folder, factors=()):
+    def row(self, build, folder, profile):
         """Runs it. Words of the table, the error (our time / the published one - 1), and the memory in words."""
-        profile = lessons.roomy(self.gpu, folder, factors)
         log = folder / f"{self.name}.json"
         logs.output_of(*self.command(build, profile), "--log-json", log)
         run = logs.Run(log)
@@ -109,8 +108,9 @@ def check(published, build, folder, note):
             run.precision = "bf16"  # the build that is there; its commands are the same
             row = [line for line in lines if line.startswith(f"| {run.name} |")]
             wrong = "" if len(row) == 1 else f"{len(row)} rows in {note}, expected one"
-            if not wrong and run.command(build, lessons.roomy(run.gpu, folder))[2] == "1":
-                ours = line_of(run.row(build, folder)[0])
+            profile = lessons.roomy(run.gpu, folder)
+            if not wrong and run.command(build, profile)[2] == "1":
+                ours = line_of(run.row(build, folder, profile)[0])
                 wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
             if not wrong and abs(int(row[0].split()[-3])) > 15 and not run.reason:
                 wrong = "expected a reason of so large an error"
@@ -151,12 +151,13 @@ def main():
     if given.check:
         return check(published, given.build, folder, given.check)
     factors = [factor(text) for text in given.scale]
+    profiles = {gpu: lessons.roomy(gpu, folder, factors) for gpu in {run.gpu for run in published}}
     print(line_of(HEAD), "|---" * len(HEAD) + "|", sep="\n", flush=True)
     errors, reasons = [], []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # runs of one process beside those of many
         for run in published:
             run.options += given.add.split()
-        rows = pool.map(lambda run: run.row(given.build, folder, factors), published)
+        rows = pool.map(lambda run: run.row(given.build, folder, profiles[run.gpu]), published)
         for run, (row, error, memory) in zip(published, rows):
             print(line_of(row), flush=True)
             errors.append(error)
