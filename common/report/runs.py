@@ -198,7 +198,8 @@ def output_of(*command):
     """What it prints. Throws Refused with its own one line."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode != 0:
-        raise Refused((done.stderr.strip().splitlines() or [f"{command[0]} ended with status {done.returncode}"])[-1])
+        said = [line for line in done.stderr.splitlines() if line and not line.startswith("Abort(")]  # MPI's
+        raise Refused((said or [f"{command[0]} ended with status {done.returncode}"])[-1])
     return done.stdout
 
 
