@@ -72,6 +72,8 @@ struct Schedule {
 
   int stages() const { return p * v / copies; }
   int place(int rank, int chunk) const {  // index in `places`
+    const int looped = chunk * p + rank;  // where it mostly is
+    if (places[looped] == Place{rank, chunk}) return looped;
     return static_cast<int>(std::find(places.begin(), places.end(), Place{rank, chunk}) - places.begin());
   }
   int stage(int rank, int chunk) const { return place(rank, chunk) % stages(); }

@@ -86,54 +86,41 @@ const char* last_failure() {
 
 void Bell::ring() {
   Unseen unseen;
-  std::lock_guard lock(mutex_);
   ++rings_;
-  changed_.notify_all();
+  rings_.notify_all();
 }
 
-uint64_t Bell::rings() {
+void Bell::wait_for_ring_after(int rings) {
+  Unseen unseen;
+  rings_.wait(rings);
+}
+
+uint64_t LaunchOrder::issue(Bell& bell) {
   Unseen unseen;
   std::lock_guard lock(mutex_);
-  return rings_;
-}
-
-void Bell::wait_for_ring_after(uint64_t rings) {
-  Unseen unseen;
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return rings_ != rings; });
-}
-
-uint64_t LaunchOrder::issue() {
-  Unseen unseen;
-  std::lock_guard lock(mutex_);
-  waiting_.insert(++issued_);
+  waiting_[++issued_] = &bell;
   return issued_;
 }
 
 bool LaunchOrder::is_next(uint64_t number) {
   Unseen unseen;
   std::lock_guard lock(mutex_);
-  return *waiting_.begin() == number;
+  return waiting_.begin()->first == number;
 }
 
-int64_t LaunchOrder::wait_for_turn(uint64_t number, const std::atomic<bool>& aborted) {
-  bell_.wait_until([&] { return aborted.load(std::memory_order_relaxed) || is_next(number); });
+int64_t LaunchOrder::last_start() {
   Unseen unseen;
   std::lock_guard lock(mutex_);
   return last_start_;
 }
 
 void LaunchOrder::started(uint64_t number, int64_t time) {
-  {
-    Unseen unseen;
-    std::lock_guard lock(mutex_);
-    waiting_.erase(number);
-    last_start_ = std::max(last_start_, time);
-  }
-  bell_.ring();
+  Unseen unseen;
+  std::lock_guard lock(mutex_);
+  waiting_.erase(number);
+  last_start_ = std::max(last_start_, time);
+  if (!waiting_.empty()) waiting_.begin()->second->ring();
 }
-
-void LaunchOrder::wake() { bell_.ring(); }
 
 }  // namespace nccl_mpi
 
@@ -178,7 +165,7 @@ ncclResult_t ncclComm::issue(std::vector<nccl_mpi::Call> calls, const std::vecto
 // The host keeps no share of the operation: it must not be the one who frees it, or it would come after what
 // the last owner did.
 void ncclComm::append(std::shared_ptr<Operation> operation) {
-  operation->number = launch_order().issue();
+  operation->number = launch_order().issue(bell_);
   Operation& appended = *operation;
   Entry* const entry = last_;
   last_ = new Entry;
@@ -196,21 +183,21 @@ void ncclComm::run() {
 
 // Carries out the next operation. False when there will be none.
 bool ncclComm::run_next() {
-  const auto has_come = [this] {
+  const auto can_start = [this] {
     return current_->filled.load(std::memory_order_acquire) &&
-           current_->operation->missing.load(std::memory_order_acquire) == 0;
+           current_->operation->missing.load(std::memory_order_acquire) == 0 &&
+           launch_order().is_next(current_->operation->number);
   };
   const auto ends = [this] {
     if (aborted_.load(std::memory_order_relaxed)) return true;
     return closing_.load(std::memory_order_relaxed) && !current_->filled.load(std::memory_order_acquire);
   };
-  bell_.wait_until([&] { return has_come() || ends(); });
+  bell_.wait_until([&] { return can_start() || ends(); });
   if (ends()) return false;
 
   Operation& operation = *current_->operation;
-  const int64_t order = launch_order().wait_for_turn(operation.number, aborted_);
-  if (ends()) return false;
-  const int64_t start = std::max({operation.came.load(std::memory_order_relaxed), order, idle_since_});
+  const int64_t start = std::max(
+      {operation.came.load(std::memory_order_relaxed), launch_order().last_start(), idle_since_});
   if (!launch_order().is_serial()) launch_order().started(operation.number, start);
   nccl_mpi::Span span;
   std::vector<nccl_mpi::Message> messages;
@@ -257,6 +244,5 @@ void ncclComm::finish() {
 void ncclComm::abort() {
   aborted_ = true;
   bell_.ring();
-  launch_order().wake();
   if (thread_.joinable()) thread_.join();
 }

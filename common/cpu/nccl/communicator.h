@@ -9,12 +9,11 @@
 #include <mpi.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,40 +33,33 @@ class Bell {
   template <class Condition>
   void wait_until(Condition condition) {
     for (;;) {
-      const uint64_t rings = this->rings();
+      const int rings = rings_.load();
       if (condition()) return;
       wait_for_ring_after(rings);
     }
   }
 
  private:
-  uint64_t rings();
-  void wait_for_ring_after(uint64_t rings);
+  void wait_for_ring_after(int rings);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  uint64_t rings_ = 0;
+  std::atomic<int> rings_ = 0;
 };
 
 // The order in which this process's operations start: that in which they were issued, over all
 // communicators.
 class LaunchOrder {
  public:
-  uint64_t issue();  // the number of the next operation
-  // Returns when the one before started, in nanoseconds of the streams' clock.
-  int64_t wait_for_turn(uint64_t number, const std::atomic<bool>& aborted);
+  uint64_t issue(Bell& bell);  // the number of the next operation; the bell rings when its turn comes
+  bool is_next(uint64_t number);
+  int64_t last_start();                             // in nanoseconds of the streams' clock
   void started(uint64_t number, int64_t time = 0);  // or given up
   bool is_serial() const { return is_serial_; }     // the next one starts when the one before has ended
-  void wake();                                      // those who wait, to look at `aborted`
 
  private:
-  bool is_next(uint64_t number);
-
   std::mutex mutex_;
-  std::set<uint64_t> waiting_;  // issued and not started
+  std::map<uint64_t, Bell*> waiting_;  // issued and not started
   uint64_t issued_ = 0;
   int64_t last_start_ = 0;
-  Bell bell_;
   const bool is_serial_ = std::getenv("NCCL_CPU_SERIAL_LAUNCHES") != nullptr;
 };
 
