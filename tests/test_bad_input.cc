@@ -217,7 +217,8 @@ TEST_CASE("05: numbers that are none end a run with one line, which says where t
   check(run(folder, load), "0, weights: lm_head.weight");
 }
 
-// Gates and ups that are large, but not too large: their product is.
+// Gates and ups are large, but not too large: their product is. Or where gates are 0, so that forward doesn't
+// see it, the gradient of gates is: the product of ups and downs.
 TEST_CASE("07: numbers that are none are found inside an MLP, and inside experts", "[07][bad-input]") {
   const TemporaryFolder folder;
   const std::string save = folder.path() + "/save", weights = save + "/step_000001/model.safetensors";
@@ -231,17 +232,26 @@ TEST_CASE("07: numbers that are none are found inside an MLP, and inside experts
   uint64_t size = 0;
   std::memcpy(&size, good.data(), sizeof size);
   const auto header = nlohmann::json::parse(good.substr(sizeof size, size));
-  const auto check = [&](const std::string& mlp, const std::string& where) {
+  // Sets the first number of each of these matrices to `large`, and their first rows of gates to 0.
+  const auto check = [&](const std::string& mlp, const std::vector<std::string>& large,
+                         const std::string& where) {
     std::string content = good;
     for (size_t at = 0; (at = content.find("crc32 ", at)) != content.npos;)
       content[at] = 'C';  // without checksums
-    for (const std::string name : {"gate_proj", "up_proj"}) {
+    for (const std::string name : {"gate_proj", "up_proj", "down_proj"}) {
       const auto tensor = header["model.layers." + mlp + name + ".weight"];
-      const double large = 1e200;
-      const float large_float = 1e30f;
-      const bool is_double = tensor["dtype"] == "F64";
-      std::memcpy(content.data() + sizeof size + size + size_t{tensor["data_offsets"][0]},
-                  is_double ? static_cast<const void*>(&large) : &large_float, is_double ? 8 : 4);
+      const auto write = [&](auto value, int numbers) {
+        char* const begin = content.data() + sizeof size + size + size_t{tensor["data_offsets"][0]};
+        for (int i = 0; i < numbers; ++i) std::memcpy(begin + i * sizeof value, &value, sizeof value);
+      };
+      const bool is_large = std::ranges::find(large, name) != large.end();
+      if (!is_large && name != "gate_proj") continue;
+      const int numbers = is_large ? 1 : int{tensor["shape"][1]};
+      if (tensor["dtype"] == "F64") {
+        write(is_large ? 1e200 : 0.0, numbers);
+      } else {
+        write(is_large ? 1e30f : 0.0f, numbers);
+      }
     }
     std::ofstream(weights) << content;
     const Outcome outcome = start("--steps 2 --load-weights " + save + "/step_000001");
@@ -249,8 +259,12 @@ TEST_CASE("07: numbers that are none are found inside an MLP, and inside experts
     CHECK(outcome.status == 1);
     CHECK(outcome.err.find(where + "\n") != std::string::npos);
   };
-  check("0.mlp.", ", layer 0, forward of micro-batch 0: MLP's activation");
-  check("1.mlp.experts.1.", "first on rank 1, layer 1, forward of micro-batch 0: experts' activation");
+  const std::string dense = ", layer 0, ", expert = "first on rank 1, layer 1, ";
+  const std::string forward = "forward of micro-batch 0: ", backward = "backward of micro-batch 0: ";
+  check("0.mlp.", {"gate_proj", "up_proj"}, dense + forward + "MLP's activation");
+  check("0.mlp.", {"up_proj", "down_proj"}, dense + backward + "gradient of MLP's gate and up");
+  check("1.mlp.experts.1.", {"gate_proj", "up_proj"}, expert + forward + "experts' activation");
+  check("1.mlp.experts.1.", {"up_proj", "down_proj"}, expert + backward + "gradient of experts' gate and up");
 }
 
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {

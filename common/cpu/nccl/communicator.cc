@@ -196,8 +196,8 @@ bool ncclComm::run_next() {
   if (ends()) return false;
 
   Operation& operation = *current_->operation;
-  const int64_t start = std::max(
-      {operation.came.load(std::memory_order_relaxed), launch_order().last_start(), idle_since_});
+  const int64_t start =
+      std::max({operation.came.load(std::memory_order_relaxed), launch_order().last_start(), idle_since_});
   if (!launch_order().is_serial()) launch_order().started(operation.number, start);
   nccl_mpi::Span span;
   std::vector<nccl_mpi::Message> messages;
