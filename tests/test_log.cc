@@ -119,6 +119,7 @@ TEST_CASE("log: the last line is the summary", "[log]") {
       {"final_loss", third},
       {"seconds", 12.5},
       {"modelled", nullptr},
+      {"streams", nlohmann::json::object()},
       {"memory",
        {{{"rank", 0},
          {"predicted",
@@ -239,7 +240,9 @@ Modelled time of a step, 2 s, a mean of 2 ranks
 
 On this machine the steps took 12.5 s, 655 tokens/s.
 )") != std::string::npos);
-  CHECK(parsed_lines(path).at(2)["summary"]["modelled"]["hidden"].get<double>() == 0.75);
+  const nlohmann::json last = parsed_lines(path).at(2)["summary"];
+  CHECK(last["modelled"]["hidden"].get<double>() == 0.75);
+  CHECK(last["streams"]["data"] == nlohmann::json{{"seconds", 2}, {"hidden", 0.75}});
 }
 
 TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {

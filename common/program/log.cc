@@ -77,8 +77,11 @@ Json json_of(const trace::Overlap& overlap, double mfu) {
 
 Json json_of(const Summary& summary, const trace::Overlap& overlap, double mfu) {
   const int ranks = number_of(summary.ranks);
-  Json layout = Json::object(), memory = Json::array(), communication = Json::array();
+  Json layout = Json::object(), streams = Json::object();
+  Json memory = Json::array(), communication = Json::array();
   for (const auto& [dimension, degree] : summary.layout) layout[dimension] = degree;
+  for (const auto& [name, stream] : overlap.communication)
+    streams[name] = {{"seconds", stream.seconds}, {"hidden", hidden_share(stream)}};
   for (const RankReport& report : summary.ranks) {
     const auto& [predicted, measured, libraries, measured_libraries] = report.memory;
     memory.push_back({{"rank", report.rank},
@@ -99,6 +102,7 @@ Json json_of(const Summary& summary, const trace::Overlap& overlap, double mfu) 
             {"final_loss", summary.final_loss},
             {"seconds", summary.seconds},
             {"modelled", overlap.seconds > 0 ? json_of(overlap, mfu) : Json()},
+            {"streams", streams},
             {"memory", memory},
             {"communication", communication}}}};
 }

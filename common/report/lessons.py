@@ -24,8 +24,14 @@ MARK = re.compile(r"^<!-- lessons (.+): (.+) -->\n(?=((?:.+\n)+))", re.M)  # abo
 NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.(\d+))?)(?: (us|ms|s|KiB|MiB|GiB|%))?(?![\w.]*\d)")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01}
 
+
+def percent(value):
+    return f"{100 * value:.0f} %"
+
+
 # What a lesson can ask of a run, and how it is printed. A share is between 0 and 1; exposed: seconds of communication
-# while nothing is computed; idle: the share of the step in which nothing is computed.
+# while nothing is computed; idle: the share of the step in which nothing is computed. last_mfu: of the last step alone.
+# hidden_experts and seconds_experts: of the stream "experts" alone; a space in its name is a _.
 VALUES = {
     "step": (lambda run: run.step_seconds, logs.human_seconds),
     "memory": (lambda run: sum(run.memory("measured").values()), logs.human_bytes),
@@ -36,10 +42,32 @@ VALUES = {
         lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]) / len(run.steps),
         logs.human_seconds,
     ),
-    "hidden": (lambda run: run.modelled["hidden"], lambda value: f"{100 * value:.0f} %"),
-    "idle": (lambda run: 1 - run.modelled["compute_seconds"] / run.modelled["seconds"], lambda value: f"{100 * value:.0f} %"),
+    "hidden": (lambda run: run.modelled["hidden"], percent),
+    "idle": (lambda run: 1 - run.modelled["compute_seconds"] / run.modelled["seconds"], percent),
     "mfu": (lambda run: run.modelled["mfu"], lambda value: f"{100 * value:.1f} %"),
 }
+
+
+def function_and_format(what):
+    """Of a value. Throws KeyError if there is no such value."""
+    if what in VALUES:
+        return VALUES[what]
+    kind, _, rest = what.partition("_")
+    of_stream = lambda run: run.summary["streams"][rest.replace("_", " ")]
+    if kind == "last":
+        return lambda run: VALUES[rest][0](run.last_step()), VALUES[rest][1]
+    return {
+        "hidden": (lambda run: of_stream(run)["hidden"], percent),
+        "seconds": (lambda run: of_stream(run)["seconds"] / len(run.steps), logs.human_seconds),
+    }[kind]
+
+
+def value(what, run):
+    return function_and_format(what)[0](run)
+
+
+def printed(what, run):
+    return function_and_format(what)[1](value(what, run))
 
 
 class Lessons:
@@ -75,7 +103,7 @@ class Lessons:
         marks = [mark for marks in self.notes.values() for mark in marks]
         self.of_notes = [f"{what}({name})" for runs, values, _ in marks for name in runs.split() for what in values.split()]
         for what, name in TERM.findall(str(self.lessons + self.of_notes)):
-            if what not in VALUES or name not in self.commands:
+            if what.partition("_")[0] not in {*VALUES, "seconds", "last"} or name not in self.commands:
                 raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above")
 
     def texts_of_rows(self):
@@ -111,7 +139,7 @@ def fits(run, gpu):
     """Whether the run needs no more than this GPU's memory."""
     memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
     libraries = max(rank["libraries"]["estimated"] for rank in run.summary["memory"])
-    return VALUES["memory"][0](run) + libraries <= memory
+    return value("memory", run) + libraries <= memory
 
 
 def all_runs(lessons, names, programs, folder, gpu):
@@ -126,12 +154,11 @@ def all_runs(lessons, names, programs, folder, gpu):
 def filled(text, runs, name=""):
     """{step} is that of the row's run, {step(other)} that of another."""
 
-    def value(match):
+    def number(match):
         what, _, other = match[1].partition("(")
-        number, printed = VALUES[what]
-        return printed(number(runs[other.rstrip(")") or name]))
+        return printed(what, runs[other.rstrip(")") or name])
 
-    return re.sub(r"{([\w()-]+)}", value, text)
+    return re.sub(r"{([\w()-]+)}", number, text)
 
 
 COLUMNS = ["memory", "step", "mfu", "sent", "hidden", "idle"]
@@ -146,7 +173,7 @@ def table(lessons, runs):
             rows.append([row])
             continue
         run = runs[row[0]]
-        cells = [VALUES[column][1](VALUES[column][0](run)) for column in COLUMNS]
+        cells = [printed(column, run) for column in COLUMNS]
         rows.append([row[0], str(run.ranks), "" if fits(run, gpu) else "(!)", *cells, filled(row[1], runs, row[0])])
     return rows
 
@@ -169,8 +196,8 @@ def print_lessons(lessons, notes, runs):
     failed = 0
     for sentence, inequality in lessons:
         terms = dict.fromkeys(TERM.findall(inequality))  # in order, each once
-        holds = eval(TERM.sub(lambda m: repr(VALUES[m[1]][0](runs[m[2]])), inequality), {})
-        numbers = ", ".join(f"{what}({name}) {VALUES[what][1](VALUES[what][0](runs[name]))}" for what, name in terms)
+        holds = eval(TERM.sub(lambda m: repr(value(m[1], runs[m[2]])), inequality), {})
+        numbers = ", ".join(f"{what}({name}) {printed(what, runs[name])}" for what, name in terms)
         print(f"{'' if holds else 'FAILED: '}{filled(sentence, runs)}\n    {inequality}: {numbers}")
         failed += not holds
     wrong = [f"{note}: {words}" for note, marks in notes.items() for words in wrong_numbers(marks, runs)]
@@ -188,12 +215,12 @@ def wrong_numbers(marks, runs):
         numbers, whats = list(NUMBER.finditer(text)), whats.split()
         at = 0
         for name in names.split():
-            values = [VALUES[what][0](runs[name]) for what in whats]
+            values = [value(what, runs[name]) for what in whats]
             while at < len(numbers) and not all(map(is_number, numbers[at:], values)):
                 at += 1
             if at + len(values) > len(numbers):
-                printed = ", ".join(VALUES[what][1](value) + f" ({value:.6g})" for what, value in zip(whats, values))
-                wrong.append(f"{name} has {printed}, expected at its place in\n{text}")
+                expected = ", ".join(f"{printed(what, runs[name])} ({number:.6g})" for what, number in zip(whats, values))
+                wrong.append(f"{name} has {expected}, expected at its place in\n{text}")
                 break
             at += len(values)
     return wrong

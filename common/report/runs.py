@@ -3,6 +3,7 @@
 A run is compared with the first one whose model has as many parameters: same settings, so their losses and gradient norms
 should be the same at every step but for rounding."""
 
+import copy
 import json
 import math
 import pathlib
@@ -51,6 +52,13 @@ class Run:
     def modelled(self):
         """Of the run: seconds, hidden, mfu. None where time is measured."""
         return self.summary["modelled"]
+
+    def last_step(self):
+        """The run, if it had no other step."""
+        run = copy.copy(self)
+        run.steps = self.steps[-1:]
+        run.summary = {**self.summary, "modelled": run.steps[0]["modelled"]}
+        return run
 
     @property
     def is_dry(self):
