@@ -25,14 +25,14 @@ void BatchBuffer::write(std::span<const int32_t> tokens, std::span<const int32_t
     array(i, 1)[row] = targets[in_batch];
     array(i, 2)[row] = starts_ > 0 ? position - starts[in_batch] : position;
   }
+  const std::span<int32_t> by_token = array(i, 3), token = array(i, 0);
+  std::iota(by_token.begin(), by_token.end(), 0);
+  std::ranges::stable_sort(by_token, {}, [&](int32_t row) { return token[row]; });
 }
 
 Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream,
                           int64_t i) {
-  const std::span<int32_t> by_token = array(i, 3), token = array(i, 0);
-  std::iota(by_token.begin(), by_token.end(), 0);
-  std::ranges::stable_sort(by_token, {}, [&](int32_t row) { return token[row]; });
-  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), token.data(), size() * sizeof(int32_t),
+  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), array(i, 0).data(), size() * sizeof(int32_t),
                              cudaMemcpyHostToDevice, stream));
   const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
   Batch batch = {on_device(0),      on_device(1),        on_device(2), on_device(3),
@@ -73,9 +73,11 @@ std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   std::vector<Batch> batches;
   buffer_.next_step();
   for (int i = 0; i < micro_batches(); ++i) {
-    fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
-                   config_.sequence_length, tokens, targets);
-    buffer_.write(tokens, targets, i);
+    if (!is_dry_run()) {  // which looks at no token
+      fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
+                     config_.sequence_length, tokens, targets);
+      buffer_.write(tokens, targets, i);
+    }
     const bool last = i + 1 == micro_batches();
     batches.push_back(buffer_.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream, i));
     batches.back().number = i;

@@ -30,13 +30,14 @@ class BatchBuffer {
   // positions: this rank's, of every sequence. With config.document_end it also has the documents' starts.
   BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions, int64_t micro_batches = 1);
 
-  // Writes this rank's positions of micro-batch i to pinned host memory, for `upload`. The stream
-  // must have run the copy before this is called again for the same half; next_step() changes the half.
+  // Writes this rank's positions of micro-batch i, and the order of its rows by token, to pinned host memory,
+  // for `upload`. The stream must have run the copy before this is called again for the same half;
+  // next_step() changes the half.
   void write(std::span<const int32_t> tokens /*[batch, sequence_length]*/, std::span<const int32_t> targets,
              int64_t i = 0);
 
-  // Sorts the rows of micro-batch i by token and issues the copy to the device. Work that `stream` runs later
-  // may read the batch. target_tokens (those not ignored) and micro_batches are counts of the global batch.
+  // Issues the copy of micro-batch i to the device. Work that `stream` runs later may read the batch.
+  // target_tokens (those not ignored) and micro_batches are counts of the global batch.
   Batch upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream, int64_t i = 0);
   void next_step() { half_ = 1 - half_; }
 

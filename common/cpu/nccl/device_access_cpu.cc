@@ -2,12 +2,6 @@
 // memory where it lies, which it declares to ThreadSanitizer.
 #include "device_access.h"
 
-#ifdef __SANITIZE_THREAD__
-// A thread that calls MPI for itself may pass on the messages of another: what MPI does to memory is not
-// looked at.
-extern "C" const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
-#endif
-
 namespace nccl_mpi {
 
 struct Hold::State {
