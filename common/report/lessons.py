@@ -49,13 +49,20 @@ VALUES = {
 
 
 def function_and_format(what):
-    """Of a value. Throws KeyError if there is no such value."""
+    """Of a value. Throws KeyError if there is no such value, and the function Refused if a run has no such stream."""
     if what in VALUES:
         return VALUES[what]
     kind, _, rest = what.partition("_")
-    of_stream = lambda run: run.summary["streams"][rest.replace("_", " ")]
     if kind == "last":
-        return lambda run: VALUES[rest][0](run.last_step()), VALUES[rest][1]
+        function, text = VALUES[rest]
+        return lambda run: function(run.last_step()), text
+
+    def of_stream(run):
+        streams, name = run.summary["streams"], rest.replace("_", " ")
+        if name not in streams:
+            raise logs.Refused(f"{what}({run.label}): no stream {name}; expected one of {', '.join(streams)}")
+        return streams[name]
+
     return {
         "hidden": (lambda run: of_stream(run)["hidden"], percent),
         "seconds": (lambda run: of_stream(run)["seconds"] / len(run.steps), logs.human_seconds),
@@ -103,8 +110,11 @@ class Lessons:
         marks = [mark for marks in self.notes.values() for mark in marks]
         self.of_notes = [f"{what}({name})" for runs, values, _ in marks for name in runs.split() for what in values.split()]
         for what, name in TERM.findall(str(self.lessons + self.of_notes)):
-            if what.partition("_")[0] not in {*VALUES, "seconds", "last"} or name not in self.commands:
-                raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above")
+            try:
+                function_and_format(what), self.commands[name]
+            except KeyError:
+                values = ", ".join([*VALUES, "last_VALUE", "hidden_STREAM", "seconds_STREAM"])
+                raise logs.Refused(f"{path}: {what}({name}); expected one of {values} of a run above") from None
 
     def texts_of_rows(self):
         return [f"row({row[0]}) {row[1]}" for row in self.rows if not isinstance(row, str)]
