@@ -16,8 +16,9 @@ namespace pentatron {
 
 // In each step the ranks add two numbers. Rank 1 comes late to one of the sums: on the modelled clock, by
 // which the log finds slow steps, and by the wall clock, by which a rank notes how long it did not wait for
-// others. That is its own work, less that of the rank with the least: here all work for 1 s, and then rank 1's
-// stream does for 2 s, before the sum that was issued to it. A rank is named if it is more than half of a step.
+// others. That is its own work, less that of the rank with the least: here all work for 1 s, and then rank
+// 1's stream does for 2 s, before the sum that was issued to it. A rank is named if it is more than half of a
+// step.
 TEST_CASE("02: the log names the rank that holds up the others", "[02]") {
   if (mpi_tests::ranks() == 1) return;
   World world(nullptr, nullptr);

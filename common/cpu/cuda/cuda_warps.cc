@@ -3,6 +3,9 @@
 #undef _FORTIFY_SOURCE  // its longjmp refuses to change the stack
 #include "cuda_warps.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -37,12 +40,29 @@ struct Copy {
 
 enum class State { ready, in_operation, at_barrier, finished };
 
+// At a longjmp AddressSanitizer forgets what it knew of the memory above the stack pointer, up to the end of
+// the stack. So it is told of which stack that is, before a switch and after it.
+struct Stack {
+  const void* begin = nullptr;
+  size_t bytes = 0;
+  void* fake = nullptr;  // AddressSanitizer's, for frames that are used after they have returned
+
+#ifdef __SANITIZE_ADDRESS__
+  void leave_for(const Stack& next) { __sanitizer_start_switch_fiber(&fake, next.begin, next.bytes); }
+  void arrive_from(Stack& last) { __sanitizer_finish_switch_fiber(fake, &last.begin, &last.bytes); }
+#else
+  void leave_for(const Stack&) {}
+  void arrive_from(Stack&) {}
+#endif
+};
+
 struct Fiber {
   State state;
   bool started;
   jmp_buf where;
   ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  std::unique_ptr<char[]> memory;
+  Stack stack;
   std::vector<Copy> copies;  // begun, and not yet done
 };
 
@@ -59,6 +79,7 @@ struct Fibers {
   cuda_cpu::BlockBody body;
   unsigned current = 0;
   jmp_buf scheduler;
+  Stack of_scheduler;
   std::minstd_rand chance;
 };
 thread_local Fibers fibers;
@@ -69,28 +90,33 @@ std::atomic<long> reads{0}, reads_with_conflicts{0};
 void leave(State state) {
   Fiber& self = fibers.of_thread[fibers.current];
   self.state = state;
+  self.stack.leave_for(fibers.of_scheduler);
   if (_setjmp(self.where) == 0) _longjmp(fibers.scheduler, 1);
+  self.stack.arrive_from(fibers.of_scheduler);
 }
 
 void begin_fiber() {
+  fibers.of_thread[fibers.current].stack.arrive_from(fibers.of_scheduler);
   fibers.body.call(fibers.body.bound);
   leave(State::finished);
 }
 
 // Returns when the fiber leaves.
 [[gnu::noinline]] void resume(Fiber& fiber) {
-  if (_setjmp(fibers.scheduler) != 0) return;
+  fibers.of_scheduler.leave_for(fiber.stack);
+  if (_setjmp(fibers.scheduler) != 0) return fibers.of_scheduler.arrive_from(fiber.stack);
   if (fiber.started) _longjmp(fiber.where, 1);
   fiber.started = true;
   setcontext(&fiber.context);
 }
 
 void prepare(Fiber& fiber) {
-  if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
+  if (!fiber.memory) fiber.memory.reset(new char[kStackBytes]);
+  fiber.stack = {fiber.memory.get(), kStackBytes};
   fiber.state = State::ready, fiber.started = false;
   fiber.copies.clear();
   getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_sp = fiber.memory.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, begin_fiber, 0);
