@@ -151,9 +151,12 @@ ncclResult_t ncclComm::issue(std::vector<nccl_mpi::Call> calls, const std::vecto
   operation->bell = &bell_;
   operation->missing = static_cast<int>(streams.size()) + 1;
   for (cudaStream_t stream : streams) {
-    auto* const owner = new std::shared_ptr<Operation>(operation);
-    cudaError_t error = cudaLaunchHostFunc(stream, nccl_mpi::stream_arrives, owner);
-    if (error == cudaSuccess) error = operation->hold.stop(stream);
+    auto owner = std::make_unique<std::shared_ptr<Operation>>(operation);
+    cudaError_t error = cudaLaunchHostFunc(stream, nccl_mpi::stream_arrives, owner.get());
+    if (error == cudaSuccess) {
+      owner.release();  // stream_arrives has it
+      error = operation->hold.stop(stream);
+    }
     if (error == cudaSuccess) continue;
     operation->hold.release();
     return nccl_mpi::fail(ncclUnhandledCudaError, cudaGetErrorString(error));
