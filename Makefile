@@ -398,12 +398,10 @@ diff-%:
 	@tests/diff.sh $*
 
 # Every test, in each precision; make test-01 only those with the tag [01], in fp64. On the CPU the test of the stand-ins
-# starts the race cases, built for ThreadSanitizer, and a run for ThreadSanitizer also has the kernels with threads in a
+# starts the race cases, built for ThreadSanitizer, and fp32 for ThreadSanitizer also has the kernels with threads in a
 # block.
-TEST_FOLDERS = $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
-ifeq ($(BACKEND)$(SANITIZE),cputhread)
-  TEST_FOLDERS += build/cpu-fp32-block4-thread
-endif
+THREADS_IN_BLOCKS := $(if $(filter cputhread,$(BACKEND)$(SANITIZE)),$(filter fp32,$(TEST_PRECISIONS)))
+TEST_FOLDERS = $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX)) $(THREADS_IN_BLOCKS:%=build/cpu-%-block4-thread)
 # The first precision's build has all that the others share; then these may be built side by side.
 TESTED_AFTER := $(patsubst %,tested-%,$(wordlist 2,9,$(TEST_PRECISIONS)) $(if $(filter cpu,$(BACKEND)),races))
 test:
@@ -415,7 +413,7 @@ test:
 tested-races:
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS= tsan-cases
 	@$(MAKE) --no-print-directory PRECISION=fp32 SANITIZE=thread BLOCK_THREADS=4 \
-	  tsan-cases $(if $(filter thread,$(SANITIZE)),all)
+	  tsan-cases $(THREADS_IN_BLOCKS:%=all)
 tested-%:
 	@$(MAKE) --no-print-directory PRECISION=$* tested
 
