@@ -3,8 +3,10 @@
 #undef _FORTIFY_SOURCE  // its longjmp refuses to change the stack
 #include "cuda_warps.h"
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
+#elif defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
 #endif
 #include <setjmp.h>
 #include <ucontext.h>
@@ -40,17 +42,33 @@ struct Copy {
 
 enum class State { ready, in_operation, at_barrier, finished };
 
-// At a longjmp AddressSanitizer forgets what it knew of the memory above the stack pointer, up to the end of
-// the stack. So it is told of which stack that is, before a switch and after it.
+// What the sanitizers have to know of a stack, before a switch and after it. At a longjmp AddressSanitizer
+// forgets what it knew of the memory above the stack pointer, up to the end of the stack. ThreadSanitizer
+// counts calls and returns: functions that switch must not be counted.
 struct Stack {
+#if defined(__SANITIZE_ADDRESS__)
   const void* begin = nullptr;
   size_t bytes = 0;
-  void* fake = nullptr;  // AddressSanitizer's, for frames that are used after they have returned
+  void* fake = nullptr;  // for frames that are used after they have returned
 
-#ifdef __SANITIZE_ADDRESS__
+  void create(const void* memory) { begin = memory, bytes = kStackBytes; }
   void leave_for(const Stack& next) { __sanitizer_start_switch_fiber(&fake, next.begin, next.bytes); }
   void arrive_from(Stack& last) { __sanitizer_finish_switch_fiber(fake, &last.begin, &last.bytes); }
+#elif defined(__SANITIZE_THREAD__)
+  struct Destroy {
+    void operator()(void* fiber) const { __tsan_destroy_fiber(fiber); }
+  };
+  std::unique_ptr<void, Destroy> of_fiber;
+  void* current = nullptr;
+
+  void create(const void*) { of_fiber.reset(current = __tsan_create_fiber(0)); }
+  [[gnu::no_sanitize("thread")]] void leave_for(const Stack& next) {
+    if (!of_fiber) current = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(next.current, 0);
+  }
+  [[gnu::no_sanitize("thread")]] void arrive_from(Stack&) {}
 #else
+  void create(const void*) {}
   void leave_for(const Stack&) {}
   void arrive_from(Stack&) {}
 #endif
@@ -87,32 +105,36 @@ thread_local Fibers fibers;
 std::atomic<long> reads{0}, reads_with_conflicts{0};
 
 // Lets others run until this fiber is ready again.
-void leave(State state) {
+[[gnu::no_sanitize("thread")]] void leave(State state) {
   Fiber& self = fibers.of_thread[fibers.current];
   self.state = state;
-  self.stack.leave_for(fibers.of_scheduler);
-  if (_setjmp(self.where) == 0) _longjmp(fibers.scheduler, 1);
+  if (_setjmp(self.where) == 0) {
+    self.stack.leave_for(fibers.of_scheduler);
+    _longjmp(fibers.scheduler, 1);
+  }
   self.stack.arrive_from(fibers.of_scheduler);
 }
 
-void begin_fiber() {
+[[gnu::no_sanitize("thread")]] void begin_fiber() {
   fibers.of_thread[fibers.current].stack.arrive_from(fibers.of_scheduler);
   fibers.body.call(fibers.body.bound);
   leave(State::finished);
 }
 
 // Returns when the fiber leaves.
-[[gnu::noinline]] void resume(Fiber& fiber) {
-  fibers.of_scheduler.leave_for(fiber.stack);
+[[gnu::noinline, gnu::no_sanitize("thread")]] void resume(Fiber& fiber) {
   if (_setjmp(fibers.scheduler) != 0) return fibers.of_scheduler.arrive_from(fiber.stack);
+  fibers.of_scheduler.leave_for(fiber.stack);
   if (fiber.started) _longjmp(fiber.where, 1);
   fiber.started = true;
   setcontext(&fiber.context);
 }
 
 void prepare(Fiber& fiber) {
-  if (!fiber.memory) fiber.memory.reset(new char[kStackBytes]);
-  fiber.stack = {fiber.memory.get(), kStackBytes};
+  if (!fiber.memory) {
+    fiber.memory.reset(new char[kStackBytes]);
+    fiber.stack.create(fiber.memory.get());
+  }
   fiber.state = State::ready, fiber.started = false;
   fiber.copies.clear();
   getcontext(&fiber.context);
@@ -173,12 +195,15 @@ void multiply(void* const* of_lane) {
     }
     for (int i = 0; i < 4; ++i) b[in_group * 2 + i % 2 + (i >= 2 ? 8 : 0)][group] = element<T>(mma.b, i);
   }
-  for (int lane = 0; lane < 32; ++lane) {
-    const Mma& mma = *static_cast<const Mma*>(of_lane[lane]);
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + (i < 2 ? 0 : 8), column = lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; ++k) mma.d[i] += a[row][k] * b[k][column];
+  float product[16][8] = {};
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) product[row][column] += a[row][k] * b[k][column];
     }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float* d = static_cast<const Mma*>(of_lane[lane])->d;
+    for (int i = 0; i < 4; ++i) d[i] += product[lane / 4 + (i < 2 ? 0 : 8)][lane % 4 * 2 + i % 2];
   }
 }
 
