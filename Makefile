@@ -51,11 +51,9 @@ KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include
 ALONE := $(ANY_PRECISION) $(KERNELS) common/model/checksum.cc tests/test_schedule.cc tests/main.cc tests/one_process.cc tests/mpi/ranks.cc
 # $(call batches,NAME,SOURCES): like objects, but of one file that includes the sources, or of two where they are many, because
 # most of the time goes into headers and what is in them. Names in the unnamed namespaces of one batch must differ.
-define batch
-build/batches/$(1): FORCE
-	@mkdir -p $$(@D); printf '#include "%s"\n' $(2) | cmp -s - $$@ || printf '#include "%s"\n' $(2) > $$@
-endef
-batch_of = $(if $(2),$(eval $(call batch,$(1),$(2)))build/batches/$(1))
+# They are written when this file is read, not by a rule, so that the largest objects, which come first, are begun first.
+batch_of = $(if $(2),$(shell mkdir -p build/batches; lines=$$(printf '#include "%s"\n' $(2)); \
+  echo "$$lines" | cmp -s - build/batches/$(1) || echo "$$lines" > build/batches/$(1))build/batches/$(1))
 share = $(shell printf '%s\n' $(2) | awk 'NR % $(subst of, == ,$(1))')
 batches_of = $(foreach n,$(if $(word 13,$(3)),2of0 2of1,1of0),$(call batch_of,$(1)-$(n)$(if $(filter cu,$(2)),-$(notdir $(BUILD))).$(2),$(call share,$(n),$(3))))
 batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batches_of,$(1),$(kind),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))
@@ -97,7 +95,7 @@ MPI_TESTS := $(call batches,mpi$(TAG),tests/main.cc tests/mpi/ranks.cc tests/mpi
 # In fp32, and for a stage, also of what knows no precision.
 CC_TESTS := $(if $(filter fp32,$(PRECISION))$(TAG),$(wildcard tests/test_*.cc) $(if $(filter cpu,$(BACKEND)),$(wildcard tests/cpu/test_*.cc)))
 TESTS := $(call batches,tests$(TAG),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
-TEST_PROGRAMS := $(BUILD)/tests$(TAG:%=-%) $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%))
+TEST_PROGRAMS := $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%)) $(BUILD)/tests$(TAG:%=-%)
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
 # GCC, when it instruments the standard library, believes to see uninitialised variables there.
@@ -119,6 +117,9 @@ ifneq ($(findstring /.mpich/,$(PACKAGE_LIBRARIES)),)
   PACKAGE_LINK += -Xlinker --disable-new-dtags  # the libraries there look for others there
 endif
 export PATH := $(CURDIR)/build/packages/bin:$(PATH)
+# MPICH's processes would wait for each other at the start in a loop that yields to none: if they are more than the
+# cores, that costs more than a short run.
+export MPIR_CVAR_NOLOCAL ?= 1
 CCACHE := $(and $(shell command -v ccache),ccache)
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -I. -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 HOST_STRICT := $(if $(WERROR),-Werror)  # changes no object file, and so compiles nothing again
@@ -167,8 +168,11 @@ all: programs $(BUILD)/bench $(BUILD)/tests $(BUILD)/mpi_tests
 GOALS := $(filter all programs,$(or $(MAKECMDGOALS),all))
 LACKING := $(filter-out $(if $(filter mpi,$(NCCL)),NCCL) $(if $(filter all,$(GOALS)),,Catch2),$(subst :, ,$(PACKAGES_MISSING)))
 $(if $(and $(GOALS),$(LACKING)),$(error missing: $(LACKING); make setup BACKEND=$(BACKEND) installs what is missing))
-# What make test runs. In fp32 and fp64 the tests start programs, those of stage 01 only its own; in bf16 and fp8 the lessons do.
-tested: $(TEST_PROGRAMS) $(if $(filter 01,$(TAG)),$(BUILD)/01_single_gpu,$(if $(filter bf16 fp16 fp8,$(PRECISION)),,programs))
+# What make test runs. In fp32 and fp64 the tests start programs, those of a stage only its own and 01; in bf16 and fp8 the
+# lessons do.
+STAGE := $(filter $(TAG)_%,$(PROGRAMS))
+OF_STAGE := $(if $(STAGE),$(sort 01_single_gpu $(STAGE) $(notdir $(filter $(STAGE)/%,$(SIDE_PROGRAMS)))))
+tested: $(TEST_PROGRAMS) $(if $(filter bf16 fp16 fp8,$(PRECISION)),,$(or $(OF_STAGE:%=$(BUILD)/%),programs))
 tested: $(if $(filter cpu-bf16$(TAG) cpu-fp8$(TAG),$(BACKEND)-$(PRECISION)$(SUFFIX)),$(BUILD)/07_combined_5d)
 programs: $(PROGRAMS:%=$(BUILD)/%) $(addprefix $(BUILD)/,$(notdir $(SIDE_PROGRAMS)))
 

@@ -10,7 +10,6 @@ error has a reason."""
 import argparse
 import concurrent.futures
 import json
-import os
 import pathlib
 import re
 import sys
@@ -144,8 +143,6 @@ def main():
     published = [run for run in read(given.runs) if given.words in run.name]
     if not published:
         raise logs.Refused(f"no run's name has {given.words}; make published prints them all")
-    # MPICH's processes else wait for each other at the start in a loop, which costs more than the short runs themselves.
-    os.environ.setdefault("MPIR_CVAR_NOLOCAL", "1")
     folder = given.build / "published"
     folder.mkdir(parents=True, exist_ok=True)
     if given.check:
