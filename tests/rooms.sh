@@ -5,6 +5,8 @@
 #   0N_stage      includes common and earlier stages, and names no later stage's technique
 #   common        names no technique; only seams.h says who overrides its four seams, and that a model may have
 #                 experts is in its config, in the log, and in their kernels
+#   tests         of one kind are compiled as one file, as make test or make test-07 chooses them, so no two have the
+#                 same name outside of functions
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}"
 rooms=(device kernels model ranks program)  # from the bottom up
@@ -47,5 +49,10 @@ for file in 0[1-7]_*/*.* 0[1-7]_*/*/*.*; do
   judge "$file" "$lines"
 done
 
+names='^(?!TEST_CASE|using namespace|namespace)(?:(class|struct|enum class) \K\w+|using \K\w+(?= =)|[A-Za-z][\w:<>,&* ]*[ *&]\K\w+(?=\(| = |\{|\[))'
+for kind in "test_*.cu" "test_*.cc cpu/test_*.cc" "mpi/test_*.cu"; do
+  judge tests "$(cd tests && grep -oP "$names" $kind | sort -u |
+    awk -F : '{ files[$2] = files[$2] " " $1; n[$2]++ } END { for (name in n) if (n[name] > 1) print name " is in" files[name] }')"
+done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -387,8 +387,8 @@ TEST_CASE("rows that experts have no room for end every rank", "[07][faults]") {
   CHECK(job.err().find("watchdog") == std::string::npos);  // all ranks answer
 }
 
-static void check_refused(const std::string& program, const std::string& arguments,
-                          const std::string& begin) {
+static void check_run_is_refused(const std::string& program, const std::string& arguments,
+                                 const std::string& begin) {
   const TemporaryFolder folder;
   Job job(folder, arguments, program);
   REQUIRE(job.ends_within(kSoon));
@@ -402,7 +402,7 @@ static void check_refused(const std::string& program, const std::string& argumen
 
 TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03][faults][bad-input]") {
   const auto refused = [](const std::string& arguments, const std::string& begin) {
-    check_refused("03_zero", arguments, begin);
+    check_run_is_refused("03_zero", arguments, begin);
   };
   refused("--zero-stage 4", "--zero-stage: 4 is not valid; expected ");
   refused("--global-batch-size 6 --micro-batch-size 1", "--global-batch-size: 6 is not valid; expected ");
@@ -427,15 +427,15 @@ TEST_CASE("03: what one rank finds damaged, all ranks refuse with one line", "[0
   std::memcpy(&header, content.data(), sizeof header);
   content[sizeof header + header + 3] ^= 1;
   folder.write("save/step_000001/model.safetensors", content);
-  check_refused(
+  check_run_is_refused(
       "03_zero", "--load " + save + " --steps 2",
       "--load: " + weights + " is not valid; expected model.embed_tokens.weight with the checksum ");
 }
 
 TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2", "[04][faults][bad-input]") {
   const auto refused = [](const std::string& arguments, const std::string& begin) {
-    check_refused("04_tensor_parallel", arguments,
-                  begin + " is not valid; expected a multiple of the tensor ranks (4)");
+    check_run_is_refused("04_tensor_parallel", arguments,
+                         begin + " is not valid; expected a multiple of the tensor ranks (4)");
   };
   refused("--heads 2 --kv-heads 2", "--heads: 2");
   refused("--kv-heads 2", "--kv-heads: 2");
@@ -447,7 +447,7 @@ TEST_CASE("04: sizes that the ranks don't divide end with one line and status 2"
 TEST_CASE("05: schedules that don't fit the ranks end with one line and status 2",
           "[05][faults][bad-input]") {
   const auto refused = [](const std::string& arguments, const std::string& begin) {
-    check_refused("05_pipeline_parallel", arguments, begin);
+    check_run_is_refused("05_pipeline_parallel", arguments, begin);
   };
   refused("--layers 3", "--layers: 3 is not valid; expected at least 4, one a stage");
   refused("--pp 8", "--pp: 8 is not valid; expected the number of ranks, 4");
@@ -462,7 +462,7 @@ TEST_CASE("05: schedules that don't fit the ranks end with one line and status 2
 TEST_CASE("06: sequences that the ranks don't divide end with one line and status 2",
           "[06][faults][bad-input]") {
   const auto refused = [](const std::string& arguments, const std::string& begin) {
-    check_refused("06_context_parallel", arguments, begin);
+    check_run_is_refused("06_context_parallel", arguments, begin);
   };
   refused("--cp-layout contiguous --seq-len 126",
           "--seq-len: 126 is not valid; expected a multiple of the context ranks (4)\n");
@@ -480,7 +480,7 @@ TEST_CASE("06: sequences that the ranks don't divide end with one line and statu
 TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and status 2",
           "[07][faults][bad-input]") {
   const auto refused = [](const std::string& arguments, const std::string& begin) {
-    check_refused("07_combined_5d", arguments, begin);
+    check_run_is_refused("07_combined_5d", arguments, begin);
   };
   refused("--tp 2 --dp 1",
           "--tp x --cp x --dp x --pp: 2 x 1 x 1 x 1 = 2 is not valid; expected the number of ranks, 4");

@@ -40,7 +40,7 @@ double worth(unsigned code, Fp8Format format) {
   return float(__half(__nv_cvt_fp8_to_halfraw(storage, kind_of(format))));
 }
 
-double largest_of(Fp8Format format) { return format == Fp8Format::e4m3 ? 448 : 57344; }
+double largest_number(Fp8Format format) { return format == Fp8Format::e4m3 ? 448 : 57344; }
 
 // x in 8 bits, in double: a multiple of the unit at its size, and of no smaller one than the smallest.
 double rounded_to(double x, Fp8Format format) {
@@ -64,7 +64,7 @@ double rounded_to(double x, Fp8Format format) {
       };
       double largest = 0, scale = 0x1p-100;
       each([&](int64_t i, int64_t j) { largest = std::max(largest, std::abs(x(i, j))); });
-      while (largest > scale * largest_of(format)) scale *= 2;
+      while (largest > scale * largest_number(format)) scale *= 2;
       each([&](int64_t i, int64_t j) { out(i, j) = scale * rounded_to(x(i, j) / scale, format); });
     }
   }
@@ -98,7 +98,7 @@ TEST_CASE("fp8: all codes, and what other numbers are rounded to", "[01][kernels
     if (std::isnan(value)) {
       REQUIRE(std::isnan(saturated));
     } else {
-      REQUIRE(saturated == (std::isfinite(want) ? want : std::copysign(largest_of(format), value)));
+      REQUIRE(saturated == (std::isfinite(want) ? want : std::copysign(largest_number(format), value)));
     }
   }
   REQUIRE(seen[Fp8Format::e4m3] > 1000);

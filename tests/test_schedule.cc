@@ -47,7 +47,7 @@ Instructions instructions(const std::string& text, Action backward = Action::bac
 }
 
 // What the simulator says against a schedule; "" if nothing.
-std::string complaint(const Schedule& s, int streams = message_streams) {
+std::string complaint_of(const Schedule& s, int streams = message_streams) {
   try {
     simulate(s, {}, streams);
   } catch (const ScheduleError& error) {
@@ -385,7 +385,7 @@ TEST_CASE("05: grouped messages", "[05][schedule]") {
     }
   }
   // Where a rank has two chunks, a group holds up what another edge waits for.
-  CHECK(complaint(with_grouped_messages(make_schedule(PpSchedule::interleaved, 4, 8, 2)))
+  CHECK(complaint_of(with_grouped_messages(make_schedule(PpSchedule::interleaved, 4, 8, 2)))
             .starts_with("deadlock:"));
 }
 
@@ -518,7 +518,7 @@ TEST_CASE("05: a damaged schedule is refused where the damage is", "[05][schedul
     const int rank = random.number(0, s.p - 1), size = static_cast<int>(s.ranks[rank].size());
     const int n = random.number(0, size - 1);
     const auto begins_with = [&](const Schedule& damaged, int instruction) {
-      const std::string said = complaint(damaged);
+      const std::string said = complaint_of(damaged);
       INFO(s.name << ", p " << s.p << ", m " << s.m << ", v " << s.v << ": " << said);
       CHECK(said.starts_with("rank " + std::to_string(rank) + ", instruction " + std::to_string(instruction) +
                              " ("));
@@ -543,26 +543,26 @@ TEST_CASE("05: what is wrong with a schedule", "[05][schedule]") {
     return Schedule{"", false, 2, m, 1, looped(2, 1), {instructions(rank0), instructions(rank1)}};
   };
   const std::string first = "F0 SA0 F1 SA1 RG0 B0 RG1 B1", last = "RA0 F0 RA1 B0 SG0 F1 B1 SG1";
-  CHECK(complaint(with(2, first, last)) == "");
+  CHECK(complaint_of(with(2, first, last)) == "");
   CHECK(
-      complaint(with(2, first, "F0 RA0 RA1 B0 SG0 F1 B1 SG1")) ==
+      complaint_of(with(2, first, "F0 RA0 RA1 B0 SG0 F1 B1 SG1")) ==
       "rank 1, instruction 0 (forward of micro-batch 0, chunk 0): its receive_activation has to come first");
-  CHECK(complaint(with(2, first, "RA0 F0 RA1 B0 SG0 F1 B1")) ==
+  CHECK(complaint_of(with(2, first, "RA0 F0 RA1 B0 SG0 F1 B1")) ==
         "rank 1, instruction 7 (end of the list): send_gradient of micro-batch 1, chunk 0 is missing");
-  CHECK(complaint(with(2, first, last + " F1")) ==
+  CHECK(complaint_of(with(2, first, last + " F1")) ==
         "rank 1, instruction 8 (forward of micro-batch 1, chunk 0): nothing is left to do for it");
   CHECK(
-      complaint(with(2, first, "RA0 F0 RA2")) ==
+      complaint_of(with(2, first, "RA0 F0 RA2")) ==
       "rank 1, instruction 2 (receive_activation of micro-batch 2, chunk 0): there is no such micro-batch or "
       "chunk");
-  CHECK(complaint(with(2, first, "RA1 RA0 F0 B0 SG0 F1 B1 SG1")) ==
+  CHECK(complaint_of(with(2, first, "RA1 RA0 F0 B0 SG0 F1 B1 SG1")) ==
         "rank 1, instruction 0 (receive_activation of micro-batch 1, chunk 0): what comes is rank 0's "
         "send_activation of micro-batch 0, chunk 0");
-  CHECK(complaint(with(2, "F0 SA0 F1 SA1 RG1 B1 RG0 B0", last)) ==
+  CHECK(complaint_of(with(2, "F0 SA0 F1 SA1 RG1 B1 RG0 B0", last)) ==
         "rank 0, instruction 4 (receive_gradient of micro-batch 1, chunk 0): what comes is rank 1's "
         "send_gradient of micro-batch 0, chunk 0");
-  CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 SA2 RG0 B0 RG1 B1 RG2 B2",
-                       "RA0 RA1 RA2 F0 B0 SG0 F1 B1 SG1 F2 B2 SG2")) ==
+  CHECK(complaint_of(with(3, "F0 SA0 F1 SA1 F2 SA2 RG0 B0 RG1 B1 RG2 B2",
+                          "RA0 RA1 RA2 F0 B0 SG0 F1 B1 SG1 F2 B2 SG2")) ==
         "rank 1, instruction 2 (receive_activation of micro-batch 2, chunk 0): its buffer is still in use; "
         "the backward of micro-batch 0, chunk 0 has to come first");
 }
@@ -572,14 +572,14 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
     return Schedule{"", false, 2, m, 1, looped(2, 1), {instructions(rank0), instructions(rank1)}};
   };
   // One rank wants a gradient that the other makes only after an activation of the first.
-  CHECK(complaint(with(2, "F0 SA0 RG0 B0 F1 SA1 RG1 B1", "RA0 F0 RA1 F1 B0 SG0 B1 SG1")) ==
+  CHECK(complaint_of(with(2, "F0 SA0 RG0 B0 F1 SA1 RG1 B1", "RA0 F0 RA1 F1 B0 SG0 B1 SG1")) ==
         "deadlock: rank 0, instruction 3 (backward of micro-batch 0, chunk 0): what it needs is never "
         "received; "
         "rank 1, instruction 3 (forward of micro-batch 1, chunk 0): what it needs is never received");
   // Activation 2 is ready, but its send was issued behind a receive that waits for the one before it.
   const std::string last = "RA0 F0 RA1 F1 RA2 F2 B0 SG0 B1 SG1 B2 SG2";
-  CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 RG0 SA2 RG1 B0 RG2 B1 B2", last)) == "");
-  CHECK(complaint(with(3, "F0 SA0 F1 SA1 F2 RG0 RG1 SA2 B0 RG2 B1 B2", last)) ==
+  CHECK(complaint_of(with(3, "F0 SA0 F1 SA1 F2 RG0 SA2 RG1 B0 RG2 B1 B2", last)) == "");
+  CHECK(complaint_of(with(3, "F0 SA0 F1 SA1 F2 RG0 RG1 SA2 B0 RG2 B1 B2", last)) ==
         "deadlock: rank 0, instruction 6 (receive_gradient of micro-batch 1, chunk 0): the message before it "
         "on its "
         "stream is never complete; "
@@ -596,16 +596,16 @@ TEST_CASE("05: deadlocks", "[05][schedule]") {
                              {Action::backward, 0, 1},
                              {Action::backward, 0, 0}}}};
   CHECK(
-      complaint(chunks) ==
+      complaint_of(chunks) ==
       "deadlock: rank 0, instruction 0 (forward of micro-batch 0, chunk 1): what it needs is computed later");
 
   // Why four streams: one for all stops 1f1b, one a direction closes the ring of an interleaved schedule.
   const Schedule in_turn = make_schedule(PpSchedule::one_f_one_b, 4, 8, 1);
   const Schedule interleaved = make_schedule(PpSchedule::interleaved, 4, 8, 2);
-  CHECK(complaint(in_turn, 1).starts_with("deadlock:"));
-  CHECK(complaint(in_turn, 2) == "");
-  CHECK(complaint(interleaved, 2).starts_with("deadlock:"));
-  CHECK(complaint(interleaved, 4) == "");
+  CHECK(complaint_of(in_turn, 1).starts_with("deadlock:"));
+  CHECK(complaint_of(in_turn, 2) == "");
+  CHECK(complaint_of(interleaved, 2).starts_with("deadlock:"));
+  CHECK(complaint_of(interleaved, 4) == "");
 }
 
 TEST_CASE("05: a schedule from a file", "[05][schedule]") {
@@ -747,7 +747,7 @@ TEST_CASE("05: a buffer holds one micro-batch at a time, in any order", "[05][sc
     const Schedule s =
         named ? random.schedule()
               : parse_schedule("", tests::random_schedule(p, m, round % 4 == 1, random.engine), p, m);
-    if (!named && !complaint(s).empty()) continue;  // an order that its messages stop
+    if (!named && !complaint_of(s).empty()) continue;  // an order that its messages stop
     ++ran;
     INFO(s.name << "\n" << as_file(s));
     for (int rank = 0; rank < s.p; ++rank) {

@@ -15,7 +15,7 @@ namespace {
 
 const std::string one_thread = "cpu-fp32-thread/tsan_cases";
 const std::string four_threads = "cpu-fp32-block4-thread/tsan_cases";
-const std::string two_ranks = "cpu-fp32-thread/nccl_tsan_cases";
+const std::string nccl_cases = "cpu-fp32-thread/nccl_tsan_cases";
 constexpr int kReported = 66;  // exit status
 
 struct Outcome {
@@ -27,7 +27,7 @@ Outcome run_case(const std::string& program, const std::string& name) {
   const auto builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
   const std::string options = "TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=" + std::to_string(kReported);
   // MPI's transport, unless told so, replaces functions that ThreadSanitizer has replaced, and crashes.
-  const std::string launcher = program == two_ranks ? " UCX_MEM_EVENTS=n mpirun -n 2" : "";
+  const std::string launcher = program == nccl_cases ? " UCX_MEM_EVENTS=n mpirun -n 2" : "";
   const std::string command = options + launcher + " '" + (builds / program).string() + "' " + name + " 2>&1";
   FILE* const pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -92,30 +92,30 @@ TEST_CASE("a missing event between compute and communication is reported", "[sta
   for (const std::string operation :
        {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "exchange"}) {
     for (const std::string size : {" 1000", " 10000"}) {
-      require_report(two_ranks, operation + "-missing-event-before" + size, {"write_values"});
-      require_report(two_ranks, operation + "-missing-event-after" + size, {"read_values"});
+      require_report(nccl_cases, operation + "-missing-event-before" + size, {"write_values"});
+      require_report(nccl_cases, operation + "-missing-event-after" + size, {"read_values"});
     }
-    require_report(two_ranks, operation + "-missing-event-at-reuse 1000", {"write_values"});
+    require_report(nccl_cases, operation + "-missing-event-at-reuse 1000", {"write_values"});
   }
-  require_report(two_ranks, "in-place-missing-event-before", {"write_values"});
+  require_report(nccl_cases, "in-place-missing-event-before", {"write_values"});
 }
 
 TEST_CASE("what the host, MPI and other communicators do orders no streams", "[standin]") {
-  require_report(two_ranks, "two-communicators-missing-event", {"write_values"});
-  require_report(two_ranks, "bookkeeping-missing-event", {"read_values"});
-  require_report(two_ranks, "host-uses-mpi-missing-event", {"read_values"});
+  require_report(nccl_cases, "two-communicators-missing-event", {"write_values"});
+  require_report(nccl_cases, "bookkeeping-missing-event", {"read_values"});
+  require_report(nccl_cases, "host-uses-mpi-missing-event", {"read_values"});
 }
 
 TEST_CASE("communication that is ordered by events is silent", "[standin]") {
   for (const std::string operation :
        {"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "exchange"}) {
     for (const std::string moment : {"-before", "-after", "-at-reuse"}) {
-      require_silent(two_ranks, operation + "-with-event" + moment + " 1000");
+      require_silent(nccl_cases, operation + "-with-event" + moment + " 1000");
     }
-    require_silent(two_ranks, operation + "-with-event-after 10000");
+    require_silent(nccl_cases, operation + "-with-event-after 10000");
   }
   for (const char* name : {"two-communicators-with-event", "bookkeeping-with-event",
                            "host-uses-mpi-with-event 100000", "steps-with-events"}) {
-    require_silent(two_ranks, name);
+    require_silent(nccl_cases, name);
   }
 }

@@ -14,7 +14,7 @@
 namespace pentatron {
 namespace {
 
-CombinedCase case_of(const MeshShape& shape, int zero_stage, int experts = 0) {
+CombinedCase checkpoint_case(const MeshShape& shape, int zero_stage, int experts = 0) {
   const int r = mpi_tests::ranks(), heads = 2 * r;
   CombinedOptions o = training(test_options<CombinedOptions>(
                                    /*layers=*/r, /*d_model=*/2 * heads, heads, /*kv_heads=*/r, /*d_ff=*/3 * r,
@@ -59,7 +59,7 @@ TEST_CASE("07: a run continues bit for bit in the same layout", "[07][checkpoint
       if (mpi_tests::ranks() >= 4 && !only_data) continue;
       if (mpi_tests::ranks() == 8 && stage != 3) continue;
       CAPTURE(shape.tp, shape.cp, shape.dp, shape.pp, stage);
-      const CombinedCase c = case_of(shape, stage);
+      const CombinedCase c = checkpoint_case(shape, stage);
       const Trained whole = train(c, world, folder.path() + "/whole");
       const Trained rest = train(c, world, folder.path() + "/rest", folder.path() + "/whole/step_000001");
       CHECK(rest.losses == std::vector(whole.losses.begin() + 1, whole.losses.end()));
@@ -76,7 +76,7 @@ TEST_CASE("07: experts continue bit for bit", "[07][experts][checkpoint]") {
   const SharedFolder folder(world);
   for (const int ep : {1, r}) {
     if (r == 8 && ep == 1) continue;
-    const CombinedCase c = case_of({1, 1, r, 1, ep}, 3, 2 * r);
+    const CombinedCase c = checkpoint_case({1, 1, r, 1, ep}, 3, 2 * r);
     const Trained whole = train(c, world, folder.path() + "/whole");
     const Trained rest = train(c, world, folder.path() + "/rest", folder.path() + "/whole/step_000001");
     CHECK(rest.model == whole.model);
@@ -94,8 +94,8 @@ TEST_CASE("07: a run continues in any other layout", "[07][checkpoint]") {
     const MeshShape &from = all[i], &to = all[(i + 1) % all.size()];
     CAPTURE(from.tp, from.cp, from.dp, from.pp, to.tp, to.cp, to.dp, to.pp);
     const Trained whole =
-        train(case_of(from, from.dp * from.cp > 1 ? 3 : 0), world, folder.path() + "/whole");
-    const Trained rest = train(case_of(to, to.dp * to.cp > 1 ? static_cast<int>(i % 4) : 0), world,
+        train(checkpoint_case(from, from.dp * from.cp > 1 ? 3 : 0), world, folder.path() + "/whole");
+    const Trained rest = train(checkpoint_case(to, to.dp * to.cp > 1 ? static_cast<int>(i % 4) : 0), world,
                                folder.path() + "/rest", folder.path() + "/whole/step_000001");
     CHECK(std::abs(rest.losses.back() - whole.losses.back()) < 1e-10);
     CHECK(largest_difference(rest.weights, whole.weights) < 1e-10);
@@ -107,9 +107,9 @@ TEST_CASE("07: experts continue in any other layout", "[07][experts][checkpoint]
   if (r == 8) return;
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
-  const Trained whole = train(case_of({1, 1, r, 1, r}, 3, 2 * r), world, folder.path() + "/whole");
+  const Trained whole = train(checkpoint_case({1, 1, r, 1, r}, 3, 2 * r), world, folder.path() + "/whole");
   for (const MeshShape& to : {MeshShape{r, 1, 1, 1, 1}, MeshShape{1, r, 1, 1, 1}, MeshShape{1, 1, r, 1, 1}}) {
-    const Trained rest = train(case_of(to, to.dp > 1 ? 1 : 0, 2 * r), world, folder.path() + "/rest",
+    const Trained rest = train(checkpoint_case(to, to.dp > 1 ? 1 : 0, 2 * r), world, folder.path() + "/rest",
                                folder.path() + "/whole/step_000001");
     CHECK(largest_difference(rest.weights, whole.weights) < 1e-10);
   }
@@ -172,7 +172,7 @@ void rewrite_as_other_precision(const std::string& folder) {
 TEST_CASE("07: a run continues bit for bit from another precision that kept all digits", "[07][checkpoint]") {
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
-  const CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  const CombinedCase c = checkpoint_case({1, 1, mpi_tests::ranks(), 1, 1}, 1);
   train(c, world, folder.path() + "/whole");
   const std::string from = folder.path() + "/whole/step_000001";
   const Trained same = train(c, world, folder.path() + "/same", from);
@@ -188,7 +188,7 @@ TEST_CASE("07: a run continues bit for bit from another precision that kept all 
 TEST_CASE("07: master weights keep all digits of weights that are loaded alone", "[07][checkpoint]") {
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
-  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  CombinedCase c = checkpoint_case({1, 1, mpi_tests::ranks(), 1, 1}, 1);
   c.options.steps = 1;
   train(c, world, folder.path() + "/whole");
   const std::string from = folder.path() + "/whole/step_000001", to = folder.path() + "/rest";
@@ -218,7 +218,7 @@ TEST_CASE("07: a second run in a folder is refused, and a folder that disappears
           "[07][checkpoint]") {
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
-  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  CombinedCase c = checkpoint_case({1, 1, mpi_tests::ranks(), 1, 1}, 1);
   const std::string save = c.options.save = folder.path() + "/save";
   c.options.steps = 1;
   c.options.as_json = "{}";
@@ -293,7 +293,7 @@ struct SlowPeers : Peers {
 TEST_CASE("07: training goes on while a slow disk is written", "[07][checkpoint]") {
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
-  CombinedCase c = case_of({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  CombinedCase c = checkpoint_case({1, 1, mpi_tests::ranks(), 1, 1}, 1);
   c.options.save = folder.path();
   c.options.save_every = 2;
   c.options.steps = 5;
@@ -337,7 +337,7 @@ TEST_CASE("07: a save takes at most 48 MiB of memory, however large the model is
   if (mpi_tests::ranks() != 2) return;
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
-  CombinedCase c = case_of({1, 1, 2, 1, 1}, 3);
+  CombinedCase c = checkpoint_case({1, 1, 2, 1, 1}, 3);
   c.options.model.d_model = 512;
   c.options.model.vocab_size = 16384;  // about 100 MiB a rank in bf16, 200 MiB in fp64
   c.options.save = folder.path();

@@ -144,7 +144,7 @@ std::vector<MeshShape> all_meshes(int ranks) {
 }
 
 // Sizes that every mesh of 1, 2, 3, 4, or 8 ranks can share out.
-CombinedCase case_of(const MeshShape& shape, int zero_stage) {
+CombinedCase mesh_case(const MeshShape& shape, int zero_stage) {
   const int r = shape.ranks(), heads = 2 * r;
   CombinedOptions o =
       training(test_options<CombinedOptions>(
@@ -175,7 +175,7 @@ TEST_CASE("07: parity on every mesh", "[07][parity]") {
     const MeshShape& shape = meshes[i];
     for (const int stage : zero_stages(i)) {
       const bool shards = shape.dp * shape.cp > 1;  // otherwise the stages are one
-      if (shards || stage == zero_stages(i).front()) check_mesh(case_of(shape, stage));
+      if (shards || stage == zero_stages(i).front()) check_mesh(mesh_case(shape, stage));
     }
   }
 }
@@ -186,7 +186,7 @@ TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
   for (const MeshShape& shape : all_meshes(mpi_tests::ranks())) {
     if (shape.pp % 2 != 0) continue;
     for (const int stage : zero_stages(i++)) {
-      CombinedCase c = case_of(shape, stage);
+      CombinedCase c = mesh_case(shape, stage);
       CombinedOptions& o = c.options;
       o.pp_schedule = PpSchedule::dualpipe;
       o.vpp = 2;
@@ -202,7 +202,7 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   if (mpi_tests::ranks() != 16) return;
   mpi_tests::set_time_limit(300);
   for (const int ep : {2, 4}) {
-    CombinedCase c = case_of({2, 2, 2, 2, ep}, 3);
+    CombinedCase c = mesh_case({2, 2, 2, 2, ep}, 3);
     c.options.model.layers = 5;
     c.options.model.experts = 8;
     c.options.ep = ep;

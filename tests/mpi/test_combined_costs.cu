@@ -37,7 +37,7 @@ const std::vector<Request> requests = {
 
 constexpr int kMicroBatches = 4;
 
-CombinedCase case_of(const Request& r) {
+CombinedCase requested_case(const Request& r) {
   CombinedOptions o =
       test_options<CombinedOptions>(/*layers=*/9, /*d_model=*/48, /*heads=*/16, /*kv_heads=*/8, /*d_ff=*/40,
                                     /*vocab_size=*/56, /*sequence=*/16, /*micro_batch=*/2,
@@ -61,7 +61,8 @@ struct ExpectedCalls {
 };
 using ExpectedOfGroup = std::map<std::string, ExpectedCalls>;
 
-void check_traffic(const char* group, const TrafficByOperation& traffic, const ExpectedOfGroup& expected) {
+void check_group_traffic(const char* group, const TrafficByOperation& traffic,
+                         const ExpectedOfGroup& expected) {
   for (const auto& [operation, t] : traffic) {
     INFO(group << ": " << operation);
     CHECK(expected.contains(operation));
@@ -195,7 +196,7 @@ TrafficByOperation without(TrafficByOperation all, const TrafficByOperation& par
 
 void check(const Request& request) {
   World world(nullptr, nullptr);
-  CombinedCase c = case_of(request);
+  CombinedCase c = requested_case(request);
   check_combined(c.options, c.shape);
   const MemoryBytes before = memory_in_use();
   CombinedModel combined(c, world);
@@ -213,18 +214,19 @@ void check(const Request& request) {
     group->reset_traffic();
   const TrafficByOperation of_first_step = world.traffic();  // of the pipeline's edges alone
   train_step(1);
-  if (c.shape.tp > 1) check_traffic("tensor", combined.mesh.tensor.traffic(), of_tensor_ranks(combined, c));
+  if (c.shape.tp > 1)
+    check_group_traffic("tensor", combined.mesh.tensor.traffic(), of_tensor_ranks(combined, c));
   if (c.shape.cp > 1)
-    check_traffic("context", combined.mesh.context.traffic(), of_context_ranks(combined, c));
+    check_group_traffic("context", combined.mesh.context.traffic(), of_context_ranks(combined, c));
   if (c.shape.dp * c.shape.cp > 1)
-    check_traffic("gradients", combined.mesh.gradients.traffic(), of_gradient_ranks(combined, c));
-  check_traffic("experts", combined.mesh.experts.traffic(), {});
-  check_traffic("all", combined.mesh.all.traffic(), {{"scalars", {1, 2}}});
+    check_group_traffic("gradients", combined.mesh.gradients.traffic(), of_gradient_ranks(combined, c));
+  check_group_traffic("experts", combined.mesh.experts.traffic(), {});
+  check_group_traffic("all", combined.mesh.all.traffic(), {{"scalars", {1, 2}}});
   TrafficByOperation edges = without(world.traffic(), of_first_step);
   for (const Communicator* group : {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients,
                                     &combined.mesh.expert_gradients, &combined.mesh.all})
     edges = without(edges, group->traffic());
-  if (c.shape.pp > 1) check_traffic("pipeline", edges, of_pipeline_ranks(combined, c));
+  if (c.shape.pp > 1) check_group_traffic("pipeline", edges, of_pipeline_ranks(combined, c));
 }
 
 }  // namespace

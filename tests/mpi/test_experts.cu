@@ -11,7 +11,7 @@
 namespace pentatron {
 namespace {
 
-constexpr int kSteps = 2;
+constexpr int kExpertSteps = 2;
 
 // Experts that the ranks can share out, with sizes that two tensor ranks can.
 CombinedOptions expert_options(int experts, int top_k, int moe_every) {
@@ -19,7 +19,7 @@ CombinedOptions expert_options(int experts, int top_k, int moe_every) {
       test_options<CombinedOptions>(/*layers=*/3, /*d_model=*/12, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/10,
                                     /*vocab_size=*/22, /*sequence=*/8, /*micro_batch=*/2,
                                     /*global_batch=*/2 * 2 * mpi_tests::ranks()),
-      kSteps);
+      kExpertSteps);
   o.model.experts = experts;
   o.model.top_k = top_k;
   o.model.moe_every = moe_every;
@@ -29,7 +29,7 @@ CombinedOptions expert_options(int experts, int top_k, int moe_every) {
 }
 
 // A mesh of all ranks; data ranks are what the other axes leave.
-CombinedCase case_of(CombinedOptions options, int tp = 1, int cp = 1, int pp = 1) {
+CombinedCase expert_case(CombinedOptions options, int tp = 1, int cp = 1, int pp = 1) {
   const int dp = mpi_tests::ranks() / (tp * cp * pp);
   options.global_batch_size = options.micro_batch_size * 2 * dp;
   return {{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = options.ep}, options};
@@ -40,7 +40,7 @@ CombinedCase in_pairs(CombinedOptions options, int tp = 1, int cp = 1, int pp = 
   options.pp_schedule = PpSchedule::dualpipe;
   options.vpp = 2;
   options.model.layers = 2 * pp + 1;
-  CombinedCase c = case_of(options, tp, cp, pp);
+  CombinedCase c = expert_case(options, tp, cp, pp);
   c.options.global_batch_size *= 4;
   c.shape.copies = 2;
   c.shape.ep = c.options.ep = c.shape.dp * cp;
@@ -151,8 +151,8 @@ void check_experts(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::
 }  // namespace
 
 TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
-  check_experts(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each);
-  check_experts(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 1, 1)), Ep::each);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
 }
 
 // So few elements that no buffer of rows has one for each rank.
@@ -161,18 +161,18 @@ TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][
       test_options<CombinedOptions>(/*layers=*/2, /*d_model=*/4, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/2,
                                     /*vocab_size=*/8, /*sequence=*/2, /*micro_batch=*/1,
                                     /*global_batch=*/1),
-      kSteps);
+      kExpertSteps);
   options.model.experts = experts_for_ranks();
   options.model.top_k = 1;
   options.zero_stage = 0;
   options.grad_clip = 1e-9;
-  check_experts(case_of(options));
+  check_experts(expert_case(options));
   options.dispatch = Dispatch::once;
-  if (mpi_tests::ranks() % 2 == 0) check_experts(case_of(options, 2));
+  if (mpi_tests::ranks() % 2 == 0) check_experts(expert_case(options, 2));
 }
 
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
-  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
   c.options.dp_sync = DpSync::naive;
   check_experts(c);
   c.options.dp_sync = DpSync::bucket;
@@ -183,24 +183,24 @@ TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][par
 
 TEST_CASE("07: parity of experts, ZeRO", "[07][experts][parity]") {
   for (const int stage : {1, 2, 3}) {
-    CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+    CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
     c.options.zero_stage = stage;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, ZeRO-3, experts in every layer", "[07][experts][parity]") {
-  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1));
   c.options.zero_stage = 3;
   check_experts(c, Ep::each);
 }
 
 TEST_CASE("07: parity of experts, tensor parallel", "[07][experts][parity]") {
-  check_experts(case_of(expert_options(8, 2, 1), 2), Ep::each);
+  check_experts(expert_case(expert_options(8, 2, 1), 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", "[07][experts][parity]") {
-  CombinedCase c = case_of(expert_options(8, 2, 2), 2);
+  CombinedCase c = expert_case(expert_options(8, 2, 2), 2);
   c.options.sequence_parallel = true;
   c.options.zero_stage = 3;
   c.options.recompute = Recompute::full;
@@ -208,43 +208,43 @@ TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", 
 }
 
 TEST_CASE("07: parity of experts, ranks that share sequences", "[07][experts][parity]") {
-  check_experts(case_of(expert_options(8, 2, 1), 1, 2), Ep::each);
+  check_experts(expert_case(expert_options(8, 2, 1), 1, 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, in a pipeline", "[07][experts][parity]") {
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
-    CombinedCase c = case_of(expert_options(8, 2, 2), 1, 1, 2);
+    CombinedCase c = expert_case(expert_options(8, 2, 2), 1, 1, 2);
     c.options.pp_schedule = schedule;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity][8]") {
-  CombinedCase c = case_of(expert_options(8, 2, 1), 2, 1, 2);
+  CombinedCase c = expert_case(expert_options(8, 2, 1), 2, 1, 2);
   c.options.zero_stage = 3;
   check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, recomputation", "[07][experts][parity]") {
   for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
-    CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+    CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
     c.options.recompute = recompute;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, weight gradients put off", "[07][experts][parity]") {
-  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 2));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
   c.options.pp_schedule = PpSchedule::zb_h1;
   check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, all tokens to one", "[07][experts][parity]") {
-  check_experts(case_of(expert_options(experts_for_ranks(), 1, 1)), Ep::each, Routing::to_the_first);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 1, 1)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]") {
-  check_experts(case_of(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
@@ -252,29 +252,29 @@ TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
     CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
     options.model.balance = balance;
     options.z_loss = 0.1;
-    check_experts(case_of(options));
+    check_experts(expert_case(options));
     if (mpi_tests::ranks() % 2 != 0) continue;
     options.recompute = Recompute::full;
-    check_experts(case_of(options, 2));
-    check_experts(case_of(options, 1, 2));
-    check_experts(case_of(options, 1, 1, 2));
+    check_experts(expert_case(options, 2));
+    check_experts(expert_case(options, 1, 2));
+    check_experts(expert_case(options, 1, 1, 2));
   }
 }
 
 TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
   CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   options.model.shared_experts = 2;
-  check_experts(case_of(options));
+  check_experts(expert_case(options));
   options.model.shared_experts = 1;
   options.recompute = Recompute::full;
   options.model.balance = Balance::bias;
-  check_experts(case_of(options));
+  check_experts(expert_case(options));
   if (mpi_tests::ranks() % 2 != 0) return;
-  check_experts(case_of(options, 2));
+  check_experts(expert_case(options, 2));
   options.sequence_parallel = true;
-  check_experts(case_of(options, 2));
-  check_experts(case_of(options, 1, 2));
-  CombinedCase c = case_of(options, 1, 1, 2);
+  check_experts(expert_case(options, 2));
+  check_experts(expert_case(options, 1, 2));
+  CombinedCase c = expert_case(options, 1, 1, 2);
   c.options.recompute = Recompute::none;
   c.options.pp_schedule = PpSchedule::zb_h1;
   check_experts(c);
@@ -310,7 +310,7 @@ TEST_CASE("07: parity of experts, pairs at once", "[07][experts][parity][pairs]"
 TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][parity]") {
   CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
   options.expert_products = ExpertProducts::loop;
-  check_experts(case_of(options), Ep::each);
+  check_experts(expert_case(options), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
@@ -318,61 +318,61 @@ TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
   for (const int chunks : {2, 4}) {
     options.expert_chunks = chunks;
     options.model.shared_experts = chunks / 4;
-    check_experts(case_of(options), Ep::each);
-    check_experts(case_of(options), Ep::few, Routing::to_the_first);
+    check_experts(expert_case(options), Ep::each);
+    check_experts(expert_case(options), Ep::few, Routing::to_the_first);
   }
   options.model.balance = Balance::bias;
   options.z_loss = 0.1;
   options.recompute = Recompute::full;
   options.zero_stage = 3;
-  check_experts(case_of(options));
+  check_experts(expert_case(options));
   if (mpi_tests::ranks() % 2 != 0) return;
   options.expert_chunks = 2;
   options.sequence_parallel = true;
-  check_experts(case_of(options, 2));
+  check_experts(expert_case(options, 2));
   options.model.balance = Balance::loss;
-  check_experts(case_of(options, 1, 2));
+  check_experts(expert_case(options, 1, 2));
   options.recompute = Recompute::none;
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
-  check_experts(case_of(options, 1, 1, 2));
+  check_experts(expert_case(options, 1, 1, 2));
 }
 
 TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity][8]") {
   if (mpi_tests::ranks() % 2 != 0) return;
   CombinedOptions options = expert_options(8, 2, 1);
   options.dispatch = Dispatch::once;
-  check_experts(case_of(options, 2), Ep::each);
-  check_experts(case_of(options, 2), Ep::few, Routing::to_the_first);
+  check_experts(expert_case(options, 2), Ep::each);
+  check_experts(expert_case(options, 2), Ep::few, Routing::to_the_first);
   options.model.shared_experts = 1;
   options.sequence_parallel = true;
   options.recompute = Recompute::full;
   options.z_loss = 0.1;
   options.zero_stage = 3;
-  check_experts(case_of(options, 2));
+  check_experts(expert_case(options, 2));
   options.expert_chunks = 2;
-  check_experts(case_of(options, 2));
+  check_experts(expert_case(options, 2));
   if (mpi_tests::ranks() % 4 != 0) return;
-  check_experts(case_of(options, 2, 2));
+  check_experts(expert_case(options, 2, 2));
   options.recompute = Recompute::none;
   options.model.balance = Balance::bias;
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
-  check_experts(case_of(options, 2, 1, 2));
+  check_experts(expert_case(options, 2, 1, 2));
 }
 
 TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
   for (const double capacity : {0.5, 1.0}) {
     CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
     options.drop_tokens = capacity;
-    check_experts(case_of(options));
+    check_experts(expert_case(options));
     options.recompute = Recompute::full;
     options.model.shared_experts = 1;
-    check_experts(case_of(options));
+    check_experts(expert_case(options));
     if (mpi_tests::ranks() % 2 != 0) continue;
     options.sequence_parallel = true;
-    check_experts(case_of(options, 2));
-    check_experts(case_of(options, 1, 1, 2));
+    check_experts(expert_case(options, 2));
+    check_experts(expert_case(options, 1, 1, 2));
   }
 }
 
@@ -382,7 +382,7 @@ TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
     CombinedOptions options = expert_options(experts_for_ranks(), 1, 1);
     options.drop_tokens = capacity;
     World world(nullptr, nullptr);
-    CombinedModel model(case_of(options), world);
+    CombinedModel model(expert_case(options), world);
     set_routers(model, routing);
     model.accumulate(batches_of_step(model.of.options, 0));
     const Routed routed = model.feed_forward.take_routed();
@@ -402,19 +402,19 @@ TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][p
   options.model.balance = Balance::bias;
   options.balance_rate = 0.03;
   options.steps = 4;
-  check_experts(case_of(options), Ep::each);
+  check_experts(expert_case(options), Ep::each);
   options.recompute = Recompute::full;
   options.zero_stage = 3;
-  check_experts(case_of(options));
+  check_experts(expert_case(options));
   options.recompute = Recompute::none;
   if (mpi_tests::ranks() % 2 != 0) return;
-  check_experts(case_of(options, 1, 2));
+  check_experts(expert_case(options, 1, 2));
   options.sequence_parallel = true;
-  check_experts(case_of(options, 2));
+  check_experts(expert_case(options, 2));
   options.pp_schedule = PpSchedule::zb_h1;
   options.zero_stage = 1;
-  check_experts(case_of(options, 1, 1, 2));
-  if (mpi_tests::ranks() == 8) check_experts(case_of(options, 2, 2, 2));
+  check_experts(expert_case(options, 1, 1, 2));
+  if (mpi_tests::ranks() == 8) check_experts(expert_case(options, 2, 2, 2));
 }
 
 // Every layout finds the same whole numbers, and so the same bits.
@@ -423,11 +423,11 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
   options.model.balance = Balance::bias;
   const int ranks = mpi_tests::ranks(), tp = ranks % 2 == 0 ? 2 : 1;
   options.ep = options.model.experts % (ranks / tp) == 0 ? ranks / tp : 1;
-  const CombinedCase c = case_of(options, tp);
+  const CombinedCase c = expert_case(options, tp);
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   std::vector<double> expected(8);
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kExpertSteps; ++step) {
     model.accumulate(batches_of_step(c.options, step));
     const std::vector<double> all = world.sum(model.feed_forward.take_routed().loads);
     const std::vector<double> loads(&all[8], &all[16]);  // of layer 1
@@ -453,7 +453,7 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
 // The serial reference itself, which the tests above compare with.
 TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[07][experts]") {
   if (mpi_tests::ranks() > 1) return;
-  CombinedCase c = case_of(expert_options(4, 2, 2));
+  CombinedCase c = expert_case(expert_options(4, 2, 2));
   c.options.z_loss = 0.1;
   c.options.model.shared_experts = 1;
   c.options.drop_tokens = 0.9;
@@ -496,7 +496,7 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
 
 // Equal probabilities 1 / E, and fractions 1 / K of the first K experts: E * sum of f P is 1 in every layer.
 TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer", "[07][experts]") {
-  const CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
+  const CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1));
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   set_routers(model, Routing::to_the_first);
@@ -507,7 +507,7 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
 
 // All logits are 0, so every lse is log E.
 TEST_CASE("07: the z-loss of a router of zeros", "[07][experts]") {
-  CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1));
   c.options.model.balance = Balance::none;
   c.options.z_loss = 0.3;
   World world(nullptr, nullptr);
@@ -526,7 +526,7 @@ using ExpertTraffic = std::map<std::string, Traffic>;
 
 // Per micro-batch and layer with experts: counts once; copies go out and arrivals come back, and so do their
 // gradients. Full recomputation repeats forward's. With a router of zeros the first top_k experts get all.
-ExpertTraffic expected_traffic(const CombinedModel& model, int expert_layers) {
+ExpertTraffic expected_expert_traffic(const CombinedModel& model, int expert_layers) {
   const CombinedOptions& o = model.of.options;
   const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model,
                 rows = model.mesh.rows(model.options);
@@ -569,10 +569,10 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
         options.ep = ep;
         options.recompute = recompute;
         World world(nullptr, nullptr);
-        CombinedModel model(case_of(options), world);
+        CombinedModel model(expert_case(options), world);
         set_routers(model, Routing::to_the_first);
         model.accumulate(batches_of_step(model.of.options, 0));
-        check_counts(model.mesh.experts.traffic(), expected_traffic(model, options.model.layers));
+        check_counts(model.mesh.experts.traffic(), expected_expert_traffic(model, options.model.layers));
         CHECK(model.mesh.context.traffic().empty());
 
         // However tokens are routed, all ranks together send as much.
@@ -596,7 +596,7 @@ TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
   for (const Dispatch dispatch : {Dispatch::direct, Dispatch::once}) {
     options.dispatch = dispatch;
     World world(nullptr, nullptr);
-    CombinedModel model(case_of(options, 2), world);
+    CombinedModel model(expert_case(options, 2), world);
     model.mesh.tensor.reset_traffic();
     model.accumulate(batches_of_step(model.of.options, 0));
     const auto sum_of = [&](Communicator& ranks, const char* operation) {
@@ -616,7 +616,7 @@ TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
 
 TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  const CombinedCase c = case_of(expert_options(experts_for_ranks(), 2, 1), 1, 2);
+  const CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1), 1, 2);
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   model.accumulate(batches_of_step(c.options, 0));
@@ -632,7 +632,7 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
   options.ep = ep;
   const int64_t elements = options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
-  CombinedModel model(case_of(options), world);
+  CombinedModel model(expert_case(options), world);
   model.accumulate(batches_of_step(model.of.options, 0));
   const double holders = ranks / ep;  // elements divide by them and by 16 bytes: nothing is padded
   check_counts(model.mesh.expert_gradients.traffic(),
@@ -651,7 +651,7 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
     for (const int unit : {22 * d, attention + mlp, attention + e * d + bias, attention + mlp, 22 * d + d})
       elements += (unit + multiple - 1) / multiple * multiple;
     World world(nullptr, nullptr);
-    CombinedModel model(case_of(options), world);
+    CombinedModel model(expert_case(options), world);
     model.accumulate(batches_of_step(model.of.options, 0));
     const double sent = 2.0 * (ranks - 1) / ranks * elements * sizeof(accum);
     check_counts(model.mesh.gradients.traffic(), {{"all_reduce", {1, elements, sent}}});
@@ -660,7 +660,7 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
   CombinedOptions options = expert_options(experts_for_ranks(), 2, 1);
   options.model.balance = Balance::bias;
   World world(nullptr, nullptr);
-  CombinedModel model(case_of(options, 1, 2), world);
+  CombinedModel model(expert_case(options, 1, 2), world);
   model.accumulate(batches_of_step(model.of.options, 0));
   CHECK(!model.mesh.context.traffic().contains("all_reduce"));  // of fractions, which only a loss needs
 }
@@ -676,7 +676,7 @@ TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
       options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
   options.zero_stage = 3;
-  CombinedModel model(case_of(options), world);
+  CombinedModel model(expert_case(options), world);
   const int64_t m = model.micro_batches(), gathers = 4 + 2 * (m - 1), sums = 3 * m;
   model.mesh.expert_gradients.reset_traffic();
   model.accumulate(batches_of_step(model.of.options, 0));
@@ -695,7 +695,7 @@ namespace pentatron {
 namespace {
 
 // Exactly: what dropless routing may need is allocated before the first step.
-void check_memory(const CombinedCase& c) {
+void check_expert_memory(const CombinedCase& c) {
   INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero_stage << ", "
              << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute)
              << ", experts in every " << c.options.model.moe_every);
@@ -719,10 +719,10 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
       options.recompute = recompute;
       options.optimizer = OptimizerKind::adamw;
       options.ep = ranks;
-      check_memory(case_of(options));
+      check_expert_memory(expert_case(options));
       options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
       options.zero_stage = 3;
-      check_memory(case_of(options));
+      check_expert_memory(expert_case(options));
       options.expert_buffer = 3;
       options.model.balance = Balance::bias;
       options.z_loss = 0.1;
@@ -730,15 +730,15 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
       options.drop_tokens = 1.5;
       options.zero_stage = 1;
       options.sequence_parallel = true;
-      if (ranks % 2 == 0) check_memory(case_of(options, 2));
+      if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
       options.drop_tokens = options.expert_buffer = 0;
       options.expert_chunks = 4;
       options.expert_products = ExpertProducts::loop;
       options.dispatch = Dispatch::once;
-      if (ranks % 2 == 0) check_memory(case_of(options, 2));
+      if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
       options.pp_schedule = PpSchedule::zb_h1;
-      if (recompute != Recompute::full) check_memory(case_of(options));
-      if (recompute != Recompute::full && ranks % 4 == 0) check_memory(in_pairs(options));
+      if (recompute != Recompute::full) check_expert_memory(expert_case(options));
+      if (recompute != Recompute::full && ranks % 4 == 0) check_expert_memory(in_pairs(options));
     }
   }
 }

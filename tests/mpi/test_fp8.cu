@@ -10,7 +10,7 @@ namespace pentatron {
 namespace {
 
 // Chunks, and four tensor ranks, need 512 tokens: a rank's part of them has whole tiles of 128 rows.
-CombinedCase case_of(MeshShape shape, int layers = 2, int sequence = 256) {
+CombinedCase fp8_case(MeshShape shape, int layers = 2, int sequence = 256) {
   CombinedCase c = {
       shape, training(test_options<CombinedOptions>(layers, /*d_model=*/128, /*heads=*/4, /*kv_heads=*/4,
                                                     /*d_ff=*/256, /*vocab_size=*/64, sequence,
@@ -62,13 +62,13 @@ TEST_CASE("07: fp8 in layouts that split no product", "[07][fp8]") {
   World world(nullptr, nullptr);
   const int n = world.ranks();
   for (const int zero_stage : {0, 1, 2, 3}) {
-    CombinedCase c = case_of({.dp = n});
+    CombinedCase c = fp8_case({.dp = n});
     c.options.zero_stage = zero_stage;
     check_fp8(world, c, 1e-5);
   }
   if (n % 2 != 0) return;
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
-    CombinedCase c = case_of({.dp = n / 2, .pp = 2});
+    CombinedCase c = fp8_case({.dp = n / 2, .pp = 2});
     c.options.pp_schedule = schedule;
     check_fp8(world, c, 1e-5);
   }
@@ -83,7 +83,7 @@ TEST_CASE("07: fp8 with experts", "[07][fp8]") {
   World world(nullptr, nullptr);
   const int n = world.ranks();
   for (const int ep : {n, 1}) {
-    CombinedCase c = case_of({.dp = n, .ep = ep});
+    CombinedCase c = fp8_case({.dp = n, .ep = ep});
     c.options.ep = ep;
     c.options.model.experts = 2 * n;
     INFO("ep " << ep);
@@ -100,18 +100,18 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
   constexpr int layers = 4;
   const double tolerance = tolerance_of(std::exp2(-9), layers);
   for (const bool sequence_parallel : {false, true}) {
-    CombinedCase c = case_of({.tp = 2, .dp = n / 2}, layers);
+    CombinedCase c = fp8_case({.tp = 2, .dp = n / 2}, layers);
     c.options.sequence_parallel = sequence_parallel;
     check_fp8(world, c, tolerance);
   }
-  check_fp8(world, case_of({.cp = 2, .dp = n / 2}, layers), tolerance);
-  CombinedCase chunks = case_of({.tp = 2, .dp = n / 2}, layers, 512);
+  check_fp8(world, fp8_case({.cp = 2, .dp = n / 2}, layers), tolerance);
+  CombinedCase chunks = fp8_case({.tp = 2, .dp = n / 2}, layers, 512);
   chunks.options.sequence_parallel = true;
   chunks.options.tp_overlap = TpOverlap::chunks;
   chunks.options.tp_chunks = 2;
   check_fp8(world, chunks, tolerance);
-  if (n == 4) check_fp8(world, case_of({.tp = 2, .cp = 2}, layers), tolerance);
-  if (n == 8) check_fp8(world, case_of({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
+  if (n == 4) check_fp8(world, fp8_case({.tp = 2, .cp = 2}, layers), tolerance);
+  if (n == 8) check_fp8(world, fp8_case({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
 }
 
 // What arrives is quantised already, and quantising it again changes nothing: so no bit of a result differs.
@@ -131,8 +131,8 @@ TEST_CASE("07: fp8 that travels", "[07][fp8]") {
     model.totals.wait();
     return std::tuple(gradients, model.totals.host_loss(), sent);
   };
-  std::vector<CombinedCase> cases(2, case_of({.tp = 2, .dp = n / 2}, 2, 512));
-  if (n > 2) cases.push_back(case_of({.tp = 4, .pp = n / 4}, 2, 512));
+  std::vector<CombinedCase> cases(2, fp8_case({.tp = 2, .dp = n / 2}, 2, 512));
+  if (n > 2) cases.push_back(fp8_case({.tp = 4, .pp = n / 4}, 2, 512));
   cases[1].options.tp_overlap = TpOverlap::chunks;
   for (CombinedCase& c : cases) {
     c.options.sequence_parallel = true;
@@ -152,7 +152,7 @@ TEST_CASE("07: fp8 that travels", "[07][fp8]") {
 TEST_CASE("07: fp8 travels in whole tiles of rows", "[07][fp8]") {
   const int n = mpi_tests::ranks();
   if (n % 2 != 0) return;
-  CombinedCase c = case_of({.tp = 2, .dp = n / 2});
+  CombinedCase c = fp8_case({.tp = 2, .dp = n / 2});
   c.options.sequence_parallel = c.options.fp8_communication = true;
   CHECK_NOTHROW(check_combined(c.options, c.shape));
   c.options.sequence_length = 128 + 64;
@@ -162,14 +162,14 @@ TEST_CASE("07: fp8 travels in whole tiles of rows", "[07][fp8]") {
 TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
   World world(nullptr, nullptr);
   const int n = world.ranks();
-  std::vector<CombinedCase> cases = {case_of({.dp = n})};
+  std::vector<CombinedCase> cases = {fp8_case({.dp = n})};
   if (n % 2 == 0) {
-    cases.push_back(case_of({.tp = 2, .dp = n / 2}));
+    cases.push_back(fp8_case({.tp = 2, .dp = n / 2}));
     cases.push_back(cases.back());
     cases.back().options.sequence_parallel = cases.back().options.fp8_communication = true;
   }
   for (const int shared : {0, 2}) {
-    cases.push_back(case_of({.dp = n, .ep = n}));
+    cases.push_back(fp8_case({.dp = n, .ep = n}));
     cases.back().options.model.experts = 2 * n;
     cases.back().options.model.shared_experts = shared;
     cases.back().options.model.moe_every = 1 + shared / 2;

@@ -18,7 +18,7 @@ CombinedOptions half_options() {
   return o;
 }
 
-std::vector<CombinedCase> layouts() {
+std::vector<CombinedCase> scaled_layouts() {
   const int n = mpi_tests::ranks();
   const CombinedOptions o = half_options();
   std::vector<CombinedCase> all;
@@ -62,7 +62,7 @@ real exchange(real* at, real value) {
 TEST_CASE("07: fp16 in every layout", "[07][parity]") {
   mpi_tests::set_time_limit(300);
   World world(nullptr, nullptr);
-  for (const CombinedCase& c : layouts()) {
+  for (const CombinedCase& c : scaled_layouts()) {
     INFO(name_of(c.shape) << ", ZeRO-" << c.options.zero_stage);
     const double tolerance = 4 * std::pow(1.03, 2 * (3 + 8 * c.options.model.layers)) * epsilon<real>();
     CombinedModel combined(c, world);
@@ -93,7 +93,7 @@ TEST_CASE("07: fp16: all ranks skip a step that overflowed on one", "[07][parity
   mpi_tests::set_time_limit(300);
   World world(nullptr, nullptr);
   int unlucky = 0;
-  for (const CombinedCase& c : layouts()) {
+  for (const CombinedCase& c : scaled_layouts()) {
     unlucky = (unlucky + 1) % world.ranks();
     INFO(name_of(c.shape) << ", ZeRO-" << c.options.zero_stage << ", rank " << unlucky);
     CombinedModel model(c, world);
