@@ -24,7 +24,7 @@ template <Fp8Format format>
 constexpr __nv_fp8_interpretation_t interpretation = format == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2;
 
 template <Fp8Format format>
-__device__ real worth(__nv_fp8_storage_t code, float scale) {
+__device__ __forceinline__ real worth(__nv_fp8_storage_t code, float scale) {
   return real(float(__half(__nv_cvt_fp8_to_halfraw(code, interpretation<format>))) * scale);
 }
 
