@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
 # this tag, of the programs that make test-01 has built. Three lanes run side by side: tests of several ranks; those of one
-# process; and dry runs, then those of faults, which mostly wait for a watchdog. What the last two say appears when the first is through.
+# process; and dry runs, fp16 and fp8 on several ranks, and faults, where most wait for a watchdog. What the last two say
+# appears when the first is through.
 # Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. At the
 # end stand the time of each part and the slowest tests (--slow N before the rest: so many, 10 unless given); the last
 # line is the sum.
@@ -58,6 +59,7 @@ run_faults() {
   [ -z "$lessons" ] || run "lessons" $lessons
   [ -z "$folds" ] || run "folds" $folds
   [ -z "$published" ] || run "published" $published
+  run_ranks fp16 fp8
   for folder in "${folders[@]}"; do
     case $folder in *-block*) continue ;; esac
     [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
@@ -74,6 +76,26 @@ run_on_ranks() {
   esac
   # After an abort messages are left over, at which UCX wonders.
   run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
+}
+
+# run_ranks PRECISION...: fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and a few tests of each
+# technique and of experts; 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
+run_ranks() {
+  local precision folder ranks
+  for precision in "$@"; do
+    for folder in "${folders[@]}"; do
+      [[ $folder == *-$precision* && $folder != *-block* ]] || continue
+      [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
+      case $precision in
+        bf16 | fp16 | fp8) run_on_ranks "$folder" 4 "$filter$not_run" ;;
+        fp64)
+          run_on_ranks "$folder" 16 "${filter}[16]$not_run"
+          run_on_ranks "$folder" 8 "${filter}[07]~[experts]$not_run,${filter}[8]$not_run"
+          for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
+        *) run_on_ranks "$folder" 2 "$filter$not_run" ;;
+      esac
+    done
+  done
 }
 
 # What a shell has set for a run of its own is not what the tests expect.
@@ -101,20 +123,7 @@ elif [ -z "$filter" ]; then
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &
-for folder in "${folders[@]}"; do
-  [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-  # fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and a few tests of each technique and of
-  # experts; 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
-  case $folder in
-    *-block*) continue ;;
-    *-bf16* | *-fp16* | *-fp8*) run_on_ranks "$folder" 4 "$filter$not_run" ;;
-    *-fp64*)
-      run_on_ranks "$folder" 16 "${filter}[16]$not_run"
-      run_on_ranks "$folder" 8 "${filter}[07]~[experts]$not_run,${filter}[8]$not_run"
-      for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
-    *) run_on_ranks "$folder" 2 "$filter$not_run" ;;
-  esac
-done
+run_ranks fp64 fp32 bf16
 wait
 cat "$notes/faults" "$notes/alone"
 

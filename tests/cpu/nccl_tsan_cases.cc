@@ -1,6 +1,6 @@
 // One small program for each way to forget the order between compute and communication, and one beside it
-// that forgets nothing. Run on several ranks as `nccl_tsan_cases NAME`: ThreadSanitizer must report it if the
-// name says what is missing, and be silent otherwise.
+// that forgets nothing. Run on several ranks as `nccl_tsan_cases NAME...`: ThreadSanitizer must report it if
+// the name says what is missing, and be silent otherwise.
 #include <mpi.h>
 #include <nccl.h>
 
@@ -31,7 +31,7 @@ __global__ void read_values(const float* in, float* out, int n) {
 
 namespace {
 
-int count = 1000;  // floats in a block; the large cases take another way through the stand-in
+int count;  // floats in a block; the large cases take another way through the stand-in
 
 struct Setup {
   int ranks, rank;
@@ -225,17 +225,18 @@ std::map<std::string, void (*)()> all_cases() {
 
 }  // namespace
 
-// nccl_tsan_cases NAME [floats in a block]; without a name, lists them.
+// nccl_tsan_cases NAME[:FLOATS IN A BLOCK]...; without a name, lists them.
 int main(int argc, char** argv) {
   const auto cases = all_cases();
-  const auto found = argc >= 2 ? cases.find(argv[1]) : cases.end();
-  if (found == cases.end()) {
-    for (const auto& [name, run] : cases) std::puts(name.c_str());
-    return 2;
-  }
-  if (argc >= 3) count = std::atoi(argv[2]);
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
-  found->second();
+  for (int i = 1; i < argc; ++i) {
+    const std::string words = argv[i], name = words.substr(0, words.find(':'));
+    count = name == words ? 1000 : std::stoi(words.substr(name.size() + 1));
+    cases.at(name)();
+  }
+  if (argc == 1) {
+    for (const auto& [name, run] : cases) std::puts(name.c_str());
+  }
   MPI_Finalize();
 }
