@@ -94,7 +94,7 @@ MPI_TESTS := $(call batches,mpi$(TAG),tests/main.cc tests/mpi/ranks.cc tests/mpi
   $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/$(if $(filter fp16 fp8,$(PRECISION)),combined,*)_model.cu)))
 # In fp32, and for a stage, also of what knows no precision.
 CC_TESTS := $(if $(filter fp32,$(PRECISION))$(TAG),$(wildcard tests/test_*.cc) $(if $(filter cpu,$(BACKEND)),$(wildcard tests/cpu/test_*.cc)))
-TESTS := $(call batches,tests$(TAG),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
+TESTS := $(call batches,tests$(TAG)$(if $(filter cuda,$(BACKEND)),-cuda),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
 TEST_PROGRAMS := $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%)) $(BUILD)/tests$(TAG:%=-%)
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
