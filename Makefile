@@ -92,7 +92,7 @@ CU_TESTS := $(or $(CU_TESTS_$(PRECISION):%=tests/test_%.cu),$(wildcard tests/tes
 # look at 07's only.
 MPI_TESTS := $(call batches,mpi$(TAG),tests/main.cc tests/mpi/ranks.cc tests/mpi/test_hangs.cu $(call with_tag,$(MPI_TESTS)) \
   $(if $(filter-out $(NCCL_TESTS),$(MPI_TESTS)),$(wildcard tests/mpi/$(if $(filter fp16 fp8,$(PRECISION)),combined,*)_model.cu)))
-# In fp32, and for a stage, also of what knows no precision.
+# In fp32, and for a stage, also of what knows no precision; on the CPU they are others, so the batch has another name.
 CC_TESTS := $(if $(filter fp32,$(PRECISION))$(TAG),$(wildcard tests/test_*.cc) $(if $(filter cpu,$(BACKEND)),$(wildcard tests/cpu/test_*.cc)))
 TESTS := $(call batches,tests$(TAG)$(if $(filter cuda,$(BACKEND)),-cuda),tests/main.cc tests/one_process.cc $(call with_tag,$(CU_TESTS) $(CC_TESTS)))
 TEST_PROGRAMS := $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%)) $(BUILD)/tests$(TAG:%=-%)

@@ -49,7 +49,8 @@ for file in 0[1-7]_*/*.* 0[1-7]_*/*/*.*; do
   judge "$file" "$lines"
 done
 
-names='^(?!TEST_CASE|using namespace|namespace)(?:(class|struct|enum class) \K\w+|using \K\w+(?= =)|[A-Za-z][\w:<>,&* ]*[ *&]\K\w+(?=\(| = |\{|\[))'
+# Types, and functions and variables, whose lines begin with a type.
+names='^(?:(?:class|struct|enum class) \K\w+|using \K\w+(?= =)|[A-Za-z][\w:<>,&* ]*[ *&]\K\w+(?=\(| = |\{|\[))'
 for kind in "test_*.cu" "test_*.cc cpu/test_*.cc" "mpi/test_*.cu"; do
   judge tests "$(cd tests && grep -oP "$names" $kind | sort -u |
     awk -F : '{ files[$2] = files[$2] " " $1; n[$2]++ } END { for (name in n) if (n[name] > 1) print name " is in" files[name] }')"

@@ -78,23 +78,23 @@ run_on_ranks() {
   run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
 }
 
-# run_ranks PRECISION...: fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and a few tests of each
-# technique and of experts; 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
+# run_ranks PRECISION...: fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and a few tests of
+# each technique and of experts; 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
 run_ranks() {
   local precision folder ranks
-  for precision in "$@"; do
-    for folder in "${folders[@]}"; do
-      [[ $folder == *-$precision* && $folder != *-block* ]] || continue
-      [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-      case $precision in
-        bf16 | fp16 | fp8) run_on_ranks "$folder" 4 "$filter$not_run" ;;
-        fp64)
-          run_on_ranks "$folder" 16 "${filter}[16]$not_run"
-          run_on_ranks "$folder" 8 "${filter}[07]~[experts]$not_run,${filter}[8]$not_run"
-          for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
-        *) run_on_ranks "$folder" 2 "$filter$not_run" ;;
-      esac
-    done
+  for folder in "${folders[@]}"; do
+    [[ $folder =~ -(fp64|fp32|bf16|fp16|fp8) && $folder != *-block* ]] || continue
+    precision=${BASH_REMATCH[1]}
+    [[ " $* " == *" $precision "* ]] || continue
+    [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
+    case $precision in
+      fp32) run_on_ranks "$folder" 2 "$filter$not_run" ;;
+      fp64)
+        run_on_ranks "$folder" 16 "${filter}[16]$not_run"
+        run_on_ranks "$folder" 8 "${filter}[07]~[experts]$not_run,${filter}[8]$not_run"
+        for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
+      *) run_on_ranks "$folder" 4 "$filter$not_run" ;;
+    esac
   done
 }
 
@@ -123,7 +123,7 @@ elif [ -z "$filter" ]; then
 fi
 run_alone > "$notes/alone" 2>&1 &
 run_faults > "$notes/faults" 2>&1 &
-run_ranks fp64 fp32 bf16
+run_ranks fp32 fp64 bf16
 wait
 cat "$notes/faults" "$notes/alone"
 

@@ -36,9 +36,8 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float value, __nv_saturation_t s
 inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t code, __nv_fp8_interpretation_t kind) {
   const uint32_t sign = (code & 0x80u) << 8, size = code & 0x7fu;
   // e4m3 has the bits of a half whose exponent is 8 too small. Below its normal numbers it counts in units of
-  // 2^-9, which for a half are normal: those come from a sum with a float whose last bit is such a unit.
-  const uint32_t unit = (127 + 23 - 9) << 23;
-  const float small = std::bit_cast<float>(unit | size) - std::bit_cast<float>(unit);
+  // 2^-9, and these are normal numbers of a half.
+  const float small = static_cast<float>(static_cast<int>(size)) * 0x1p-9f;
   const uint32_t of_small = (std::bit_cast<uint32_t>(small) >> 13) - (112 << 10);
   const uint32_t of_size = size >= 8 ? (size << 7) + (8 << 10) : size > 0 ? of_small : 0;
   const uint32_t of_e4m3 = size == 0x7f ? 0x7fffu : sign | of_size;
