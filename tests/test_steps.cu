@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "catch.h"
 #include "device.h"
+#include "files.h"
 #include "model.h"
+#include "program/program.h"
 #include "program/totals.h"
 
 namespace pentatron {
@@ -78,6 +82,38 @@ TEST_CASE("a loss that is read late is that of its step", "[01]") {
   CHECK(totals.host_loss() == 3);
   totals.receive();
   CHECK(totals.host_loss() == 2);
+}
+
+// The host logs the first step when it has issued the second one, and here it takes its time to do so.
+TEST_CASE("a step's time ends where the device ended it, not where the host looks", "[01]") {
+  Device device;
+  const tests::TemporaryFolder folder;
+  Options options = test_options(1, 8, 1, 1, 8, 256, /*sequence=*/16, /*micro_batch=*/1, 1);
+  options.data = PENTATRON_CORPUS, options.as_json = "{}", options.log_json = folder.path() + "/log";
+  options.steps = 2;
+  const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
+  const Parameters parameters;
+  StepTotals totals(device.stream);
+  const auto begin = std::chrono::steady_clock::now();
+  double first = 0;
+  {
+    Run run(options, data, parameters, totals);
+    for (int64_t step = 0; step < options.steps; step = run.next_step(step)) {
+      run.begin_step(step);
+      totals.reset();
+      run.end_step();
+      device.stream.synchronize();
+      if (step > 0) continue;
+      first = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+  std::ifstream log(folder.path() + "/log");
+  nlohmann::json line;
+  while (log >> line && !line.contains("step")) {
+  }
+  CHECK(line["step"] == 1);
+  CHECK(line["seconds"] <= first);
 }
 
 }  // namespace pentatron

@@ -54,7 +54,7 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 }  // namespace
 
 int run_program(const std::function<void()>& program) try {
-  set_environment();
+  set_work_queues();
   program();
   return 0;
 } catch (const HelpRequest& help) {
@@ -77,7 +77,7 @@ size_t free_device_memory() {
 void require_memory(const MemoryPrediction& predicted, const Peers& ranks) {
   size_t of_libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
   if (is_dry_run()) of_libraries = ranks.library_bytes();
-  if (!is_modelled()) of_libraries = ranks.library_bytes() - Peers::context_bytes;
+  if (!is_modelled()) of_libraries = ranks.library_bytes() - ranks.context_bytes();
   // Ranks may need different amounts, and all refuse together. Some of the memory may have been allocated.
   const double needed = sum_of(predicted.total()), there = free_device_memory() + sum_of(memory_in_use());
   const std::vector<double> most =
@@ -244,9 +244,8 @@ void Run::log_step() {
   const Issued issued = issued_.front();
   issued_.pop_front();
   totals_.receive();
-  const double seconds = totals_.ended() - begin_;
-  const auto wall_now = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> wall = wall_now - wall_begin_;
+  const double seconds = totals_.ended().time - begin_;
+  const std::chrono::duration<double> wall = totals_.ended().wall - wall_begin_;
   const double ranks = peers_.ranks(), worked = std::round(1e3 * (peers_.worked() - worked_));  // ms
   worked_ += 1e-3 * worked;
   const std::vector<double> largest =
@@ -280,7 +279,7 @@ void Run::log_step() {
   if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);
   begin_ += largest[0];
-  wall_begin_ = wall_now;
+  wall_begin_ = totals_.ended().wall;
 }
 
 // Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.

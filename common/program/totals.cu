@@ -19,8 +19,9 @@ void StepTotals::send(const LossScale* scale) {
     CUDA_CHECK(cudaMemcpyAsync(host_scale_.data() + sent_, scale, sizeof(LossScale), cudaMemcpyDeviceToHost,
                                stream_));
   }
-  // The host may look later than this, when it has issued the next step.
-  const auto note_time = [](void* time) { *static_cast<double*>(time) = now(); };
+  const auto note_time = [](void* end) {
+    *static_cast<End*>(end) = {now(), std::chrono::steady_clock::now()};
+  };
   CUDA_CHECK(cudaLaunchHostFunc(stream_, note_time, &ended_[sent_]));
   copied_[sent_].record(stream_);
 }

@@ -4,6 +4,7 @@
 // never waits for the host.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 
 #include "device/tensor.h"
@@ -31,7 +32,12 @@ class StepTotals {
   void receive();
   void wait() { send(), receive(); }
   cudaStream_t stream() const { return stream_; }
-  double ended() const { return ended_[received_]; }  // when the copy was made, by now()
+  // When the device had made the copy, by now() and by the wall clock. The host may look later.
+  struct End {
+    double time;
+    std::chrono::steady_clock::time_point wall;
+  };
+  const End& ended() const { return ended_[received_]; }
   double host_loss() const { return host_[received_ * size]; }
   LossScale host_loss_scale() const { return host_scale_[received_]; }
   double host_norm() const { return std::sqrt(host_[received_ * size + 1]); }
@@ -41,7 +47,7 @@ class StepTotals {
   DeviceArray<double> device_;
   PinnedArray<double> host_;           // [2, size]
   PinnedArray<LossScale> host_scale_;  // [2]
-  double ended_[2] = {};
+  End ended_[2] = {};
   Event copied_[2];
   int sent_ = 1, received_ = 1;  // the halves of host_ used last
 };
