@@ -1,6 +1,5 @@
 #include <chrono>
 #include <cstdlib>
-#include <utility>
 
 #include "device/cuda.h"
 
@@ -24,14 +23,8 @@ void check_work_queues(int streams) {
                    "at least " + std::to_string(streams) + ", one for each stream of this program");
 }
 
-void set_environment() {
-  const std::pair<const char*, const char*> variables[] = {
-      {work_queues, "32"},               // a GPU has 8 otherwise; streams that share one wait for each other
-      {"CUDA_MODULE_LOADING", "EAGER"},  // a kernel loaded late may wait behind a collective
-      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},  // operations start in the order in which the host issues them
-      {"NCCL_RUNTIME_CONNECT", "0"}};       // ranks connect at once, not during collectives
-  for (const auto& [name, value] : variables) setenv(name, value, 0);
-}
+// A GPU has 8 otherwise; streams that share one wait for each other.
+void set_work_queues() { setenv(work_queues, "32", 0); }
 
 #ifndef CUDA_CPU
 

@@ -19,11 +19,10 @@ namespace pentatron {
 
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
 
-// Sets variables that CUDA and NCCL read when they start; those that the user has set stay.
-void set_environment();
-
-// Streams that share one of the GPU's work queues wait for each other, which may be a deadlock. Throws
-// UsageError if the user asked for fewer queues than there are `streams`.
+// Sets how many work queues the GPU has, before CUDA starts and unless the user has. Streams that share one
+// wait for each other, which may be a deadlock.
+void set_work_queues();
+// Throws UsageError if the user asked for fewer queues than there are `streams`.
 void check_work_queues(int streams);
 
 // Says that so many processes share this rank's GPU. Each has an equal part of its memory.

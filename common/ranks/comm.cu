@@ -121,7 +121,13 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 // ---- World ------------------------------------------------------------------------------------------------
 
 World::World(int* argc, char*** argv) {
-  set_environment();
+  set_work_queues();
+  const std::pair<const char*, const char*> variables[] = {
+      // those that the user has set stay
+      {"CUDA_MODULE_LOADING", "EAGER"},     // a kernel loaded late may wait behind a collective
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},  // operations start in the order in which the host issues them
+      {"NCCL_RUNTIME_CONNECT", "0"}};       // ranks connect at once, not during collectives
+  for (const auto& [name, value] : variables) setenv(name, value, 0);
   int running = 0, provided = 0;
   MPI_CHECK(MPI_Initialized(&running));
   started_mpi_ = !running;

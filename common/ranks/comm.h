@@ -32,9 +32,10 @@ class Communicator;
 // comes a ring's data, through a buffer for each of three protocols (NCCL 2.30, init.cc: LL, LL128, Simple).
 // An estimate: trees, NVLS and messages to several peers take more, and NCCL may use fewer channels than it
 // is allowed.
+constexpr size_t context_with_all_kernels = 1408 << 20;  // CUDA_MODULE_LOADING=EAGER
 constexpr size_t library_bytes(int channels) {
   constexpr size_t buffers_of_channel = (512 << 10) + 120 * 640 * 8 * 8 + (4 << 20);
-  return Peers::context_bytes + channels * buffers_of_channel;
+  return context_with_all_kernels + channels * buffers_of_channel;
 }
 
 // Which ranks of a folded world are there, ascending, and how many ranks do what each of them does.
@@ -80,6 +81,7 @@ class World : public Peers {
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 
+  size_t context_bytes() const override { return context_with_all_kernels; }
   size_t library_bytes() const override;  // with the channels of each existing communicator
 
   // The sum over all existing communicators.
