@@ -4,8 +4,8 @@
 # GPU_BUILD_SECONDS for what comes before). What matters most comes first, and the report grows with each part, so that
 # whoever cuts it off loses only the rest. Started again, it goes on with what is built. A part that fails, or takes
 # longer than it may, is noted and the next one begins; one whose program could not be built, or whose tool is not
-# there, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin], [overlap]; and
-# what is hidden, [.].
+# there, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin]; and what is
+# hidden, [.].
 set -uo pipefail
 unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
@@ -14,13 +14,6 @@ report=$1
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 reserve=0  # seconds that are kept for later parts
 passes=0 failures=0 skipped=0 table=
-export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
-# Without pipes in this folder CUDA looks for no MPS.
-quit_mps() {
-  [ ! -e "$CUDA_MPS_PIPE_DIRECTORY"/control ] || echo quit | timeout 20 nvidia-cuda-mps-control
-  rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
-}
 # mpirun's ranks are in process groups of their own, where no signal to mpirun's reaches them. So a part's processes are
 # known by a variable in their environment.
 end_processes() {
@@ -31,7 +24,6 @@ end_processes() {
   done
 }
 part_name=
-trap quit_mps EXIT
 trap 'kill $! 2> /dev/null; end_processes "$part_name"; exit 1' INT TERM
 
 say() { printf '%s\n' "$@" | tee -a "$report"; }
@@ -104,11 +96,11 @@ build() {
 # Some of what tests start has four ranks, which want a GPU each.
 run_tests() {
   local several=''
-  [ "$gpus" -ge 4 ] && [ -e build/cuda-fp32/mpi_tests ] || several='~[faults]~[primer]'
+  [ "$gpus" -ge 4 ] && [ -e build/cuda-fp32/mpi_tests ] || several='~[faults]~[mpirun]'
   part 60 "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"
 }
 # run_mpi_tests SECONDS RANKS FOLDER FILTER; without MPICH's remarks about what an abort leaves behind.
-run_mpi_tests() { part "$1" "tests on $2 ranks, $3" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
+run_mpi_tests() { part "$1" "tests on $2 ranks, $3, $4" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
 
 # check TOOL PRECISION: the kernels of this project, not those of cuBLAS.
 check() {
@@ -184,24 +176,17 @@ for run in 02_data_parallel '02_data_parallel --communication-sms 8' '03_zero --
   [ "$gpus" -lt 2 ] || part 40 "$run on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/$run $real --global-batch-size $((8 * gpus))
 done
 [ "$gpus" -lt 2 ] || part 60 "collectives on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/collectives
-for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision '~[standin]~[.]'; done
+combined=''  # a mesh of one GPU shows nothing, and its groups take NCCL a minute to make
+[ "$gpus" -gt 1 ] || combined='~[07]'
+for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision "~[standin]~[.]$combined"; done
 
-# Ranks that share a GPU take turns, so that one that waits keeps it from the others, unless the multi-process service
-# (MPS) lets their kernels run side by side. Without it there are two, for a few tests.
-if command -v nvidia-cuda-mps-control > /dev/null && part 30 "MPS starts, and 01 runs with it" \
-  bash -c 'nvidia-cuda-mps-control -d && build/cuda-bf16/01_single_gpu --steps 1'; then
-  say "8 ranks share $gpus GPU(s) through MPS"
-  ranks=8 filter='~[standin]~[.]'
-else
-  say "no MPS: 2 ranks share $gpus GPU(s), [02] and [03] only"
-  quit_mps
-  ranks=2 filter='[02]~[standin]~[.],[03]~[standin]~[.]'
-fi
-for precision in fp64 bf16; do run_mpi_tests 90 $ranks cuda-$precision-mpi "$filter"; done
-quit_mps
+# Ranks that share a GPU take turns, which is slow: two of them, a stage after the other.
+for stage in 02 03 04 05 06; do
+  for precision in fp64 bf16; do run_mpi_tests 40 2 cuda-$precision-mpi "[$stage]~[standin]~[.]"; done
+done
 
 # All stages are in the command, so that the part is skipped where one was not built.
-part 120 "tests of the programs, fp64" bash -c '"$0" "[program]"' \
+part 180 "tests of the programs, fp64" bash -c '"$0" "[program]"' \
   $(printf 'build/cuda-fp64/%s ' tests $stages)
 [ "$pytorch" != True ] || measure_pytorch 4096 smollm-1.7b llama-3.2-1b smollm-135m
 

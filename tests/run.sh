@@ -51,7 +51,7 @@ run_alone() {
   for folder in "${folders[@]}"; do
     local only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
-    run "$folder" "$folder/tests$of_tag" "$only"
+    run "$folder" "$folder/tests$of_tag" "$only$(not_on_gpus "$folder" 4)"
   done
 }
 
@@ -63,17 +63,30 @@ run_faults() {
   for folder in "${folders[@]}"; do
     case $folder in *-block*) continue ;; esac
     [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
+    has_gpus "$folder" 4 || continue
     run "$folder, faults" "$folder/tests$of_tag" "${filter}[faults]$not_run"
   done
 }
 
-# With NCCL a GPU has one rank.
+# has_gpus FOLDER RANKS: with NCCL a GPU has one rank.
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
-run_on_ranks() {
-  local folder=$1 ranks=$2 only=$3
-  case $(basename "$folder") in cuda-*-mpi*) ;; cuda-*)
-    [ "$ranks" -le "$gpus" ] || { echo "left out: $folder on $ranks ranks; GPUs: $gpus"; return; } ;;
+has_gpus() {
+  case $(basename "$1") in cuda-*-mpi*) ;; cuda-*)
+    [ "$2" -le "$gpus" ] || { echo "left out: $1 on $2 ranks; GPUs: $gpus" >&2; return 1; } ;;
   esac
+}
+
+# not_on_gpus FOLDER RANKS: what this build leaves out: on GPUs the tests of the stand-ins, and those that start so many
+# ranks where there are fewer GPUs.
+not_on_gpus() {
+  case $(basename "$1") in cuda-*) echo -n "~[standin]~[.]"; has_gpus "$@" || echo -n "~[mpirun]" ;; esac
+}
+
+run_on_ranks() {
+  local folder=$1 ranks=$2 only=$3 not
+  has_gpus "$folder" "$ranks" || return
+  not=$(not_on_gpus "$folder" "$ranks")
+  only=${only//,/$not,}$not
   # After an abort messages are left over, at which UCX wonders.
   run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
 }

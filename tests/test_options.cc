@@ -59,7 +59,6 @@ TEST_CASE("options: the defaults are the tiny model", "[options]") {
   CHECK(std::filesystem::path(options.data).filename() == "corpus.txt");
   CHECK(options.min_lr == options.lr / 10);
   CHECK(options.recompute == pentatron::Recompute::none);
-  CHECK(options.attention == pentatron::Attention::naive);
   CHECK(options.optimizer == pentatron::OptimizerKind::adamw);
 }
 

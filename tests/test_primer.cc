@@ -8,7 +8,7 @@ using pentatron::tests::Outcome;
 using pentatron::tests::run;
 using pentatron::tests::TemporaryFolder;
 
-TEST_CASE("02: the primer prints the worked examples of three ranks", "[02][primer]") {
+TEST_CASE("02: the primer prints the worked examples of three ranks", "[02][primer][mpirun]") {
   const TemporaryFolder folder;
   const Outcome outcome = run(folder, "--max-bytes 16384", "collectives", "mpirun -n 3 ");
   INFO(outcome.out << outcome.err);
@@ -56,7 +56,7 @@ send and receive: from each rank to the next
   CHECK(outcome.out.find("\n       65536 ") == std::string::npos);
 }
 
-TEST_CASE("02: the primer refuses wrong options, once", "[02][primer][bad-input]") {
+TEST_CASE("02: the primer refuses wrong options, once", "[02][primer][bad-input][mpirun]") {
   const TemporaryFolder folder;
   for (const std::string arguments :
        {"--max-bytes 12", "--link fast", "--link 5us,0GB/s", "--ranks-per-node -1", "--layers 2"}) {

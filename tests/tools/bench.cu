@@ -253,9 +253,13 @@ void bench_kernels() {
 
 constexpr int longest_tiled = 8192;  // longer ones take too long without tensor cores
 
+struct AttentionSpeed {
+  double forward, backward;  // FLOP/s
+};
+
 // FLOPs halved for causality: two products of sequence x sequence x head size in forward, five in backward.
-void bench_attention(const Stream& stream, const Blas& blas, Attention kind, int tokens, int sequence,
-                     int width, int size) {
+AttentionSpeed speed_of_attention(const Stream& stream, const Blas& blas, Attention kind, int tokens,
+                                  int sequence, int width, int size) {
   const AttentionShape shape = {tokens / sequence, sequence, {width / size, width / size, size}};
   const AttentionBlock block = whole_sequences(shape);
   Workspace work(stream);
@@ -274,9 +278,7 @@ void bench_attention(const Stream& stream, const Blas& blas, Attention kind, int
     attention_backward(kind, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, of_backward, false, x[4],
                        x[5], x[6]);
   });
-  std::printf("%-12s %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence, size,
-              2 * product / forward * 1e-12, 5 * product / backward * 1e-12);
-  std::fflush(stdout);
+  return {2 * product / forward, 5 * product / backward};
 }
 
 void bench_attention() {
@@ -292,7 +294,10 @@ void bench_attention() {
     for (const int size : {64, 128}) {
       for (int sequence = shortest; sequence <= tokens; sequence *= 2) {
         if (kind == Attention::tiled && sequence > longest_tiled) continue;
-        bench_attention(stream, blas, kind, tokens, sequence, width, size);
+        const AttentionSpeed speed = speed_of_attention(stream, blas, kind, tokens, sequence, width, size);
+        std::printf("%-12s %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence, size,
+                    speed.forward * 1e-12, speed.backward * 1e-12);
+        std::fflush(stdout);
       }
     }
   }
@@ -362,6 +367,12 @@ void bench_profile() {
                                     : profile.flops_bf16;
   if (peak_flops() > 0) flops = peak_flops();
   profile.product_achievable = ceilings.flops / flops;
+  if (can_run_tensor_core_attention()) {
+    const AttentionSpeed attention =
+        speed_of_attention(stream, blas, Attention::tensor_core, 16384, 4096, 2048, 64);
+    profile.attention_forward_achievable = attention.forward / flops;
+    profile.attention_backward_achievable = attention.backward / flops;
+  }
   const AccumTensor few = work.statistics(1, 1);
   const auto kernel = [&] { accumulate(few.data, few.data, 1, stream); };
   profile.kernel_seconds = seconds_of(stream, kernel);
