@@ -122,8 +122,8 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 
 World::World(int* argc, char*** argv) {
   set_work_queues();
+  // Those that the user has set stay.
   const std::pair<const char*, const char*> variables[] = {
-      // those that the user has set stay
       {"CUDA_MODULE_LOADING", "EAGER"},     // a kernel loaded late may wait behind a collective
       {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},  // operations start in the order in which the host issues them
       {"NCCL_RUNTIME_CONNECT", "0"}};       // ranks connect at once, not during collectives

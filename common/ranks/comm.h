@@ -28,11 +28,13 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 
 class Communicator;
 
+// With CUDA_MODULE_LOADING=EAGER: bytes, measured on an H200 (CUDA 13.0, NCCL 2.28).
+constexpr size_t context_with_all_kernels = 1408 << 20;
+
 // What CUDA and NCCL take of a device: bytes. A communicator has NCCL's channels, one a thread block. On each
 // comes a ring's data, through a buffer for each of three protocols (NCCL 2.30, init.cc: LL, LL128, Simple).
 // An estimate: trees, NVLS and messages to several peers take more, and NCCL may use fewer channels than it
 // is allowed.
-constexpr size_t context_with_all_kernels = 1408 << 20;  // CUDA_MODULE_LOADING=EAGER
 constexpr size_t library_bytes(int channels) {
   constexpr size_t buffers_of_channel = (512 << 10) + 120 * 640 * 8 * 8 + (4 << 20);
   return context_with_all_kernels + channels * buffers_of_channel;
