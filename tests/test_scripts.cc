@@ -27,16 +27,21 @@ TEST_CASE("a test on GPUs starts no more ranks than there are, but with NCCL ove
   const TemporaryFolder folder;
   const std::string bin = folder.path() + "/bin";
   write_script(bin + "/nvidia-smi", "echo GPU 0; echo GPU 1; echo GPU 2");
-  write_script(bin + "/mpirun", "echo started $2 ranks; echo 1 passed, 0 failed");
+  write_script(bin + "/mpirun", "echo started $2 ranks of \"$@\"; echo 1 passed, 0 failed");
   const auto run = [&](const std::string& build) {
     for (const char* program : {"/tests-02", "/mpi_tests-02"})
-      write_script(folder.path() + "/" + build + program, "echo 1 passed, 0 failed");
+      write_script(folder.path() + "/" + build + program, "echo given \"$@\"; echo 1 passed, 0 failed");
     const std::string command = "cd '" + folder.path() + "' && PATH='" + bin +
                                 "':$PATH '" PENTATRON_TESTS "/run.sh' '[02]' " + build + " > out 2>&1";
     CHECK(std::system(command.c_str()) == 0);
     return read_file(folder.path() + "/out");
   };
   const std::string nccl = run("cuda-fp64"), over_mpi = run("cuda-fp64-mpi"), cpu = run("cpu-fp64");
+  // A GPU leaves out the tests of the stand-ins, and where there are too few, those that start several ranks.
+  CHECK(nccl.find("given [02]~[faults]~[.]~[standin]~[.]~[mpirun]\n") != std::string::npos);
+  CHECK(over_mpi.find("given [02]~[faults]~[.]~[standin]~[.]\n") != std::string::npos);
+  CHECK(cpu.find("given [02]~[faults]~[.]\n") != std::string::npos);
+  CHECK(nccl.find("mpi_tests-02 [02]~[standin]~[.]\n") != std::string::npos);
   for (const std::string ranks : {"1", "2", "3"})
     CHECK(nccl.find("started " + ranks + " ranks") != std::string::npos);
   for (const std::string ranks : {"4", "8", "16"}) {

@@ -246,7 +246,7 @@ void Run::log_step() {
   totals_.receive();
   const double seconds = totals_.ended().time - begin_;
   const std::chrono::duration<double> wall = totals_.ended().wall - wall_begin_;
-  const double ranks = peers_.ranks(), worked = std::round(1e3 * (peers_.worked() - worked_));  // ms
+  const double ranks = peers_.ranks(), worked = std::round(1e3 * (totals_.ended().worked - worked_));  // ms
   worked_ += 1e-3 * worked;
   const std::vector<double> largest =
       peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
