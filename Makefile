@@ -325,10 +325,10 @@ test-report: private FOLDER := build/test-report
 test-report: private OURS = $(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= REPORT=$(FOLDER)/report.html
 test-report:
 	@rm -rf $(FOLDER) && mkdir -p $(FOLDER)
-	@$(OURS) sweep MODEL=smollm-1.7b GPUS=4 & \
+	@+$(OURS) sweep MODEL=smollm-1.7b GPUS=4 & \
 	$(OURS) run ONLY='01 04-tp-sp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }; \
 	wait $$!
-	@$(OURS) report RUNS=$(FOLDER)/runs
+	@+$(OURS) report RUNS=$(FOLDER)/runs
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build
@@ -470,7 +470,7 @@ test-hf:
 plan:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
-	@mkdir -p build/host && cp build/cpu-bf16/plan build/host/plan
+	@mkdir -p build/host; cmp -s build/cpu-bf16/plan build/host/plan || cp build/cpu-bf16/plan build/host/plan
 
 # The planner against dry runs of 07;  make test-plan N=60. PLAN_RANKS: how many ranks, by chance.
 test-plan: plan
