@@ -40,15 +40,16 @@ PARALLEL_SOURCES := $(wildcard common/ranks/*.cu) common/program/parallel_progra
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 # Programs beside the main.cu of their stage.
 SIDE_PROGRAMS := 02_data_parallel/collectives 07_combined_5d/experts
-ANY_PRECISION := common/cpu/% common/device/%.cu $(patsubst %,common/ranks/%.cu,comm watchdog) \
+ANY_PRECISION := build/batches/standin_% common/cpu/% common/device/%.cu $(patsubst %,common/ranks/%.cu,comm watchdog) \
   tests/cpu/% tests/mpi/test_hangs.cu tests/mpi/test_nccl_%
 # $(call objects,SOURCES): their object files.
 objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
   $(patsubst %,$(HOST)/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cc,$(1)))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cu,$(1))))
-# Compiled one by one: what is a kernel, is to be fast, or is shared by more builds than the rest. All else: in batches.
+# Compiled one by one: kernels, what is to be fast, and what is shared by more builds than the rest. All else: in batches.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
-ALONE := $(ANY_PRECISION) $(KERNELS) common/model/checksum.cc tests/test_schedule.cc tests/main.cc tests/one_process.cc tests/mpi/ranks.cc
+ALONE := $(filter-out common/cpu/%,$(ANY_PRECISION)) $(if $(filter cuda,$(BACKEND)),$(KERNELS),common/kernels/%) \
+  common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% common/model/checksum.cc tests/test_schedule.cc tests/main.cc tests/one_process.cc tests/mpi/ranks.cc
 # $(call batches,NAME,SOURCES): like objects, but of one file that includes the sources, or of two where they are many, because
 # most of the time goes into headers and what is in them. Names in the unnamed namespaces of one batch must differ.
 # They are written when this file is read, not by a rule, so that the largest objects, which come first, are begun first.
@@ -58,14 +59,14 @@ share = $(shell printf '%s\n' $(2) | awk 'NR % $(subst of, == ,$(1))')
 batches_of = $(foreach n,$(if $(word 13,$(3)),2of0 2of1,1of0),$(call batch_of,$(1)-$(n)$(if $(filter cu,$(2)),-$(notdir $(BUILD))).$(2),$(call share,$(n),$(3))))
 batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batches_of,$(1),$(kind),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))
 COMMON := $(call batches,common,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
-PARALLEL := $(call objects,$(PARALLEL_SOURCES))
-STANDINS := $(if $(filter cpu,$(BACKEND)),$(call objects,$(wildcard common/cpu/cuda/*.cc)))
+PARALLEL := $(call batches,parallel,$(PARALLEL_SOURCES))
+STANDINS := $(if $(filter cpu,$(BACKEND)),$(call batches,standin_cuda,$(wildcard common/cpu/cuda/*.cc)))
 # The stand-ins model the time of a GPU.
 PROFILE := $(patsubst %,$(HOST)/common/device/%.cc.o,device_profile errors)
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
 NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
-NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(call objects,$(NCCL_CPU)))
+NCCL_STANDIN := $(if $(filter mpi,$(NCCL)),$(call batches,standin_nccl,$(NCCL_CPU)))
 # With TAG=01 (make test-01) only files that have tests with this tag are compiled, into programs of their own; with
 # TAG=test_parity only this file.
 TAG ?=
@@ -195,7 +196,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
 # Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
   $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.

@@ -22,6 +22,9 @@ inline constexpr bool under_thread_sanitizer = false;
 
 // ---- Kernels ----------------------------------------------------------------------------------------------
 
+// What memory holds until it is written: repeated, it is a NaN in every floating-point format.
+inline constexpr unsigned char nan_byte = 0xff;
+
 // The block's dynamic shared memory: dynamicSmemBytes bytes, NaN when the block starts.
 void* shared_memory();
 

@@ -34,7 +34,6 @@ constexpr size_t kDefaultSharedBytes = size_t{48} << 10;  // of a block, otherwi
 constexpr unsigned kMaxGridX = 2147483647u, kMaxGridYZ = 65535, kMaxBlock = 1024, kMaxBlockZ = 64;
 constexpr size_t kCacheLine = 64;     // bytes
 constexpr size_t kBlocksAtOnce = 16;  // in the test mode
-constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating-point format
 
 size_t count(dim3 d) { return size_t{d.x} * d.y * d.z; }
 
@@ -128,7 +127,7 @@ void run_range(size_t first, size_t last, dim3 grid, size_t shared_bytes, cuda_c
   gridDim = grid;
   for (size_t i = first; i < last; ++i) {
     blockIdx = block_index(i, grid);
-    block.shared.fill(kNan);
+    block.shared.fill(cuda_cpu::nan_byte);
     body.call(body.bound);
   }
 }
@@ -164,8 +163,8 @@ void run_block_on_threads(size_t i, dim3 grid, unsigned threads, size_t shared_b
   BlockBarrier barrier(threads);
   Block block;
   block.shared.resize(shared_bytes);
-  block.shared.fill(kNan);
-  std::memset(block.scratch, kNan, scratch_bytes);
+  block.shared.fill(cuda_cpu::nan_byte);
+  std::memset(block.scratch, cuda_cpu::nan_byte, scratch_bytes);
   block.barrier = &barrier;
 
   std::vector<std::jthread> running;

@@ -33,7 +33,6 @@ namespace {
 constexpr size_t kHalf = size_t{256} << 30;  // bytes
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr unsigned char kNan = 0xff;  // repeated, it is a NaN in every floating-point format
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -139,7 +138,7 @@ bool open_memory(uintptr_t begin, size_t bytes) {
   if (pages >= kHugePage) madvise(reinterpret_cast<void*>(behind), pages, MADV_HUGEPAGE);
   poison(behind - kPage, kPage + pages + kPage);
   unpoison(behind, bytes);
-  std::memset(reinterpret_cast<void*>(behind), kNan, bytes);
+  std::memset(reinterpret_cast<void*>(behind), cuda_cpu::nan_byte, bytes);
   return true;
 }
 
@@ -267,7 +266,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (bytes == 0) return cudaSuccess;
   void* const allocated = std::aligned_alloc(kPage, round_up(bytes, kPage));
   if (allocated == nullptr) return remember(cudaErrorMemoryAllocation);
-  std::memset(allocated, kNan, bytes);
+  std::memset(allocated, cuda_cpu::nan_byte, bytes);
   std::lock_guard lock(memory.mutex);
   memory.pinned.emplace(reinterpret_cast<uintptr_t>(allocated), bytes);
   *pointer = allocated;
