@@ -329,7 +329,7 @@ test-report:
 	@+$(OURS) sweep MODEL=smollm-1.7b GPUS=4 & \
 	$(OURS) run ONLY='01 04-tp-sp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }; \
 	wait $$!
-	@+$(OURS) report RUNS=$(FOLDER)/runs
+	@+$(OURS) report RUNS=$(FOLDER)/runs PLAN='--gpus 32 --seq-len 2048'
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build

@@ -5,6 +5,7 @@ are options of plan, for the calculator and the heatmap. FILEs are logs (--log-j
 
 report.py PAGE --told TEXT FILE...: a learner's page. It begins with the lines of the file TEXT, and needs no builds."""
 
+import argparse
 import concurrent.futures
 import csv
 import html
@@ -59,8 +60,8 @@ SECTIONS = {
     "heatmap": (
         "The fastest layouts",
         "The planner tries every layout of every model on every number of nodes. Each cell shows the best: the "
-        "share of the GPU's speed that the model's FLOPs use (MFU), and the layout. 512 sequences of 4096 tokens a step. PLAN of "
-        "make report has other wishes, for the memory of a layout, too.",
+        "share of the GPU's speed that the model's FLOPs use (MFU), and the layout. {global_batch_size} sequences of {seq_len} "
+        "tokens a step. PLAN of make report has other wishes, for the memory of a layout, too.",
     ),
     "sweep": (
         "Predicted and measured",
@@ -183,7 +184,12 @@ def charts_of_runs(runs):
 
 def charts(runs, builds, given, sweep):
     # The planner searches for many seconds: meanwhile the rest is drawn.
-    words = ["--heatmap", "--gpus", 128, "--seq-len", 4096, "--global-batch-size", 512, *given]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option, value in ("--gpus", 128), ("--seq-len", 4096), ("--global-batch-size", 512):
+        parser.add_argument(option, default=value)
+    asked, others = parser.parse_known_args(given)
+    SECTIONS["heatmap"] = SECTIONS["heatmap"][0], SECTIONS["heatmap"][1].format_map(vars(asked))
+    words = ["--heatmap", "--gpus", asked.gpus, "--seq-len", asked.seq_len, "--global-batch-size", asked.global_batch_size, *others]
     pool = concurrent.futures.ThreadPoolExecutor()
     searched = pool.submit(logs.planned, builds / "cpu-bf16" / "plan", "--json", *words)
     every = charts_of_runs(runs)
