@@ -47,9 +47,11 @@ objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
   $(patsubst %,$(HOST)/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cc,$(1)))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cu,$(1))))
 # Compiled one by one: kernels, what is to be fast, and what is shared by more builds than the rest. All else: in batches.
+# Alone are also CUDA's streams, whose types would make g++ warn in a batch, and NCCL's access to a device, which differs.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
 ALONE := $(filter-out common/cpu/%,$(ANY_PRECISION)) $(if $(filter cuda,$(BACKEND)),$(KERNELS),common/kernels/%) \
-  common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% common/model/checksum.cc tests/test_schedule.cc tests/main.cc tests/one_process.cc tests/mpi/ranks.cc
+  common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% common/model/checksum.cc \
+  $(addprefix tests/,test_schedule.cc main.cc one_process.cc mpi/ranks.cc)
 # $(call batches,NAME,SOURCES): like objects, but of one file that includes the sources, or of two where they are many, because
 # most of the time goes into headers and what is in them. Names in the unnamed namespaces of one batch must differ.
 # They are written when this file is read, not by a rule, so that the largest objects, which come first, are begun first.

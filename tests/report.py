@@ -218,21 +218,22 @@ def check_colors(page):
 
 
 def check_refusals(folder):
-    """A log that can not be read is refused in one line, and an older page stays."""
+    """A log that can not be read, or a bad PLAN, is refused in one line, and an older page stays."""
     page, log = pathlib.Path(folder, "page.html"), pathlib.Path(folder, "log.json")
     page.write_text("older")
     whole = next(page_file.parent.glob("runs/*.json")).read_text()
-    for what, text in (
-        ("no file", None),
-        ("no JSON", "{"),
-        ("another JSON", "[1]"),
-        ("a run that was killed", whole[: whole.index('{"step":3')]),
+    for what, text, plan in (
+        ("no file", None, ""),
+        ("no JSON", "{", ""),
+        ("another JSON", "[1]", ""),
+        ("a run that was killed", whole[: whole.index('{"step":3')], ""),
+        ("an option without its value", whole, "--gpus"),
     ):
         log.unlink(missing_ok=True)
         if text is not None:
             log.write_text(text)
         done = subprocess.run(
-            ["build/python-report/bin/python", "common/report/report.py", page, builds, "", log], capture_output=True, text=True
+            ["build/python-report/bin/python", "common/report/report.py", page, builds, plan, log], capture_output=True, text=True
         )
         good = done.returncode == 2 and done.stderr.count("\n") == 1 and page.read_text() == "older"
         expect(good, f"{what}: status {done.returncode}: {done.stderr.strip()[-150:]}")
@@ -250,6 +251,7 @@ with sync_playwright() as playwright:
         page.locator("#" + figure).screenshot(path=page_file.parent / f"{figure}.png")
     expect(page.locator("#runs tr").count() == 6, "the table has a row for each of the five runs")
     expect(page.locator("main section").first.get_attribute("id") == "real", "real sizes come first")
+    expect("512 sequences of 2048 tokens a step" in page.locator("#heatmap").inner_text(), "the heatmap is of what PLAN says")
     told = re.findall("^(?:row|table) ", pathlib.Path("tests/lessons.txt").read_text(), re.MULTILINE)
     expect(page.locator("#real tr").count() == 1 + len(told), f"real sizes have {len(told)} rows and headings")
     check_width(page, 1440)

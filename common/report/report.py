@@ -184,10 +184,13 @@ def charts_of_runs(runs):
 
 def charts(runs, builds, given, sweep):
     # The planner searches for many seconds: meanwhile the rest is drawn.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option, value in ("--gpus", 128), ("--seq-len", 4096), ("--global-batch-size", 512):
         parser.add_argument(option, default=value)
-    asked, others = parser.parse_known_args(given)
+    try:
+        asked, others = parser.parse_known_args(given)
+    except argparse.ArgumentError as error:
+        raise logs.Refused(f"PLAN: {error}") from None
     SECTIONS["heatmap"] = SECTIONS["heatmap"][0], SECTIONS["heatmap"][1].format_map(vars(asked))
     words = ["--heatmap", "--gpus", asked.gpus, "--seq-len", asked.seq_len, "--global-batch-size", asked.global_batch_size, *others]
     pool = concurrent.futures.ThreadPoolExecutor()
