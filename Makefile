@@ -46,10 +46,11 @@ ANY_PRECISION := build/batches/standin_% common/cpu/% common/device/%.cu $(patsu
 objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
   $(patsubst %,$(HOST)/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cc,$(1)))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cu,$(1))))
-# Compiled one by one: kernels, what is to be fast, and what is shared by more builds than the rest. All else: in batches.
-# Alone are also CUDA's streams, whose types would make g++ warn in a batch, and NCCL's access to a device, which differs.
+# Compiled one by one: kernels (on the CPU in fp32 and fp64, where who changes them tries them), what is to be fast, and what
+# is shared by more builds than the rest. All else: in batches. Alone are also CUDA's streams, whose types would make g++
+# warn in a batch, and NCCL's access to a device, which differs.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
-ALONE := $(filter-out common/cpu/%,$(ANY_PRECISION)) $(if $(filter cuda,$(BACKEND)),$(KERNELS),common/kernels/%) \
+ALONE := $(filter-out common/cpu/%,$(ANY_PRECISION)) $(if $(filter cuda,$(BACKEND)),$(KERNELS),$(if $(filter fp32 fp64,$(PRECISION)),common/kernels/%)) \
   common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% common/model/checksum.cc \
   $(addprefix tests/,test_schedule.cc main.cc one_process.cc mpi/ranks.cc)
 # $(call batches,NAME,SOURCES): like objects, but of one file that includes the sources, or of two where they are many, because
@@ -60,7 +61,7 @@ batch_of = $(if $(2),$(shell mkdir -p build/batches; lines=$$(printf '#include "
 share = $(shell printf '%s\n' $(2) | awk 'NR % $(subst of, == ,$(1))')
 batches_of = $(foreach n,$(if $(word 13,$(3)),2of0 2of1,1of0),$(call batch_of,$(1)-$(n)$(if $(filter cu,$(2)),-$(notdir $(BUILD))).$(2),$(call share,$(n),$(3))))
 batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batches_of,$(1),$(kind),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))
-COMMON := $(call batches,common,$(filter-out $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
+COMMON := $(call batches,kernels,$(wildcard common/kernels/*.cu)) $(call batches,common,$(filter-out common/kernels/% $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(call batches,parallel,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(call batches,standin_cuda,$(wildcard common/cpu/cuda/*.cc)))
 # The stand-ins model the time of a GPU.
@@ -123,6 +124,8 @@ export PATH := $(CURDIR)/build/packages/bin:$(PATH)
 # MPICH's processes would wait for each other at the start in a loop that yields to none: if they are more than the
 # cores, that costs more than a short run.
 export MPIR_CVAR_NOLOCAL ?= 1
+# Nor need each process read the settings of all PCI devices, a fifth of its start.
+export HWLOC_COMPONENTS ?= -linuxio
 CCACHE := $(and $(shell command -v ccache),ccache)
 HOST_FLAGS := -std=c++20 -g1 -Wall -Wextra $(SANITIZER) -I. -Icommon $(DEFINES) $(PACKAGE_FLAGS)
 # What CI adds changes no object file, and so compiles nothing again. g++ looks for garbage later, which takes 8 % off its
@@ -201,7 +204,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
 # Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% build/batches/kernels% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
   $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),-O1)
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
@@ -248,7 +251,7 @@ run-$(1): $(BUILD)/$(2) $(RUN_NAMES:%=run-%)
 RUN_NAMES += $(1)
 endef
 add_run_of = $(if $(filter $(or $(ONLY),%),$(1)),$(eval $(call add_run,$(1),$(2),$(3),$(4))))
-$(call add_run_of,01,01_single_gpu,,--sample 400)
+$(call add_run_of,01,01_single_gpu,,--sample 200)
 $(call add_run_of,02-bucket,02_data_parallel,$(RANKS),)
 $(call add_run_of,03-zero3,03_zero,$(RANKS),--zero-stage 3)
 # Ranks that share a micro-batch take the whole batch at once; a pipeline needs many.
@@ -334,7 +337,7 @@ test-report:
 	@+$(OURS) sweep MODEL=smollm-1.7b GPUS=4 & \
 	$(OURS) run ONLY='01 04-tp-sp 05-1f1b 07-3d 07-experts' RUN_STEPS=3 LOGS=$(FOLDER)/runs > $(FOLDER)/run.log 2>&1 || { tail $(FOLDER)/run.log; exit 1; }; \
 	wait $$!
-	@+$(OURS) report RUNS=$(FOLDER)/runs PLAN='--gpus 32 --seq-len 2048'
+	@+$(OURS) report RUNS=$(FOLDER)/runs PLAN='--gpus 16 --seq-len 2048'
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/report.py $(FOLDER)/report.html build

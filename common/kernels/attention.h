@@ -18,6 +18,9 @@
 
 namespace pentatron {
 
+// Less than any score, but finite: a row that has seen no key has exponentials of 0, and not of NaN.
+inline constexpr accum lowest_score = -1e30;
+
 // Positions in a sequence of the rows of a block, ascending: `size` rows from position `first` on, and the
 // others from `second` on. The default is a whole sequence.
 struct Places {

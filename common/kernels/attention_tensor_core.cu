@@ -59,7 +59,6 @@ __device__ inline float max_of_row(float of_lane) {
 }
 
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
-constexpr float lowest_score = -1e30f;  // as in attention_tiled.cu
 
 // How a kernel cuts its work: a block of `warps` holds a tile of `fixed` rows, `rows` of each warp, and loops
 // over tiles of `looped` rows. The more rows, the fewer reads of shared memory for a product; but a lane has

@@ -71,9 +71,6 @@ __device__ inline void accumulate_tile(In<accum> weights /*[tile looped, tile fi
   }
 }
 
-// Less than any score, but finite: a row that has seen no key has exponentials of 0, and not of NaN.
-constexpr accum lowest_score = -1e30;
-
 // The first key that each query of a tile may see. (Those beyond the last query are not read from memory.)
 __device__ inline void load_first_keys(const Documents& documents, int sequence, int first_query, int rows,
                                        int tile, Out<int> first_keys /*[tile]*/) {
