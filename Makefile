@@ -202,10 +202,10 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 	@mkdir -p $(@D); echo "link     $@"
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) $(if $(filter $(TEST_PROGRAMS),$@),$(TEST_LIBRARIES))
 
-# Kernels, what carries them out, and the search for layouts (of bf16) are to be fast; all else is to be compiled quickly.
-# Tests of the stand-ins look at what the optimiser made of kernels.
+# Kernels, what carries them out, and the search for layouts (of bf16) are to be fast. All else is to be compiled quickly:
+# -Og takes a fifth less time than -O1. Tests of the stand-ins look at what the optimiser made of kernels.
 OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% build/batches/kernels% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
-  $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),-O1)
+  $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),$(if $(filter cuda,$(BACKEND)),-O1,-Og))
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
 LANGUAGE = -x $(if $(and $(filter cuda,$(BACKEND)),$(filter $(KERNELS),$<)),cu,c++)
