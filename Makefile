@@ -440,7 +440,7 @@ or another word in brackets behind the name of a test" >&2; exit 2; }
 # The tests of a name, as the notes print it, wherever they are:  make check T='05: deadlocks' RANKS=4
 check:
 	@common/setup.sh $(BACKEND)
-	@tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS))
+	@+tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS))
 
 # 02 and 07 over two hosts, which are namespaces of this one; then one of them is cut off, or its ranks killed.
 test-hosts:
@@ -457,7 +457,7 @@ test-slurm:
 # Every test under AddressSanitizer with UBSan, and under ThreadSanitizer: hours;  make sanitize S=address P='fp32 fp64': a part.
 sanitize:
 	@common/setup.sh
-	@tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),fp32 fp64 bf16 fp16 fp8)"
+	@+tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),fp32 fp64 bf16 fp16 fp8)"
 
 # Text to tokens.bin and tokenizer.json, in the folder TO;  make tokens TEXT=book.txt VOCAB=4096. TOKENIZER=FILE: with an
 # existing one.
@@ -529,7 +529,7 @@ fuzz:
 # Breaks the code on purpose (tests/mutants.txt) and looks whether the tests notice;  make mutants M='02-* 03-stale-prefetch'.
 mutants:
 	@[ -e tests/mutants.sh ] || { echo "mutants: a learner's tree has none" >&2; exit 2; }
-	@set -f; tests/mutants.sh $(M)
+	@+set -f; tests/mutants.sh $(M)
 
 # Homework (tests/homework/README.md). Learners: grade, hint, races, paper, submit; teachers: the rest.
 HOMEWORK := python3 tests/homework/homework.py
