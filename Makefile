@@ -46,9 +46,9 @@ ANY_PRECISION := build/batches/standin_% common/cpu/% common/device/%.cu $(patsu
 objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
   $(patsubst %,$(HOST)/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cc,$(1)))) \
   $(patsubst %,$(BUILD)/objects/%.o,$(filter-out $(ANY_PRECISION),$(filter %.cu,$(1))))
-# Compiled one by one: kernels (on the CPU in fp32 and fp64, where who changes them tries them), what is to be fast, and what
-# is shared by more builds than the rest. All else: in batches. Alone are also CUDA's streams, whose types would make g++
-# warn in a batch, and NCCL's access to a device, which differs.
+# Compiled one by one: what is to be fast, what is shared by more builds than the rest, and kernels; on the CPU these only in
+# fp32 and fp64, in which one tries a change. All else: in batches. Alone are also CUDA's streams, whose types would make
+# g++ warn in a batch, and NCCL's access to a device, which differs.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
 ALONE := $(filter-out common/cpu/%,$(ANY_PRECISION)) $(if $(filter cuda,$(BACKEND)),$(KERNELS),$(if $(filter fp32 fp64,$(PRECISION)),common/kernels/%)) \
   common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% common/model/checksum.cc \
@@ -61,7 +61,7 @@ batch_of = $(if $(2),$(shell mkdir -p build/batches; lines=$$(printf '#include "
 share = $(shell printf '%s\n' $(2) | awk 'NR % $(subst of, == ,$(1))')
 batches_of = $(foreach n,$(if $(word 13,$(3)),2of0 2of1,1of0),$(call batch_of,$(1)-$(n)$(if $(filter cu,$(2)),-$(notdir $(BUILD))).$(2),$(call share,$(n),$(3))))
 batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batches_of,$(1),$(kind),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))
-COMMON := $(call batches,kernels,$(wildcard common/kernels/*.cu)) $(call batches,common,$(filter-out common/kernels/% $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
+COMMON := $(call batches,kernels,$(wildcard common/kernels/*.cu)) $(call batches,common,$(filter-out common/kernels/%.cu $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(call batches,parallel,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(call batches,standin_cuda,$(wildcard common/cpu/cuda/*.cc)))
 # The stand-ins model the time of a GPU.

@@ -1,5 +1,6 @@
 // The planner of 07 against published steps, and its search against single layouts. (tests/plan.py holds it
-// against dry runs.) The cases need no communication: one rank of the four that all precisions have does it.
+// against dry runs.) The cases need no communication, so one rank is enough. It is one of four: both fp64 and
+// bf16 are tested on so many.
 #include <algorithm>
 #include <random>
 
