@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
-# this tag, of the programs that make test-01 has built. Three lanes run side by side: tests of several ranks; those of one
-# process; and dry runs, fp16 and fp8 on several ranks, and faults, where most wait for a watchdog. What the last two say
-# appears when the first is through.
+# this tag, of the programs that make test-01 has built. Four parts run at once, the longest first, as in each all ranks wait
+# now and then. What a part says appears when it ends.
 # Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. At the
 # end stand the time of each part and the slowest tests (--slow N before the rest: so many, 10 unless given); the last
 # line is the sum.
@@ -17,54 +16,57 @@ notes=$(mktemp -d)          # sums: passed and failed of each binary; failures: 
 touch "$notes"/{sums,failures,parts,cases}
 trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$notes"' EXIT
 
+# start NAME COMMAND...: runs it in the background, as soon as fewer than four others do.
+start() {
+  while [ "$(jobs -rp | wc -l)" -ge 4 ]; do wait -n; done
+  run "$@" &
+}
+
 # run NAME COMMAND...: runs a test binary and notes what it says.
 run() {
-  local begin=$SECONDS output="$notes/of $BASHPID" last passed=0 failed=1
-  echo "== $1"
-  TEST_TIMES="$output.times" timeout --kill-after=10 "$limit" "${@:2}" 2>&1 | tee "$output"
-  local status=${PIPESTATUS[0]}
-  echo "($((SECONDS - begin)) s)"
+  local begin=$SECONDS output="$notes/of $BASHPID" last passed=0 failed=1 status
+  TEST_TIMES="$output.times" timeout --kill-after=10 "$limit" "${@:2}" > "$output" 2>&1 &
+  trap 'kill $!; exit' TERM  # who interrupts this script ends the tests, too
+  wait $!
+  status=$?
   printf '%6d s  %s\n' $((SECONDS - begin)) "$1" >> "$notes/parts"
   [ ! -e "$output.times" ] || awk -F '\t' -v part="$1" '{ printf "%8.1f s  %s  (%s)\n", $1, $2, part }' "$output.times" >> "$notes/cases"
-  rm -f "$output.times"
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
     # Status 3: no test of this name here.
     if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ "$failed" -eq 0 ]; then
-      failed=1; echo "exit status $status" | tee -a "$output"
+      failed=1; echo "exit status $status" >> "$output"
     fi
   elif [ "$status" -eq 3 ] && [ -n "$not_run" ]; then
     failed=0  # a learner's tree leaves all of these tests out
   elif [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
-    echo "not finished after $limit seconds" | tee -a "$output"
+    echo "not finished after $limit seconds" >> "$output"
   else
-    echo "ended with status $status: $(tail -n 1 "$output")" | tee -a "$output"
+    echo "ended with status $status: $(tail -n 1 "$output")" >> "$output"
   fi
   echo "$passed $failed" >> "$notes/sums"
   [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^FAILED: |^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file |^(exit|not finished|ended)' "$output" |
     tail -n 20 | sed "s|^|$1: |" >> "$notes/failures"
+  { flock 9; echo "== $1"; cat "$output"; echo "($((SECONDS - begin)) s)"; } 9> "$notes/says"  # one after the other
 }
 
-run_alone() {
-  [ -z "$homework" ] || run "homework" $homework
+start_alone() {
+  local folder only
   for folder in "${folders[@]}"; do
-    local only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
+    only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
     case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
-    run "$folder" "$folder/tests$of_tag" "$only$(not_on_gpus "$folder" 4)"
+    start "$folder" "$folder/tests$of_tag" "$only$(not_on_gpus "$folder" 4)"
   done
 }
 
-run_faults() {
-  [ -z "$lessons" ] || run "lessons" $lessons
-  [ -z "$folds" ] || run "folds" $folds
-  [ -z "$published" ] || run "published" $published
-  run_ranks fp16 fp8
+start_faults() {
+  local folder
   for folder in "${folders[@]}"; do
     case $folder in *-block*) continue ;; esac
     [[ $("$folder/tests$of_tag" --list-tags 2> /dev/null) == *"[faults]"* ]] || continue
     has_gpus "$folder" 4 || continue
-    run "$folder, faults" "$folder/tests$of_tag" "${filter}[faults]$not_run"
+    start "$folder, faults" "$folder/tests$of_tag" "${filter}[faults]$not_run"
   done
 }
 
@@ -82,32 +84,24 @@ not_on_gpus() {
   case $(basename "$1") in cuda-*) echo -n "~[standin]~[.]"; has_gpus "$@" || echo -n "~[mpirun]" ;; esac
 }
 
-run_on_ranks() {
-  local folder=$1 ranks=$2 only=$3 not
-  has_gpus "$folder" "$ranks" || return
-  not=$(not_on_gpus "$folder" "$ranks")
-  only=${only//,/$not,}$not
-  # After an abort messages are left over, at which UCX wonders.
-  run "$folder on $ranks ranks" env UCX_LOG_LEVEL=error mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
-}
-
-# run_ranks PRECISION...: fp64 shows what depends on the number of ranks: 8 ranks have three dimensions, and a few tests of
-# each technique and of experts; 16 ranks have five. bf16, fp16 and fp8 show what depends on the elements.
-run_ranks() {
-  local precision folder ranks
+# start_ranks PRECISION RANKS...: fp64 shows what depends on the number of ranks: 8 have three dimensions, and a few tests of
+# each technique and of experts; 16 have five. The others show what depends on the elements.
+start_ranks() {
+  local folder ranks only not
   for folder in "${folders[@]}"; do
-    [[ $folder =~ -(fp64|fp32|bf16|fp16|fp8) && $folder != *-block* ]] || continue
-    precision=${BASH_REMATCH[1]}
-    [[ " $* " == *" $precision "* ]] || continue
+    [[ $folder == *-$1* && $folder != *-block* ]] || continue
     [ -e "$folder/mpi_tests$of_tag" ] || [ -z "$filter" ] || continue  # no such test needs several ranks
-    case $precision in
-      fp32) run_on_ranks "$folder" 2 "$filter$not_run" ;;
-      fp64)
-        run_on_ranks "$folder" 16 "${filter}[16]$not_run"
-        run_on_ranks "$folder" 8 "${filter}[07]~[experts]$not_run,${filter}[8]$not_run"
-        for ranks in 1 2 3 4; do run_on_ranks "$folder" $ranks "$filter$not_run"; done ;;
-      *) run_on_ranks "$folder" 4 "$filter$not_run" ;;
-    esac
+    for ranks in "${@:2}"; do
+      has_gpus "$folder" "$ranks" || continue
+      not=$not_run$(not_on_gpus "$folder" "$ranks")
+      case $ranks in
+        16) only="${filter}[16]$not" ;;
+        8) only="${filter}[07]~[experts]$not,${filter}[8]$not" ;;
+        *) only=$filter$not ;;
+      esac
+      # After an abort messages are left over, at which UCX wonders.
+      start "$folder on $ranks ranks" env UCX_LOG_LEVEL=error mpirun -n "$ranks" "$folder/mpi_tests$of_tag" ${only:+"$only"}
+    done
   done
 }
 
@@ -119,26 +113,34 @@ export LSAN_OPTIONS="suppressions=$PWD/tests/leaks.txt:print_suppressions=0"
 # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 
-[ -n "$filter" ] || { run "rooms" tests/rooms.sh; run "notes" tests/notes.sh; }
-homework='' lessons='' folds='' published=''
 not_run=''  # in a learner's tree: the tests of what is to be written
+whole=''    # the folders, where more is tested than they
 if [ -e tests/homework/not_run.txt ]; then
   [ -n "$filter" ] || not_run=$(< tests/homework/not_run.txt)
 elif [ -z "$filter" ]; then
-  run "mutants" tests/mutants.sh --check
-  run "tour" tests/tour.sh --check
-  case " ${folders[*]} " in *"/cpu-fp64 "*) homework="python3 tests/homework/homework.py check quick" ;; esac
-  case " ${folders[*]} " in *"/cpu-bf16 "*)
-    case " ${folders[*]} " in *"/cpu-fp8 "*)
-      lessons="python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons" ;; esac
-    folds="python3 tests/fold.py build/cpu-bf16 3 4 6 8"
-    published="python3 common/report/published.py common/report/published.txt build --check common/cpu/README.md" ;; esac
+  whole=" ${folders[*]} "
 fi
-run_alone > "$notes/alone" 2>&1 &
-run_faults > "$notes/faults" 2>&1 &
-run_ranks fp32 fp64 bf16
+in_whole() { [[ $whole == *" build/cpu-$1 "* ]]; }
+if in_whole fp64; then start "homework" python3 tests/homework/homework.py check quick; fi
+start_faults
+if in_whole bf16 && in_whole fp8; then
+  start "lessons" python3 common/report/lessons.py tests/lessons.txt build/cpu-bf16 build/cpu-bf16/lessons
+fi
+start_ranks fp64 8 4 2
+start_alone
+start_ranks fp64 3
+start_ranks fp8 4
+start_ranks bf16 4
+if in_whole bf16; then
+  start "folds" python3 tests/fold.py build/cpu-bf16 3 4 6 8
+  start "published" python3 common/report/published.py common/report/published.txt build --check common/cpu/README.md
+fi
+start_ranks fp64 1 16
+start_ranks fp32 2
+start_ranks fp16 4
+[ -z "$whole" ] || { start "mutants" tests/mutants.sh --check; start "tour" tests/tour.sh --check; }
+[ -n "$filter" ] || { start "rooms" tests/rooms.sh; start "notes" tests/notes.sh; }
 wait
-cat "$notes/faults" "$notes/alone"
 
 echo "== time of each part"
 sort -rn "$notes/parts"

@@ -363,9 +363,11 @@ TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
                                                odd_order(m, false),
                                                odd_order(m, true)};
     for (const Technique& technique : techniques) {
-      if (technique.schedule == PpSchedule::interleaved && m % p != 0) continue;
+      const bool interleaved = technique.schedule == PpSchedule::interleaved;
       const bool dual = technique.schedule == PpSchedule::dualpipe;
+      if (interleaved && m % p != 0) continue;
       if (dual && (m % 2 != 0 || p % 2 != 0)) continue;
+      if (m == 2 * p && !interleaved && !dual) continue;  // one more shows as much
       for (const double transfer : {0.0, 0.5}) {
         CombinedOptions options =
             test_options<CombinedOptions>(layers_of_stage * p, 32, 4, 4, 96, 32, 8, 1, m);
