@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
-# this tag, of the programs that make test-01 has built. Four parts run at once, the longest first, as in each all ranks wait
-# now and then. What a part says appears when it ends.
+# this tag, of the programs that make test-01 has built. Four parts run at once, as in each all ranks wait now and then. What
+# a part says appears when it ends.
 # Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. At the
 # end stand the time of each part and the slowest tests (--slow N before the rest: so many, 10 unless given); the last
 # line is the sum.
@@ -114,13 +114,16 @@ export LSAN_OPTIONS="suppressions=$PWD/tests/leaks.txt:print_suppressions=0"
 case ${folders[*]} in *-thread*) export UCX_MEM_EVENTS=n ;; esac
 
 not_run=''  # in a learner's tree: the tests of what is to be written
-whole=''    # the folders, where more is tested than they
+whole=''    # the folders, where scripts, lessons and notes are tested, too
 if [ -e tests/homework/not_run.txt ]; then
   [ -n "$filter" ] || not_run=$(< tests/homework/not_run.txt)
 elif [ -z "$filter" ]; then
   whole=" ${folders[*]} "
 fi
 in_whole() { [[ $whole == *" build/cpu-$1 "* ]]; }
+[ -n "$filter" ] || { start "rooms" tests/rooms.sh; start "notes" tests/notes.sh; }
+[ -z "$whole" ] || { start "mutants" tests/mutants.sh --check; start "tour" tests/tour.sh --check; }
+# The longest first.
 if in_whole fp64; then start "homework" python3 tests/homework/homework.py check quick; fi
 start_faults
 if in_whole bf16 && in_whole fp8; then
@@ -138,8 +141,6 @@ fi
 start_ranks fp64 1 16
 start_ranks fp32 2
 start_ranks fp16 4
-[ -z "$whole" ] || { start "mutants" tests/mutants.sh --check; start "tour" tests/tour.sh --check; }
-[ -n "$filter" ] || { start "rooms" tests/rooms.sh; start "notes" tests/notes.sh; }
 wait
 
 echo "== time of each part"
