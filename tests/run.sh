@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh '' FOLDER...: runs the tests of each build folder and adds up what they say. run.sh '[01]' FOLDER...: those with
-# this tag, of the programs that make test-01 has built. Four parts run at once, as in each all ranks wait now and then. What
-# a part says appears when it ends.
+# this tag, of the programs that make test-01 has built. Four parts run at once: while all ranks of one wait, others compute.
+# What a part says appears when it ends.
 # Every test binary ends with "N passed, N failed"; one that crashes, hangs or is missing counts as one failure. At the
 # end stand the time of each part and the slowest tests (--slow N before the rest: so many, 10 unless given); the last
 # line is the sum.
@@ -26,7 +26,7 @@ start() {
 run() {
   local begin=$SECONDS output="$notes/of $BASHPID" last passed=0 failed=1 status
   TEST_TIMES="$output.times" timeout --kill-after=10 "$limit" "${@:2}" > "$output" 2>&1 &
-  trap 'kill $!; exit' TERM  # who interrupts this script ends the tests, too
+  trap 'kill $! 2> /dev/null; exit' TERM  # who interrupts this script ends the tests, too
   wait $!
   status=$?
   printf '%6d s  %s\n' $((SECONDS - begin)) "$1" >> "$notes/parts"

@@ -367,7 +367,7 @@ TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
       const bool dual = technique.schedule == PpSchedule::dualpipe;
       if (interleaved && m % p != 0) continue;
       if (dual && (m % 2 != 0 || p % 2 != 0)) continue;
-      if (m == 2 * p && !interleaved && !dual) continue;  // one more shows as much
+      if (m == 2 * p && !interleaved && !dual) continue;  // 2 p + 1 shows as much
       for (const double transfer : {0.0, 0.5}) {
         CombinedOptions options =
             test_options<CombinedOptions>(layers_of_stage * p, 32, 4, 4, 96, 32, 8, 1, m);
