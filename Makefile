@@ -168,7 +168,7 @@ endif
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour book test-book slides test-slides help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour book test-book help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -304,7 +304,6 @@ PYTHON_book := mkdocs-material==9.8.2 $(PYTHON_report)
 PYTHON_precisions := $(PYTHON_report) numpy==2.2.6 safetensors==0.6.2
 PYTHON_browser := playwright==1.65.2
 PYTHON_tokens := tokenizers
-PYTHON_slides := landslide==2.0.0 $(PYTHON_report)
 venv = [ -e build/python-$(1)/ready ] || { mkdir -p build && rm -rf build/python-$(1) && \
   /usr/bin/python3 -m venv build/python-$(1) && \
   build/python-$(1)/bin/pip install -q --disable-pip-version-check $(PYTHON_$(1)) && touch build/python-$(1)/ready; }
@@ -356,18 +355,6 @@ test-book: book
 	@common/setup.sh cpu chromium:chromium
 	@$(call venv,browser)
 	@build/python-browser/bin/python tests/book.py build
-
-# A deck for each stage, build/slides/NN.html: figures of the notes, and what commands print now. The test opens them in a browser.
-slides:
-	@common/setup.sh cpu ensurepip.py:python3-venv
-	@for p in fp32 bf16; do $(MAKE) --no-print-directory BACKEND=cpu PRECISION=$$p SANITIZE= BLOCK_THREADS= programs || exit 1; done
-	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/plan
-	@$(call venv,slides)
-	@build/python-slides/bin/python tests/homework/slides.py build/slides build/python-slides/bin/landslide tests/homework/slides/*.md
-test-slides: slides
-	@common/setup.sh cpu chromium:chromium
-	@$(call venv,browser)
-	@build/python-browser/bin/python tests/slides.py build/slides
 
 # The planner's ten fastest layouts, run on the GPUs, or in virtual time:  make sweep GPUS=8 MODEL=smollm-1.7b
 GPUS ?= $(RANKS)
@@ -605,7 +592,6 @@ help:
 	@echo "make homework      a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find"
 	@echo "make grade         grade many:  IN=submissions/ OUT=grades.csv TERM=2027s, for Canvas and Moodle, too;  PAGES=FOLDER: a page for each"
 	@echo "                   GRADING=FILE: weights, late days, dropped stages;  gradescope-03: the zip of an autograder"
-	@echo "make slides        build/slides/NN.html: a deck for each stage, with figures that the programs make"
 	@echo "make hour          a group's layouts on a node's GPUs, and a page about them:  GROUP=a LAYOUTS=a.txt"
 	@echo "make homework-check  does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py"
 	@echo "make tokens        tokens.bin and tokenizer.json of a text:  TEXT=FILE VOCAB=4096, or TOKENIZER=FILE; TO=FOLDER"

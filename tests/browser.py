@@ -1,4 +1,4 @@
-"""What the tests share that open pages in a browser without a window (report.py, book.py, slides.py)."""
+"""What the tests share that open pages in a browser without a window (report.py, book.py)."""
 
 import shutil
 import sys

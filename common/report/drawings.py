@@ -1,5 +1,5 @@
-"""The figures of the book and of the decks, drawn from what programs print or write, or from the block of the note that they
-replace. A comment before the block says how:
+"""The figures of the book, drawn from what programs print or write, or from the block of the note that they replace. A comment
+before the block says how:
 
     <!-- figure KIND NAME [OPTION=VALUE...]
     [LABEL] $ COMMAND

@@ -12,10 +12,9 @@ import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants
 
 # What gives the solution away, or is for teachers.
-LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/slides.py", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
-    f"tests/homework/{name}" for name in (
-        "HOMEWORK.md", "check.py", "course.md", "gradescope.py", "gradescope.sh", "hostile.txt", "not_written.h", "slides.py", "starter.py",
-        "teacher.md", *(f"slides/0{stage}.md" for stage in range(1, 8)))]
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
+    f"tests/homework/{name}" for name in ("HOMEWORK.md", "check.py", "course.md", "gradescope.py", "gradescope.sh",
+                                          "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
 
 
 def solution_lines(stages):
