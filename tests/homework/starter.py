@@ -56,8 +56,8 @@ def write_tree(stages, to, note, change):
     change = {**change, ".homework": json.dumps(note) + "\n",
               "common/corpus.txt": corpus_without(stages),
               "tests/homework/exercises.txt": manifest_of(stages),
-              "tests/homework/fingerprints.json": json.dumps(
-                  {s.number: fingerprints.load().get(s.number, {}) for s in stages}, indent=0) + "\n"}
+              "tests/homework/fingerprints.json": fingerprints.text_of(
+                  {number: known for number, known in fingerprints.load().items() if number in note["stages"]})}
     for stage in stages:  # what to try afterwards names what to write
         for path in ROOT.glob(f"{stage.number}_*/*.md"):
             change[str(path.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S)
