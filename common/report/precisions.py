@@ -34,22 +34,19 @@ KINDS = {  # name: build, options
 LARGE = [3, 40, 77, 101]  # channels
 
 
+def train(build, precision, *words):
+    """Runs 01 of this precision. Of an option that is given twice the later value counts."""
+    command = [build / f"cpu-{precision}/01_single_gpu", *TRAINING.split(), *words]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise logs.Refused(done.stderr.strip().splitlines()[0])
+
+
 def with_outliers(build, folder, shape):
     """The folder of a checkpoint of initial weights, whose norms give LARGE channels a hundred times their size."""
     run = folder / "initial"
     if not (run / "large.txt").exists():
-        command = [
-            build / "cpu-fp32/01_single_gpu",
-            *shape.split(),
-            *TRAINING.split(),
-            "--lr",
-            "0",
-            "--steps",
-            "1",
-            "--save",
-            run,
-        ]
-        subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+        train(build, "fp32", *shape.split(), "--lr", 0, "--steps", 1, "--save", run)
         path = run / "step_000001/model.safetensors"
         weights = load_file(path)
         for name, weight in weights.items():
@@ -65,15 +62,6 @@ def with_outliers(build, folder, shape):
 def losses(build, folder, name, program, words, steps):
     """Of each step."""
     log = folder / (name.replace(" ", "-").replace(",", "") + ".json")
-    command = [
-        build / f"cpu-{program}/01_single_gpu",
-        *words.split(),
-        *TRAINING.split(),
-        "--steps",
-        steps,
-        "--log-json",
-        log,
-    ]
     for attempt in range(2):
         if log.exists():
             lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -81,9 +69,7 @@ def losses(build, folder, name, program, words, steps):
             if len(found) == steps and "summary" in lines[-1]:
                 print(f"{folder.name}, {name}: {np.mean(found[-50:]):.4f}", flush=True)
                 return [np.nan if loss is None else loss for loss in found]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise logs.Refused(done.stderr.strip().splitlines()[0])
+        train(build, program, *words.split(), "--steps", steps, "--log-json", log)
     raise logs.Refused(f"{log}: not complete")
 
 

@@ -137,23 +137,8 @@ def human_seconds(value):
 
 def table(runs):
     """A list of rows of words."""
-    rows = [
-        [
-            "",
-            "ranks",
-            "micro",
-            "attention",
-            "final loss",
-            "loss diff",
-            "norm diff",
-            *PURPOSES[:-1],
-            "buffers",
-            "sent",
-            "calls",
-            "step time",
-            "hidden",
-        ]
-    ]
+    head = ["", "ranks", "micro", "attention", "final loss", "loss diff", "norm diff", *PURPOSES[:-1], "buffers"]
+    rows = [[*head, "sent", "calls", "step time", "hidden"]]
     for run in runs:
         reference = run.reference(runs)
 
@@ -252,11 +237,7 @@ a rank in a step.
     rows = [[row[head.index(column)] for column in columns] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        print(
-            "  ".join(
-                word.ljust(width) if i == 0 else word.rjust(width) for i, (word, width) in enumerate(zip(row, widths))
-            )
-        )
+        print("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]))
     for run in runs:
         reference = run.reference(runs)
         if run is not reference and all("loads" in step for step in run.steps + reference.steps):

@@ -14,18 +14,8 @@ import tempfile
 
 import runs as logs
 
-COLUMNS = [
-    "model",
-    "gpus",
-    "options",
-    "layout",
-    "predicted_seconds",
-    "seconds",
-    "tokens_per_second",
-    "predicted_bytes",
-    "bytes",
-    "status",
-]
+COLUMNS = ["model", "gpus", "options", "layout", "predicted_seconds", "seconds", "tokens_per_second", "predicted_bytes", "bytes",
+           "status"]  # fmt: skip
 LAYOUTS, TRIES, STEPS = 10, 3, 4
 LIMIT = int(os.environ.get("SWEEP_LIMIT", 300))  # seconds of one run
 
@@ -42,9 +32,7 @@ def rows_of(path):
 
 def measured(command, log):
     """(the log, what went wrong): the run of this command, or None. Ends all its ranks when it takes too long."""
-    process = subprocess.Popen(
-        [str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         errors = process.communicate(timeout=LIMIT)[1].strip().splitlines()
     except subprocess.TimeoutExpired:
@@ -63,26 +51,16 @@ def measured(command, log):
 
 def row_of(program, gpus, words, plan):
     """The row of one layout. The first steps, in which a GPU warms up, do not count."""
-    row = {
-        "model": "",
-        "gpus": gpus,
-        "options": " ".join(words),
-        "layout": plan["layout"],
-        "predicted_seconds": plan["step_seconds"],
-        "seconds": "",
-        "tokens_per_second": "",
-        "predicted_bytes": plan["tensor_bytes"],
-        "bytes": "",
-    }
+    row = dict.fromkeys(COLUMNS, "")
+    row |= {"gpus": gpus, "options": " ".join(words), "layout": plan["layout"], "predicted_seconds": plan["step_seconds"]}
+    row["predicted_bytes"] = plan["tensor_bytes"]
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.json")
-        command = [program, *words, *plan["options"], "--steps", STEPS, "--log-json", log]
+        command, is_dry = [program, *words, *plan["options"], "--steps", STEPS, "--log-json", log], "--dry-run" in words
         for _ in range(TRIES):
             try:
-                is_dry = "--dry-run" in words
-                run, row["status"] = measured(
-                    logs.folded(*command, "--ranks", gpus) if is_dry else ["mpirun", "-n", gpus, *command], log
-                )
+                started = logs.folded(*command, "--ranks", gpus) if is_dry else ["mpirun", "-n", gpus, *command]
+                run, row["status"] = measured(started, log)
             except logs.Refused as refused:
                 run, row["status"] = None, str(refused)
             if run or row["status"].startswith("not finished"):

@@ -79,16 +79,11 @@ def stubs(stages, only=None):
 
     def work(machine, task):
         stage, exercise = task
-        path = machine.tree / exercise.file
-        original = path.read_text()
-        try:
-            put(path, sources.stubbed(original, [exercise]))
-            put(machine.tree / "common/device/not_written.h", (sources.HERE / "not_written.h").read_bytes())
+        put(machine.tree / "common/device/not_written.h", (sources.HERE / "not_written.h").read_bytes())
+        text = sources.stubbed((machine.tree / exercise.file).read_text(), [exercise])
+        with sources.changed(machine.tree, {exercise.file: text}):
             build(machine, {run.program for run in stage.runs.values()})
             ends = {name: observe(machine, stage.runs[name]).end for name in exercise.runs}
-        finally:
-            put(path, original)
-            (machine.tree / "common/device/not_written.h").unlink(missing_ok=True)
         right = [end for end in ends.values() if end.startswith(f"{exercise.number} is not written yet ({exercise.file}:")]
         expect(len(right) == len(ends), f"{exercise.number}: a stub ends every run of the exercise {set(ends.values()) if len(right) < len(ends) else ''}")
         return exercise.number
@@ -105,22 +100,19 @@ def mistakes(stages, only=None):
 
     def work(machine, task):
         stage, mutant, exercise = task
-        here, path = known[stage.number], machine.tree / mutant.file
-        original = path.read_text()
+        here, text = known[stage.number], mutant.applied((machine.tree / mutant.file).read_text())
         entry = next(m for m in here["mistakes"] if m["name"] == mutant.name)
         programs = {run.program for run in stage.runs.values()}
         try:
-            put(path, original.replace(mutant.find, mutant.replace))
-            build(machine, programs)
-            seen = {name: observe(machine, run) for name, run in stage.runs.items()}
-            races = []
-            if entry["races"]:
-                build(machine, programs, races=True)
-                races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})
+            with sources.changed(machine.tree, {mutant.file: text}):
+                build(machine, programs)
+                seen = {name: observe(machine, run) for name, run in stage.runs.items()}
+                races = []
+                if entry["races"]:
+                    build(machine, programs, races=True)
+                    races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})
         except BuildError as error:
             return f"{mutant.name}: " + str(expect(False, f"{mutant.name} compiles: {error}"))
-        finally:
-            put(path, original)
         differs = {name: differences(o, here["reference"][name]) for name, o in seen.items()}
         found = fingerprints.recognised(here, differs, races)
         verdict = grade.judge(stage, exercise, "", seen, here["reference"], races, found)
@@ -141,14 +133,9 @@ def nothing_done(stages):
     exercise, known = stage.exercises["02.4"], fingerprints.load()["02"]["reference"]
 
     def work(machine, _):
-        path = machine.tree / exercise.file
-        original = path.read_text()
-        try:
-            put(path, sources.graft(original, exercise, ["{}"]))
+        with sources.grafted(machine, stage, {exercise.number: ["{}"]}):
             build(machine, {stage.program})
             seen = observe(machine, stage.runs[name])
-        finally:
-            put(path, original)
         differs = differences(seen, known[name])
         expect(is_right(differs) and not costs_right(differs, seen, known[name]),
                f"02.4, nothing done before the end: {in_words(differs, seen, known[name])}")
@@ -164,12 +151,9 @@ def starters(stages, only=None):
         with tempfile.TemporaryDirectory() as folder:
             to = pathlib.Path(folder) / "hw"
             starter.starter([stage], "check", to)
-            bodies = {e.file: [sources.find_body((ROOT / e.file).read_text(), s) for s in e.bodies]
-                      for e in stage.exercises.values()}
             elsewhere = {line.strip() for name in sources.files_of() if name not in starter.LEFT_OUT and "corpus" not in name
                          and name.endswith((".h", ".cu", ".cc", ".md", ".sh", ".py"))
-                         for line in without((ROOT / name).read_text(), [b for e in stage.exercises.values() if e.file == name
-                                             for b in (sources.find_body((ROOT / name).read_text(), s) for s in e.bodies)]).splitlines()}
+                         for line in without_bodies(stage, name).splitlines()}
             lines = starter.solution_lines([stage]) - elsewhere
             left = [f"{path.relative_to(to)}: {line.strip()}" for path in to.rglob("*")
                     if path.is_file() and ".git" not in path.parts
@@ -177,11 +161,7 @@ def starters(stages, only=None):
             expect(not left and len(lines) > 10, f"{number}: none of {len(lines)} solution lines is left {left[:2] or ''}")
             log = subprocess.run(["git", "log", "--oneline"], cwd=to, capture_output=True, text=True, check=True).stdout
             expect(log.count("\n") == 1, f"{number}: a history of one commit")
-            try:
-                starter.starter([stage], "check", to)
-                expect(False, f"{number}: an existing folder is refused")
-            except UsageError as error:
-                expect("exists" in str(error), f"{number}: an existing folder is refused")
+            expect("exists" in refusal(starter.starter, [stage], "check", to), f"{number}: an existing folder is refused")
             again = pathlib.Path(folder) / "hunt"
             starter.hunt(stage, "check", again)
             planted = starter.planted(stage, "check")
@@ -190,10 +170,27 @@ def starters(stages, only=None):
             expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
 
 
-def without(text, places):
-    for begin, end in sorted(places, reverse=True):
-        text = text[:begin] + text[end:]
+def without_bodies(stage, file):
+    text = (ROOT / file).read_text()
+    for exercise in stage.exercises.values():
+        if exercise.file == file:
+            text = sources.graft(text, exercise, [""] * len(exercise.bodies))
     return text
+
+
+def refusal(call, *arguments):
+    """The line with which a call is refused; empty if it is not."""
+    try:
+        call(*arguments)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def with_mistake(stage):
+    """(a mutant of 03.3, its bodies with it)."""
+    mutant = next(m for m in read_mutants() if m.name == "03-only-last-micro-batch")
+    return mutant, sources.bodies_in(mutant.applied((ROOT / mutant.file).read_text()), stage.exercises["03.3"])
 
 
 def hostile(stages):
@@ -232,11 +229,8 @@ def submitted(stages):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "in").mkdir()
-        mutant = next(m for m in read_mutants() if m.name == "03-only-last-micro-batch")
-        text = (ROOT / mutant.file).read_text().replace(mutant.find, mutant.replace)
-        exercise = stage.exercises["03.3"]
         bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
-        bodies["03.3"] = [text[slice(*sources.find_body(text, s))] for s in exercise.bodies]
+        mutant, bodies["03.3"] = with_mistake(stage)
         bodies["03.4"] = sources.stub(stage.exercises["03.4"])
         content = {"pentatron": 1, "stage": "03", "id": "check", "bodies": bodies}
         put(folder / "in/a.json", json.dumps(content))
@@ -275,24 +269,19 @@ def grades(stages):
                "ada,90,64,70,77\nbob,-,100,60,73.33\n", "the table for Moodle")
         for wrong in ("weight 01", "late 03 ada soon", "drop all", "dropped 1"):
             rules.write_text(f"drop 1\n{wrong}\n")
-            try:
-                grading.read_rules(rules)
-                expect(False, f"{wrong!r} is refused")
-            except UsageError as error:
-                expect("rules.txt:2" in str(error) and "\n" not in str(error), f"{wrong!r} is refused, in one line with its number")
+            said = refusal(grading.read_rules, rules)
+            expect("rules.txt:2" in said and "\n" not in said, f"{wrong!r} is refused, in one line with its number")
 
 
 def pages_of_learners(stages):
     """A page has what a learner was told, and both timelines."""
-    stage, mutant = stages["03"], next(m for m in read_mutants() if m.name == "03-only-last-micro-batch")
-    exercise = stage.exercises["03.3"]
-    text = (ROOT / mutant.file).read_text().replace(mutant.find, mutant.replace)
-    bodies = {"03.3": [text[slice(*sources.find_body(text, s))] for s in exercise.bodies]}
+    stage = stages["03"]
+    mutant, broken = with_mistake(stage)
 
     def work(machine, _):
         with tempfile.TemporaryDirectory() as name:
             told = "03.3 12/20  stage 2 on 2 ranks: <b>wrong</b>"
-            page = pages.write(machine, stage, "ada", bodies, [told], pages.folder_of_pages(name)).read_text()
+            page = pages.write(machine, stage, "ada", {"03.3": broken}, [told], pages.folder_of_pages(name)).read_text()
         data = json.loads(re.search(r"^const figures = (.*);$", page, re.M)[1])
         rows = [bar for name in data if name.startswith("timeline") for bar in data[name]["datasets"]["rows"]]
         runs = {run: {bar["stream"] for bar in rows if bar["run"] == run} for run in ("ada", "the reference")}
@@ -326,7 +315,8 @@ def gradescope(stages):
                    f"results.json has the points of each exercise: {tests}")
 
 
-PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference, "stubs": stubs, "nothing done": nothing_done, "starters": starters, "submitted": submitted, "gradescope": gradescope,
+PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference, "stubs": stubs,
+         "nothing done": nothing_done, "starters": starters, "submitted": submitted, "gradescope": gradescope,
          "hostile": hostile, "mistakes": mistakes}
 
 

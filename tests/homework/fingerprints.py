@@ -12,14 +12,14 @@ import time
 
 import sources
 from observe import PARITY, BuildError, Machine, build, differences, folder_of, observe, same
-from sources import HERE, ROOT, copy_tree, exercise_of, put
+from sources import HERE, ROOT, changed, copy_tree, exercise_of, put
 
 PATH = HERE / "fingerprints.json"
 RECOGNISED = 1e-5  # relative; the file has six digits
 
 
-def load(path=PATH):
-    return json.loads(path.read_text()) if path.exists() else {}
+def load():
+    return json.loads(PATH.read_text()) if PATH.exists() else {}
 
 
 def text_of(known):
@@ -36,7 +36,7 @@ def workplace(number, sandboxed=False):
     """A copy of this tree in which sources may be broken, with this tree's object files. `sandboxed`: what runs in it is
     kept from it (sandbox.py)."""
     tree = ROOT / f"build/homework/{'sandbox' if sandboxed else 'tree'}-{number}"
-    copy_tree(ROOT, tree)
+    copy_tree(tree)
     for folder in ("build/batches", "build/host", "build/host-thread", "build/cpu", "build/cpu-thread", folder_of(False), folder_of(True)):
         if not (tree / folder).exists() and (ROOT / folder).exists():
             shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*", "runs"))
@@ -95,10 +95,10 @@ def reference_of(machine, stage, seed=None, known={}):
     return result
 
 
-def differences_of(machine, stage, reference, names=None):
+def differences_of(machine, stage, reference):
     result = {}
-    for name in names or stage.runs:
-        differs = differences(observe(machine, stage.runs[name]), reference[name])
+    for name, run in stage.runs.items():
+        differs = differences(observe(machine, run), reference[name])
         if differs:
             result[name] = {fact: short(values) for fact, values in differs.items()}
     return result
@@ -106,31 +106,27 @@ def differences_of(machine, stage, reference, names=None):
 
 def fingerprint(machine, stage, exercise, mutant, reference):
     """The entry of one mistake. What changes from one time to the next is left out: it is a race."""
-    path = machine.tree / mutant.file
-    original = path.read_text()
+    text = mutant.applied((machine.tree / mutant.file).read_text())
     entry = {"name": mutant.name, "exercise": exercise.number, "why": mutant.why,
              "identity": identity(mutant, exercise), "differs": {}, "races": []}
+    programs = {run.program for run in stage.runs.values()}
     try:
-        assert original.count(mutant.find) == 1, mutant.name
-        put(path, original.replace(mutant.find, mutant.replace))
-        programs = {run.program for run in stage.runs.values()}
-        build(machine, programs)
-        first, second = (differences_of(machine, stage, reference) for _ in range(2))
-        if first != second:
-            entry["unsteady"] = True
-        for name in first:
-            stable = {fact: values for fact, values in first[name].items() if values == second.get(name, {}).get(fact)}
-            if stable:
-                entry["differs"][name] = stable
-        if any(kind.startswith("threads") for kind in mutant.kinds):
-            entry["differs"] = costs(entry["differs"])  # its numbers are a matter of luck
-            build(machine, programs, races=True)
-            entry["races"] = sorted({race for name in exercise.runs
-                                     for race in observe(machine, stage.runs[name], races=True).races})
+        with changed(machine.tree, {mutant.file: text}):
+            build(machine, programs)
+            first, second = (differences_of(machine, stage, reference) for _ in range(2))
+            if first != second:
+                entry["unsteady"] = True
+            for name in first:
+                stable = {fact: values for fact, values in first[name].items() if values == second.get(name, {}).get(fact)}
+                if stable:
+                    entry["differs"][name] = stable
+            if any(kind.startswith("threads") for kind in mutant.kinds):
+                entry["differs"] = costs(entry["differs"])  # its numbers are a matter of luck
+                build(machine, programs, races=True)
+                entry["races"] = sorted({race for name in exercise.runs
+                                         for race in observe(machine, stage.runs[name], races=True).races})
     except BuildError as error:
         entry["differs"] = {"": {"end": [f"does not compile: {error}"]}}
-    finally:
-        put(path, original)
     return entry
 
 

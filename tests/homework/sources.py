@@ -47,10 +47,10 @@ class Stage:
     tests: str = ""
 
 
-def read_stages(path=HERE / "exercises.txt"):
+def read_stages():
     """{number: Stage}"""
     stages, common, hidden, stage, exercise = {}, [], [], None, None
-    for line in path.read_text().splitlines():
+    for line in (HERE / "exercises.txt").read_text().splitlines():
         word, _, rest = line.partition(" ")
         rest = rest.strip()
         if not word or word.startswith("#") or word == "unseen":
@@ -101,11 +101,16 @@ class Mutant:
     replace: str
     kinds: list  # of its tests: "ranks 2", "threads 2", ...
 
+    def applied(self, text):
+        """The text of its file, or of a part of it, with the mistake."""
+        assert text.count(self.find) == 1, self.name
+        return text.replace(self.find, self.replace)
 
-def read_mutants(path=None):
+
+def read_mutants():
     """[Mutant], those of mutants.txt in its order."""
     mutants = []
-    for line in (path or HERE.parent / "mutants.txt").read_text().splitlines():
+    for line in (HERE.parent / "mutants.txt").read_text().splitlines():
         word, _, rest = line.partition(" ")
         rest = rest.strip()
         if word == "mutant":
@@ -132,8 +137,8 @@ def tokens(text):
     return [(m.group(), m.start()) for m in TOKEN.finditer(text) if m.group("blank") is None]
 
 
-def find_body(text, signature, where=""):
-    """The places of a function's braces: text[begin:end] is its body. `signature` occurs once."""
+def find_body(text, signature, where):
+    """The places of a function's braces: text[begin:end] is its body. `signature` occurs once. `where`: for an error."""
     if text.count(signature) != 1:
         raise UsageError(f"{where}: expected once: {signature}")
     at = text.index(signature)
@@ -152,10 +157,14 @@ def find_body(text, signature, where=""):
     raise UsageError(f"{where}: no body behind: {signature}")
 
 
+def bodies_in(text, exercise):
+    """The bodies of an exercise in the text of its file."""
+    return [text[slice(*find_body(text, signature, exercise.file))] for signature in exercise.bodies]
+
+
 def bodies_of(tree, exercise):
     """The bodies of an exercise as they are in a tree."""
-    text = (pathlib.Path(tree) / exercise.file).read_text()
-    return [text[slice(*find_body(text, signature, exercise.file))] for signature in exercise.bodies]
+    return bodies_in((pathlib.Path(tree) / exercise.file).read_text(), exercise)
 
 
 def graft(text, exercise, bodies):
@@ -186,14 +195,12 @@ def same_tokens(bodies, others):
     return [[t for t, _ in tokens(a)] for a in bodies] == [[t for t, _ in tokens(b)] for b in others]
 
 
-def exercise_of(stage, mutant, tree=ROOT):
+def exercise_of(stage, mutant):
     """The exercise in whose bodies a mutant lies, or None."""
-    text = (pathlib.Path(tree) / mutant.file).read_text()
-    at = text.find(mutant.find)
     for exercise in stage.exercises.values():
-        for signature in exercise.bodies if exercise.file == mutant.file and at >= 0 else []:
-            begin, end = find_body(text, signature, exercise.file)
-            if begin <= at and at + len(mutant.find) <= end or signature in mutant.find:
+        if exercise.file == mutant.file:
+            if any(signature in mutant.find for signature in exercise.bodies) or \
+                    any(mutant.find in body for body in bodies_of(ROOT, exercise)):
                 return exercise
     return None
 
@@ -231,14 +238,27 @@ def complaint(body):
 
 # ---- Trees
 
-def files_of(tree=ROOT):
+def files_of():
     """The project's files: what git tracks, and what it does not ignore; in an archive without git, all."""
-    if not (pathlib.Path(tree) / ".git").exists():
-        return sorted(str(path.relative_to(tree)) for path in pathlib.Path(tree).rglob("*")
-                      if path.is_file() and not {"build", "__pycache__"} & set(path.relative_to(tree).parts))
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=tree, check=True,
+    if not (ROOT / ".git").exists():
+        return sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
+                      if path.is_file() and not {"build", "__pycache__"} & set(path.relative_to(ROOT).parts))
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True,
                             capture_output=True, text=True).stdout.split("\0")
-    return sorted({name for name in listed if name and (pathlib.Path(tree) / name).is_file()})
+    return sorted({name for name in listed if name and (ROOT / name).is_file()})
+
+
+@contextlib.contextmanager
+def changed(tree, texts):
+    """In a tree these files, {name: text}, have another text for a while."""
+    originals = {name: (tree / name).read_bytes() for name in texts}
+    try:
+        for name, text in texts.items():
+            put(tree / name, text)
+        yield
+    finally:
+        for name, text in originals.items():
+            put(tree / name, text)
 
 
 @contextlib.contextmanager
@@ -248,22 +268,16 @@ def grafted(machine, stage, bodies):
     for number, text in bodies.items():
         file = stage.exercises[number].file
         texts[file] = graft(texts.get(file) or (ROOT / file).read_text(), stage.exercises[number], text)
-    try:
-        for file, text in texts.items():
-            put(machine.tree / file, text)
+    with changed(machine.tree, texts):
         machine.own(machine.tree)
         yield
-    finally:
-        for file in texts:
-            put(machine.tree / file, (ROOT / file).read_bytes())
 
 
-def copy_tree(source, target, files=None):
-    """Makes target's sources those of source. What has not changed keeps its time, and so its object file."""
-    source, target = pathlib.Path(source), pathlib.Path(target)
-    files = files_of(source) if files is None else files
+def copy_tree(target):
+    """Makes target's sources those of this tree. What has not changed keeps its time, and so its object file."""
+    files = files_of()
     for name in files:
-        put(target / name, (source / name).read_bytes(), (source / name).stat())
+        put(target / name, (ROOT / name).read_bytes(), (ROOT / name).stat())
     for path in target.rglob("*"):
         name = path.relative_to(target)
         if path.is_file() and name.parts[0] not in ("build", ".git") and str(name) not in files:

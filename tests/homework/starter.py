@@ -116,8 +116,7 @@ def hunt(stage, identity, to):
     """make hunt-03: a finished stage with three mistakes."""
     change = {}
     for mutant in planted(stage, identity).values():
-        text = change.get(mutant.file) or (ROOT / mutant.file).read_text()
-        change[mutant.file] = text.replace(mutant.find, mutant.replace)
+        change[mutant.file] = mutant.applied(change.get(mutant.file) or (ROOT / mutant.file).read_text())
     change["tests/homework/not_run.txt"] = "~[.]" + stage.tests + "\n"
     change[f"found-{stage.number}.txt"] = (
         f"# Three mistakes are in the bodies of stage {stage.number}'s exercises (tests/homework/exercises.txt).\n"
