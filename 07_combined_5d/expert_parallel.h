@@ -26,7 +26,6 @@
 #include "../05_pipeline_parallel/turns.h"
 #include "expert_exchange.h"
 #include "expert_memory.h"
-#include "model/inspection.h"
 #include "program/log.h"
 #include "router.h"
 
@@ -109,13 +108,6 @@ class ExpertParallel : public FeedForward {
   // How many copies this rank has sent to each expert of a layer, [experts], since take_routed.
   const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
 
-  // Shows tensors of a layer's experts (inspection.h).
-  auto look_at(inspection::When when, int layer) const {
-    return [=, this](const char* name, auto x) {
-      inspection::look(when, unit_of_layer(layer), name, x, compute_);
-    };
-  }
-
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
@@ -173,11 +165,9 @@ class ExpertParallel : public FeedForward {
     }
     const Tensor h = region.enter(normed);
     ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
-    const auto look = look_at(inspection::When::forward, layer);
     const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
     const Tensor results = exchange_.one_rank() ? a.returned : results_;
     router_.choose(blas, h, parameters, layer, a);
-    look("router's probabilities", a.probabilities);
     for (int i = 0; i < chunks_; ++i) {
       const Matrix<int32_t> counts = counts_.row_range(4 * i, 4);
       make_permutation(chunk(a.chosen, i), static_cast<int32_t>(expert_capacity(options_, rows_ / chunks_)),
@@ -205,9 +195,6 @@ class ExpertParallel : public FeedForward {
         swiglu_forward(rows.of_all(chunk(a.gate_up, i)), rows.of_all(chunk(a.product, i)), compute_);
       grouped_linear_forward(blas, rows.of_each(chunk(a.product, i)), weights(parameters, layer, 2),
                              rows.of_each(chunk(results, i)), addresses_);
-      look("experts' gate and up", rows.of_all(chunk(a.gate_up, i)));
-      look("experts' activation", rows.of_all(chunk(a.product, i)));
-      look("experts' output", rows.of_all(chunk(results, i)));
       exchange_.combine(a.counts[i], chunk(results, i), chunk(a.returned, i), arrived_[i]);
     }
     Turns::pass();
@@ -230,7 +217,6 @@ class ExpertParallel : public FeedForward {
     }
     const ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
-    const auto look = look_at(inspection::When::backward, layer);
     const Tensor d_returned = exchange_.one_rank() ? g.returned : d_permuted_;
     const Tensor d_dispatched = exchange_.one_rank() ? d_permuted_ : d_results_;
     const auto shared_backward = [&] {
@@ -258,8 +244,6 @@ class ExpertParallel : public FeedForward {
       }
       grouped_linear_dgrad(blas, rows.of_each(chunk(g.gate_up, i)), weights(parameters, layer, 0, 2),
                            rows.of_each(chunk(d_dispatched, i)), addresses_);
-      look("gradient of experts' activation", rows.of_all(chunk(g.product, i)));
-      look("gradient of experts' gate and up", rows.of_all(chunk(g.gate_up, i)));
       exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i), d_arrived_[i]);
     }
     Turns::pass();

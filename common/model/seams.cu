@@ -1,7 +1,6 @@
 #include <cmath>
 
 #include "kernels/attention.h"
-#include "model/inspection.h"
 #include "model/seams.h"
 
 namespace pentatron {
@@ -90,9 +89,6 @@ Tensor FeedForward::forward(const Blas& blas, const Parameters& parameters, int 
   const Tensor gate_up = kept.gate_up, product = kept.product;
   region.enter_linear(blas, normed, parameters.weights(gate_[layer], 2), gate_up);
   swiglu_forward(gate_up, product, blas.stream());
-  const int unit = unit_of_layer(layer);
-  inspection::look(inspection::When::forward, unit, "MLP's gate and up", gate_up, blas.stream());
-  inspection::look(inspection::When::forward, unit, "MLP's activation", product, blas.stream());
   if (recomputing) return {};
   return region.leave_linear(blas, product, parameters.weights(gate_[layer] + 2), partial);
 }
@@ -108,10 +104,6 @@ void FeedForward::backward(const Blas& blas, const Parameters& parameters, int l
   queue.push(unit,
              [=, &blas, &parameters] { linear_wgrad(blas, d_partial, product, parameters.gradients(down)); });
   swiglu_backward(d_product, gate_up, d_gate_up, blas.stream());
-  inspection::look(inspection::When::backward, unit, "gradient of MLP's activation", d_product,
-                   blas.stream());
-  inspection::look(inspection::When::backward, unit, "gradient of MLP's gate and up", d_gate_up,
-                   blas.stream());
   queue.prefetch(region, normed);
   linear_dgrad(blas, d_gate_up, parameters.weights(gate, 2), d_h);
   queue.push(unit, [=, &blas, &parameters, &region] {

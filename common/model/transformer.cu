@@ -3,7 +3,6 @@
 #include <numbers>
 
 #include "kernels/kernels.h"
-#include "model/inspection.h"
 #include "model/memory.h"
 #include "model/transformer.h"
 
@@ -202,25 +201,12 @@ void Transformer::backward(const Batch& batch, Activations& a) {
     const LayerActivations& kept = a.layers[layer - range.first];
     if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
     layer_backward(layer, batch, a);
-    inspection::look(inspection::When::backward, unit, "gradient of its input", a.gradient, stream_);
     after_weights(unit, Pass::backward);
     a.queue.close(unit, batch.last);
   }
   trace::here.layer = -1;
   if (range.embedding) embedding_backward(batch, a);
   trace::here.pass = 'o';
-}
-
-// What a layer computes before its MLP, in this order.
-void Transformer::inspect(int unit, const LayerActivations& a) const {
-  const auto look = [&](const char* name, Tensor of) {
-    inspection::look(inspection::When::forward, unit, name, of, stream_);
-  };
-  look("its input", a.input);
-  look("attention's normed input", a.normed1);
-  look("attention's output", a.attention.out);
-  look("residual stream after attention", a.middle);
-  look("MLP's normed input", a.normed2);
 }
 
 AttentionShape Transformer::attention_shape(const Batch& batch) const {
@@ -268,11 +254,8 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
   const Tensor attended = region.leave_linear(blas_, t.out, parameters_.weights(id.o), branch_);
 
   norm_forward(id.norm2, {a.input, attended}, a.middle, a.normed2, a.rstd2);
-  inspect(unit_of_layer(layer), a);
-  const Tensor out = seams_.feed_forward->forward(blas_, parameters_, layer, batch, a.normed2, a.feed_forward,
-                                                  recomputing, region, branch_);
-  inspection::look(inspection::When::forward, unit_of_layer(layer), "MLP's output", out, stream_);
-  return {a.middle, out};
+  return {a.middle, seams_.feed_forward->forward(blas_, parameters_, layer, batch, a.normed2, a.feed_forward,
+                                                 recomputing, region, branch_)};
 }
 
 void Transformer::norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd) {
@@ -327,7 +310,6 @@ void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
   seams_.region->enter_linear(blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
   after_weights(unit, Pass::forward);
-  inspection::look(inspection::When::forward, unit, "logits", a.logits, stream_);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
   seams_.region->combine(a.loss_statistics);
   cross_entropy_loss(a.loss_statistics, batch.targets, batch.inverse_target_tokens, a.loss.data, stream_);

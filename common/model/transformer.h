@@ -122,7 +122,6 @@ class Transformer {
   // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
   void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
-  void inspect(int unit, const LayerActivations& a) const;  // inspection.h
   void head_forward(const Batch& batch, Residual x, Activations& a);
   void head_backward(const Batch& batch, Activations& a);
   // Assigns or adds (`accumulate`) the gradient of a norm's input to d_x. weight_gradient [1, d] receives

@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "kernels/kernels.h"
-#include "model/inspection.h"
 #include "program/checkpoint.h"
 #include "program/checkpoint_folder.h"
 #include "program/tokenizer.h"
@@ -255,7 +254,6 @@ void Checkpoints::before_update() {
 }
 
 void Checkpoints::after_update(int64_t step) {
-  if (inspection::on) return;  // the second pass of a step
   done_ = step + 1;
   const bool due = options_.save_every > 0 && done_ % options_.save_every == 0,
              last = done_ == options_.steps;

@@ -149,8 +149,6 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--epsilon", options.epsilon, 1e-30, 1, "added to AdamW's denominator");
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
-  line.choice("--on-nan", options.on_nan, on_nan_names,
-              "a norm that is no number ends the run, or skips the step");
   line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
   line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");

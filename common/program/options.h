@@ -26,9 +26,6 @@ inline std::string_view to_string(Recompute recompute) { return name_of(recomput
 inline std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
 inline std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
-enum class OnNan { stop, skip };
-inline const Names<OnNan> on_nan_names = {{"stop", OnNan::stop}, {"skip", OnNan::skip}};
-
 // Defaults that depend on the model (its sizes, sequence_length, lr) or on another option are set by
 // parse_options.
 struct Options : TrainingConfig, CommunicationConfig {
@@ -49,8 +46,6 @@ struct Options : TrainingConfig, CommunicationConfig {
   const char* load_option() const {
     return load.empty() ? "--load-weights" : resume && load == save ? "--resume" : "--load";
   }
-
-  OnNan on_nan = OnNan::stop;  // what a loss or a norm does that is NaN or infinite; fp16 has its loss scale
 
   std::string log_json;  // path; empty: no log
   std::string trace;     // path; empty: no trace

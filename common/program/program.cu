@@ -180,60 +180,31 @@ void Run::end_step(const Routed& routed) {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), routed});
-  if (inspection::on) end_second_pass();
   if (issued_.size() == 2) log_step();
 }
 
 int64_t Run::next_step(int64_t step) {
   steps_done_ = step + 1;
-  const bool last = preempted_ || steps_done_ == options_.steps;
-  if (last) log_steps();
-  if (bad_step_ < 0) return last ? options_.steps : step + 1;
-  inspection::on = true;
-  look_at_parameters(inspection::When::weights);
-  return bad_step_;
+  if (!preempted_ && steps_done_ < options_.steps) return steps_done_;
+  log_steps();
+  return options_.steps;
 }
 
-// In fp16 the loss scale takes care of what overflows.
-void Run::judge(int64_t step, double loss, double norm) {
-  if (std::isfinite(loss) && std::isfinite(norm)) return;
-  if (is_dry_run() || has_loss_scale || bad_step_ >= 0) return;
-  std::ostringstream words;
+// The line has the numbers of the first rank that has such a one. Rank 0 prints it (run_program_on_ranks).
+void Run::end_at(int64_t step, bool is_finite) {
+  CUDA_CHECK(cudaDeviceSynchronize());  // the next step has been issued, and needs what ends with the run
   const auto word = [](double x) { return std::isnan(x) ? "nan" : text(x); };  // without its sign
-  words << "step " << step + 1 << ": the loss is " << word(loss) << ", the gradient norm " << word(norm);
-  bad_numbers_ = words.str();
-  if (options_.on_nan == OnNan::stop) bad_step_ = step;
-  if (options_.on_nan == OnNan::skip && log_)
-    std::cout << bad_numbers_ << (std::isfinite(norm) ? "\n" : "; the step is skipped\n");
-}
-
-void Run::look_at_parameters(inspection::When what) const {
-  for (const Shard& shard : trained_.shards()) {
-    for (const ParameterRange& range : trained_.ranges(shard)) {
-      const auto look = [&](const auto* data) {
-        inspection::look(what, shard.unit, range.parameter->name, data + range.begin_in_shard, range.size,
-                         totals_.stream());
-      };
-      if (what == inspection::When::weights)
-        look(shard.weights);
-      else
-        look(shard.gradients);
-    }
+  std::string words = "step " + std::to_string(step + 1) + ": the loss is " + word(totals_.host_loss()) +
+                      ", the gradient norm " + word(totals_.host_norm());
+  const std::vector<std::string> all = peers_.gather(is_finite ? "" : words);
+  std::vector<std::string> names;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;
+    if (names.empty()) words = all[rank];
+    names.push_back(rank_name(static_cast<int>(rank)));
   }
-}
-
-void Run::end_second_pass() {
-  look_at_parameters(inspection::When::gradients);
-  inspection::on = false;
-  const inspection::Found mine = inspection::first();
-  // The smallest place; among ranks that have it, the lowest.
-  const double first = -peers_.largest({-mine.order})[0];
-  const std::vector<std::string> all = peers_.gather(mine.order == first ? mine.words : "");
-  const auto found = std::ranges::find_if(all, [](const std::string& words) { return !words.empty(); });
-  const std::string where =
-      found == all.end() ? "not when the step was repeated (its weights may be those of a step later)"
-                         : "first on " + rank_name(static_cast<int>(found - all.begin())) + ", " + *found;
-  throw RunError(bad_numbers_ + "; " + where);
+  if (names.size() < all.size()) words += ", on " + join(names, ", ") + " alone";
+  throw RunError(words);
 }
 
 void Run::log_steps() {
@@ -246,16 +217,18 @@ void Run::log_step() {
   totals_.receive();
   const double seconds = totals_.ended().time - begin_;
   const std::chrono::duration<double> wall = totals_.ended().wall - wall_begin_;
+  const bool is_finite = is_dry_run() || has_loss_scale ||
+                         (std::isfinite(totals_.host_loss()) && std::isfinite(totals_.host_norm()));
   const double ranks = peers_.ranks(), worked = std::round(1e3 * (totals_.ended().worked - worked_));  // ms
   worked_ += 1e-3 * worked;
   const std::vector<double> largest =
       peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
-                      static_cast<double>(Preemption::asked()), worked * ranks + peers_.rank(), -worked});
+                      static_cast<double>(Preemption::asked()), worked * ranks + peers_.rank(), -worked,
+                      is_finite ? 0.0 : 1.0});
   preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
   final_loss_ = totals_.host_loss();
-  judge(issued.step, final_loss_, totals_.host_norm());
   StepRecord record{issued.step + 1,
                     final_loss_,
                     totals_.host_norm(),
@@ -278,6 +251,7 @@ void Run::log_step() {
   }
   if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);
+  if (largest.back() > 0) end_at(issued.step, is_finite);
   begin_ += largest[0];
   wall_begin_ = totals_.ended().wall;
 }

@@ -13,7 +13,6 @@
 #include "kernels/matmul.h"
 #include "model/batch.h"
 #include "model/data.h"
-#include "model/inspection.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/parameters.h"
@@ -95,8 +94,7 @@ class Run {
 
   void begin_step(int64_t step);
   void end_step(const Routed& routed = {});  // all work of the step has been issued
-  // The step after this one; options.steps if a signal has asked the run to end; or, to find out where they
-  // came from, a step whose numbers were none, once more. The same on all ranks.
+  // The step after this one, or options.steps if a signal has asked the run to end. The same on all ranks.
   int64_t next_step(int64_t step);
   // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if a signal has
   // ended the run.
@@ -105,9 +103,11 @@ class Run {
   void show_sample(const std::string& text) const;
 
  private:
-  // Waits for the oldest step that has not been logged, and logs it.
+  // Waits for the oldest step that has not been logged, and logs it. Throws RunError if its loss or norm is
+  // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)
   void log_step();
   void log_steps();  // all of them
+  [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
 
   const Options& options_;
   const Peers& peers_;
@@ -115,11 +115,6 @@ class Run {
   const Parameters& trained_;
   const Preemption preemption_;
   bool preempted_ = false;
-  int64_t bad_step_ = -1;  // the first one with a loss or a norm that is no number; -1: none
-  std::string bad_numbers_;
-  void judge(int64_t step, double loss, double norm);
-  void look_at_parameters(inspection::When what) const;
-  [[noreturn]] void end_second_pass();
   int64_t steps_done_ = 0;
   std::optional<RunLog> log_;  // on rank 0
   void start_trace();

@@ -31,7 +31,6 @@ class StepTotals {
   // are of its step.
   void receive();
   void wait() { send(), receive(); }
-  cudaStream_t stream() const { return stream_; }
   // When the device had made the copy, by now() and by the wall clock, and how long this rank had worked
   // until then (peers.h). The host may look later.
   struct End {

@@ -106,8 +106,7 @@ def observe(machine, run, seed=None, races=False, keep=None):
         command = [str(machine.tree / folder_of(races) / run.program), *run.options]
         main = run.program != "collectives"
         if main:
-            # A run that ended at the first NaN would tell less about a mistake.
-            command += ["--data", str(machine.tree / "LICENSE"), "--log-json", str(log), "--on-nan", "skip"]
+            command += ["--data", str(machine.tree / "LICENSE"), "--log-json", str(log)]
         if seed is not None and main:
             command += [*run.hidden, "--seed", str(seed)]
         if keep:
@@ -145,6 +144,8 @@ def end_of(status, output):
             return found.group()
     if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
         return "it hangs"
+    if found := re.search(r"^step \d+: the loss is .*", output, re.M):  # a number that is NaN or infinite
+        return found.group()
     lines = [line.strip() for line in output.splitlines()
              if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I) and not re.search(r"hwloc|libuc", line)]
     lines = [re.sub(r"^(rank \d+[^:]*|\S*what\(\)): *", "", line) for line in lines]
@@ -179,7 +180,7 @@ def facts_of_log(path):
         for line in lines:
             if "step" in line:
                 for name in ("loss", "grad_norm", "lr"):
-                    facts[name].append("nan" if line[name] is None else line[name])
+                    facts[name].append(line[name])
         summary = lines[-1]["summary"]
         facts["seconds"], facts["hidden"] = [summary["modelled"]["seconds"]], [summary["modelled"]["hidden"]]
         for rank in summary["memory"]:
@@ -234,7 +235,7 @@ def operation_of(kind, stack):
 # ---- Comparison
 
 def same(a, b, tolerance=NUMBERS):
-    if isinstance(a, str) or isinstance(b, str):  # a line, or "nan"
+    if isinstance(a, str) or isinstance(b, str):  # a line
         return a == b
     return abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-30)
 
@@ -266,7 +267,7 @@ def costs_right(differs, seen, reference):
 
 
 def ratio(a, b):
-    return "not a number" if isinstance(a, str) else f"{a / b:.4g} of what it should be" if b else f"{a:g} in place of 0"
+    return f"{a / b:.4g} of what it should be" if b else f"{a:g} in place of 0"
 
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate"}
