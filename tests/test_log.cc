@@ -327,28 +327,3 @@ TEST_CASE("log: quantities for people", "[log]") {
   CHECK(pentatron::human_count(999'960) == "1.00M");
   CHECK(pentatron::human_count(2.5e12) == "2.50T");
 }
-
-TEST_CASE("log: a loss or a time that is far from the last ones is a line", "[01]") {
-  std::ostringstream out;
-  RunLog log(
-      out,
-      {.json_path = "", .steps = 100, .log_every = 1000, .flops_per_token = 1, .peak_flops = 1, .ranks = 1});
-  for (int64_t step = 1; step <= 100; ++step) {
-    StepRecord r = record(step);
-    r.loss = 4 - 0.01 * static_cast<double>(step);
-    if (step == 10 || step == 60) r.loss = 6;  // at step 10 the last ones are too few
-    if (step >= 80 && step % 10 == 0) r.seconds = 0.31;
-    r.latest = {3, step == 90 ? 0.2 : 0.15};
-    log.step(r);
-  }
-  std::vector<std::string> lines = split(out.str());
-  std::erase_if(lines, [](const std::string& line) { return !line.starts_with("step "); });
-  CHECK(
-      lines ==
-      std::vector<std::string>{
-          "step 60: a loss of 6.0000; the median of the last 50 steps is a loss of 3.6600",
-          "step 80: a step time of 310 ms; the median of the last 50 steps is a step time of 100 ms",
-          "step 90: a step time of 310 ms; the median of the last 50 steps is a step time of 100 ms; rank 3 "
-          "held up the others for 200 ms",
-          "step 100: a step time of 310 ms; the median of the last 50 steps is a step time of 100 ms"});
-}

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <nlohmann/json.hpp>
@@ -200,37 +199,6 @@ void RunLog::begin(const std::string& options, const std::string& precision) {
   if (json_.is_open()) write_json(line.dump());
 }
 
-// A line about a step whose loss or time is far from those of the last 50 steps.
-void RunLog::print_outlier(const StepRecord& record, double seconds) {
-  constexpr size_t fewest = 20, most = 50;
-  constexpr double high_loss = 1.5, long_time = 3;  // times the median
-  const auto median = [](std::deque<double> values) {
-    const auto middle = values.begin() + std::ssize(values) / 2;
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-  };
-  const auto judge = [&](std::deque<double>& last, double value, double limit, const auto& words,
-                         const std::string& reason = "") {
-    if (last.size() >= fewest && value > limit * median(last)) {
-      out_ << "step " << record.step << ": " << words(value) << "; the median of the last " << last.size()
-           << " steps is " << words(median(last)) << reason << '\n';
-    }
-    last.push_back(value);
-    if (last.size() > most) last.pop_front();
-  };
-  if (record.computed && std::isfinite(record.loss))
-    judge(losses_, record.loss, high_loss,
-          [](double loss) { return "a loss of " + formatted("%.4f", loss); });
-  // A rank that needs as long as always has less than half of such a step for itself.
-  std::string reason;
-  if (record.latest && record.latest->seconds > record.seconds / 2)
-    reason = "; " + rank_name(record.latest->rank) + " held up the others for " +
-             human_seconds(record.latest->seconds);
-  judge(
-      times_, seconds, long_time, [](double time) { return "a step time of " + human_seconds(time); },
-      reason);
-}
-
 void RunLog::step(const StepRecord& record) {
   if (json_.is_open()) write_json(record);
   if (record.step == 1) {
@@ -238,7 +206,6 @@ void RunLog::step(const StepRecord& record) {
               {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"});
   }
   const double seconds = record.modelled ? record.modelled->seconds : record.seconds;
-  print_outlier(record, seconds);
   tokens_ += record.tokens, modelled_seconds_ += seconds;
   unshown_tokens_ += record.tokens;
   unshown_seconds_ += seconds;

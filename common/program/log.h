@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <fstream>
 #include <iosfwd>
 #include <optional>
@@ -42,12 +41,6 @@ struct StepRecord {
   std::optional<Scale> scale = {};     // in fp16
   std::optional<double> dropped = {};  // share of the copies that no expert took, of all ranks
   std::vector<double> loads = {};      // as in Routed, of all ranks
-  // The rank that waited for others least, and for how many seconds another one waited more.
-  struct Latest {
-    int rank;
-    double seconds;
-  };
-  std::optional<Latest> latest = {};
 };
 
 struct RankMemory {
@@ -94,7 +87,6 @@ class RunLog {
 
  private:
   double mfu(double tokens, double seconds) const;
-  void print_outlier(const StepRecord& record, double seconds);
   void write_json(const StepRecord& record);
   void write_json(const std::string& line);
 
@@ -105,7 +97,6 @@ class RunLog {
   double unshown_seconds_ = 0;  // since the last printed line
   int unshown_steps_ = 0;
   double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
-  std::deque<double> losses_, times_;         // of the last 50 steps
   int steps_ = 0;                             // of this run: those before --load are not logged
 };
 

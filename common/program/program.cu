@@ -219,12 +219,9 @@ void Run::log_step() {
   const std::chrono::duration<double> wall = totals_.ended().wall - wall_begin_;
   const bool is_finite = is_dry_run() || has_loss_scale ||
                          (std::isfinite(totals_.host_loss()) && std::isfinite(totals_.host_norm()));
-  const double ranks = peers_.ranks(), worked = std::round(1e3 * (totals_.ended().worked - worked_));  // ms
-  worked_ += 1e-3 * worked;
   const std::vector<double> largest =
       peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
-                      static_cast<double>(Preemption::asked()), worked * ranks + peers_.rank(), -worked,
-                      is_finite ? 0.0 : 1.0});
+                      static_cast<double>(Preemption::asked()), is_finite ? 0.0 : 1.0});
   preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
@@ -238,8 +235,6 @@ void Run::log_step() {
                     static_cast<size_t>(largest[1]),
                     static_cast<size_t>(largest[2] + 0.5)};
   record.computed = !is_dry_run();
-  const double most = std::floor(largest[5] / ranks);  // and the remainder is the rank
-  record.latest = {static_cast<int>(largest[5] - most * ranks), 1e-3 * (most + largest[6])};
   if (!issued.routed.loads.empty()) {
     record.loads = peers_.sum(issued.routed.loads);
     const std::vector<double> copies = peers_.sum({issued.routed.dropped, issued.routed.copies});
@@ -251,7 +246,7 @@ void Run::log_step() {
   }
   if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);
-  if (largest.back() > 0) end_at(issued.step, is_finite);
+  if (largest[5] > 0) end_at(issued.step, is_finite);
   begin_ += largest[0];
   wall_begin_ = totals_.ended().wall;
 }

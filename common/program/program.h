@@ -131,7 +131,6 @@ class Run {
 
   std::chrono::steady_clock::time_point wall_begin_;
   double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
-  double worked_ = 0;              // seconds in which this rank did not wait for others, until then
   double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
   // With modelled time only: the overlap of the run, the last step (in s since origin_), and the
   // intervals of the last step and, for a trace, of all.

@@ -31,12 +31,10 @@ class StepTotals {
   // are of its step.
   void receive();
   void wait() { send(), receive(); }
-  // When the device had made the copy, by now() and by the wall clock, and how long this rank had worked
-  // until then (peers.h). The host may look later.
+  // When the device had made the copy, by now() and by the wall clock. The host may look later.
   struct End {
     double time;
     std::chrono::steady_clock::time_point wall;
-    double worked;
   };
   const End& ended() const { return ended_[received_]; }
   double host_loss() const { return host_[received_ * size]; }

@@ -78,7 +78,6 @@ class World : public Peers {
   std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
   std::string places() const override;
-  double worked() const override { return watchdog_->worked(); }
   std::unique_ptr<Agreement> agreement() const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1

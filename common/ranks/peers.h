@@ -52,9 +52,6 @@ class Peers {
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
   virtual std::string places() const { return {}; }
 
-  // Seconds in which this rank did not wait for others, so far.
-  virtual double worked() const { return 0; }
-
   // Its messages are not taken for those of this object. All ranks call this.
   virtual std::unique_ptr<Agreement> agreement() const { return std::make_unique<Agreement>(); }
 

@@ -133,7 +133,7 @@ std::string Watchdog::error() {
 void Watchdog::watch() {
   CUDA_CHECK(cudaSetDevice(device_));  // a new thread would allocate memory on device 0
   Waiting oldest;
-  double since = now(), looked = since;
+  double since = now();
   for (;;) {
     {
       std::unique_lock lock(mutex_);
@@ -142,9 +142,6 @@ void Watchdog::watch() {
     answer_questions();
     std::string reason = error();
     const Waiting seen = oldest_unfinished();
-    const bool waits = seen.operation < 0 ? seen.call >= 0 : reached(slots_[seen.operation % kept]);
-    if (!waits) worked_.store(worked_ + now() - looked, std::memory_order_relaxed);
-    looked = now();
     if (seen != oldest || seen == Waiting()) {
       oldest = seen;
       since = now();

@@ -48,10 +48,6 @@ class Watchdog {
                ncclComm_t communicator);
   void remove(Watched* communicator);
 
-  // Seconds in which this rank did not wait for others, so far. The thread looks every 0.1 s. Relaxed: this
-  // orders nothing (see Slot).
-  double worked() const { return worked_.load(std::memory_order_relaxed); }
-
   // Called before an operation, or a group of operations, is issued to `stream`.
   void begin(cudaStream_t stream);
   // Notes an operation that has just been issued to `stream`. `peer`: its rank in the communicator, or -1.
@@ -111,7 +107,6 @@ class Watchdog {
 
   int rank_, ranks_, device_ = 0;
   std::atomic<double> timeout_ = 300;  // seconds
-  std::atomic<double> worked_ = 0;     // seconds
   std::array<Slot, kept> slots_;
   std::atomic<int64_t> issued_ = 0;
   int64_t first_of_group_ = 0;
