@@ -247,7 +247,7 @@ define add_run
 run-$(1): $(BUILD)/$(2) $(RUN_NAMES:%=run-%)
 	@mkdir -p $(LOGS)
 	@V=$(V) python3 common/report/progress.py $(1) $(LOGS)/$(1).txt $(addprefix mpirun -n ,$(3)) $(BUILD)/$(2) --steps $(RUN_STEPS) \
-	  --log-every 1 $(4) $(ARGS) --log-json $(LOGS)/$(1).json --trace $(LOGS)/$(1).trace --trace-steps 1
+	  --log-every 1 $(4) $(ARGS) --log-json $(LOGS)/$(1).json --trace $(LOGS)/$(1).trace
 RUN_NAMES += $(1)
 endef
 add_run_of = $(if $(filter $(or $(ONLY),%),$(1)),$(eval $(call add_run,$(1),$(2),$(3),$(4))))

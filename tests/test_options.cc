@@ -128,8 +128,6 @@ TEST_CASE("options: every value arrives", "[options]") {
                                  "/dev/null",
                                  "--trace",
                                  "/dev/full",
-                                 "--trace-steps",
-                                 "4",
                                  "--log-every",
                                  "5",
                                  "--sample",
@@ -155,7 +153,6 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(options.attention == pentatron::Attention::tiled);
   CHECK(options.log_json == "/dev/null");
   CHECK(options.trace == "/dev/full");
-  CHECK(options.trace_steps == 4);
   CHECK(options.log_every == 5);
   CHECK(options.sample == 11);
   CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);

@@ -118,11 +118,11 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   std::map<std::string, Total> by_name;
   double all = 0, products = 0;
   std::map<char, double> by_pass;
-  std::set<std::pair<int64_t, int>> micro_batches;
+  std::set<int> micro_batches;
   for (const Interval& i : intervals) {
     if (i.stream == compute_stream && i.micro_batch >= 0) {
       by_pass[i.pass] += i.end - i.begin;
-      micro_batches.insert({i.step, i.micro_batch});
+      micro_batches.insert(i.micro_batch);
     }
     Total& total = by_name[i.name];
     total.calls += 1;
@@ -133,7 +133,7 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   std::vector<std::pair<std::string, Total>> rows(by_name.begin(), by_name.end());
   std::ranges::sort(rows, std::greater(), [](const auto& row) { return row.second.seconds; });
 
-  out << std::fixed << "\nTime by kernel                           calls      all, ms    each, us   share\n";
+  out << std::fixed << "\nTime by kernel, in the last step         calls      all, ms    each, us   share\n";
   for (const auto& [name, total] : rows) {
     out << std::left << std::setw(36) << name << std::right << std::setw(10) << total.calls << std::setw(12)
         << std::setprecision(2) << total.seconds * 1e3 << std::setw(12) << total.seconds * 1e6 / total.calls
@@ -165,12 +165,9 @@ std::string chrome_events(const std::vector<Interval>& intervals, int rank, int 
     events.push_back(event(from ? "s" : "f", "order", i, time));
     events.back().update({{"bp", "e"}, {"cat", "order"}, {"id", id}});
   };
-  const size_t shown = std::min(intervals.size(), most_shown);
-  for (size_t n = 0; n < shown; ++n) by_id[intervals[n].id] = &intervals[n];
-  for (size_t n = 0; n < shown; ++n) {
-    const Interval& i = intervals[n];
+  for (const Interval& i : intervals) by_id[i.id] = &i;
+  for (const Interval& i : intervals) {
     nlohmann::json arguments = {{"bytes", i.bytes}, {"pass", std::string(1, i.pass)}};
-    if (i.step >= 0) arguments["step"] = i.step + 1;
     if (i.micro_batch >= 0) arguments["micro_batch"] = i.micro_batch;
     if (i.layer >= 0) arguments["layer"] = i.layer;
     events.push_back(event("X", i.name, i, i.begin));

@@ -23,8 +23,6 @@ struct Label : Position {
   double bytes = 0;            // moved from and to memory, or sent by this rank
 };
 
-constexpr size_t most_shown = 250'000;  // operations; a viewer can still show so many
-
 // An operation of a stream. Times in seconds.
 struct Interval : Position {
   std::string name = {}, stream = {};
@@ -55,7 +53,8 @@ Overlap overlap_of(const std::vector<Interval>& intervals, double from, double t
 // time: its pass, # communication (+ less than half of the time), . nothing.
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
 
-// Prints a row for each name: calls, time, share of all; and the share of products (names with "gemm").
+// Prints a row for each name: calls, time, share of all; and the share of products (names with "gemm"). The
+// intervals are those of a step.
 void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
 
 // The intervals as events of a Chrome trace, a JSON array: process = rank, thread = stream, times in

@@ -68,7 +68,7 @@ void stop() { recording = false; }
 Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   nvtxRangePushA(name);
   declared_costs += cost;
-  if (!recording || recorded.size() == most_shown) return;
+  if (!recording) return;
   interval_ = static_cast<int>(recorded.size());
   Interval interval{here};
   interval.name = name, interval.bytes = cost.bytes;

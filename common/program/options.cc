@@ -165,10 +165,8 @@ void declare_run(CommandLine& line, Options& options) {
               "scores in memory, in tiles, or tiles on tensor cores");
   line.group("Output");
   line.output("--log-json", options.log_json, "write each step and a summary, a JSON object a line");
-  line.output("--trace", options.trace, "write a Chrome trace of the first 250,000 operations");
-  line.flag("--profile", options.profile, "print at the end how long each kernel took in all");
-  line.whole("--trace-steps", options.trace_steps, 0, 1'000'000'000,
-             "the last steps, which these two are about, 0: all");
+  line.output("--trace", options.trace, "write a Chrome trace of the last step");
+  line.flag("--profile", options.profile, "print how long each kernel took in the last step");
   line.whole("--log-every", options.log_every, 1, 1'000'000'000, "steps between two printed lines");
   line.whole("--sample", options.sample, 0, 1'000'000,
              "tokens of text that the trained model writes at the end");

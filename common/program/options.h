@@ -48,9 +48,8 @@ struct Options : TrainingConfig, CommunicationConfig {
   }
 
   std::string log_json;  // path; empty: no log
-  std::string trace;     // path; empty: no trace
-  bool profile = false;  // print the time of each kernel at the end
-  int trace_steps = 0;   // the last steps, which trace and profile are about; 0: all
+  std::string trace;     // of the last step: path; empty: no trace
+  bool profile = false;  // print the time of each kernel in the last step
   int log_every = 10;    // steps between two printed lines
   int sample = 0;        // tokens of text that the trained model writes at the end
 

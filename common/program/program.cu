@@ -155,25 +155,17 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
   }
   ranks.begin_counting();
   ranks.largest({0});  // all ranks meet here, so their times begin together
-  if (is_modelled()) start_trace();
+  if (is_modelled()) trace::start();
   origin_ = begin_ = now();
   wall_begin_ = std::chrono::steady_clock::now();
 }
 
-void Run::start_trace() {
-  peers_.largest({0});  // so that all ranks begin together
-  trace::start();
-  traces_ = true;
-}
-
-bool Run::is_traced(int64_t step) const {
-  return (!options_.trace.empty() || options_.profile) &&
-         (options_.trace_steps == 0 || step >= options_.steps - options_.trace_steps);
-}
-
 void Run::begin_step(int64_t step) {
   trace::here = {.step = step};
-  if (!traces_ && is_traced(step)) start_trace();
+  const bool is_traced = step + 1 == options_.steps && (!options_.trace.empty() || options_.profile);
+  if (!is_traced || is_modelled()) return;
+  peers_.largest({0});  // all ranks meet here, so their traces begin together
+  trace::start();
 }
 
 void Run::end_step(const Routed& routed) {
@@ -244,7 +236,7 @@ void Run::log_step() {
     const LossScale scale = totals_.host_loss_scale();
     record.scale = {scale.factor, static_cast<int64_t>(scale.skipped)};
   }
-  if (is_modelled()) record.modelled = overlap_of_step(begin_ - origin_, begin_ - origin_ + largest[0]);
+  if (is_modelled()) record.modelled = overlap_of_step(issued.step, begin_ - origin_, begin_ - origin_ + largest[0]);
   if (log_) log_->step(record);
   if (largest[5] > 0) end_at(issued.step, is_finite);
   begin_ += largest[0];
@@ -253,14 +245,11 @@ void Run::log_step() {
 
 // Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.
 // Returns the mean of all ranks.
-trace::Overlap Run::overlap_of_step(double from, double to) {
+trace::Overlap Run::overlap_of_step(int64_t step, double from, double to) {
   step_begin_ = from, step_end_ = to;
-  std::vector<trace::Interval> taken = trace::take();
-  // An operation that runs across the border of two steps belongs to both.
-  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.end <= from; });
-  last_step_.insert(last_step_.end(), taken.begin(), taken.end());
-  std::copy_if(taken.begin(), taken.end(), std::back_inserter(all_),
-               [&](const trace::Interval& i) { return is_traced(i.step); });
+  // What was taken may run across the border of two steps, or in the next one, which has been issued.
+  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.end <= from && i.step < step; });
+  std::ranges::move(trace::take(), std::back_inserter(last_step_));
   const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
   overlap_ += mine;
   const trace::Overlap::Stream communication = mine.all_communication();
@@ -288,11 +277,12 @@ void Run::summarize(const MemoryPrediction& predicted,
                 << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
     }
   }
-  if (!is_modelled() && traces_) all_ = trace::take();
-  if (options_.profile && log_) trace::print_profile(std::cout, all_);
+  if (!is_modelled()) last_step_ = trace::take();
+  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != steps_done_ - 1; });
+  if (options_.profile && log_) trace::print_profile(std::cout, last_step_);
   if (!options_.trace.empty()) {
     const std::vector<std::string> events =
-        peers_.gather(trace::chrome_events(all_, peers_.rank(), peers_.stands_for()));
+        peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));
     if (log_) trace::write_chrome(options_.trace, events);
   }
   if (preempted_ && steps_done_ < options_.steps) {

@@ -117,9 +117,7 @@ class Run {
   bool preempted_ = false;
   int64_t steps_done_ = 0;
   std::optional<RunLog> log_;  // on rank 0
-  void start_trace();
-  bool is_traced(int64_t step) const;
-  trace::Overlap overlap_of_step(double from, double to);
+  trace::Overlap overlap_of_step(int64_t step, double from, double to);
 
   // What is known of a step when it has been issued: bytes at the memory's peak, and those sent so far.
   struct Issued {
@@ -132,12 +130,10 @@ class Run {
   std::chrono::steady_clock::time_point wall_begin_;
   double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
   double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
-  // With modelled time only: the overlap of the run, the last step (in s since origin_), and the
-  // intervals of the last step and, for a trace, of all.
+  // With modelled time only: the overlap of the run, and when the last step was, in s since origin_.
   trace::Overlap overlap_;
   double step_begin_ = 0, step_end_ = 0;
-  bool traces_ = false;  // has begun
-  std::vector<trace::Interval> last_step_, all_;
+  std::vector<trace::Interval> last_step_;
 };
 
 }  // namespace pentatron

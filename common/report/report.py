@@ -82,7 +82,7 @@ def issued(builds, run, schedule):
     with tempfile.TemporaryDirectory() as folder:
         trace = pathlib.Path(folder, "trace")
         program = builds / ("cpu-bf16" if run.precision == "bf16" else "cpu-fp32") / "07_combined_5d"
-        words = ["--steps", 2, "--dry-run", "--trace", trace, "--trace-steps", 1, "--pp-schedule", schedule]
+        words = ["--steps", 2, "--dry-run", "--trace", trace, "--pp-schedule", schedule]
         words += ["--vpp", 2] if schedule == "interleaved" else []
         for axis, degree in run.summary["layout"].items():
             words += ["--" + axis, degree]

@@ -1,4 +1,4 @@
-"""What a trace (--trace) shows of one step: bars, for the figures of the report."""
+"""What a trace (--trace) shows of the last step: bars, for the figures of the report."""
 
 import json
 import math
@@ -9,7 +9,7 @@ PASSES = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "optimi
 
 
 def intervals(path):
-    """The last step's operations, in the order of their beginning: rank, stream, begin and end in us from the step's
+    """The step's operations, in the order of their beginning: rank, stream, begin and end in us from the step's
     begin, who (the rank in words), name, pass, micro_batch, layer (None where there is none)."""
     try:
         events = json.loads(path.read_text())["traceEvents"]
@@ -17,9 +17,7 @@ def intervals(path):
         raise Refused(f"{path}: not a trace; expected a file that --trace wrote") from None
     streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     who = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-    operations = [e for e in events if e["ph"] == "X" and "step" in e["args"] and e["dur"] > 0]
-    last = max((e["args"]["step"] for e in operations), default=0)
-    operations = sorted((e for e in operations if e["args"]["step"] == last), key=lambda e: e["ts"])
+    operations = sorted((e for e in events if e["ph"] == "X" and e["dur"] > 0), key=lambda e: e["ts"])
     begin = min((e["ts"] for e in operations), default=0)
     return [
         {

@@ -23,7 +23,7 @@ while read -r -u 3 name words; do
   [ "$left" -gt 0 ] || { echo "$name: no time is left"; continue; }
   read -ra own <<< "$words"
   if timeout --kill-after=10 $((limit < left ? limit : left)) mpirun -n "$ranks" "$program" "${shared[@]}" "${own[@]}" --steps 5 \
-    --log-every 1 --trace "$run.trace" --trace-steps 1 "${options[@]}" --log-json "$part" < /dev/null > "$run.txt" 2>&1; then
+    --log-every 1 --trace "$run.trace" "${options[@]}" --log-json "$part" < /dev/null > "$run.txt" 2>&1; then
     mv "$part" "$run.json"; good=$((good + 1)); echo "$name: $(grep -E '^ +5 ' "$run.txt" | tail -n 1)"
   else
     status=$?

@@ -110,7 +110,7 @@ def observe(machine, run, seed=None, races=False, keep=None):
         if seed is not None and main:
             command += [*run.hidden, "--seed", str(seed)]
         if keep:
-            command += ["--trace", f"{folder}/trace", "--trace-steps", "1"]
+            command += ["--trace", f"{folder}/trace"]
         if run.ranks > 1 or not main:
             command += ["--timeout", "120" if races else "15"]
         if run.program != "01_single_gpu":
