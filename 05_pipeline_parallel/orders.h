@@ -161,9 +161,9 @@ inline Instructions zb_v(int p, int m, int k) {
   return o.list();
 }
 
-// The steady state is pairs of a forward in one chunk and a backward in the other. DeepSeek-V3 runs a pair at
-// once, so that the messages of one hide behind the products of the other (turns.h). A rank keeps half a
-// micro-batch more than zb-v. The eight steps are the published ones; full from m >= 2p on.
+// In the steady state a forward in one chunk stands beside a backward in the other. (DeepSeek-V3 computes both
+// at once; we don't.) A rank keeps half a micro-batch more than zb-v. The eight steps are the published ones;
+// full from m >= 2p on.
 inline Instructions dualpipe_v(int p, int m, int k) {
   GrowingList o(m);
   const int behind = p - k - 1;

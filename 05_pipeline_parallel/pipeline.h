@@ -16,7 +16,6 @@
 #include "model/transformer.h"
 #include "program/totals.h"
 #include "ranks/comm.h"
-#include "turns.h"
 
 namespace pentatron {
 
@@ -147,19 +146,13 @@ class Pipeline {
   // `totals` is null if another rank counts the same losses.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
     for (size_t n = 0; n < list_.size(); ++n) {
-      const Instruction& i = list_[n];
-      if (is_message(i.action)) {
-        const size_t first = n;
-        while (schedule_.grouped_messages && n + 1 < list_.size() && is_message(list_[n + 1].action)) ++n;
-        exchange({list_.begin() + first, list_.begin() + n + 1});
+      if (!is_message(list_[n].action)) {
+        compute(list_[n], batches, totals);
         continue;
       }
-      if (const size_t half = schedule_.pairs_at_once ? other_half(list_, n) : 0; half > 0) {
-        compute_pair(n, half, batches, totals);
-        n = half;
-      } else {
-        compute(i, batches, totals);
-      }
+      const size_t first = n;
+      while (schedule_.grouped_messages && n + 1 < list_.size() && is_message(list_[n + 1].action)) ++n;
+      exchange({list_.begin() + first, list_.begin() + n + 1});
     }
   }
 
@@ -236,20 +229,6 @@ class Pipeline {
     } else {
       compute_backward(i, batch);
     }
-  }
-
-  // The forward list_[first], the messages after it, and the backward list_[second], at once (turns.h).
-  // Backward is a turn late, so that both never wait in the same turn.
-  void compute_pair(size_t first, size_t second, const std::vector<Batch>& batches, StepTotals* totals) {
-    const auto forward = [&] {
-      compute(list_[first], batches, totals);
-      for (size_t n = first + 1; n < second; ++n) exchange({list_[n]});
-    };
-    const auto backward = [&] {
-      Turns::pass();
-      compute(list_[second], batches, totals);
-    };
-    Turns::take(forward, backward);
   }
 
   // Starts one message or a group, and records what it completes.

@@ -68,7 +68,6 @@ struct Schedule {
   std::vector<Instructions> ranks;
   int copies = 1;  // of the model; each has its part of the micro-batches, the first one the first part
   bool grouped_messages = false;  // those between two compute instructions are one group (with_messages)
-  bool pairs_at_once = false;     // a forward and a backward (other_half)
 
   int stages() const { return p * v / copies; }
   int place(int rank, int chunk) const {  // index in `places`
@@ -108,7 +107,6 @@ inline std::vector<Action> compute_actions(const Schedule& s) {
 // from there.
 struct Costs {
   double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
-  double pair = 0;  // of a forward and all of a backward in another chunk, at once; 0: one after the other
 
   double of(Action action) const {
     if (is_message(action)) return transfer;
@@ -204,21 +202,6 @@ inline Schedule with_grouped_messages(Schedule s) {
     s.ranks[k] = with_messages(s, k, s.ranks[k]);
   }
   return s;
-}
-
-// A pair is a forward and a backward in another chunk, which may run at once. Returns where the backward is
-// that forms a pair with list[n]: the next compute instruction, with its weight gradient after it. 0: none
-// does.
-inline size_t other_half(const Instructions& list, size_t n) {
-  std::vector<size_t> at;
-  for (; n < list.size() && at.size() < 3; ++n) {
-    if (!is_message(list[n].action)) at.push_back(n);
-  }
-  if (at.size() < 3) return 0;
-  const Instruction &f = list[at[0]], &b = list[at[1]], w = {Action::weight_gradient, b.micro_batch, b.chunk};
-  const bool is_pair = f.action == Action::forward && b.action == Action::input_gradient &&
-                       b.chunk != f.chunk && list[at[2]] == w;
-  return is_pair ? at[1] : 0;
 }
 
 // ---- What an executor needs to know --------------------------------------------------------------------

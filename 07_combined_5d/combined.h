@@ -39,13 +39,6 @@ inline bool completes_from_the_end(const Schedule& s) {
   return true;
 }
 
-// Pairs of dualpipe run at once where rows travel to experts, to hide them. But shared experts read the
-// gathered input of their region a turn later, and sequence parallelism has one buffer for such inputs.
-inline bool can_run_pairs_at_once(const CombinedOptions& o, const MeshShape& shape) {
-  return o.pp_schedule == PpSchedule::dualpipe && o.pp_messages == PpMessages::streams && shape.ep > 1 &&
-         !(o.sequence_parallel && shape.tp > 1 && o.model.shared_experts > 0);
-}
-
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
 inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
@@ -54,7 +47,6 @@ inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   check_context_parallel(options, shape.cp, shape.tp);
   const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
   complete_pipeline_options(options, shape.pp, micro_batches);
-  options.passes_at_once = can_run_pairs_at_once(options, shape);
   if (options.zero_stage == 0 && options.dp_sync == DpSync::bucket &&
       !completes_from_the_end(make_schedule(options, shape.pp, micro_batches))) {
     throw UsageError(
@@ -70,9 +62,7 @@ inline void fit_to_ranks(CombinedOptions& options, int ranks) {
 
 // The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
-  Schedule schedule = make_schedule(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
-  schedule.pairs_at_once = options.passes_at_once;
-  return schedule;
+  return make_schedule(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
 // With --ranks, a dry run has only the ranks that differ. (A picture needs none.)

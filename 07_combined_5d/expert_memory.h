@@ -68,7 +68,7 @@ inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare s
   const int64_t addresses = options.expert_products == ExpertProducts::grouped ? 3 * e / options.ep : 0;
   share.work +=
       {copies * c.d, copies + 1, (4 * chunks + std::min<int64_t>(r / chunks, 64)) * e + 2 * addresses};
-  if (options.ep > 1) share.buffers.real += (copies + buffer * (options.passes_at_once ? 2 : 1)) * c.d;
+  if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
   return share;
 }
 

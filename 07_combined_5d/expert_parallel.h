@@ -12,18 +12,11 @@
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
 // rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the
 // experts compute the rows of one while those of others are on their way.
-//
-// A forward and a backward may run at once, in turns (05's turns.h; DeepSeek-AI, 2024). Then the rows of one
-// travel beside products of the other. `pass` ends a turn; both passes have three in a layer:
-//
-//   forward    ... attention, route, counts     dispatch                    products, combine
-//   backward   weight gradients so far          ... attention, dispatch     products, combine
 #pragma once
 
 #include <cmath>
 #include <memory>
 
-#include "../05_pipeline_parallel/turns.h"
 #include "expert_exchange.h"
 #include "expert_memory.h"
 #include "program/log.h"
@@ -89,8 +82,7 @@ class ExpertParallel : public FeedForward {
     if (options_.expert_products == ExpertProducts::grouped) addresses_ = memory_.matrix<void*>(3, own_);
     if (exchange_.one_rank()) return;
     permuted_ = exchanged_.matrix<real>(copies_, options_.model.d_model);
-    results_ = d_results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
-    if (options_.passes_at_once) d_results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
+    results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
     exchange_.connect(counts_.row_range(0, 2), permuted_.row_range(0, 1));
   }
 
@@ -177,13 +169,11 @@ class ExpertParallel : public FeedForward {
     for (int i = 0; i < chunks_; ++i)
       permute_tokens(chunk(h, i), chunk(a.place, i), chunk(permuted, i), compute_);
     router_.balance(batch, recomputing, a);
-    Turns::pass();
     await_counts(a);
     if (!recomputing) note_loads(a, layer);
 
     for (int i = 0; i < chunks_; ++i)
       exchange_.dispatch(a.counts[i], chunk(permuted, i), chunk(a.dispatched, i), arrived_[i]);
-    Turns::pass();
     if (has_shared())
       shared_.forward(blas, parameters, layer, batch, h, a.shared, recomputing, inside_, partial);
     for (int i = 0; i < chunks_; ++i) {
@@ -197,7 +187,6 @@ class ExpertParallel : public FeedForward {
                              rows.of_each(chunk(results, i)), addresses_);
       exchange_.combine(a.counts[i], chunk(results, i), chunk(a.returned, i), arrived_[i]);
     }
-    Turns::pass();
     wait_event(compute_, arrived_.back());
     if (recomputing) return {};
     for (int i = 0; i < chunks_; ++i) {
@@ -217,24 +206,22 @@ class ExpertParallel : public FeedForward {
     }
     const ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
-    const Tensor d_returned = exchange_.one_rank() ? g.returned : d_permuted_;
-    const Tensor d_dispatched = exchange_.one_rank() ? d_permuted_ : d_results_;
-    const auto shared_backward = [&] {
-      shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
-                       d_h);
-    };
+    const Tensor d_returned = exchange_.one_rank() ? g.returned : permuted_;
+    const Tensor d_dispatched = exchange_.one_rank() ? d_permuted_ : results_;
     if (!has_shared()) queue.prefetch(region, normed);
     for (int i = 0; i < chunks_; ++i) {
       combine_tokens_backward(chunk(d_partial, i), chunk(a.returned, i), chunk(a.probabilities, i),
                               chunk(a.chosen, i), chunk(a.place, i), chunk(d_returned, i),
                               chunk(d_chosen_, i).data, compute_);
-      exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), d_arrived_[i]);
+      exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
     }
     router_.backward(batch, a, d_chosen_, g.logits, parameters.loss_scale());
-    Turns::pass();
-    if (has_shared() && !Turns::shared()) shared_backward();
+    if (has_shared()) {
+      shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
+                       d_h);
+    }
     for (int i = 0; i < chunks_; ++i) {
-      wait_event(compute_, d_arrived_[i]);
+      wait_event(compute_, arrived_[i]);
       const RowsOfExperts rows = rows_of_experts(a.counts[i]);
       grouped_linear_dgrad(blas, rows.of_each(chunk(g.returned, i)), weights(parameters, layer, 2),
                            rows.of_each(chunk(g.product, i)), addresses_);
@@ -244,10 +231,8 @@ class ExpertParallel : public FeedForward {
       }
       grouped_linear_dgrad(blas, rows.of_each(chunk(g.gate_up, i)), weights(parameters, layer, 0, 2),
                            rows.of_each(chunk(d_dispatched, i)), addresses_);
-      exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i), d_arrived_[i]);
+      exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i), arrived_[i]);
     }
-    Turns::pass();
-    if (has_shared() && Turns::shared()) shared_backward();  // until now forward needed the memory of d_h
 
     queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
       for (int i = 0; i < chunks_; ++i) {
@@ -260,9 +245,8 @@ class ExpertParallel : public FeedForward {
       }
       router_.weight_gradient(g.logits, region.entered(normed), a, parameters, layer);
     });
-    Turns::shared() ? queue.issue_all() : queue.drain();  // while the gradients travel
-    Turns::pass();
-    wait_event(compute_, d_arrived_.back());
+    queue.drain();  // while the gradients travel
+    wait_event(compute_, arrived_.back());
     for (int i = 0; i < chunks_; ++i) {
       permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i), chunk(g.logits, i),
                               parameters.weights(router_.gate(layer)), chunk(d_h, i), compute_, has_shared());
@@ -368,8 +352,8 @@ class ExpertParallel : public FeedForward {
   cudaStream_t compute_;
   std::vector<std::vector<int64_t>> loads_;  // [layers, experts]
 
-  // The rows of a chunk, where they were sent or back here; and the gradients.
-  std::vector<Event> arrived_ = std::vector<Event>(chunks_), d_arrived_ = std::vector<Event>(chunks_);
+  // The rows of a chunk, or their gradients, where they were sent or back here.
+  std::vector<Event> arrived_ = std::vector<Event>(chunks_);
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
   Routed routed_;           // but for loads, which are in loads_
@@ -377,10 +361,9 @@ class ExpertParallel : public FeedForward {
   Matrix<int32_t> bands_;   // [copy_bands, experts]
   Addresses addresses_;
   AccumTensor d_chosen_;  // [rows, top_k]
-  Tensor permuted_;       // [copies, d]: rows
-  Tensor d_permuted_;     // [copies, d]: gradients of returned rows, then of the copies
-  Tensor results_;        // [buffer, d]: what experts return
-  Tensor d_results_;  // [buffer, d]: gradients of dispatched rows; the same memory, unless passes run at once
+  Tensor d_permuted_;     // [copies, d]: gradients of the copies
+  Tensor permuted_;       // [copies, d]: rows in forward, gradients of returned rows in backward
+  Tensor results_;  // [buffer, d]: what experts return in forward, gradients of dispatched rows in backward
 };
 
 // Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.

@@ -37,7 +37,6 @@ struct ExpertOptions : virtual Options {
   int expert_chunks = 1;       // of a micro-batch that travel to the experts by themselves
   Dispatch dispatch = Dispatch::direct;
   ExpertProducts expert_products = ExpertProducts::grouped;
-  bool passes_at_once = false;  // a forward and a backward of a pipeline; follows from the other options
 };
 
 inline void declare_options(CommandLine& line, ExpertOptions& o) {

@@ -10,7 +10,6 @@
 
 #include <limits>
 #include <map>
-#include <span>
 
 #include "validate.h"
 
@@ -131,20 +130,13 @@ class Simulator {
   bool compute_next(int rank) {
     Rank& r = ranks_[rank];
     if (r.next_compute == r.computes.size()) return false;
-    const std::span<const size_t> now(&r.computes[r.next_compute], at_once(rank));
-    double begin = r.computed;
-    for (const size_t n : now) begin = std::max(begin, wait_of(rank, n).second.until);
+    const size_t n = r.computes[r.next_compute];
+    const double begin = std::max(r.computed, wait_of(rank, n).second.until);
     if (begin == never) return false;
-    r.computed = begin + (now.size() > 1 ? costs_[0].pair : cost(rank, s_.ranks[rank][now[0]]));
-    for (const size_t n : now) r.times[n] = {begin, r.computed};
-    r.next_compute += now.size();
+    r.computed = begin + cost(rank, s_.ranks[rank][n]);
+    r.times[n] = {begin, r.computed};
+    ++r.next_compute;
     return true;
-  }
-
-  // How many compute instructions begin together. With costs.pair these are a pair and its weight gradient.
-  size_t at_once(int rank) const {
-    const Rank& r = ranks_[rank];
-    return costs_[0].pair > 0 && other_half(s_.ranks[rank], r.computes[r.next_compute]) > 0 ? 3 : 1;
   }
 
   bool start_next(int rank) {

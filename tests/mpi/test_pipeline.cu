@@ -172,32 +172,4 @@ TEST_CASE("05: memory is as predicted", "[05][memory]") {
   }
 }
 
-// The clock counts in modelled time alone.
-TEST_CASE("05: two passes take turns, and hand over the clock and their place", "[05][turns]") {
-  std::string order;
-  const auto turns = [&](char name, int count) {
-    return [&order, name, count] {
-      for (int turn = 0; turn < count; ++turn) {
-        order += name;
-        trace::here.layer = name;
-        advance_clock(now() + 1);
-        Turns::pass();
-        CHECK(trace::here.layer == name);
-        CHECK(trace::here.step == 7);
-      }
-      CHECK(Turns::shared());
-    };
-  };
-  const double begin = now();
-  trace::here.step = 7;
-  Turns::take(turns('f', 2), turns('b', 4));
-  CHECK(order == "fbfbbb");
-  if (!modelled_gpu().empty()) CHECK(now() - begin == Approx(6));
-  CHECK(!Turns::shared());
-  Turns::pass();
-  Turns::take(turns('f', 3), turns('b', 1));
-  CHECK(order == "fbfbbbfbff");
-  trace::here = {};
-}
-
 }  // namespace pentatron
