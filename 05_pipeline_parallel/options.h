@@ -1,9 +1,7 @@
 // The options of pipeline parallelism.
 #pragma once
 
-#include <algorithm>
 #include <fstream>
-#include <sstream>
 
 #include "program/options.h"
 
@@ -32,8 +30,6 @@ struct PipelineOptions : virtual Options {
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
   std::string pp_schedule_file;  // path, with from_file
   std::string pp_schedule_text;  // all that is in this file
-  std::vector<double> pp_costs;  // forward, input gradient, weight gradient, transfer; empty: not given
-  int pp_max_in_flight = 0;      // micro-batches that a rank may keep, over its chunks; 0: any number
   PpMessages pp_messages = PpMessages::streams;
   int vpp = 1;                    // model chunks on a pipeline rank
   int pp = 0;                     // pipeline ranks; 0: all (in 07: one)
@@ -77,20 +73,6 @@ inline std::string schedule_name(const PipelineOptions& o) {
   return is_file ? o.pp_schedule_file : std::string(to_string(o.pp_schedule));
 }
 
-inline void read_costs(PipelineOptions& o, const std::string& given) {
-  const std::string expected =
-      "four numbers such as 1,1.2,0.8,0.1: forward, input gradient, weight gradient (above 0), transfer; "
-      "none over 100 times the first";
-  std::vector<double>& costs = o.pp_costs;
-  costs.clear();
-  std::istringstream in(given);
-  for (std::string part; std::getline(in, part, ',');)
-    costs.push_back(convert_number("--pp-costs", part, costs.size() < 3 ? 1e-9 : 0, 1e9, expected));
-  const bool complete = costs.size() == 4 && given.back() != ',';
-  if (!complete || *std::max_element(costs.begin(), costs.end()) > 100 * costs[0])
-    throw UsageError("--pp-costs", given, expected);
-}
-
 inline void declare_options(CommandLine& line, PipelineOptions& o) {
   line.group("Pipeline parallelism");
   line.add(
@@ -98,12 +80,6 @@ inline void declare_options(CommandLine& line, PipelineOptions& o) {
       "in which order ranks take their micro-batches; FILE: a line a rank, such as F0 F1 B0 B1",
       [&](const std::string& given) { use_schedule(o, given); }, [&] { return schedule_name(o); });
   line.whole("--vpp", o.vpp, 1, 1000, "model chunks on a rank", "1 with afab, 1f1b, zb-h1, else 2");
-  line.add(
-      "--pp-costs", "F,B,W,T", "",
-      "times of a rank's layers, for zb-h1 and for pictures, such as 1,1.2,0.8,0.1",
-      [&](const std::string& given) { read_costs(o, given); }, [&] { return o.pp_costs; });
-  line.whole("--pp-max-in-flight", o.pp_max_in_flight, 0, 1 << 20,
-             "refuse a schedule if a rank keeps more micro-batches, over its chunks; 0: any number");
   line.choice("--pp-messages", o.pp_messages, pp_messages_names,
               "a stream for each kind and direction, or one for groups of a send and a receive");
   line.whole("--pp", o.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");

@@ -10,8 +10,6 @@
 //   dualpipe-v    forward beside backward, in a V: dualpipe cut in half (Qi et al., 2025)
 #pragma once
 
-#include <limits>
-
 #include "schedule.h"
 
 namespace pentatron {
@@ -66,55 +64,6 @@ inline Instructions zb_h1(int p, int m, int k) {
   return list;
 }
 
-// An order for these costs instead of one by numbers: those of all ranks. It always adds the instruction that
-// can begin first: rather an input gradient than a forward, rather a forward than a weight gradient. No rank
-// keeps more than `most` micro-batches. (List scheduling; Qi et al., section 3, search from such an order
-// on.)
-inline std::vector<Instructions> zb_by_costs(int p, int m, const Costs& costs, int most) {
-  constexpr double never = std::numeric_limits<double>::infinity();  // or not known yet
-  struct Rank {
-    Instructions list;
-    int forwards = 0, input_gradients = 0, weight_gradients = 0;  // in the list
-    double time = 0;
-    std::vector<double> activation, gradient;  // [micro-batches + 1]: when they come; the last never does
-  };
-  std::vector<Rank> ranks(p);
-  for (Rank& r : ranks) r.activation = r.gradient = std::vector(m + 1, never);
-  std::fill_n(ranks[0].activation.begin(), m, 0);
-  for (int left = 3 * m * p; left > 0; --left) {
-    double begin = never;
-    Instruction next = {};
-    int rank = 0;
-    const auto propose = [&](int k, Action action, int i, double needed_at) {
-      const double time = std::max(ranks[k].time, needed_at);
-      if (time < begin) begin = time, rank = k, next = {action, i, 0};
-    };
-    for (int k = 0; k < p; ++k) {
-      const Rank& r = ranks[k];
-      const bool has_room = r.forwards - r.weight_gradients < most;
-      propose(k, Action::input_gradient, r.input_gradients, r.gradient[r.input_gradients]);
-      if (has_room) propose(k, Action::forward, r.forwards, r.activation[r.forwards]);
-      if (r.weight_gradients < r.input_gradients) propose(k, Action::weight_gradient, r.weight_gradients, 0);
-    }
-    Rank& r = ranks[rank];
-    r.list.push_back(next);
-    r.time = begin + costs.of(next.action);
-    if (next.action == Action::weight_gradient) ++r.weight_gradients;
-    if (next.action == Action::forward) {
-      ++r.forwards;
-      if (rank == p - 1) r.gradient[next.micro_batch] = r.time;
-      if (rank < p - 1) ranks[rank + 1].activation[next.micro_batch] = r.time + costs.transfer;
-    }
-    if (next.action == Action::input_gradient) {
-      ++r.input_gradients;
-      if (rank > 0) ranks[rank - 1].gradient[next.micro_batch] = r.time + costs.transfer;
-    }
-  }
-  std::vector<Instructions> lists;
-  for (const Rank& r : ranks) lists.push_back(r.list);
-  return lists;
-}
-
 // A list that grows, of a rank with two chunks, each for m micro-batches. A letter is an instruction, as in
 // the pictures: F forward, B input gradient, W weight gradient, and small ones for chunk 1. It takes the next
 // micro-batch of its action and chunk; where none is left, nothing is added. L is a late weight gradient, of
@@ -161,9 +110,9 @@ inline Instructions zb_v(int p, int m, int k) {
   return o.list();
 }
 
-// In the steady state a forward in one chunk stands beside a backward in the other. (DeepSeek-V3 computes both
-// at once; we don't.) A rank keeps half a micro-batch more than zb-v. The eight steps are the published ones;
-// full from m >= 2p on.
+// In the steady state a forward in one chunk stands beside a backward in the other. (DeepSeek-V3 computes
+// both at once; we don't.) A rank keeps half a micro-batch more than zb-v. The eight steps are the published
+// ones; full from m >= 2p on.
 inline Instructions dualpipe_v(int p, int m, int k) {
   GrowingList o(m);
   const int behind = p - k - 1;

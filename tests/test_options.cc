@@ -333,18 +333,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
                     "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved can have "
                     "another number of chunks");
 
-  CHECK(pipeline({"--pp-costs", "2,2.5,1,0"}).pp_costs == std::vector{2.0, 2.5, 1.0, 0.0});
   CHECK(pipeline({"--pp-messages", "grouped"}).pp_messages == PpMessages::grouped);
-  CHECK(pipeline({"--pp-max-in-flight", "5"}).pp_max_in_flight == 5);
-  for (const char* wrong :
-       {"1,1,1", "1,1,1,0,", "1,1,1,0,0", "0,1,1,0", "1,-1,1,0", "1,1,1,x", "1,1,1,101", "", ","}) {
-    INFO(wrong);
-    CHECK_THROWS_AS(pipeline({"--pp-costs", wrong}), pentatron::UsageError);
-  }
-  CHECK_THROWS_WITH(
-      pipeline({"--pp-costs", "1,1,1"}),
-      "--pp-costs: 1,1,1 is not valid; expected four numbers such as 1,1.2,0.8,0.1: forward, input "
-      "gradient, weight gradient (above 0), transfer; none over 100 times the first");
 
   const TemporaryFolder folder;
   const std::string path = folder.write("schedule.txt", "F0 B0\n");

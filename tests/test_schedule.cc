@@ -245,9 +245,9 @@ TEST_CASE("05: zb-v is the published order, and waits only at its ends", "[05][s
   }
 }
 
-// The paper's bubble is (p/2 - 1) (F&B + B - 3W), where F&B is the time of a forward and a backward at once, and
-// B that of both halves of backward. Here one runs after the other, and the next rank need not wait for the
-// second one: the same as F&B = T_F + T_W.
+// The paper's bubble is (p/2 - 1) (F&B + B - 3W), where F&B is the time of a forward and a backward at once,
+// and B that of both halves of backward. Here one runs after the other, and the next rank need not wait for
+// the second one: the same as F&B = T_F + T_W.
 TEST_CASE("05: dualpipe has the bubble of half as many ranks, and every stage twice", "[05][schedule]") {
   for (int p = 2; p <= 16; p += 2) {
     for (int m = 2; m <= 4 * p; m += 2) {
@@ -268,53 +268,6 @@ TEST_CASE("05: dualpipe has the bubble of half as many ranks, and every stage tw
       }
     }
   }
-}
-
-// The last rank waits p - 1 forwards and transfers for its first work. With enough micro-batches in flight
-// that is all.
-TEST_CASE("05: an order made for its costs", "[05][schedule]") {
-  PipelineOptions options;
-  options.pp_schedule = PpSchedule::zb_h1;
-  for (const std::vector<double>& costs :
-       {std::vector<double>{1, 1, 1, 0}, {1, 1.25, 0.75, 0.125}, {1, 1.5, 0.5, 0}}) {
-    options.pp_costs = costs;
-    for (const int p : {2, 4, 8}) {
-      const int m = 4 * p;
-      const auto bubble = [&](int most) {
-        options.pp_max_in_flight = most;
-        const Schedule s = make_schedule(options, p, m);
-        const Simulation played = simulate(s, costs_of_chunk(options, p, p));
-        for (const InFlight& peak : played.in_flight) CHECK(peak.until_weight_gradient <= most);
-        return played.bubble();
-      };
-      INFO("p " << p << ", T_B " << costs[1]);
-      CHECK(bubble(3 * p) == Approx((p - 1) * (1 + costs[3])));
-      const double fixed =
-          simulate(make_schedule(PpSchedule::zb_h1, p, m, 1), costs_of_chunk(options, p, p)).bubble();
-      CHECK(bubble(p) <= fixed);
-      CHECK(bubble(2 * p) <= bubble(p));
-      if (p > 2) CHECK(bubble(2 * p) < (costs[1] > 1 ? fixed : fixed + 1));
-    }
-  }
-  options.pp_costs = {};
-  CHECK(make_schedule(options, 4, 8).ranks == make_schedule(PpSchedule::zb_h1, 4, 8, 1).ranks);
-}
-
-TEST_CASE("05: too many micro-batches in flight", "[05][schedule]") {
-  const Schedule s = make_schedule(PpSchedule::one_f_one_b, 4, 8, 1);
-  CHECK_NOTHROW(check_in_flight(s, 4));
-  CHECK_THROWS_WITH(
-      check_in_flight(s, 3),
-      "rank 0, instruction 7 (forward of micro-batch 3, chunk 0): the rank keeps 3 micro-batches "
-      "already, the most of --pp-max-in-flight");
-  CHECK_THROWS_WITH(check_in_flight(make_schedule(PpSchedule::zb_v, 2, 4, 2), 3),
-                    Catch::Matchers::StartsWith("rank 0, instruction "));
-  PipelineOptions options;
-  options.model.layers = 8;
-  options.vpp = 1;
-  options.pp_max_in_flight = 3;
-  CHECK_THROWS_WITH(complete_pipeline_options(options, 4, 8),
-                    Catch::Matchers::StartsWith("--pp-schedule: 1f1b: rank 0, instruction 7 (forward of"));
 }
 
 // A send and the next receive are one operation: neither can wait for the other. But what a rank computes

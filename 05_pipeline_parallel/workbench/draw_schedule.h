@@ -17,6 +17,13 @@
 
 namespace pentatron {
 
+// Forward, input gradient and weight gradient of a rank's layers take 1 each, and messages nothing. A chunk
+// has an equal share of the layers.
+inline Costs costs_of_chunk(const Schedule& s) {
+  const double share = static_cast<double>(s.copies) / s.v;
+  return {share, share, share};
+}
+
 struct Paint {
   char letter;
   std::array<int, 2> terminal;  // of ANSI's 256 colours, for even and odd chunks
@@ -145,7 +152,7 @@ inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulat
   return svg.str();
 }
 
-// A line for each schedule that has a name, and for that of the options, with the same costs. In flight: the
+// A line for each schedule that has a name, and for that of the options. In flight: the
 // most on a rank, of all its layers (so two chunks of half of them are one).
 inline std::string compare_schedules(const PipelineOptions& options, int m) {
   std::ostringstream text;
@@ -154,7 +161,7 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
     const Schedule s = make_schedule(o, o.pp, m);
     text << std::setw(13) << std::left << s.name << std::right;
     try {
-      const Simulation played = simulate(s, costs_of_chunk(o, s.p, s.stages()));
+      const Simulation played = simulate(s, costs_of_chunk(s));
       int most = 0;
       for (const InFlight& peak : played.in_flight) most = std::max(most, peak.until_weight_gradient);
       text << std::setw(8) << rounded(played.total) << std::setw(8) << rounded(played.bubble())
@@ -179,12 +186,11 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
 }
 
 // Rank 0 prints the schedule of m micro-batches (--show-schedule), and beside which others it stands; writes
-// it to a file (--show-schedule-svg). The unit of time is that of --pp-costs, or the forward of a rank's
-// layers. Throws UsageError if the file cannot be written.
+// it to a file (--show-schedule-svg). Throws UsageError if the file cannot be written.
 inline void show_schedule(const PipelineOptions& options, int m, int rank = 0) {
   if (rank > 0) return;
   const Schedule schedule = make_schedule(options, options.pp, m);
-  const Costs costs = costs_of_chunk(options, schedule.p, schedule.stages());
+  const Costs costs = costs_of_chunk(schedule);
   const Simulation played = simulate(schedule, costs);
   std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1) << '\n'
             << compare_schedules(options, m);

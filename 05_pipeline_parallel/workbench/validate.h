@@ -140,20 +140,4 @@ class ValidSchedule {
   std::vector<std::vector<Buffers>> inputs_;  // [ranks][chunks]
 };
 
-// Throws ScheduleError at the first forward after which a rank keeps more than `most` micro-batches for
-// backward, added over its chunks (--pp-max-in-flight).
-inline void check_in_flight(const Schedule& s, int most) {
-  for (int rank = 0; rank < s.p; ++rank) {
-    int in_flight = 0;
-    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
-      const Action action = s.ranks[rank][n].action;
-      if (action == Action::backward || action == Action::weight_gradient) --in_flight;
-      if (action != Action::forward || ++in_flight <= most) continue;
-      throw ScheduleError(located(s, rank, n,
-                                  "the rank keeps " + std::to_string(most) +
-                                      " micro-batches already, the most of --pp-max-in-flight"));
-    }
-  }
-}
-
 }  // namespace pentatron

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <iomanip>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 #include <utility>
 
@@ -117,13 +116,7 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
   };
   std::map<std::string, Total> by_name;
   double all = 0, products = 0;
-  std::map<char, double> by_pass;
-  std::set<int> micro_batches;
   for (const Interval& i : intervals) {
-    if (i.stream == compute_stream && i.micro_batch >= 0) {
-      by_pass[i.pass] += i.end - i.begin;
-      micro_batches.insert(i.micro_batch);
-    }
     Total& total = by_name[i.name];
     total.calls += 1;
     total.seconds += i.end - i.begin;
@@ -140,13 +133,6 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals) {
         << std::setw(8) << std::setprecision(1) << 100 * total.seconds / all << " %\n";
   }
   out << "Share of the products (cuBLAS): " << 100 * products / all << " %\n";
-  if (micro_batches.empty()) return;
-  const auto of_each = [&](char pass) {
-    return 1e3 * by_pass[pass] / static_cast<double>(micro_batches.size());
-  };
-  out << "A micro-batch computes " << of_each('f') << " ms forward, " << of_each('b') << " ms backward";
-  if (by_pass.contains('w')) out << ", " << of_each('w') << " ms weight gradients on their own";
-  out << '\n';
 }
 
 std::string chrome_events(const std::vector<Interval>& intervals, int rank, int stands_for) {

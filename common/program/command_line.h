@@ -66,20 +66,8 @@ void require(bool good, const std::string& option, const Given& given, const Exp
   if (!good) throw UsageError(option, text(given), text(expected...));
 }
 
-// Converts all of `given`. Throws UsageError that says what was `expected`.
-template <class Number>
-Number convert_number(const std::string& option, const std::string& given, Number lowest, Number highest,
-                      const std::string& expected) {
-  Number value{};
-  const char* const all = given.data() + given.size();
-  const auto [end, error] = std::from_chars(given.data(), all, value);
-  const bool complete = error == std::errc() && end == all;
-  require(complete && value >= lowest && value <= highest, option, given, expected);  // not NaN, either
-  return value;
-}
-
 // What an option has, for the JSON of a log.
-using OptionValue = std::variant<bool, int64_t, uint64_t, double, std::string, std::vector<double>>;
+using OptionValue = std::variant<bool, int64_t, uint64_t, double, std::string>;
 
 // CLI11 finds the options in the arguments and prints the help. The values are converted here, in the order
 // of declaration, so that every complaint has the same form and --model comes before the options that
@@ -163,7 +151,12 @@ class CommandLine {
                   Number highest, const char* kind, const std::string& help, const std::string& preset) {
     const std::string expected = text(kind, " from ", lowest, " to ", highest);
     const auto assign = [=, &value](const std::string& given) {
-      value = convert_number(option, given, lowest, highest, expected);
+      Number number{};
+      const char* const all = given.data() + given.size();
+      const auto [end, error] = std::from_chars(given.data(), all, number);
+      const bool complete = error == std::errc() && end == all;
+      require(complete && number >= lowest && number <= highest, option, given, expected);  // not NaN, either
+      value = number;
     };
     add(option, placeholder, preset.empty() ? text(value) : preset, help, assign, [&value] { return value; });
   }
