@@ -31,10 +31,9 @@ struct PipelineOptions : virtual Options {
   std::string pp_schedule_file;  // path, with from_file
   std::string pp_schedule_text;  // all that is in this file
   PpMessages pp_messages = PpMessages::streams;
-  int vpp = 1;                    // model chunks on a pipeline rank
-  int pp = 0;                     // pipeline ranks; 0: all (in 07: one)
-  bool show_schedule = false;     // draw the schedule, and train nothing
-  std::string show_schedule_svg;  // path; empty: no picture of it
+  int vpp = 1;                 // model chunks on a pipeline rank
+  int pp = 0;                  // pipeline ranks; 0: all (in 07: one)
+  bool show_schedule = false;  // draw the schedule, and train nothing
 };
 
 // A name, or the path of a file, which is read here.
@@ -84,14 +83,12 @@ inline void declare_options(CommandLine& line, PipelineOptions& o) {
               "a stream for each kind and direction, or one for groups of a send and a receive");
   line.whole("--pp", o.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
   line.flag("--show-schedule", o.show_schedule, "draw the schedule, train nothing");
-  line.output("--show-schedule-svg", o.show_schedule_svg, "and write it as an SVG picture");
   line.reads("--pp-schedule", o.pp_schedule_file);
 }
 
 inline void complete_options(PipelineOptions& o, const CommandLine& line) {
   const int chunks = chunks_of(o.pp_schedule);
   if (!line.given("--vpp")) o.vpp = chunks;
-  if (!o.show_schedule_svg.empty()) o.show_schedule = true;
   if (o.vpp != chunks && o.pp_schedule != PpSchedule::interleaved) {
     throw UsageError("--vpp", std::to_string(o.vpp),
                      std::to_string(chunks) + " with --pp-schedule " + schedule_name(o) +

@@ -94,11 +94,7 @@ def check_schedule(page):
             program = re.search(r"Time ([\d.]+) = work ([\d.]+) \+ bubble ([\d.]+)", said)
             shown = re.search(r"time ([\d.]+) = work ([\d.]+) \+ bubble ([\d.]+)", box.inner_text())
             good = program and shown and program.groups() == shown.groups()
-            expect(
-                good,
-                f"{name}, {p} ranks: {shown and shown[0]}"
-                + ("" if good else f", not {program and program[0]}"),
-            )
+            expect(good, f"{name}, {p} ranks: {shown and shown[0]}" + ("" if good else f", not {program and program[0]}"))
     box.locator("select[name=name]").select_option("afab")
     *costs, message = *draw.choices([0.5, 1, 1.5, 2], k=3), draw.choice([0.1, 0.2])
     for letter, cost in zip("FBWT", [*costs, message]):
@@ -176,8 +172,7 @@ def check_scheme(page):
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     expect(grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}")
     page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
-    forward = "#figure-zb-v rect[fill='#7fb2ea']"
-    first, later = (page.locator(f"{forward}[fill-opacity{which}]").nth(5).evaluate(LIGHT) for which in ("='1'", "^='0'"))
+    first, later = (page.locator(f"#figure-zb-v .f.pass{which}").nth(5).evaluate(LIGHT) for which in (":not(.pale)", ".pale"))
     expect(first < later, f"a later chunk is paler on dark ground: {first} < {later}")
     page.emulate_media(color_scheme="light")
 

@@ -359,15 +359,6 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(pipeline({"--pp-schedule", mebibyte.c_str()}).pp_schedule_text.size() == 1 << 20);
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", larger.c_str()}),
                     "--pp-schedule: " + larger + " is not valid; expected a file of at most 1 MiB");
-
-  const std::string picture = folder.path() + "/picture.svg";
-  CHECK(pipeline({"--show-schedule-svg", picture.c_str()}).show_schedule);
-  CHECK_THROWS_WITH(
-      pipeline({"--show-schedule-svg", folder.path().c_str()}),
-      "--show-schedule-svg: " + folder.path() + " is not valid; expected a file that can be written");
-  CHECK_THROWS_WITH(
-      pipeline({"--trace", picture.c_str(), "--show-schedule-svg", picture.c_str()}),
-      "--show-schedule-svg: " + picture + " is not valid; expected another file than that of --trace");
 }
 
 TEST_CASE("options: experts", "[experts][options]") {

@@ -1,6 +1,6 @@
-// --show-schedule: draws a schedule as the papers do. Each rank has a row, and time goes to the right. As
-// text, F3 is the forward of micro-batch 3, B the backward (or the input gradient), W the weight gradient.
-// Odd chunks have small letters. Dots are the bubble. Messages are not drawn.
+// --show-schedule: draws a schedule as the papers do. Each rank has a row, and time goes to the right. F3 is
+// the forward of micro-batch 3, B the backward (or the input gradient), W the weight gradient. Odd chunks
+// have small letters. Dots are the bubble. Messages are not drawn.
 #pragma once
 
 #include <unistd.h>
@@ -8,7 +8,6 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <fstream>
 #include <iomanip>
 #include <iostream>
 #include <sstream>
@@ -17,22 +16,22 @@
 
 namespace pentatron {
 
-// Forward, input gradient and weight gradient of a rank's layers take 1 each, and messages nothing. A chunk
-// has an equal share of the layers.
-inline Costs costs_of_chunk(const Schedule& s) {
-  const double share = static_cast<double>(s.copies) / s.v;
-  return {share, share, share};
-}
-
 struct Paint {
   char letter;
   std::array<int, 2> terminal;  // of ANSI's 256 colours, for even and odd chunks
-  const char* svg;
 };
 inline Paint paint_of(Action compute) {
-  if (compute == Action::forward) return {'F', {117, 75}, "#7fb2ea"};
-  if (compute == Action::weight_gradient) return {'W', {222, 214}, "#f5c26b"};
-  return {'B', {120, 71}, "#8fce7e"};
+  if (compute == Action::forward) return {'F', {117, 75}};
+  if (compute == Action::weight_gradient) return {'W', {222, 214}};
+  return {'B', {120, 71}};
+}
+
+// How long each action takes: those of all layers of a rank take 1 each, and a chunk has an equal share of
+// the layers. Messages take nothing.
+inline double time_of_chunk(const Schedule& s) { return static_cast<double>(s.copies) / s.v; }
+inline Simulation play(const Schedule& s) {
+  const double time = time_of_chunk(s);
+  return simulate(s, Costs{time, time, time});
 }
 
 inline double rounded(double time) { return std::round(100 * time) / 100; }
@@ -54,14 +53,14 @@ inline std::string in_flight_of(const InFlight& peak) {
 }
 
 // A row that is longer than `columns` continues below; it is cut between two cells.
-inline std::string draw_text(const Schedule& s, const Costs& costs, const Simulation& played, int columns,
-                             bool coloured) {
+inline std::string draw_schedule(const Schedule& s, int columns, bool coloured) {
   struct Cell {
     char letter = '.';
     int colour = 0;
   };
   const size_t cell = 1 + std::to_string(s.m - 1).size();  // columns: room for F and its number
-  const double scale = cell / costs.forward;
+  const double scale = cell / time_of_chunk(s);
+  const Simulation played = play(s);
   const size_t length = std::lround(played.total * scale);
   const size_t around = std::string("rank 15   4 in flight, 4 until B").size();
   const size_t cut = (std::max<size_t>(columns, around + 10) - around) / cell * cell;
@@ -104,54 +103,6 @@ inline std::string draw_text(const Schedule& s, const Costs& costs, const Simula
   return text.str();
 }
 
-// Later chunks are paler. A browser names the rectangle under the mouse and its times.
-inline std::string draw_svg(const Schedule& s, const Costs& costs, const Simulation& played) {
-  const double scale = 26 / costs.forward;  // pixels
-  const int left = 70, top = 74, row = 30, right = 180;
-  const double width = std::max(left + played.total * scale + right, 760.0), height = top + s.p * row + 20;
-  std::string title;
-  for (const char c : title_of(s, played))
-    title += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-  std::ostringstream svg;
-  const auto box = [&](double x, double y, double w, const Instruction& i) {
-    svg << "<rect x='" << x << "' y='" << y << "' width='" << w << "' height='" << row - 4 << "' fill='"
-        << paint_of(i.action).svg << "' fill-opacity='" << 1 - 0.7 * i.chunk / s.v << "' stroke='#fff'>";
-  };
-  const auto text = [&](double x, double y, const std::string& words, const char* style) {
-    svg << "<text x='" << x << "' y='" << y << "' " << style << ">" << words << "</text>\n";
-  };
-  svg << "<svg xmlns='http://www.w3.org/2000/svg' width='" << width << "' height='" << height
-      << "' font-family='sans-serif' font-size='13'>\n<title>" << title << "</title>\n"
-      << "<rect width='100%' height='100%' fill='#fff'/>\n";
-  text(left, 24, title, "font-weight='bold'");
-  double x = left;
-  for (const Action action : compute_actions(s)) {
-    box(x, 38, 26, {action, 0, 0});
-    svg << "</rect>\n";
-    text(x + 32, 55, to_string(action), "");
-    x += 170;
-  }
-  if (s.v > 1) text(x, 55, "paler: a later chunk", "");
-  for (int rank = 0; rank < s.p; ++rank) {
-    const double y = top + rank * row, baseline = y + 17;
-    text(10, baseline, "rank " + std::to_string(rank), "");
-    svg << "<rect x='" << left << "' y='" << y << "' width='" << played.total * scale << "' height='"
-        << row - 4 << "' fill='#eee'/>\n";
-    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
-      const Instruction& i = s.ranks[rank][n];
-      if (is_message(i.action)) continue;
-      const Interval& time = played.times[rank][n];
-      box(left + time.begin * scale, y, (time.end - time.begin) * scale, i);
-      svg << "<title>" << to_string(i) << ": " << time.begin << " to " << time.end << "</title></rect>\n";
-      text(left + (time.begin + time.end) / 2 * scale, baseline, std::to_string(i.micro_batch),
-           "text-anchor='middle' pointer-events='none'");
-    }
-    text(left + played.total * scale + 10, baseline, in_flight_of(played.in_flight[rank]), "");
-  }
-  svg << "</svg>\n";
-  return svg.str();
-}
-
 // A line for each schedule that has a name, and for that of the options. In flight: the
 // most on a rank, of all its layers (so two chunks of half of them are one).
 inline std::string compare_schedules(const PipelineOptions& options, int m) {
@@ -161,7 +112,7 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
     const Schedule s = make_schedule(o, o.pp, m);
     text << std::setw(13) << std::left << s.name << std::right;
     try {
-      const Simulation played = simulate(s, costs_of_chunk(s));
+      const Simulation played = play(s);
       int most = 0;
       for (const InFlight& peak : played.in_flight) most = std::max(most, peak.until_weight_gradient);
       text << std::setw(8) << rounded(played.total) << std::setw(8) << rounded(played.bubble())
@@ -185,18 +136,12 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
   return text.str();
 }
 
-// Rank 0 prints the schedule of m micro-batches (--show-schedule), and beside which others it stands; writes
-// it to a file (--show-schedule-svg). Throws UsageError if the file cannot be written.
+// Rank 0 prints the schedule of m micro-batches, and beside which others it stands.
 inline void show_schedule(const PipelineOptions& options, int m, int rank = 0) {
   if (rank > 0) return;
   const Schedule schedule = make_schedule(options, options.pp, m);
-  const Costs costs = costs_of_chunk(schedule);
-  const Simulation played = simulate(schedule, costs);
-  std::cout << draw_text(schedule, costs, played, 100, isatty(STDOUT_FILENO) == 1) << '\n'
+  std::cout << draw_schedule(schedule, 100, isatty(STDOUT_FILENO) == 1) << '\n'
             << compare_schedules(options, m);
-  const std::string& path = options.show_schedule_svg;
-  if (!path.empty() && !(std::ofstream(path) << draw_svg(schedule, costs, played) << std::flush))
-    throw UsageError("--show-schedule-svg", path, "a file that can be written");
 }
 
 }  // namespace pentatron

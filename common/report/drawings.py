@@ -28,6 +28,7 @@ FIGURE = re.compile(r"^<!-- figure (\w+) ([\w-]+)(.*)\n((?:.|\n)*?)-->\n(?:\n?``
 WORKS = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "the rest", "c": "communication"}
 NAMES = {"gemm_forward": "product", "gemm_dgrad": "dgrad", "gemm_wgrad": "wgrad", "group": "hop"}
 PURPOSES = dict(zip("fbwoc", runs.PURPOSES))
+PASS = re.compile(r"([FBW])(\d+)-*", re.IGNORECASE)  # of --show-schedule: it takes as long as it is wide
 PIECE = re.compile(r"\[.*?\]|\|[^|[]*[^|[ -][^|[]*(?=\|)|<?-{3,}>?|\.{3,}|[|^]|[^ ](?: ?(?!---|[|[])[^ ])*")  # of lanes
 
 
@@ -63,15 +64,14 @@ class Svg:
             x += 34 + 7 * len(words)
 
     def of(self, comment):
-        return opened(comment, self.width + 2, self.height + 4) + "".join(self.parts) + "</svg>"
-
-
-def opened(comment, width, height, size=13):
-    """The tag <svg> of a picture. What would be too small to read scrolls."""
-    return (
-        f'<svg role="img" aria-label="{html.escape(comment.sentence)}" viewBox="0 0 {width:.0f} {height:.0f}"'
-        f' width="{width:.0f}" font-size="{size}" style="min-width: {min(width, max(720, 0.55 * width)):.0f}px">'
-    )
+        """What would be too small to read scrolls."""
+        width, height = self.width + 2, self.height + 4
+        return (
+            f'<svg role="img" aria-label="{html.escape(comment.sentence)}" viewBox="0 0 {width:.0f} {height:.0f}"'
+            f' width="{width:.0f}" font-size="13" style="min-width: {min(width, max(720, 0.55 * width)):.0f}px">'
+            + "".join(self.parts)
+            + "</svg>"
+        )
 
 
 def alive(comment, name, data):
@@ -86,19 +86,43 @@ def run(command, option):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "file")
         runs.output_of(*shlex.split(command), option, path)
-        return {"--trace": traces.intervals, "--log-json": runs.Run}.get(option, pathlib.Path.read_text)(path)
+        return {"--trace": traces.intervals, "--log-json": runs.Run}[option](path)
+
+
+def schedule_of(command):
+    """The title that --show-schedule prints, and of each rank its row and what is in flight. Long rows come in parts."""
+    printed, ranks = runs.output_of(*shlex.split(command)), {}
+    for rank, part, in_flight in re.findall(r"^rank (\d+) +(\S+)(?:  (.+))?$", printed, re.MULTILINE):
+        row, before = ranks.get(rank, ("", ""))
+        ranks[rank] = row + part, before or in_flight
+    return printed.split("\n", 1)[0], list(ranks.values())
 
 
 # ---- Of programs ------------------------------------------------------------------------------------------------------
 
 
 def schedule(comment):
-    """05 draws its schedules itself. The white page is left out."""
-    text = run(comment.commands[0][1], "--show-schedule-svg")
-    width, height = map(float, re.search(r"width='([\d.]+)' height='([\d.]+)'", text).groups())
-    size = 13 if width < 1200 else 16  # a wide one is shown smaller
-    text = re.sub(r"<title>.*\n<rect width='100%'.*\n", "", text, count=1)
-    return re.sub("<svg[^>]*>", opened(comment, width, height, size), text)
+    """A --show-schedule. Small letters, of odd chunks, are paler."""
+    title, ranks = schedule_of(comment.commands[0][1])
+    column = 26 / len(PASS.match(ranks[0][0])[0])  # pixels; rank 0 begins with a forward
+    letters = {letter for row, _ in ranks for letter in row}
+    split = "W" in letters
+    words = {"F": "forward", "B": "input gradient" if split else "backward", "W": "weight gradient"}
+    svg = Svg()
+    svg.text(70, 14, title, "strong")
+    svg.legend(70, 40, {letter.lower(): name for letter, name in words.items() if letter in letters})
+    if "f" in letters:
+        svg.text(500, 40, "paler: the other chunk")
+    for y, (rank, (row, in_flight)) in zip(itertools.count(60, 30), enumerate(ranks)):
+        svg.text(0, y + 18, f"rank {rank}")
+        svg.rect(70, y, len(row) * column, 26, "idle")
+        for found in PASS.finditer(row):
+            (letter, number), x, width = found.groups(), 70 + found.start() * column, len(found[0]) * column
+            style = f"{letter.lower()} pass" + " pale" * letter.islower()
+            svg.rect(x, y, width, 26, style, f"{words[letter.upper()]} of micro-batch {number}")
+            svg.text(x + width / 2, y + 18, number, "mid on")
+        svg.text(80 + len(row) * column, y + 18, in_flight)
+    return svg.of(comment)
 
 
 def timeline(comment):
@@ -311,11 +335,8 @@ def orders(comment):
 
     def order(case):
         options = "--pp-schedule {} --pp {} --global-batch-size {}".format(*case)
-        text, rows = run(f"{comment.commands[0][1]} {options}", "--show-schedule-svg"), {}
-        for y, action, m, chunk in re.findall(r"y='(\d+)'[^>]*><title>(\w+) of micro-batch (\d+)(?:, chunk (\d+))?", text):
-            letter = {"forward": "F", "weight_gradient": "W"}.get(action, "B")
-            rows.setdefault(int(y), []).append((letter.lower() if chunk == "1" else letter) + m)
-        return "/".join(" ".join(rows[y]) for y in sorted(rows))
+        ranks = schedule_of(f"{comment.commands[0][1]} {options}")[1]
+        return "/".join(" ".join(letter + number for letter, number in PASS.findall(row)) for row, _ in ranks)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         found = zip(cases, pool.map(order, cases))

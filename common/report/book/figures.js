@@ -86,9 +86,9 @@ function schedule(box, orders) {
       add("rect", {x: 60, y: rank * 30, width: 820, height: 26, class: "idle"});
     }
     for (const one of ran) {
-      const style = (one.letter === "F" ? "f" : one.letter === "B" ? "b" : "w") + (one.begin >= until - 1e-9 ? " later" : "");
+      const style = one.letter.toLowerCase() + " pass" + (one.chunk ? " pale" : "") + (one.begin >= until - 1e-9 ? " later" : "");
       const width = (one.end - one.begin) * scale;
-      add("rect", {x: 60 + one.begin * scale, y: one.rank * 30, width, height: 26, class: style, stroke: 1, "fill-opacity": one.chunk ? 0.6 : 1});
+      add("rect", {x: 60 + one.begin * scale, y: one.rank * 30, width, height: 26, class: style});
       if (width > 14 && !style.includes("later"))
         add("text", {x: 60 + one.begin * scale + width / 2, y: one.rank * 30 + 18, class: "mid on"}, one.letter + one.micro);
       if (one.begin < until - 1e-9 && one.end >= until - 1e-9) next[one.rank] = `${one.letter}${one.micro}`;
