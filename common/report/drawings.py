@@ -113,7 +113,8 @@ def schedule(comment):
     svg.legend(70, 40, {letter.lower(): name for letter, name in words.items() if letter in letters})
     if "f" in letters:
         svg.text(500, 40, "paler: the other chunk")
-    for y, (rank, (row, in_flight)) in zip(itertools.count(60, 30), enumerate(ranks)):
+    for rank, (row, in_flight) in enumerate(ranks):
+        y = 60 + 30 * rank
         svg.text(0, y + 18, f"rank {rank}")
         svg.rect(70, y, len(row) * column, 26, "idle")
         for found in PASS.finditer(row):
