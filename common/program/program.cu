@@ -74,7 +74,8 @@ size_t free_device_memory() {
   return std::min(free, total / processes_of_device());
 }
 
-void require_memory(const MemoryPrediction& predicted, const Peers& ranks) {
+void require_memory(const MemoryPrediction& predicted) {
+  const Peers& ranks = peers();
   size_t of_libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
   if (is_dry_run()) of_libraries = ranks.library_bytes();
   if (!is_modelled()) of_libraries = ranks.library_bytes() - ranks.context_bytes();
@@ -137,24 +138,19 @@ double flops_per_token(const TrainingConfig& training) {
   return 6 * in_products + 12.0 * m.layers * m.d_model * training.sequence_length;
 }
 
-Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
-         Peers& ranks)
-    : options_(options),
-      peers_(ranks),
-      totals_(totals),
-      trained_(parameters),
-      preemption_(!options.save.empty()) {
-  check_work_queues(static_cast<int>(ranks.largest({static_cast<double>(streams_in_use())})[0]));
-  const std::string places = ranks.places();
-  const auto present = static_cast<int>(ranks.gather("").size());  // known on rank 0
-  if (ranks.rank() == 0) {
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals)
+    : options_(options), totals_(totals), trained_(parameters), preemption_(!options.save.empty()) {
+  check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use())})[0]));
+  const std::string places = peers_.places();
+  const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
+  if (peers_.rank() == 0) {
     log_.emplace(std::cout, RunLog::Config{options.log_json, options.steps, options.log_every,
-                                           flops_per_token(options), peak_flops(), ranks.ranks()});
+                                           flops_per_token(options), peak_flops(), peers_.ranks()});
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters.global_size(), ranks.ranks(), present, places);
+    print_banner(options, data, parameters.global_size(), peers_.ranks(), present, places);
   }
-  ranks.begin_counting();
-  ranks.largest({0});  // all ranks meet here, so their times begin together
+  peers_.begin_counting();
+  peers_.largest({0});  // all ranks meet here, so their times begin together
   if (is_modelled()) trace::start();
   origin_ = begin_ = now();
   wall_begin_ = std::chrono::steady_clock::now();
@@ -218,15 +214,15 @@ void Run::log_step() {
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];
   final_loss_ = totals_.host_loss();
-  StepRecord record{issued.step + 1,
-                    final_loss_,
-                    totals_.host_norm(),
-                    learning_rate(options_, issued.step),
-                    int64_t{options_.global_batch_size} * options_.sequence_length,
-                    largest[3],
-                    static_cast<size_t>(largest[1]),
-                    static_cast<size_t>(largest[2] + 0.5)};
-  record.computed = !is_dry_run();
+  StepRecord record{.step = issued.step + 1,
+                    .loss = final_loss_,
+                    .grad_norm = totals_.host_norm(),
+                    .lr = learning_rate(options_, issued.step),
+                    .tokens = int64_t{options_.global_batch_size} * options_.sequence_length,
+                    .seconds = largest[3],
+                    .memory_peak = static_cast<size_t>(largest[1]),
+                    .comm_bytes = static_cast<size_t>(largest[2] + 0.5),
+                    .computed = !is_dry_run()};
   if (!issued.routed.loads.empty()) {
     record.loads = peers_.sum(issued.routed.loads);
     const std::vector<double> copies = peers_.sum({issued.routed.dropped, issued.routed.copies});
@@ -236,7 +232,8 @@ void Run::log_step() {
     const LossScale scale = totals_.host_loss_scale();
     record.scale = {scale.factor, static_cast<int64_t>(scale.skipped)};
   }
-  if (is_modelled()) record.modelled = overlap_of_step(issued.step, begin_ - origin_, begin_ - origin_ + largest[0]);
+  const double begin = begin_ - origin_, end = begin + largest[0];
+  if (is_modelled()) record.modelled = overlap_of_step(issued.step, begin, end);
   if (log_) log_->step(record);
   if (largest[5] > 0) end_at(issued.step, is_finite);
   begin_ += largest[0];
@@ -269,13 +266,23 @@ void Run::summarize(const MemoryPrediction& predicted,
     Summary summary{layout, trained_.global_size(), final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
     log_->summary(summary);
-    if (is_modelled() && step_end_ > step_begin_) {
-      constexpr int width = 96;  // characters
-      std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, # "
-                   "communication "
-                   "(+ under half), . an eighth or less\n"
-                << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
-    }
+  }
+  show_last_step();
+  if (preempted_ && steps_done_ < options_.steps) {
+    throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
+                       std::to_string(options_.steps) + "; with --save " + options_.save +
+                       " --resume it goes on",
+                   exit_preempted);
+  }
+}
+
+// The picture, --profile, --trace.
+void Run::show_last_step() {
+  if (log_ && step_end_ > step_begin_) {
+    constexpr int width = 96;  // characters
+    std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, "
+                 "# communication (+ under half), . an eighth or less\n"
+              << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
   }
   if (!is_modelled()) last_step_ = trace::take();
   std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != steps_done_ - 1; });
@@ -284,12 +291,6 @@ void Run::summarize(const MemoryPrediction& predicted,
     const std::vector<std::string> events =
         peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));
     if (log_) trace::write_chrome(options_.trace, events);
-  }
-  if (preempted_ && steps_done_ < options_.steps) {
-    throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
-                       std::to_string(options_.steps) + "; with --save " + options_.save +
-                       " --resume it goes on",
-                   exit_preempted);
   }
 }
 

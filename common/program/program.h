@@ -70,7 +70,7 @@ inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ra
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
 // CUDA and NCCL take. All ranks call this, when the communicators exist, and all throw if one lacks
 // memory: the message has the largest need and the smallest memory of any rank.
-void require_memory(const MemoryPrediction& predicted, const Peers& ranks = peers());
+void require_memory(const MemoryPrediction& predicted);
 
 // The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
 // infinite where tensor cores cannot be used.
@@ -89,8 +89,7 @@ double flops_per_token(const TrainingConfig& training);
 // logged when the next one has been issued: then the device has work while the host waits for the loss.
 class Run {
  public:
-  Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
-      Peers& ranks = peers());
+  Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals);
 
   void begin_step(int64_t step);
   void end_step(const Routed& routed = {});  // all work of the step has been issued
@@ -106,18 +105,19 @@ class Run {
   // Waits for the oldest step that has not been logged, and logs it. Throws RunError if its loss or norm is
   // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)
   void log_step();
-  void log_steps();  // all of them
+  void log_steps();                                        // all of them
   [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
+  trace::Overlap overlap_of_step(int64_t step, double from, double to);
+  void show_last_step();
 
   const Options& options_;
-  const Peers& peers_;
+  Peers& peers_ = peers();
   StepTotals& totals_;
   const Parameters& trained_;
   const Preemption preemption_;
   bool preempted_ = false;
   int64_t steps_done_ = 0;
   std::optional<RunLog> log_;  // on rank 0
-  trace::Overlap overlap_of_step(int64_t step, double from, double to);
 
   // What is known of a step when it has been issued: bytes at the memory's peak, and those sent so far.
   struct Issued {

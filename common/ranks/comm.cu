@@ -157,9 +157,6 @@ World::World(int* argc, char*** argv) {
   peers_before_ = std::exchange(peers_now, this);
 }
 
-// Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
-// before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
-// for a while: until all have come.
 namespace {
 
 // With a communicator of its own. A thread that waits shares its core with the training, so it does not spin.
@@ -203,6 +200,9 @@ class MpiAgreement : public Agreement {
 
 std::unique_ptr<Agreement> World::agreement() const { return std::make_unique<MpiAgreement>(); }
 
+// Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
+// before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
+// for a while: until all have come.
 World::~World() {
   peers_now = peers_before_;
   constexpr double patience = 10;  // seconds

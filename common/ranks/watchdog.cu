@@ -24,6 +24,28 @@ bool arrived(int source, int tag, MPI_Status& status) {
   return flag != 0;
 }
 
+// Which ranks hold up the others.
+std::string verdict(const std::vector<RankState>& states) {
+  std::string text;
+  for (const int rank : suspects(states)) {
+    text += rank_name(rank) + " holds up the others: ";
+    text += states[rank].answers ? "they wait for it, and it waits for no rank\n"
+                                 : "it is stopped, or its host is gone\n";
+  }
+  if (!text.empty()) return text;
+  const auto has_messages_on_several = [](const RankState& state) {
+    std::set<uint64_t> communicators;
+    for (const UnfinishedOperation& o : state.unfinished) {
+      if (o.peer >= 0) communicators.insert(o.communicator);
+    }
+    return communicators.size() > 1;
+  };
+  text = "no rank holds up the others: they wait for each other\n";
+  if (std::ranges::any_of(states, has_messages_on_several))
+    text += "messages of one group, on one communicator, would not: --pp-messages grouped\n";
+  return text;
+}
+
 }  // namespace
 
 Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
@@ -252,26 +274,8 @@ void Watchdog::ask_and_abort(const std::string& reason) {
     if (!states[peer].answers) text << rank_name(peer) << ": does not answer\n";
     text << reports[peer];
   }
-  const std::vector<int> found = suspects(states);
-  for (const int peer : found) {
-    text << rank_name(peer)
-         << (states[peer].answers ? " holds up the others: they wait for it, and it waits for no rank\n"
-                                  : " holds up the others: it is stopped, or its host is gone\n");
-  }
-  if (found.empty()) {
-    text << "no rank holds up the others: they wait for each other\n";
-    const auto has_messages_on_several = [](const RankState& s) {
-      std::set<uint64_t> communicators;
-      for (const UnfinishedOperation& o : s.unfinished) {
-        if (o.peer >= 0) communicators.insert(o.communicator);
-      }
-      return communicators.size() > 1;
-    };
-    if (std::ranges::any_of(states, has_messages_on_several))
-      text << "messages of one group, on one communicator, would not: --pp-messages grouped\n";
-  }
-  const bool all_answer =
-      std::all_of(states.begin(), states.end(), [](const RankState& s) { return s.answers; });
+  text << verdict(states);
+  const bool all_answer = std::ranges::all_of(states, &RankState::answers);
   if (!call_has_failed || !all_answer) std::fputs(text.str().c_str(), stderr);
   std::fflush(stderr);
   std::this_thread::sleep_for(std::chrono::seconds(1));  // after MPI_Abort mpirun passes on no more output

@@ -24,7 +24,7 @@ std::string end_of_run(const Spoil& spoil) {
   std::streambuf* const terminal = std::cout.rdbuf(log.rdbuf());
   std::string line;
   try {
-    Run run(options, data, parameters, totals, world);
+    Run run(options, data, parameters, totals);
     for (int64_t step = 0; step < options.steps; step = run.next_step(step)) {
       run.begin_step(step);
       totals.reset();
@@ -50,8 +50,7 @@ TEST_CASE("02: a norm that is NaN on all ranks ends the run in one line", "[02]"
 TEST_CASE("02: a loss that is NaN on one rank ends the run on all, and names the rank", "[02]") {
   if (mpi_tests::ranks() < 2) return;
   const std::string line = end_of_run([](const StepTotals& totals, cudaStream_t stream) {
-    if (mpi_tests::rank() == 1)
-      CUDA_CHECK(cudaMemsetAsync(totals.loss(), nan_bytes, sizeof(double), stream));
+    if (mpi_tests::rank() == 1) CUDA_CHECK(cudaMemsetAsync(totals.loss(), nan_bytes, sizeof(double), stream));
   });
   CHECK(line.starts_with("step 2: the loss is "));
   if (mpi_tests::rank() == 0) CHECK(line == "step 2: the loss is nan, the gradient norm 0, on rank 1 alone");
