@@ -27,32 +27,13 @@ struct VisibleBlock {
   AttentionBlock block;
 };
 
-// Where the tokens of a rank lie in a sequence of so many.
-inline Places places_of(CpLayout layout, int sequence, int rank, int ranks) {
-  const int part = sequence / ranks, half = part / 2;
-  if (layout == CpLayout::contiguous) return {rank * part};
-  return {rank * half, half, (2 * ranks - 1 - rank) * half};
-}
-
-// A block of rank's queries, from row `first_query` on, and origin's keys: its documents.
-inline Documents documents_of(CpLayout layout, AttentionShape shape, int rank, int origin, int first_query) {
-  Documents documents = shape.documents;
-  if (documents.starts == nullptr) return documents;
-  const int ranks = documents.sequence / shape.sequence;
-  documents.queries = places_of(layout, documents.sequence, rank, ranks).from(first_query);
-  documents.keys = places_of(layout, documents.sequence, origin, ranks);
-  return documents;
-}
-
 // The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape` is that of one
 // rank's tokens.
 inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape shape, int rank,
                                                  int origin) {
   const int all = shape.sequence, half = all / 2;
   const auto block = [&](int first_query, int keys, bool diagonal) {
-    return VisibleBlock{first_query,
-                        {shape.batch, all - first_query, keys, all, all, shape.head, diagonal,
-                         documents_of(layout, shape, rank, origin, first_query)}};
+    return VisibleBlock{first_query, {shape.batch, all - first_query, keys, all, all, shape.head, diagonal}};
   };
   if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
   if (layout == CpLayout::contiguous)

@@ -82,7 +82,7 @@ class UlyssesAttention : public AttentionCore {
  private:
   AttentionShape by_heads(AttentionShape s) const {
     const HeadShape own = {s.head.heads / ranks_, s.head.kv_heads / ranks_, s.head.head_size};
-    return {s.batch, s.sequence * ranks_, own, s.documents};
+    return {s.batch, s.sequence * ranks_, own};
   }
   // The same memory by heads: x [rows, columns] -> [ranks * rows, columns / ranks].
   template <class T>

@@ -27,7 +27,6 @@ awk '/^[0-9]+: mpirun/ {
       else if ($i ~ /^--(zero-stage|pp-schedule|recompute|cp-layout|cp-exchange|attention|balance)$/) ++with[$i " " $(i + 1)]
     ++at_once[axes]; ++all
     if (/--sequence-parallel/) ++with["--sequence-parallel"]
-    if (/--documents/) ++with["--documents"]
     if (/--experts/) ++with["--experts"]
   }
   END {

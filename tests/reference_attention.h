@@ -14,7 +14,6 @@ namespace pentatron {
 // two sequences of the block are to stay as they are.
 struct BlockData {
   HostMatrix q, k, v, d_out, out, lse, d_q, d_k, d_v;
-  std::vector<int32_t> starts;  // [batch, keys]: where documents begin, if there are any; for whole sequences
 
   BlockData(const AttentionBlock& block, Random& random)
       : q(random.normal<real>(block.batch * block.query_stride, block.head.heads * block.head.head_size)),
@@ -28,21 +27,7 @@ struct BlockData {
         d_v(random.normal<real>(k.rows, k.columns)) {}
 };
 
-// Documents of `shortest` tokens or more, other ones in each sequence.
-inline std::vector<int32_t> random_documents(int batch, int sequence, int shortest, Random& random) {
-  std::vector<int32_t> starts;
-  for (int b = 0; b < batch; ++b) {
-    int32_t start = 0;
-    for (int i = 0; i < sequence; ++i) {
-      if (i - start >= shortest && random.integers(1, 0, shortest)[0] == 0) start = i;
-      starts.push_back(start);
-    }
-  }
-  return starts;
-}
-
-// A row of attention at a time: query i of one head, which sees the keys 0..i of its sequence, or all, but
-// none of an earlier document.
+// A row of attention at a time: query i of one head, which sees the keys 0..i of its sequence, or all.
 // Gradients are added to what is there, or assigned.
 inline void reference_attention(const AttentionBlock& block, BlockData& a, bool add = false) {
   const auto [heads, kv_heads, size] = block.head;
@@ -64,9 +49,8 @@ inline void reference_attention(const AttentionBlock& block, BlockData& a, bool 
       for (int query = 0; query < block.queries; ++query) {
         const int64_t i = int64_t{b} * block.query_stride + query;
         const int visible = block.diagonal ? std::min(query + 1, block.keys) : block.keys;
-        const int first = a.starts.empty() ? 0 : a.starts[b * block.keys + query];
         std::vector<double> scores, p, d_p;
-        for (int64_t j = first_key + first; j < first_key + visible; ++j) {
+        for (int64_t j = first_key; j < first_key + visible; ++j) {
           double score = 0, d = 0;
           for (int e = 0; e < size; ++e) {
             score += a.q(i, column + e) * a.k(j, kv_column + e) / std::sqrt(size);
@@ -81,13 +65,12 @@ inline void reference_attention(const AttentionBlock& block, BlockData& a, bool 
         for (const double score : scores) p.push_back(std::exp(score - largest) / sum);
         a.lse(i, head) = largest + std::log(sum);
 
-        for (int j = first; j < visible; ++j) {
+        for (int j = 0; j < visible; ++j) {
           double d_score = 0;  // the softmax' Jacobian: dp_m / dscore_j = p_m ((m == j) - p_j)
-          for (int m = 0; m < visible - first; ++m)
-            d_score += d_p[m] * p[m] * ((m == j - first) - p[j - first]);
+          for (int m = 0; m < visible; ++m) d_score += d_p[m] * p[m] * ((m == j) - p[j]);
           for (int e = 0; e < size; ++e) {
-            a.out(i, column + e) += p[j - first] * a.v(first_key + j, kv_column + e);
-            a.d_v(first_key + j, kv_column + e) += p[j - first] * a.d_out(i, column + e);
+            a.out(i, column + e) += p[j] * a.v(first_key + j, kv_column + e);
+            a.d_v(first_key + j, kv_column + e) += p[j] * a.d_out(i, column + e);
             a.d_q(i, column + e) += d_score * a.k(first_key + j, kv_column + e) / std::sqrt(size);
             a.d_k(first_key + j, kv_column + e) += d_score * a.q(i, column + e) / std::sqrt(size);
           }

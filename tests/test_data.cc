@@ -219,13 +219,6 @@ TEST_CASE("data: a slice of the batch equals that slice of the whole", "[01][dat
   CHECK(std::equal(slice_targets.begin(), slice_targets.end(), targets.begin() + 8 * 16));
 }
 
-TEST_CASE("data: documents begin with a sequence and after the token that ends one", "[01][data]") {
-  const std::vector<int32_t> tokens = {5, 9, 5, 9, 9, 5, 5, 5, 5, 5, 9, 9, 5, 5};  // two sequences
-  std::vector<int32_t> starts(tokens.size());
-  pentatron::fill_document_starts(tokens, 7, 9, starts);
-  CHECK(starts == std::vector<int32_t>{0, 0, 2, 2, 4, 5, 5, 0, 0, 0, 0, 4, 5, 5});
-}
-
 TEST_CASE("data: seed, step and sequence each choose other windows", "[01][data]") {
   const TemporaryFolder folder;
   const TokenData data(folder.write("range.bin", bytes_of(token_range(60000))), 65536, 1);

@@ -98,8 +98,6 @@ TEST_CASE("options: every value arrives", "[options]") {
                                  "6",
                                  "--steps",
                                  "7",
-                                 "--documents",
-                                 "3",
                                  "--seed",
                                  "18446744073709551615",
                                  "--optimizer",
@@ -138,8 +136,6 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(options.global_batch_size == 6);
   CHECK(options.steps == 7);
   CHECK(options.seed == UINT64_MAX);
-  CHECK(options.document_end == 3);
-  CHECK(parse({}).document_end == -1);
   CHECK(options.optimizer == pentatron::OptimizerKind::sgd);
   CHECK(options.lr == 0.5);
   CHECK(options.min_lr == 0.25);
@@ -196,8 +192,6 @@ TEST_CASE("options: values that make no sense", "[options]") {
         "llama-3.1-8b, llama-3.1-70b, llama-3.1-405b");
   CHECK(complaint({"--recompute", "some"}) ==
         "--recompute: some is not valid; expected one of none, selective, full");
-  CHECK(complaint({"--documents", "256"}) ==
-        "--documents: 256 is not valid; expected a token below --vocab-size (256), or -1");
   CHECK(complaint({"--attention", "some"}) ==
         "--attention: some is not valid; expected one of naive, tiled, tensor-core");
   CHECK(complaint({"--optimizer", ""}) == "--optimizer: \"\" is not valid; expected one of adamw, sgd");

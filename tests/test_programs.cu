@@ -347,7 +347,6 @@ TEST_CASE("06: the program's steps are those of 01", "[06][program]") {
     check_like_01(program + "ring", " --seq-len 24", numbers_of_ranks);
     check_like_01(program + "all-gather", " --seq-len 24");
     check_like_01(program + "ulysses", " --seq-len 24 --d-model 24 --heads 6 --kv-heads 6");
-    check_like_01(program + "ring", " --seq-len 24 --documents 32");  // a document is a word
   }
 }
 

@@ -134,40 +134,6 @@ TEST_CASE("one batch accumulated in parts has the gradient of the whole", "[01][
   }
 }
 
-// Positions begin anew with each document, and attention does not look back.
-TEST_CASE("documents in one sequence have the gradient of sequences of their own", "[01][transformer]") {
-  Options packed = test_options(3, 20, 2, 1, 13, 11, 12, 2, 4), alone = packed;
-  packed.attention = alone.attention = GENERATE(Attention::naive, Attention::tiled);
-  packed.recompute = GENERATE(Recompute::none, Recompute::full);
-  packed.document_end = 10;
-  alone.sequence_length = 4, alone.micro_batch_size = 6, alone.global_batch_size = 12;
-  std::vector<HostBatch> batches = random_batches(packed, 3);
-  for (HostBatch& batch : batches) {
-    for (size_t row = 0; row < batch.tokens.size(); ++row)
-      batch.tokens[row] = row % 4 == 3 ? packed.document_end : batch.tokens[row] % 10;
-  }
-  TestModel a(packed), b(alone);
-  a.accumulate(batches);
-  b.accumulate(batches);
-  const double tolerance = PRECISION == 64 ? 1e-13 : PRECISION == 32 ? 5e-6 : 6e-2;
-  for (size_t id = 0; id < a.parameters.all().size(); ++id) {
-    CAPTURE(a.parameters[id].name);
-    CHECK(relative_error(a.gradients(id), b.gradients(id)) < tolerance);
-  }
-}
-
-// Attention cannot tell: a rotary embedding only says how far apart two tokens are.
-TEST_CASE("positions begin anew in each document", "[01][transformer]") {
-  Options options = test_options(1, 8, 2, 1, 8, 11, /*sequence=*/6, /*micro_batch=*/1, 1);
-  options.document_end = 10;
-  const std::vector<int32_t> tokens = {1, 2, 10, 3, 10, 4};
-  const Stream stream("compute");
-  BatchBuffer buffer(options, all_positions(options));
-  buffer.write(tokens, tokens);
-  const Batch batch = buffer.upload(6, 1, true, stream);
-  CHECK(to_host(batch.positions, 6, stream) == std::vector<double>{0, 1, 2, 0, 1, 0});
-}
-
 // Of the initialisation (kaiming uniform's): 1 / sqrt(3 fan_in), and what adds to the stream is smaller.
 TEST_CASE("weights begin with the standard deviation of their layer", "[01][transformer]") {
   const Options options = test_options(/*layers=*/2, /*d_model=*/64, /*heads=*/4, /*kv_heads=*/2,
@@ -204,7 +170,6 @@ TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
   options.recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
   options.optimizer = GENERATE(OptimizerKind::adamw, OptimizerKind::sgd);
   options.attention = GENERATE(Attention::naive, Attention::tiled);
-  options.document_end = GENERATE(-1, 7);
   CAPTURE(options.model.d_model, to_string(options.recompute), to_string(options.optimizer),
           to_string(options.attention));
   const MemoryBytes before = memory_in_use();

@@ -85,7 +85,6 @@ void refuse_left_out(const CombinedOptions& o, const std::function<bool(const ch
   expect(!has_fp8_products, "PRECISION", "fp8", "bf16, fp16 or fp32");
   expect(o.tp_overlap == TpOverlap::none, "--tp-overlap", to_string(o.tp_overlap), "none");
   expect(o.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
-  expect(o.document_end < 0, "--documents", o.document_end, "-1");
   expect(o.drop_tokens == 0, "--drop-tokens", "given", "0");
   expect(o.optimizer == OptimizerKind::adamw, "--optimizer", "sgd", "adamw");
   for (const char* option : {"--link", "--link-between-nodes"})

@@ -7,14 +7,11 @@ namespace pentatron {
 
 // One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
 // lse is that of the others, and is written, unless it is known: that of all keys.
-__global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bool diagonal,
-                                     Documents documents, int sequence, int heads, bool lse_known,
-                                     Out<accum> lse) {
+__global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bool diagonal, int heads,
+                                     bool lse_known, Out<accum> lse) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
-  const int end = diagonal ? std::min(query + 1, keys) : keys;
-  const int first = std::min(documents.first_key(sequence, query), end), visible = end - first;
-  real* const all = scores + static_cast<size_t>(blockIdx.x) * keys;
-  real* const row = all + first;
+  const int visible = diagonal ? std::min(query + 1, keys) : keys;
+  real* const row = scores + static_cast<size_t>(blockIdx.x) * keys;
   accum of_row = lse_known ? lse[query * heads + head] : 0;
   if (!lse_known) {
     const accum largest = block_max_of<1>(row, visible);
@@ -23,8 +20,7 @@ __global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bo
     of_row = largest + log(block_sum(sum));
   }
   for (int j : block_range(visible)) row[j] = real(exp_fast(accum(row[j]) - of_row));
-  for (int j : block_range(first)) all[j] = real(0.0f);
-  for (int j : block_range(keys - end)) all[end + j] = real(0.0f);
+  for (int j : block_range(keys - visible)) row[visible + j] = real(0.0f);
   if (!lse_known && is_first_thread()) lse[query * heads + head] = of_row;
 }
 
@@ -65,11 +61,10 @@ __global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queri
   for (int head : warp_range(heads, lanes)) {
     const size_t at = row * heads + head;
     const accum before = lse[at], added = block_lse[at];
-    if (added == -INFINITY) continue;
     const accum share = 1 / (1 + exp(before - added));
     for (int j : lane_range(size, width, lanes)) {
       const Pack<width> block = load<width>(block_out + at * size + j);
-      Pack<width> sum = before == -INFINITY ? block : load<width>(out + at * size + j);
+      Pack<width> sum = load<width>(out + at * size + j);
       for (int e = 0; e < width; ++e) sum[e] -= share * (sum[e] - block[e]);
       store(out + at * size + j, sum);
     }
@@ -113,7 +108,7 @@ struct Sequence {
       batched_product(blas, Transpose::no, Transpose::yes, query_count, key_count, size, scale, queries(q, i),
                       keys(k), 0, scores(to, i), kv_heads, "gemm_attention_scores");
     launch(probabilities_kernel, dim3(heads * query_count), moves(2 * real_bytes * heads * scores_of_head),
-           blas.stream(), to, query_count, key_count, block.diagonal, block.documents, b, heads, lse_known,
+           blas.stream(), to, query_count, key_count, block.diagonal, heads, lse_known,
            lse.data + first_query() * heads);
   }
 };

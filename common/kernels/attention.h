@@ -18,72 +18,36 @@
 
 namespace pentatron {
 
-// Less than any score, but finite: a row that has seen no key has exponentials of 0, and not of NaN.
-inline constexpr accum lowest_score = -1e30;
-
-// Positions in a sequence of the rows of a block, ascending: `size` rows from position `first` on, and the
-// others from `second` on. The default is a whole sequence.
-struct Places {
-  static constexpr int never = 1 << 30;
-  int first = 0, size = never, second = never;
-
-  __host__ __device__ int position(int row) const { return row < size ? first + row : second + (row - size); }
-  // How many rows come before a position.
-  __host__ __device__ int before(int position) const {
-    return std::min(std::max(position - first, 0), size) + std::max(position - second, 0);
-  }
-  // Without the first rows, of which there are at most `size`.
-  Places from(int row) const { return {first + row, size - row, second}; }
-};
-
-// Documents that lie one after the other in a sequence. A query sees no key of an earlier document.
-struct Documents {
-  // [batch, sequence]: the position at which each token's document begins; none: a sequence is one document.
-  const int32_t* starts = nullptr;
-  int sequence = 0;                // tokens of a whole sequence
-  Places queries = {}, keys = {};  // of a block
-
-  // The first of the block's keys that a query may see, or more than there are. It ascends with the query.
-  __device__ int first_key(int sequence_of_batch, int query) const {
-    return starts ? keys.before(starts[sequence_of_batch * sequence + queries.position(query)]) : 0;
-  }
-  auto device_pointers() { return std::tie(starts); }
-};
-
 struct AttentionShape {
   int batch;     // sequences
   int sequence;  // tokens of each
   HeadShape head;
-  Documents documents = {};
 
   // Rows of the scores of one sequence: (head, query).
   int64_t score_rows() const { return static_cast<int64_t>(head.heads) * sequence; }
 };
 
-// A block of queries and a block of keys, of equal sizes in every sequence of a batch. The matrices passed
-// with it begin at the block's first row of the first sequence. q, out, lse and their gradients use
-// query_stride; k, v and their gradients use key_stride.
+// A block of queries and a block of keys, of equal sizes in every sequence of a batch. Each query sees one of
+// the keys at least. The matrices passed with it begin at the block's first row of the first sequence. q,
+// out, lse and their gradients use query_stride; k, v and their gradients use key_stride.
 struct AttentionBlock {
   int batch;                     // sequences
   int queries, keys;             // in each sequence; neither is zero
   int query_stride, key_stride;  // rows in memory from one sequence to the next
   HeadShape head;
-  bool diagonal;             // true: query i sees the keys j <= i; false: it sees every key
-  Documents documents = {};  // which of these keys it sees nevertheless not
+  bool diagonal;  // true: query i sees the keys j <= i; false: it sees every key
 
-  auto device_pointers() { return documents.device_pointers(); }  // a kernel takes it as an argument
+  auto device_pointers() { return std::tie(); }  // none: a kernel takes it as an argument
   // Blocks of threads that have a tile of `rows` (queries or keys) of a head of a sequence each.
   dim3 tiles(int rows, int heads, int tile) const {
     return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * batch);
   }
 };
 inline AttentionBlock whole_sequences(AttentionShape shape) {
-  return {shape.batch,    shape.sequence, shape.sequence, shape.sequence,
-          shape.sequence, shape.head,     true,           shape.documents};
+  return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
 }
 
-// Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted. The
-// host does not read where documents begin, so pairs of two documents are counted, though tiles skip them.
+// Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted.
 inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
   const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
   const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
@@ -106,8 +70,7 @@ struct BackwardMemory {
   Matrix<int32_t> turns;  // on tensor cores, [1, backward_turns]
 };
 
-// out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result is `real` or
-// `accum`. Where a query sees none of the keys, lse is -infinity and out is not valid.
+// out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result: `real` or `accum`.
 template <class Result>
 void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block,
                        Tensor q /*[rows, heads*head_size]*/, Tensor k /*[rows, kv_heads*head_size]*/,
@@ -115,7 +78,7 @@ void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& b
                        AccumTensor lse /*[rows, heads]*/);
 
 // Adds one more block of keys to (out, lse): afterwards they are the result over the earlier keys and the
-// block's together. An lse of -infinity, on either side, means no keys; that side's `out` is not read.
+// block's together.
 void attention_merge(const AttentionBlock& block, AccumTensor block_out /*[rows, heads*head_size]*/,
                      AccumTensor block_lse /*[rows, heads]*/, AccumTensor out, AccumTensor lse,
                      cudaStream_t stream);

@@ -133,14 +133,13 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
   Sums<Of::rows, size> sums = {};
   float largest[Of::rows / 16][2], sum[Of::rows / 16][2] = {};
-  for (auto& of_rows : largest) of_rows[0] = of_rows[1] = lowest_score;
+  for (auto& of_rows : largest) of_rows[0] = of_rows[1] = -INFINITY;
 
   begin_load<size, Of::fixed, Of::threads>(q + static_cast<size_t>(first_row) * leading + head * size,
                                            leading, queries - first_query, q_tile);
   const int visible_keys = block.diagonal ? std::min(keys, first_query + Of::fixed) : keys;
-  const int unseen = block.documents.first_key(sequence, first_query) / looped * looped;
-  if (unseen < visible_keys) begin_load_keys(unseen);
-  for (int first_key = unseen; first_key < visible_keys; first_key += looped) {
+  begin_load_keys(0);
+  for (int first_key = 0; first_key < visible_keys; first_key += looped) {
     wait_for_copies();
     synchronize_block();  // this tile is here, and all have used the one before: the next one may come there
     if (first_key + looped < visible_keys) begin_load_keys(first_key + looped);
@@ -158,12 +157,6 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     if (ahead < looped - 1 || keys - first_key < looped) {
       for_each(scores, [&](float& score, int query, int key) {
         if (key > query + ahead || key >= keys - first_key) score = -INFINITY;
-      });
-    }
-    if (block.documents.starts) {
-      for_each(scores, [&](float& score, int query, int key) {
-        const int row = std::min(first_query + of_warp + query, queries - 1);
-        if (first_key + key < block.documents.first_key(sequence, row)) score = -INFINITY;
       });
     }
     online_softmax(scale, scores, largest, sum, sums);
@@ -295,17 +288,10 @@ __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, co
   }
 }
 
-// Where a block works. In block memory, since registers are scarce. queries: those before this one see its
-// keys, as far as causality lets them; the others belong to later documents.
+// Where a block works. In block memory, since registers are scarce.
 struct Place {
-  int key_tile, kv_head, sequence, queries;
+  int key_tile, kv_head, sequence;
 };
-
-// The first tile of keys that a tile of queries adds to d_q for. There is always one, so that d_q is written.
-__device__ inline int first_key_tile(const Documents& documents, int sequence, int first_query, int keys,
-                                     int tile) {
-  return std::min(documents.first_key(sequence, first_query), keys - 1) / tile;
-}
 
 // d_q, d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its
 // group and the tiles of queries that see these keys. A block whose keys come later adds to d_q first: with
@@ -333,14 +319,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   Place* const place = reinterpret_cast<Place*>(statistics + 4 * looped);
   if (thread_of_block() == 0) {
     const int number = take_number(next_number);
-    *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads, queries};
-    if (block.documents.starts) {
-      int end = 0;  // of the queries that have this tile of keys
-      while (end < queries &&
-             first_key_tile(block.documents, place->sequence, end, keys, Of::fixed) <= place->key_tile)
-        end += looped;
-      place->queries = std::min(end, queries);
-    }
+    *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads};
   }
   synchronize_block();
   const auto first_key = [&] { return place->key_tile * Of::fixed; };
@@ -359,8 +338,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
         block.diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
     const size_t row = static_cast<size_t>(place->sequence) * block.query_stride + first_query;
     const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
-    const int first_tile = first_key_tile(block.documents, place->sequence, first_query, keys, Of::fixed);
-    const bool rounds = place->key_tile == first_tile && !std::is_same_v<Result, accum>;
+    const bool rounds = place->key_tile == 0 && !std::is_same_v<Result, accum>;
     return Turn<Result>{
         turns + number, last_tile - place->key_tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
   };
@@ -379,14 +357,13 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   load_factor<size>((which == 0 ? k_tile : v_tile) + of_pair * size, 0, fixed);
 
 #pragma unroll 1
-  for (int head = place->kv_head * group; head < (place->kv_head + 1) * group && unseen() < place->queries;
-       ++head) {
+  for (int head = place->kv_head * group; head < (place->kv_head + 1) * group && unseen() < queries; ++head) {
     begin_load_queries(head, unseen());
 #pragma unroll 1
-    for (int first_query = unseen(); first_query < place->queries; first_query += looped) {
+    for (int first_query = unseen(); first_query < queries; first_query += looped) {
       wait_for_copies();
       synchronize_block();
-      if (first_query + looped < place->queries) begin_load_queries(head, first_query + looped);
+      if (first_query + looped < queries) begin_load_queries(head, first_query + looped);
 #pragma unroll 1
       for (int of_part = 0; of_part < looped; of_part += part) {
         const int buffer = first_query / looped % 2;
@@ -398,12 +375,6 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
         if (which == 0) {
           const int ahead = block.diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
           as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
-          if (block.documents.starts) {
-            for_each(scores, [&](float& weight, int key, int query) {
-              const int row = std::min(first_query + of_part + query, queries - 1);
-              if (first_key() + of_pair + key < block.documents.first_key(place->sequence, row)) weight = 0;
-            });
-          }
           as_factor(scores, factor);
           store_factor<looped>(factor, of_pair, of_part, weights);
         }
@@ -419,7 +390,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
                                   turn_of(head, first_query));
     }
     synchronize_block();
-    pass_on(head, (place->queries - 1) / looped * looped);
+    pass_on(head, (queries - 1) / looped * looped);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
   const size_t row = static_cast<size_t>(place->sequence) * block.key_stride + first_key() + of_pair;

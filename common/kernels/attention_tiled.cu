@@ -71,21 +71,12 @@ __device__ inline void accumulate_tile(In<accum> weights /*[tile looped, tile fi
   }
 }
 
-// The first key that each query of a tile may see. (Those beyond the last query are not read from memory.)
-__device__ inline void load_first_keys(const Documents& documents, int sequence, int first_query, int rows,
-                                       int tile, Out<int> first_keys /*[tile]*/) {
-  for (int i : block_range(tile))
-    first_keys[i] = i < rows ? documents.first_key(sequence, first_query + i) : 0;
-}
-
-// Which keys of a tile the queries of a tile see: of those that are there, from a query's first key minus
-// `before` up to its number plus `ahead`.
+// Which keys of a tile a query of a tile sees: of those that are there, the ones up to its own number plus
+// `ahead`.
 struct Mask {
-  int keys;               // that are there
-  const int* first_keys;  // [tile]
-  int before, ahead;
+  int keys, ahead;                                   // keys: that are there
   __device__ bool shows(int query, int key) const {  // && would be branches
-    return (key < keys) & (key <= query + ahead) & (key >= first_keys[query] - before);
+    return (key < keys) & (key <= query + ahead);
   }
 };
 
@@ -152,24 +143,20 @@ __global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, Attenti
   accum* const largest = scores + tile * tile;
   accum* const factor = largest + tile;
   accum* const sum = factor + tile;
-  int* const first_keys = reinterpret_cast<int*>(sum + tile);
 
   load<Transpose::yes>(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns,
                        q_tile);
   fill(out_tile, tile * columns, 0);
-  fill(largest, tile, lowest_score);
+  fill(largest, tile, -INFINITY);  // until the first tile, of which each query sees a key
   fill(sum, tile, 0);
-  load_first_keys(block.documents, sequence, first_query, rows, tile, first_keys);
   const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
-  const int unseen = block.documents.first_key(sequence, first_query) / tile * tile;
-  for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
+  for (int first_key = 0; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_scores(k_tile, q_tile, scale,
-                {keys - first_key, first_keys, first_key, block.diagonal ? first_query - first_key : tile},
+    tile_scores(k_tile, q_tile, scale, {keys - first_key, block.diagonal ? first_query - first_key : tile},
                 tile, columns, scores);
     __syncthreads();
     online_softmax(tile, scores, largest, factor, sum);
@@ -257,15 +244,12 @@ __global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, I
   accum* const d_scores = probabilities + tile * tile;
   accum* const lse_tile = d_scores + tile * tile;
   accum* const dots_tile = lse_tile + tile;
-  int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
   load<Transpose::yes>(k + kv, kv_leading, rows, size, tile, columns, k_tile);
   load<Transpose::yes>(v + kv, kv_leading, rows, size, tile, columns, v_tile);
   fill(d_k_tile, 2 * tile * columns, 0);  // and d_v_tile
   for (int head = kv_head * (heads / kv_heads); head < (kv_head + 1) * (heads / kv_heads); ++head) {
     for (int first_query = block.diagonal ? first_key : 0; first_query < queries; first_query += tile) {
-      if (block.documents.first_key(sequence, first_query) >= first_key + rows)
-        break;  // nor do later queries
       const size_t row = static_cast<size_t>(sequence) * block.query_stride + first_query;
       const size_t start = (row * heads + head) * size;
       __syncthreads();  // the tiles before have been used
@@ -273,11 +257,10 @@ __global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, I
       load(d_out + start, q_leading, queries - first_query, size, tile, columns, d_out_tile);
       load_statistics(lse + row * heads + head, dots + row * heads + head, heads, queries - first_query, tile,
                       lse_tile, dots_tile);
-      load_first_keys(block.documents, sequence, first_query, queries - first_query, tile, first_keys);
       __syncthreads();
       tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale,
-                            {rows, first_keys, first_key, block.diagonal ? first_query - first_key : tile},
-                            tile, columns, probabilities, d_scores);
+                            {rows, block.diagonal ? first_query - first_key : tile}, tile, columns,
+                            probabilities, d_scores);
       __syncthreads();
       accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
       accumulate_tile(d_scores, q_tile, nullptr, tile, columns, d_k_tile);
@@ -313,26 +296,22 @@ __global__ void tiled_backward_queries_kernel(In<real> q, In<real> k, In<real> v
   accum* const d_scores = probabilities + tile * tile;
   accum* const lse_tile = d_scores + tile * tile;
   accum* const dots_tile = lse_tile + tile;
-  int* const first_keys = reinterpret_cast<int*>(dots_tile + tile);
 
   load<Transpose::yes>(q + start, q_leading, rows, size, tile, columns, q_tile);
   load<Transpose::yes>(d_out + start, q_leading, rows, size, tile, columns, d_out_tile);
   load_statistics(lse + first_row * heads + head, dots + first_row * heads + head, heads, rows, tile,
                   lse_tile, dots_tile);
-  load_first_keys(block.documents, sequence, first_query, rows, tile, first_keys);
   fill(d_q_tile, tile * columns, 0);
   const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
-  const int unseen = block.documents.first_key(sequence, first_query) / tile * tile;
-  for (int first_key = unseen; first_key < visible_keys; first_key += tile) {
+  for (int first_key = 0; first_key < visible_keys; first_key += tile) {
     const size_t kv = kv_start + static_cast<size_t>(first_key) * kv_leading;
     __syncthreads();  // the tiles before have been used
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_gradients<true>(
-        k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale,
-        {keys - first_key, first_keys, first_key, block.diagonal ? first_query - first_key : tile}, tile,
-        columns, probabilities, d_scores);
+    tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale,
+                         {keys - first_key, block.diagonal ? first_query - first_key : tile}, tile, columns,
+                         probabilities, d_scores);
     __syncthreads();
     accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
   }
@@ -369,7 +348,7 @@ static Tiling choose_tiling(const AttentionBlock& block, int matrices, int squar
 template <class Result>
 void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                    AccumTensor lse, cudaStream_t stream) {
-  const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 4);
+  const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
   launch_with_memory(tiled_forward_kernel<Result>, block.tiles(block.queries, block.head.heads, tile), bytes,
                      attention_cost(block, 2, Cost::Unit::cores, false), stream, q.data, k.data, v.data,
                      block, 1 / std::sqrt(block.head.head_size), tile, columns, out.data, lse.data);
@@ -380,7 +359,7 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, A
                     AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream) {
   const double scale = 1 / std::sqrt(block.head.head_size);
-  const Tiling over_keys = choose_tiling(block, 6, 2, 3), over_queries = choose_tiling(block, 5, 2, 3);
+  const Tiling over_keys = choose_tiling(block, 6, 2, 2), over_queries = choose_tiling(block, 5, 2, 2);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
                      block.tiles(block.keys, block.head.kv_heads, over_keys.tile), over_keys.bytes,
                      attention_cost(block, 4, Cost::Unit::cores, true), stream, q.data, k.data, v.data,

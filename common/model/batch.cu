@@ -9,21 +9,17 @@ BatchBuffer::BatchBuffer(const TrainingConfig& config, const std::vector<int32_t
                          int64_t micro_batches)
     : positions_(positions),
       sequence_length_(config.sequence_length),
-      document_end_(config.document_end),
       rows_(config.micro_batch_size * std::ssize(positions)),
-      starts_(document_end_ < 0 ? 0 : int64_t{config.micro_batch_size} * sequence_length_),
       host_(2 * micro_batches * size()),
       device_(micro_batches * size(), Purpose::activations) {}
 
 void BatchBuffer::write(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t i) {
-  const std::span<int32_t> starts = {array(i, arrays).data(), static_cast<size_t>(starts_)};
-  if (starts_ > 0) fill_document_starts(tokens, sequence_length_, document_end_, starts);
   for (int64_t row = 0; row < rows_; ++row) {
     const int32_t position = positions_[row % std::ssize(positions_)];
     const int64_t in_batch = row / std::ssize(positions_) * sequence_length_ + position;
     array(i, 0)[row] = tokens[in_batch];
     array(i, 1)[row] = targets[in_batch];
-    array(i, 2)[row] = starts_ > 0 ? position - starts[in_batch] : position;
+    array(i, 2)[row] = position;
   }
   const std::span<int32_t> by_token = array(i, 3), token = array(i, 0);
   std::iota(by_token.begin(), by_token.end(), 0);
@@ -35,10 +31,8 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
   CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), array(i, 0).data(), size() * sizeof(int32_t),
                              cudaMemcpyHostToDevice, stream));
   const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
-  Batch batch = {on_device(0),      on_device(1),        on_device(2), on_device(3),
-                 1 / target_tokens, 1.0 / micro_batches, last};
-  if (starts_ > 0) batch.document_starts = on_device(arrays);
-  return batch;
+  return {on_device(0),      on_device(1),        on_device(2), on_device(3),
+          1 / target_tokens, 1.0 / micro_batches, last};
 }
 
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {

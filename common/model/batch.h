@@ -14,20 +14,18 @@ namespace pentatron {
 struct Batch {
   const int32_t* tokens;
   const int32_t* targets;        // the next token, or ignored_target (kernels.h)
-  const int32_t* positions;      // in the document, for the rotary embedding
+  const int32_t* positions;      // in the sequence, for the rotary embedding
   const int32_t* by_token;       // rows sorted by token (kernels.h, embedding_backward)
   double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
   double inverse_micro_batches;  // 1 / micro-batches of the global batch
   bool last;                     // true for the last micro-batch of the step on this rank
   int number = 0;                // of the micro-batch in its step, from 0; labels traces
-  // Where documents begin in the whole sequences, [batch, sequence_length] (attention.h); none without any.
-  const int32_t* document_starts = nullptr;
 };
 
 // Holds micro-batches on the device, and twice in pinned memory: one step's copies wait, the next is written.
 class BatchBuffer {
  public:
-  // positions: this rank's, of every sequence. With config.document_end it also has the documents' starts.
+  // positions: this rank's, of every sequence.
   BatchBuffer(const TrainingConfig& config, const std::vector<int32_t>& positions, int64_t micro_batches = 1);
 
   // Writes this rank's positions of micro-batch i, and the order of its rows by token, to pinned host memory,
@@ -43,18 +41,18 @@ class BatchBuffer {
 
  private:
   static constexpr int arrays = 4;
-  int64_t size() const { return arrays * rows_ + starts_; }  // of a micro-batch
+  int64_t size() const { return arrays * rows_; }  // of a micro-batch
   int64_t begin(int64_t micro_batch, int array) const { return micro_batch * size() + array * rows_; }
   std::span<int32_t> array(int64_t micro_batch, int array) {
     return {host_.data() + half_ * device_.size() + begin(micro_batch, array), static_cast<size_t>(rows_)};
   }
 
   std::vector<int32_t> positions_;
-  int sequence_length_, document_end_;
-  int64_t rows_, starts_;        // starts_: elements, or 0
+  int sequence_length_;
+  int64_t rows_;
   int half_ = 0;                 // of host_: the one to write
   PinnedArray<int32_t> host_;    // [2] of device_
-  DeviceArray<int32_t> device_;  // [micro-batches]: tokens, targets, positions, by_token [rows]; the starts
+  DeviceArray<int32_t> device_;  // [micro-batches]: tokens, targets, positions, by_token [rows]
 };
 
 // Micro-batches of one step on each of `ranks` ranks. Throws UsageError if they do not divide evenly.

@@ -76,7 +76,6 @@ struct TrainingConfig : ProductFormat {
   int global_batch_size = 32;  // sequences in one optimizer step, over all ranks
   int steps = 200;
   uint64_t seed = 1;
-  int document_end = -1;  // token that ends a document; -1: a sequence is one document
 
   OptimizerKind optimizer = OptimizerKind::adamw;
   double lr = 0;      // highest learning rate, at the end of the warm-up

@@ -109,12 +109,4 @@ void fill_sequences(const TokenData& data, uint64_t seed, int64_t step, int64_t 
   }
 }
 
-void fill_document_starts(std::span<const int32_t> tokens, int sequence_length, int document_end,
-                          std::span<int32_t> starts) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int32_t position = static_cast<int32_t>(i % sequence_length);
-    starts[i] = position == 0 ? 0 : tokens[i - 1] == document_end ? position : starts[i - 1];
-  }
-}
-
 }  // namespace pentatron

@@ -54,8 +54,4 @@ void fill_sequences(const TokenData& data, uint64_t seed, int64_t step, int64_t 
                     int sequence_length, std::span<int32_t> tokens /*[sequences, sequence_length]*/,
                     std::span<int32_t> targets /*likewise, the token that follows each token*/);
 
-// Where the document of each token begins: 0, or after the last token `document_end` before it.
-void fill_document_starts(std::span<const int32_t> tokens /*[sequences, sequence_length]*/,
-                          int sequence_length, int document_end, std::span<int32_t> starts /*as tokens*/);
-
 }  // namespace pentatron

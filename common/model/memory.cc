@@ -145,9 +145,7 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
   const size_t states = (config.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
   const size_t norm_and_totals =
       (norm_parts + 2) * sizeof(double) + (element.loss_scale ? 6 : 3) * element.accum;
-  const int64_t starts =
-      config.document_end < 0 ? 0 : int64_t{config.micro_batch_size} * config.sequence_length;
-  const size_t tokens = (4 * rows_of(config, share).inside + starts) * sizeof(int32_t) * micro_batches;
+  const size_t tokens = 4 * rows_of(config, share).inside * sizeof(int32_t) * micro_batches;
 
   size_t operands = 0;  // bytes
   if (element.fp8) {

@@ -209,12 +209,6 @@ void Transformer::backward(const Batch& batch, Activations& a) {
   trace::here.pass = 'o';
 }
 
-AttentionShape Transformer::attention_shape(const Batch& batch) const {
-  AttentionShape shape = shape_;
-  shape.documents = {batch.document_starts, static_cast<int>(rotary_table_.rows)};
-  return shape;
-}
-
 void Transformer::before_weights(int unit, Pass pass) {
   for (UnitHooks* hooks : seams_.hooks) hooks->before_weights(unit, pass);
 }
@@ -250,7 +244,7 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
   const Tensor qkv = shared_gradients_.qkv;
   region.enter_linear(blas_, a.normed1, parameters_.weights(id.q, 3), qkv);
   rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
-  seams_.attention->forward(blas_, attention_shape(batch), t);
+  seams_.attention->forward(blas_, shape_, t);
   const Tensor attended = region.leave_linear(blas_, t.out, parameters_.weights(id.o), branch_);
 
   norm_forward(id.norm2, {a.input, attended}, a.middle, a.normed2, a.rstd2);
@@ -287,7 +281,7 @@ void Transformer::layer_backward(int layer, const Batch& batch, Activations& act
                d_qkv = of_layer.qkv;
   linear_dgrad(blas_, d_partial, parameters_.weights(id.o), g.d_out);
   queue.push(unit, [=, this] { linear_wgrad(blas_, d_partial, t.out, parameters_.gradients(id.o)); });
-  seams_.attention->backward(blas_, attention_shape(batch), t, g);
+  seams_.attention->backward(blas_, shape_, t, g);
   rotary_backward(g.d_q, g.d_k, g.d_v, batch.positions, rotary_table_, shape_.head, d_qkv, stream_);
   queue.prefetch(region, a.normed1);
   linear_dgrad(blas_, d_qkv, parameters_.weights(id.q, 3), branch_);

@@ -133,7 +133,6 @@ class Transformer {
   void before_weights(int unit, Pass pass);
   void after_weights(int unit, Pass pass);
 
-  AttentionShape attention_shape(const Batch& batch) const;
   int64_t rows() const { return static_cast<int64_t>(shape_.batch) * shape_.sequence; }
   int64_t outside() const { return seams_.region->rows_outside(rows()); }
   int first_token(int id) const { return static_cast<int>(parameters_[id].first_row); }

@@ -125,16 +125,13 @@ void declare_data(CommandLine& line, Options& options) {
   line.group("Data and batches");
   line.input("--data", options.data, "text, or *.bin: tokens of nanoGPT or llm.c [common/corpus.txt]");
   line.whole("--seq-len", options.sequence_length, 1, 1 << 20, "tokens in a sequence");
-  line.whole("--documents", options.document_end, -1, 999'999,
-             "token that ends a document, -1: attention sees all");
   line.whole("--micro-batch-size", options.micro_batch_size, 1, 1 << 16,
              "sequences in one forward and backward");
   line.whole("--global-batch-size", options.global_batch_size, 1, 1 << 20, "sequences in one optimizer step");
   line.whole("--steps", options.steps, 1, 1'000'000'000, "optimizer steps");
   line.whole<uint64_t>("--seed", options.seed, 0, UINT64_MAX,
                        "of the initial weights and the choice of text");
-  line.of_training(
-      {"data", "documents", "seq-len", "micro-batch-size", "global-batch-size", "steps", "seed"});
+  line.of_training({"data", "seq-len", "micro-batch-size", "global-batch-size", "steps", "seed"});
 }
 
 void declare_optimizer(CommandLine& line, Options& options) {
@@ -208,8 +205,6 @@ void check_sizes(const Options& options) {
           "tensor-core", "naive or tiled where --d-model / --heads (", head, ") is neither 64 nor 128");
   require(model.heads % model.kv_heads == 0, "--kv-heads", model.kv_heads, "a divisor of --heads (",
           model.heads, ")");
-  require(options.document_end < model.vocab_size, "--documents", options.document_end,
-          "a token below --vocab-size (", model.vocab_size, "), or -1");
   const int batch = options.micro_batch_size, sequence = options.sequence_length;
   require(options.global_batch_size % batch == 0, "--global-batch-size", options.global_batch_size,
           "a multiple of --micro-batch-size (", batch, ")");

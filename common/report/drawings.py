@@ -271,21 +271,6 @@ def causal(comment):
     return svg.of(comment)
 
 
-def documents(comment):
-    """The mask of a packed sequence: each query sees the keys from its document's first token to its own."""
-    starts = re.search(r"start +((?:\d +)+)", comment.block)[1].split()
-    tokens = re.findall(r"\S", comment.block.split("token", 1)[1])
-    svg, colors = Svg(), dict(zip(dict.fromkeys(starts), "fbwoc"))
-    for i, (start, token) in enumerate(zip(starts, tokens)):
-        svg.text(66 + 34 * i, 14, token, "mid mono")
-        svg.text(30, 46 + 34 * i, token, "mid mono")
-        for k in range(len(starts)):
-            style, sees = (colors[start], "sees") if int(start) <= k <= i else ("idle", "does not see")
-            svg.rect(50 + 34 * k, 24 + 34 * i, 32, 32, style, f"query {i} {sees} key {k}")
-    svg.text(50, 40 + 34 * len(starts), "keys to the right, queries downwards")
-    return svg.of(comment)
-
-
 def text(comment):
     """The block as it is."""
     svg = Svg()
@@ -350,7 +335,7 @@ def zero(comment):
     return '<script src="%%vega%%"></script>' + alive(comment, "chart", {**chart, "description": comment.sentence})
 
 
-KINDS = {kind.__name__: kind for kind in (schedule, timeline, memory, mesh, ring, causal, documents, text, lanes, orders, zero)}
+KINDS = {kind.__name__: kind for kind in (schedule, timeline, memory, mesh, ring, causal, text, lanes, orders, zero)}
 
 
 def draw(note, found):

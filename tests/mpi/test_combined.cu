@@ -49,7 +49,6 @@ std::string command_line(const CombinedCase& c) {
        << m.kv_heads << " --d-ff " << m.d_ff << " --vocab-size " << m.vocab_size << " --seq-len "
        << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
        << o.global_batch_size;
-  if (o.document_end >= 0) text << " --documents " << o.document_end;
   if (o.model.experts > 0)
     text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --moe-every "
          << o.model.moe_every << " --ep " << c.shape.ep << " --balance " << to_string(o.model.balance)
@@ -459,7 +458,6 @@ class Draw {
     o.tp_chunks = 1 + up_to(3);
     o.cp_layout = one_of({CpLayout::contiguous, CpLayout::zigzag});
     o.cp_exchange = exchange;
-    o.document_end = one_of({-1, 0, 1});
     o.attention = one_of({Attention::naive, Attention::tiled});
     o.recompute = one_of({Recompute::none, Recompute::selective, Recompute::full});
     if (up_to(5) <= 2) {

@@ -82,8 +82,7 @@ double sum_of_ranks(double value) {
 Errors errors_of(const ContextParallelOptions& options, Communicator& context, const BlockData& want) {
   Device device;
   const std::vector<int32_t> positions = positions_of_rank(options, context.rank(), context.ranks());
-  AttentionShape shape = shape_of_rank(options, context.ranks());
-  if (!want.starts.empty()) shape.documents = {device.upload(want.starts), options.sequence_length};
+  const AttentionShape shape = shape_of_rank(options, context.ranks());
   const auto mine = [&](const HostMatrix& all) { return slice(all, options, positions); };
   const auto upload = [&](const HostMatrix& all) { return device.upload<real>(mine(all)); };
   const auto attention = context_attention(options, context);
@@ -126,13 +125,10 @@ Errors errors_of(const ContextParallelOptions& options, Communicator& context, c
           error(device.download(g.d_v), mine(want.d_v))};
 }
 
-BlockData reference(const ContextParallelOptions& options, int shortest_document = 0) {
+BlockData reference(const ContextParallelOptions& options) {
   Random random;
   const AttentionBlock whole = whole_sequences(shape_of_rank(options, 1));
   BlockData data(whole, random);
-  if (shortest_document > 0)
-    data.starts =
-        random_documents(options.micro_batch_size, options.sequence_length, shortest_document, random);
   reference_attention(whole, data);
   return data;
 }
@@ -178,73 +174,12 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
 
 namespace {
 
-// Query-key pairs of each rank and step, of a sequence of documents: [rank][step].
-std::vector<std::vector<double>> pairs_of_documents(const ContextParallelOptions& o, int ranks,
-                                                    const std::vector<int32_t>& starts) {
-  AttentionShape shape = shape_of_rank(o, ranks);
-  shape.documents = {starts.data(), o.sequence_length};
-  std::vector<std::vector<double>> pairs(ranks, std::vector<double>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) {
-    for (int step = 0; step < ranks; ++step) {
-      const auto visible = visible_block(o.cp_layout, shape, rank, (rank - step + ranks) % ranks);
-      for (int i = 0; visible && i < visible->block.queries; ++i) {
-        const int end = visible->block.diagonal ? i + 1 : visible->block.keys;
-        pairs[rank][step] += std::max(end - visible->block.documents.first_key(0, i), 0);
-      }
-    }
-  }
-  return pairs;
-}
-
-}  // namespace
-
-// What 06's README says about the balance. VERBOSE=1 prints it.
-TEST_CASE("06: documents make the steps of a ring uneven", "[06]") {
-  if (mpi_tests::rank() != 0) return;
-  constexpr int ranks = 8, length = 65536;
-  ContextParallelOptions o = attention_options(1, 1, 2, length, 1);
-  const TokenData data(PENTATRON_CORPUS, 256, length);
-  std::vector<int32_t> tokens, starts(length);
-  for (int i = 0; i < length; ++i) tokens.push_back(data[i]);
-  for (const char end : {'\0', 'Q', 'Z', 'G', '\n'}) {
-    fill_document_starts(tokens, length, end, starts);
-    for (const CpLayout layout : layouts) {
-      o.cp_layout = layout;
-      double all = 0, of_slowest = 0, of_slowest_steps = 0;
-      const auto pairs = pairs_of_documents(o, ranks, starts);
-      for (const std::vector<double>& of_rank : pairs) {
-        const double sum = std::accumulate(of_rank.begin(), of_rank.end(), 0.0);
-        all += sum, of_slowest = std::max(of_slowest, sum);
-      }
-      for (int step = 0; step < ranks; ++step) {
-        double slowest = 0;
-        for (const std::vector<double>& of_rank : pairs) slowest = std::max(slowest, of_rank[step]);
-        of_slowest_steps += slowest;
-      }
-      double seen = 0;
-      for (int i = 0; i < length; ++i) seen += i + 1 - starts[i];
-      CHECK(all == seen);
-      CHECK(of_slowest_steps >= of_slowest);
-      if (end == '\0' && layout == CpLayout::zigzag) CHECK(of_slowest == all / ranks);
-      if (std::getenv("VERBOSE")) {
-        const auto documents = 1 + std::count(tokens.begin(), tokens.end() - 1, end);
-        std::printf("%3ld documents, %-10s: %5.1f %% of all pairs; rank %5.1f %%, steps %5.1f %% of ideal\n",
-                    documents, std::string(to_string(layout)).c_str(), 200 * seen / length / (length + 1.0),
-                    100 * all / ranks / of_slowest, 100 * all / ranks / of_slowest_steps);
-      }
-    }
-  }
-}
-
-namespace {
-
 // Storing rounds to half an epsilon; scores and probabilities are stored by the naive kind, too.
-void check_attention(ContextParallelOptions options, std::initializer_list<CpExchange> exchanges,
-                     int shortest_document = 0) {
+void check_attention(ContextParallelOptions options, std::initializer_list<CpExchange> exchanges) {
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
   Communicator context(world, world.all(), "context");
-  const BlockData want = reference(options, shortest_document);
+  const BlockData want = reference(options);
   const double tolerance = 8 * epsilon<real>();
   for (const Attention attention : {Attention::naive, Attention::tiled}) {
     for (const CpLayout layout : layouts) {
@@ -284,19 +219,6 @@ TEST_CASE("06: Ulysses in a ring is attention of the whole sequence", "[06][8]")
     ContextParallelOptions options = attention_options(6 * u, 2 * u, 4, 6 * ranks, 3);
     options.ulysses = u;
     check_attention(options, {CpExchange::ulysses_ring});
-  }
-}
-
-// Some documents are on one rank, others on several.
-TEST_CASE("06: documents are seen as in the whole sequence", "[06]") {
-  const int ranks = mpi_tests::ranks();
-  for (const int shortest : {2, 8}) {
-    check_attention(attention_options(4, 2, 6, 10 * ranks, 3), {CpExchange::ring, CpExchange::all_gather},
-                    shortest);
-    check_attention(attention_options(6 * ranks, 2 * ranks, 4, 6 * ranks, 3), {CpExchange::ulysses},
-                    shortest);
-    if (ranks % 2 == 0 && ranks > 2)
-      check_attention(attention_options(12, 4, 4, 6 * ranks, 3), {CpExchange::ulysses_ring}, shortest);
   }
 }
 

@@ -430,7 +430,7 @@ size_t activations_alone(const CombinedOptions& options) {
   return memory_in_use()[3] - before;
 }
 
-void check_context_memory(CpExchange exchange, Attention attention, bool documents = false) {
+void check_context_memory(CpExchange exchange, Attention attention) {
   const int c = mpi_tests::ranks();
   const bool ulysses = exchange == CpExchange::ulysses, rings = exchange == CpExchange::ulysses_ring;
   if (ulysses && c == 3) return;  // no divisor of the heads
@@ -443,13 +443,12 @@ void check_context_memory(CpExchange exchange, Attention attention, bool documen
   for (CombinedOptions* o : {&shallow, &deep}) {
     o->cp_exchange = exchange;
     o->attention = attention;
-    if (documents) o->document_end = 0;
   }
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
   const MemoryPrediction predicted =
       predict_memory(deep, element_sizes, 2, context_parallel_share(deep, c, {.replicas = {c}}));
   check_bytes(of_deep, predicted.total());
-  if (c == 1 || documents) return;
+  if (c == 1) return;
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
 
   // Six layers more keep a c-th of what they keep on one rank; of the scores only those that have whole rows.
@@ -493,7 +492,6 @@ TEST_CASE("06: memory falls as 1/c, and is that of a rank's tokens", "[06][memor
     if (mpi_tests::ranks() > 3 && exchange != CpExchange::ulysses_ring)
       continue;  // fewer ranks have shown the rest
     check_context_memory(exchange, Attention::naive);
-    check_context_memory(exchange, Attention::tiled, true);
   }
 }
 
