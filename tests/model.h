@@ -59,7 +59,6 @@ ProgramOptions test_options(int layers, int d_model, int heads, int kv_heads, in
   o.micro_batch_size = micro_batch;
   o.global_batch_size = global_batch;
   o.lr = 1e-2;
-  o.min_lr = 1e-3;
   return o;
 }
 

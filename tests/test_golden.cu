@@ -32,10 +32,8 @@ Options golden_options(const Golden& g) {
   o.steps = integer(g, "steps");
   o.warmup_steps = integer(g, "warmup_steps");
   o.lr = number(g, "lr");
-  o.min_lr = number(g, "min_lr");
   o.beta1 = number(g, "beta1");
   o.beta2 = number(g, "beta2");
-  o.epsilon = number(g, "adam_eps");
   o.weight_decay = number(g, "weight_decay");
   o.grad_clip = number(g, "grad_clip");
   return o;

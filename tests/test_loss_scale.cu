@@ -63,8 +63,7 @@ TEST_CASE("fp16: a loss scale of 1 loses gradients that 65536 keeps", "[01]") {
 }
 
 TEST_CASE("fp16: a scale that is too large falls until nothing overflows", "[01]") {
-  Options options = text_options(0x1p40);
-  options.scale_window = 3;
+  const Options options = text_options(0x1p40);
   TestModel model(options);
   const std::vector<HostBatch> batches = random_batches(options, 1);
   const std::vector<double> before = model.weights(0);

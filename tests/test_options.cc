@@ -57,7 +57,6 @@ TEST_CASE("options: the defaults are the tiny model", "[options]") {
   CHECK(options.sequence_length == 128);
   CHECK(std::filesystem::path(options.data).is_absolute());
   CHECK(std::filesystem::path(options.data).filename() == "corpus.txt");
-  CHECK(options.min_lr == options.lr / 10);
   CHECK(options.recompute == pentatron::Recompute::none);
   CHECK(options.optimizer == pentatron::OptimizerKind::adamw);
 }
@@ -104,16 +103,12 @@ TEST_CASE("options: every value arrives", "[options]") {
                                  "sgd",
                                  "--lr",
                                  "0.5",
-                                 "--min-lr",
-                                 "0.25",
                                  "--warmup-steps",
                                  "3",
                                  "--beta1",
                                  "0.8",
                                  "--beta2",
                                  "0.7",
-                                 "--epsilon",
-                                 "1e-6",
                                  "--weight-decay",
                                  "0.3",
                                  "--grad-clip",
@@ -138,11 +133,9 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(options.seed == UINT64_MAX);
   CHECK(options.optimizer == pentatron::OptimizerKind::sgd);
   CHECK(options.lr == 0.5);
-  CHECK(options.min_lr == 0.25);
   CHECK(options.warmup_steps == 3);
   CHECK(options.beta1 == 0.8);
   CHECK(options.beta2 == 0.7);
-  CHECK(options.epsilon == 1e-6);
   CHECK(options.weight_decay == 0.3);
   CHECK(options.grad_clip == 0);
   CHECK(options.recompute == pentatron::Recompute::selective);
@@ -161,7 +154,6 @@ TEST_CASE("options: as JSON, with the values that follow from others", "[options
   CHECK(json["layers"] == 3);
   CHECK(json["d-model"] == 576);
   CHECK(json["lr"].get<double>() == 3e-4);
-  CHECK(json["min-lr"].get<double>() == 3e-4 / 10);
   CHECK(json["recompute"] == "full");
   CHECK(json["dry-run"] == true);
   CHECK(json["profile"] == false);
@@ -227,7 +219,6 @@ TEST_CASE("options: values that do not go together", "[options]") {
         "--global-batch-size: 10 is not valid; expected a multiple of --micro-batch-size (4)");
   CHECK(complaint({"--micro-batch-size", "17", "--global-batch-size", "17", "--seq-len", "1048576"}) ==
         "--micro-batch-size: 17 is not valid; expected at most 16 with --seq-len 1048576");
-  CHECK(complaint({"--lr", "1", "--min-lr", "2"}) == "--min-lr: 2 is not valid; expected at most --lr (1)");
 }
 
 TEST_CASE("options: output files are checked, and left alone", "[options]") {

@@ -589,15 +589,14 @@ __device__ double clip_factor(double norm_squared, double max_norm) {
 }
 
 // The loss scale of the next step.
-__device__ LossScale next_loss_scale(LossScale now, bool overflow, int window) {
-  if (overflow) return {window > 0 && now.factor > 1 ? now.factor / 2 : now.factor, 0, now.skipped + 1};
-  if (now.good_steps + 1 == window) return {now.factor * 2, 0, now.skipped};
+__device__ LossScale next_loss_scale(LossScale now, bool overflow) {
+  if (overflow) return {now.factor > 1 ? now.factor / 2 : now.factor, 0, now.skipped + 1};
+  if (now.good_steps + 1 == steps_to_double_scale) return {now.factor * 2, 0, now.skipped};
   return {now.factor, now.good_steps + 1, now.skipped};
 }
 
 __global__ void step_factors_kernel(double* norm_squared, double max_norm, double lr, double beta1,
-                                    double beta2, int64_t step, LossScale* scale, int window,
-                                    StepFactors* factors) {
+                                    double beta2, int64_t step, LossScale* scale, StepFactors* factors) {
   if (is_first_thread()) {
     double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
     const bool overflow = !(norm_squared[0] < INFINITY);
@@ -605,7 +604,7 @@ __global__ void step_factors_kernel(double* norm_squared, double max_norm, doubl
       unscale = 1 / static_cast<double>(scale->factor);
       norm_squared[0] *= unscale * unscale;
       if (overflow) norm_squared[0] = INFINITY;
-      *scale = next_loss_scale(*scale, overflow, window);
+      *scale = next_loss_scale(*scale, overflow);
       taken -= scale->skipped;
     }
     const double factor = overflow ? -1 : unscale * clip_factor(norm_squared[0], max_norm);
@@ -615,9 +614,9 @@ __global__ void step_factors_kernel(double* norm_squared, double max_norm, doubl
 }
 
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
-                  int window, StepFactors* factors, cudaStream_t stream) {
+                  StepFactors* factors, cudaStream_t stream) {
   launch(step_factors_kernel, dim3(1), little, stream, norm_squared, max_norm, adamw.lr, adamw.beta1,
-         adamw.beta2, step, scale, window, factors);
+         adamw.beta2, step, scale, factors);
 }
 
 // Stores new weights where they are kept: as `master`, and rounded where the weights are something else.
@@ -631,12 +630,11 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
 // and gain2 are 1 - beta1 and 1 - beta2, subtracted in double, as a float close to 1 lacks the digits. Reads
 // gradient, two moments and master weight; writes all but the gradient, and the weight beside its master.
 template <int width>
-__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum epsilon,
-                                  accum decay, real* weights, accum* master, In<accum> gradients,
-                                  Out<accum> moment1, Out<accum> moment2, const StepFactors* factors,
-                                  size_t size) {
+__global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum decay,
+                                  real* weights, accum* master, In<accum> gradients, Out<accum> moment1,
+                                  Out<accum> moment2, const StepFactors* factors, size_t size) {
   const accum factor = factors->gradient, step_size = factors->step_size,
-              inverse_correction2 = factors->inverse_correction2;
+              inverse_correction2 = factors->inverse_correction2, epsilon = adamw_epsilon;
   if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
     const Pack<width> gradient = load<width>(gradients + i);
@@ -658,8 +656,7 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
   const int width = width_for(size, weights, master, gradients, moment1, moment2);
   launch(width == 1 ? adamw_step_kernel<1> : adamw_step_kernel<pack_width>, elementwise_grid(size),
          moves(adamw_bytes * size), stream, adamw.beta1, adamw.beta2, 1 - adamw.beta1, 1 - adamw.beta2,
-         adamw.epsilon, 1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2,
-         factors, size);
+         1 - adamw.lr * adamw.weight_decay, weights, master, gradients, moment1, moment2, factors, size);
 }
 
 template <int width>

@@ -140,8 +140,9 @@ void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/,
                     cudaStream_t stream);
 
 struct AdamW {
-  double lr, beta1, beta2, epsilon, weight_decay;
+  double lr, beta1, beta2, weight_decay;
 };
+constexpr double adamw_epsilon = 1e-8;  // is added to the root of the second moment
 // What only the device knows when a step is issued.
 struct StepFactors {
   accum gradient;             // factor of the gradients; negative: nothing changes
@@ -151,9 +152,10 @@ struct StepFactors {
 // Computes them for step number `step` (from 1). The gradients' factor is min(1, max_norm / (norm + 1e-6)),
 // as PyTorch's clip_grad_norm_, and 1 when max_norm is 0. If the norm is not finite, the step is skipped.
 // With a loss scale, norm_squared is first divided by its square. Then the scale is set for the next step: it
-// doubles after `window` good steps, halves down to 1, and never changes if `window` is 0.
+// doubles after so many good steps, and halves, down to 1, after one that overflowed.
+constexpr int steps_to_double_scale = 2000;
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
-                  int window, StepFactors* factors, cudaStream_t stream);
+                  StepFactors* factors, cudaStream_t stream);
 
 // Bytes that the three steps below move for each element.
 constexpr double adamw_bytes = 7 * accum_bytes + (has_master_weights ? real_bytes : 0),

@@ -78,16 +78,13 @@ struct TrainingConfig : ProductFormat {
   uint64_t seed = 1;
 
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double lr = 0;      // highest learning rate, at the end of the warm-up
-  double min_lr = 0;  // where the cosine decay ends
+  double lr = 0;  // highest learning rate, at the end of the warm-up
   int warmup_steps = 10;
   double beta1 = 0.9;
   double beta2 = 0.95;
-  double epsilon = 1e-8;
   double weight_decay = 0.1;
   double grad_clip = 1.0;     // highest norm of the gradient; 0: not clipped
   double loss_scale = 65536;  // in fp16: by what the gradients are multiplied at first
-  int scale_window = 2000;    // good steps after which this doubles; 0: it never changes
 
   Recompute recompute = Recompute::none;
   Attention attention = Attention::naive;

@@ -10,7 +10,8 @@ double learning_rate(const TrainingConfig& config, int64_t step) {
   if (step < config.warmup_steps) return config.lr * (step + 1) / config.warmup_steps;
   const double decay_steps = std::max(1, config.steps - config.warmup_steps);
   const double progress = std::min(1.0, (step - config.warmup_steps) / decay_steps);
-  return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  const double lowest = config.lr / 10;
+  return lowest + (config.lr - lowest) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
 }
 
 // weights -> master: exact, because fp32 has all numbers of bf16 and fp16.
@@ -25,9 +26,8 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
       parts_(norm_parts, Purpose::optimizer),
       factors_(1, Purpose::optimizer),
       loss_scale_(has_loss_scale ? 1 : 0, Purpose::optimizer) {
-  const TrainingConfig plain{};
-  if (!has_loss_scale && (config.loss_scale != plain.loss_scale || config.scale_window != plain.scale_window))
-    throw UsageError("--loss-scale, --scale-window", "given", "a program built with PRECISION=fp16");
+  if (!has_loss_scale && config.loss_scale != TrainingConfig{}.loss_scale)
+    throw UsageError("--loss-scale", "given", "a program built with PRECISION=fp16");
   if (has_loss_scale) {
     set_loss_scale({static_cast<accum>(config.loss_scale), 0, 0});
     parameters_.set_loss_scale(loss_scale_.data());
@@ -94,10 +94,9 @@ void Optimizer::add_norm_squared(double* norm_squared) {
 }
 
 void Optimizer::step(int64_t step, double* norm_squared) {
-  AdamW adamw = {learning_rate(config_, step), config_.beta1, config_.beta2, config_.epsilon, 0};
+  AdamW adamw = {learning_rate(config_, step), config_.beta1, config_.beta2, 0};
   const StepFactors* const factors = factors_.data();
-  step_factors(norm_squared, config_.grad_clip, adamw, step + 1, loss_scale(), config_.scale_window,
-               factors_.data(), stream_);
+  step_factors(norm_squared, config_.grad_clip, adamw, step + 1, loss_scale(), factors_.data(), stream_);
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const Shard& shard = shards[i];

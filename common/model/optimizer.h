@@ -11,8 +11,8 @@
 
 namespace pentatron {
 
-// Learning rate of `step` (from 0): linear warm-up, then a cosine from config.lr down to config.min_lr. The
-// step after the last one would have config.min_lr.
+// Learning rate of `step` (from 0): linear warm-up, then a cosine from config.lr down to a tenth of it, which
+// the step after the last one would have.
 double learning_rate(const TrainingConfig& config, int64_t step);
 
 class Optimizer {

@@ -137,22 +137,18 @@ void declare_data(CommandLine& line, Options& options) {
 void declare_optimizer(CommandLine& line, Options& options) {
   line.group("Optimizer");
   line.choice("--optimizer", options.optimizer, optimizer_names, "what turns gradients into updates");
-  line.number("--lr", options.lr, 0, 1000, "highest learning rate");
-  line.number("--min-lr", options.min_lr, 0, 1000, "learning rate to which it falls", "a tenth of --lr");
+  line.number("--lr", options.lr, 0, 1000, "highest learning rate; it falls to a tenth");
   line.whole("--warmup-steps", options.warmup_steps, 0, 1'000'000'000,
              "steps in which the learning rate grows");
   line.number("--beta1", options.beta1, 0, 0.999999, "decay of AdamW's first moment");
   line.number("--beta2", options.beta2, 0, 0.999999, "decay of AdamW's second moment");
-  line.number("--epsilon", options.epsilon, 1e-30, 1, "added to AdamW's denominator");
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
   line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
   line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");
-  line.whole("--scale-window", options.scale_window, 0, 1'000'000'000,
-             "good steps after which it doubles, 0: it never changes");
-  line.of_training({"optimizer", "lr", "min-lr", "warmup-steps", "beta1", "beta2", "epsilon", "weight-decay",
-                    "grad-clip", "scale-window", "fp8-gradients", "fp8-scales"});
+  line.of_training({"optimizer", "lr", "warmup-steps", "beta1", "beta2", "weight-decay",
+                    "grad-clip", "fp8-gradients", "fp8-scales"});
 }
 
 void declare_run(CommandLine& line, Options& options) {
@@ -216,7 +212,6 @@ void check_sizes(const Options& options) {
   require(!options.dry_run || options.load_folder.empty(), options.load_option(), options.load_folder, "none",
           trains_nothing);
   require(!options.dry_run || options.sample == 0, "--sample", options.sample, "0", trains_nothing);
-  require(options.min_lr <= options.lr, "--min-lr", options.min_lr, "at most --lr (", options.lr, ")");
 }
 
 }  // namespace
@@ -243,8 +238,6 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
   line.group("Communication");
   line.number("--timeout", config.timeout, 0.1, 1e6,
               "seconds after which a stream that stands still ends the run");
-  line.flag("--deterministic", config.deterministic,
-            "sums in a fixed order: NCCL_ALGO=Ring, which may be slower");
   line.whole("--communication-sms", config.communication_sms, 0, 64,
              "multiprocessors that products leave to communication");
   declare_link(line, "--link", config.link,
@@ -259,7 +252,6 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
                    const std::function<void(const CommandLine&)>& complete) {
   options.attention = attention;
   use_preset(options, presets().front().model.name);
-  options.min_lr = -1;  // not given
 
   CommandLine line(description);
   declare_checkpoints(line, options);
@@ -280,7 +272,6 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
   }
   if (options.data.empty() && !line.given("--data")) options.data = PENTATRON_CORPUS;
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);
-  if (options.min_lr < 0) options.min_lr = options.lr / 10;
   check_sizes(options);
   complete(line);
   line.check_files();

@@ -239,7 +239,6 @@ void World::configure(const CommunicationConfig& config) {
     throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   configure_device(config);
   watchdog_->set_timeout(config.timeout);
-  if (config.deterministic) setenv("NCCL_ALGO", "Ring", 0);
   check_link("--link", config.link);
   check_link("--link-between-nodes", config.link_between_nodes);
   if (!config.link.empty()) setenv("NCCL_CPU_LINK", config.link.c_str(), true);

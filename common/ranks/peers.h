@@ -78,7 +78,6 @@ struct CommunicationConfig : DeviceConfig {
   // GPU's.
   std::string link, link_between_nodes;
   int ranks_per_node = 0;
-  bool deterministic = false;  // NCCL adds in a fixed order
 };
 
 }  // namespace pentatron

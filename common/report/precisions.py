@@ -26,7 +26,7 @@ KINDS = {  # name: build, options
     "fp32": ("fp32", ""),
     "bf16": ("bf16", ""),
     "fp16": ("fp16", ""),
-    "fp16, not scaled": ("fp16", "--loss-scale 1 --scale-window 0"),
+    "fp16, not scaled": ("fp16", "--loss-scale 1"),
     "fp8, tiles": ("fp8", ""),
     "fp8, tiles, gradients e5m2": ("fp8", "--fp8-gradients e5m2"),
     "fp8, tensor": ("fp8", "--fp8-scales tensor"),

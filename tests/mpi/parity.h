@@ -17,7 +17,6 @@ using Tensors = std::vector<std::vector<double>>;  // [parameters]
 inline CombinedOptions training(CombinedOptions o, int steps) {
   o.optimizer = OptimizerKind::sgd;
   o.lr = 0.5;
-  o.min_lr = 0.1;
   o.steps = steps;
   o.warmup_steps = 1;
   o.weight_decay = 0.01;
