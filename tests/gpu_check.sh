@@ -171,8 +171,8 @@ check racecheck fp8
 check racecheck bf16
 check racecheck fp64
 
-# All GPUs at once; 02 also with multiprocessors that products leave to NCCL.
-for run in 02_data_parallel '02_data_parallel --communication-sms 8' '03_zero --zero-stage 3' 05_pipeline_parallel; do
+# All GPUs at once.
+for run in 02_data_parallel '03_zero --zero-stage 3' 05_pipeline_parallel; do
   [ "$gpus" -lt 2 ] || part 40 "$run on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/$run $real --global-batch-size $((8 * gpus))
 done
 [ "$gpus" -lt 2 ] || part 60 "collectives on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/collectives

@@ -36,10 +36,6 @@ TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[pr
   // One tile leaves three multiprocessors idle, unless its long sum is split.
   CHECK(seconds(64, 64, 100) == Approx(25 / 0.85));
   CHECK(seconds(64, 64, 4096) == Approx(4096 / 4.0));
-  // Without one of the four, four tiles take two waves; or six, eleven, ... of small ones.
-  gpu.communication_sms = 1;
-  CHECK(seconds(128, 128, 100) == Approx(6 * 25 / 0.85));
-  gpu.communication_sms = 0;
   // The result is written after the sums.
   gpu.memory_bandwidth = 128 * 128 * 4;
   CHECK(seconds(128, 128, 1000) == Approx(1000 + 1));

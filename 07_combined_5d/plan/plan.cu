@@ -160,7 +160,6 @@ Request parse(int argc, char** argv) {
   r.gpu = load_profile(r.base.gpu.empty() ? "h100" : r.base.gpu);
   if (r.base.ranks_per_node > 0) r.gpu.gpus_per_node = r.base.ranks_per_node;
   if (gpus_per_node > 0) r.gpu.gpus_per_node = gpus_per_node;
-  r.gpu.communication_sms = r.base.communication_sms;
   return r;
 }
 

@@ -28,17 +28,9 @@ void set_work_queues() { setenv(work_queues, "32", 0); }
 
 #ifndef CUDA_CPU
 
-namespace {
-int communication_sms = 0;
-}
-
 void configure_device(const DeviceConfig& config) {
   if (!config.gpu.empty()) throw UsageError("--gpu", config.gpu, "no modelled GPU in a CUDA build");
   if (config.dry_run) throw UsageError("--dry-run", "yes", "no dry run in a CUDA build");
-  communication_sms = config.communication_sms;
-}
-int product_multiprocessors() {
-  return communication_sms > 0 ? this_device().multiProcessorCount - communication_sms : 0;
 }
 bool is_dry_run() { return false; }
 std::string modelled_gpu() { return {}; }
@@ -50,9 +42,7 @@ void advance_clock(double) {}
 #else
 
 void configure_device(const DeviceConfig& config) {
-  DeviceProfile profile = config.gpu.empty() ? cuda_cpu::profile() : load_profile(config.gpu);
-  profile.communication_sms = config.communication_sms;
-  cuda_cpu::set_profile(profile);
+  if (!config.gpu.empty()) cuda_cpu::set_profile(load_profile(config.gpu));
   if (config.dry_run) cuda_cpu::set_dry_run();
 }
 bool is_dry_run() { return cuda_cpu::is_dry_run(); }

@@ -29,12 +29,9 @@ void check_work_queues(int streams);
 void share_device(int processes);
 int processes_of_device();
 
-// Sets the modelled GPU, whether the run is dry, and what products leave to communication. Throws UsageError
-// if the GPU is real but shall be modelled, or no profile fits.
+// Sets the modelled GPU, and whether the run is dry. Throws UsageError if the GPU is real but shall be
+// modelled, or no profile fits.
 void configure_device(const DeviceConfig& config);
-#ifndef CUDA_CPU
-int product_multiprocessors();  // on which a product may run; 0: all
-#endif
 bool is_dry_run();
 // The name of the GPU that is modelled; empty with a real one.
 std::string modelled_gpu();

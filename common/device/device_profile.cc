@@ -64,14 +64,13 @@ double product_seconds(const DeviceProfile& p, const Cost& c) {
   struct Tile {
     double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded
   };
-  const double multiprocessors = std::max(1.0, p.multiprocessors - p.communication_sms);
   double best = std::numeric_limits<double>::infinity();
   for (const Tile tile : {Tile{1, 1}, Tile{0.5, 0.85}, Tile{0.25, 0.6}}) {
     const double rows = p.tile_rows * tile.size, columns = p.tile_columns * tile.size;
     const double tiles = std::ceil(c.m / rows) * std::ceil(c.n / columns) * c.batch;
     for (const double parts : {1.0, 2.0, 4.0, 8.0}) {
-      if (parts > 1 && (tiles * parts > multiprocessors || c.k / parts < 512)) break;
-      const double waves = std::ceil(tiles * parts / multiprocessors);
+      if (parts > 1 && (tiles * parts > p.multiprocessors || c.k / parts < 512)) break;
+      const double waves = std::ceil(tiles * parts / p.multiprocessors);
       const double flops = waves * p.multiprocessors * 2 * rows * columns * c.k / parts;
       const double rate = p.flops(c.element_bytes) * p.product_achievable * tile.efficiency;
       const double partial_sums = parts > 1 ? 2 * sizeof(float) * parts * c.m * c.n * c.batch : 0;

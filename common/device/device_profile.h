@@ -26,18 +26,16 @@ struct DeviceProfile {
   double gpus_per_node;
   double ll_bandwidth;  // bytes/s of NCCL's protocol LL in a node, at most; 0: links are used as they are
   double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
-  double communication_sms = 0;  // multiprocessors that products leave idle: of the run, in no file
 
   double flops(int element_bytes) const;  // peak of products of such elements
   double seconds(const Cost& cost) const;
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };
 
-// What a program asks of the GPU. All but the last: of one that the CPU build models.
+// What a program asks of the GPU that the CPU build models.
 struct DeviceConfig {
-  std::string gpu;            // name or file of its profile; empty: h100
-  bool dry_run = false;       // nothing is computed, only counted
-  int communication_sms = 0;  // multiprocessors that products leave to communication
+  std::string gpu;       // name or file of its profile; empty: h100
+  bool dry_run = false;  // nothing is computed, only counted
 };
 
 // `gpu`: a shipped profile's name, or a file. UsageError if it is unknown, or lacks a number that is valid.

@@ -38,8 +38,6 @@ class CodesProduct {
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(a.tile));
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, blas.operand(1, true).scales);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, blas.operand(0, true).scales);
-    if (product_multiprocessors() > 0)
-      set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t{product_multiprocessors()});
     layout(b_, type_of(b.format), b.columns(), b.rows());
     layout(a_, type_of(a.format), a.columns(), a.rows());
     layout(c_, data_type<C>, c.columns, c.rows);

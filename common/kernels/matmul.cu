@@ -159,9 +159,6 @@ Blas::Blas(cudaStream_t stream, const LayerProducts& products) : stream_(stream)
   CUBLAS_CHECK(cublasCreate(&handle_));
   CUBLAS_CHECK(cublasSetStream(handle_, stream));
   if (blas_workspace > 0) CUBLAS_CHECK(cublasSetWorkspace(handle_, workspace_.data(), blas_workspace));
-#ifndef CUDA_CPU  // the modelled clock counts them (device_profile.h)
-  if (product_multiprocessors() > 0) CUBLAS_CHECK(cublasSetSmCountTarget(handle_, product_multiprocessors()));
-#endif
   // Parts of a long sum are added in `accum`, too.
   CUBLAS_CHECK(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
 }

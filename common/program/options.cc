@@ -238,8 +238,6 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
   line.group("Communication");
   line.number("--timeout", config.timeout, 0.1, 1e6,
               "seconds after which a stream that stands still ends the run");
-  line.whole("--communication-sms", config.communication_sms, 0, 64,
-             "multiprocessors that products leave to communication");
   declare_link(line, "--link", config.link,
                "modelled link between ranks, such as 5us,50GB/s, used as it is (NCCL over MPI) [the GPU's]");
   declare_link(line, "--link-between-nodes", config.link_between_nodes, "the same between nodes [the GPU's]");
