@@ -636,8 +636,8 @@ TEST_CASE("clip_factor", "[01][kernels]") {
        }) {
     CAPTURE(norm_squared, max_norm);
     const AccumTensor factors = device.fresh<accum>(1, 3);
-    step_factors(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, {1, 0.5, 0.75, 0},
-                 2, nullptr, reinterpret_cast<StepFactors*>(factors.data), device.stream);
+    step_factors(device.upload<double>(HostMatrix(1, 1, norm_squared)).data, max_norm, {1, 0.5, 0.75, 0}, 2,
+                 nullptr, reinterpret_cast<StepFactors*>(factors.data), device.stream);
     const HostMatrix got = device.download(factors);
     REQUIRE(got(0, 0) == rounded<accum>(want));
     REQUIRE(got(0, 1) == rounded<accum>(1 / (1 - 0.25)));
@@ -691,8 +691,8 @@ TEST_CASE("a step that is skipped changes nothing", "[01][kernels]") {
   const AccumTensor master = device.upload<accum>(w), moment1 = device.upload<accum>(m),
                     moment2 = device.upload<accum>(m);
   const Tensor weights = device.upload<real>(w);
-  adamw_step({0.1, 0.9, 0.95, 0.1}, weights.data, master.data, gradients, moment1.data, moment2.data,
-             factors, 37, device.stream);
+  adamw_step({0.1, 0.9, 0.95, 0.1}, weights.data, master.data, gradients, moment1.data, moment2.data, factors,
+             37, device.stream);
   sgd_step(0.1, 0.1, weights.data, master.data, gradients, factors, 37, device.stream);
   sign_step(0.1, 1, weights.data, master.data, gradients, factors, 37, device.stream);
   REQUIRE(device.download(weights) == w);

@@ -147,8 +147,8 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
   line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");
-  line.of_training({"optimizer", "lr", "warmup-steps", "beta1", "beta2", "weight-decay",
-                    "grad-clip", "fp8-gradients", "fp8-scales"});
+  line.of_training({"optimizer", "lr", "warmup-steps", "beta1", "beta2", "weight-decay", "grad-clip",
+                    "fp8-gradients", "fp8-scales"});
 }
 
 void declare_run(CommandLine& line, Options& options) {

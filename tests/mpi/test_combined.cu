@@ -117,7 +117,7 @@ void check_continued(CombinedCase from, CombinedCase to) {
   const SharedFolder folder(world);
   for (CombinedCase* c : {&from, &to}) {
     c->options.optimizer = OptimizerKind::adamw;  // it has states
-    c->options.lr = 1e-4;  // so that AdamW does not make large what is only rounding
+    c->options.lr = 1e-4;                         // so that AdamW does not make large what is only rounding
     check_combined(c->options, c->shape);
   }
   const Trained whole = train(from, world, folder.path() + "/whole");
