@@ -107,7 +107,7 @@ start_ranks() {
 
 # What a shell has set for a run of its own is not what the tests expect.
 unset CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CPU_DEVICES CUDA_CPU_MEMORY NCCL_CPU_LINK \
-  NCCL_CPU_LINK_BETWEEN_NODES NCCL_CPU_RANKS_PER_NODE NCCL_CPU_SERIAL_LAUNCHES CUDA_CPU_UUID
+  NCCL_CPU_RANKS_PER_NODE NCCL_CPU_SERIAL_LAUNCHES CUDA_CPU_UUID
 
 export LSAN_OPTIONS="suppressions=$PWD/tests/leaks.txt:print_suppressions=0"
 # UCX, below MPI, must not replace functions that ThreadSanitizer has replaced.

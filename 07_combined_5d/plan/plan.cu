@@ -87,8 +87,7 @@ void refuse_left_out(const CombinedOptions& o, const std::function<bool(const ch
   expect(o.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
   expect(o.drop_tokens == 0, "--drop-tokens", "given", "0");
   expect(o.optimizer == OptimizerKind::adamw, "--optimizer", "sgd", "adamw");
-  for (const char* option : {"--link", "--link-between-nodes"})
-    expect(!given(option), option, "given", "the links of a --gpu FILE");
+  expect(!given("--link"), "--link", "given", "the links of a --gpu FILE");
   for (const char* option :
        {"--zero-stage", "--micro-batch-size", "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute"})
     require(!given(option), option, "given", "--only, with words of layouts such as \"zero3 mbs2 sp\"");

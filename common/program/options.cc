@@ -174,15 +174,14 @@ bool is_quantity(std::string_view given, double lowest, std::initializer_list<st
          std::find(units.begin(), units.end(), std::string_view(unit, end - unit)) != units.end();
 }
 
-void declare_link(CommandLine& line, const std::string& option, std::string& link, const std::string& help) {
-  line.words(option, "LINK", link, help, [option](const std::string& given) {
-    const size_t comma = std::min(given.find(','), given.size());
-    const std::string_view all = given, latency = all.substr(0, comma);
-    const std::string_view bandwidth = all.substr(std::min(comma + 1, all.size()));
-    require(is_quantity(latency, 0, {"ns", "us", "ms", "s"}) &&
-                is_quantity(bandwidth, 1, {"B/s", "KB/s", "MB/s", "GB/s"}),
-            option, given, "a latency and a bandwidth such as 5us,50GB/s");
-  });
+// A latency and a bandwidth.
+void check_link(const std::string& given) {
+  const size_t comma = std::min(given.find(','), given.size());
+  const std::string_view all = given, latency = all.substr(0, comma);
+  const std::string_view bandwidth = all.substr(std::min(comma + 1, all.size()));
+  require(is_quantity(latency, 0, {"ns", "us", "ms", "s"}) &&
+              is_quantity(bandwidth, 1, {"B/s", "KB/s", "MB/s", "GB/s"}),
+          "--link", given, "a latency and a bandwidth such as 5us,50GB/s");
 }
 
 void check_sizes(const Options& options) {
@@ -238,9 +237,9 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
   line.group("Communication");
   line.number("--timeout", config.timeout, 0.1, 1e6,
               "seconds after which a stream that stands still ends the run");
-  declare_link(line, "--link", config.link,
-               "modelled link between ranks, such as 5us,50GB/s, used as it is (NCCL over MPI) [the GPU's]");
-  declare_link(line, "--link-between-nodes", config.link_between_nodes, "the same between nodes [the GPU's]");
+  line.words("--link", "LINK", config.link,
+             "modelled link between ranks, such as 5us,50GB/s, used as it is (NCCL over MPI) [the GPU's]",
+             check_link);
   line.whole("--ranks-per-node", config.ranks_per_node, 0, 1 << 20,
              "ranks of a modelled node, 0: the GPU's number");
 }

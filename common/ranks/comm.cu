@@ -54,14 +54,14 @@ std::vector<double> reduce(Watchdog& watchdog, std::vector<double> values, MPI_O
 }
 
 // Throws UsageError if `link` is not valid, or if real NCCL communicates, which models no link.
-void check_link(const std::string& option, const std::string& link) {
+void check_link(const std::string& link) {
   if (link.empty()) return;
 #ifdef NCCL_OVER_MPI
   std::string expected;
   if (!nccl_mpi::parse_link(link, &expected))
-    throw UsageError(option, link, expected.substr(expected.find(' ') + 1));  // it begins with "expected"
+    throw UsageError("--link", link, expected.substr(expected.find(' ') + 1));  // it begins with "expected"
 #else
-  throw UsageError(option, link, "no modelled link with real NCCL; build with NCCL=mpi");
+  throw UsageError("--link", link, "no modelled link with real NCCL; build with NCCL=mpi");
 #endif
 }
 
@@ -239,12 +239,8 @@ void World::configure(const CommunicationConfig& config) {
     throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   configure_device(config);
   watchdog_->set_timeout(config.timeout);
-  check_link("--link", config.link);
-  check_link("--link-between-nodes", config.link_between_nodes);
+  check_link(config.link);
   if (!config.link.empty()) setenv("NCCL_CPU_LINK", config.link.c_str(), true);
-  if (!config.link_between_nodes.empty()) {
-    setenv("NCCL_CPU_LINK_BETWEEN_NODES", config.link_between_nodes.c_str(), true);
-  }
   if (config.ranks_per_node > 0) {
     setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(config.ranks_per_node).c_str(), true);
   }

@@ -74,9 +74,8 @@ inline Peers& peers() { return *peers_now; }
 
 struct CommunicationConfig : DeviceConfig {
   double timeout = 300;  // seconds without progress after which the watchdog ends the run
-  // Modelled links within a node and between nodes, such as "5us,50GB/s". Empty and 0: the modelled
-  // GPU's.
-  std::string link, link_between_nodes;
+  // The modelled link between all ranks, such as "5us,50GB/s". Empty and 0: the modelled GPU's.
+  std::string link;
   int ranks_per_node = 0;
 };
 

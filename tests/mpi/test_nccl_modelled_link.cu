@@ -13,6 +13,7 @@ namespace {
 using namespace mpi_tests;
 using nccl_mpi::Collective;
 using nccl_mpi::Collectives;
+using nccl_mpi::Link;
 using nccl_mpi::Messages;
 using nccl_mpi::Network;
 
@@ -52,6 +53,14 @@ class FreeLaunches {
   FreeLaunches() : before_(cuda_cpu::profile()) {
     auto gpu = before_;
     gpu.launch_seconds = 0;
+    cuda_cpu::set_profile(gpu);
+  }
+  // And nodes of two GPUs have these links.
+  FreeLaunches(Link within_node, Link between_nodes) : FreeLaunches() {
+    auto gpu = cuda_cpu::profile();
+    gpu.link_latency = within_node.latency, gpu.link_bandwidth = within_node.bandwidth;
+    gpu.network_latency = between_nodes.latency, gpu.network_bandwidth = between_nodes.bandwidth;
+    gpu.gpus_per_node = 2, gpu.ll_bandwidth = 0;
     cuda_cpu::set_profile(gpu);
   }
   ~FreeLaunches() { cuda_cpu::set_profile(before_); }
@@ -99,13 +108,12 @@ TEST_CASE("the network that the environment describes", "[standin]") {
     CHECK(network->between(0, 1000).latency == Approx(1e-6));
   }
   {
-    const Environment environment{{"NCCL_CPU_LINK", "1us,2GB/s"},
-                                  {"NCCL_CPU_LINK_BETWEEN_NODES", "10us,1GB/s"},
-                                  {"NCCL_CPU_RANKS_PER_NODE", "4"}};
-    const auto network = nccl_mpi::network_from_environment({}, &error);
+    const Environment environment{{"NCCL_CPU_LINK", "1us,2GB/s"}, {"NCCL_CPU_RANKS_PER_NODE", "4"}};
+    const auto network = nccl_mpi::network_from_environment({true, {1, 2}, {3, 4}, 8}, &error);
     REQUIRE(network);
     CHECK(network->between(0, 3).bandwidth == Approx(2e9));
-    CHECK(network->between(3, 4).bandwidth == Approx(1e9));
+    CHECK(network->between(3, 4).bandwidth == Approx(2e9));
+    CHECK(!network->share_node(3, 4));
   }
   for (const char* bad : {"0", "2.5", "many", "-1"}) {
     const Environment environment{{"NCCL_CPU_RANKS_PER_NODE", bad}};
@@ -185,12 +193,12 @@ TEST_CASE("NCCL sends short messages with LL", "[standin]") {
   CHECK(h100.for_message(0, 4, 16385).latency == Approx(22.4e-6));
   // A link that is given is used as it is.
   std::string error;
-  const Environment environment{{"NCCL_CPU_LINK_BETWEEN_NODES", "1us,2GB/s"}};
+  const Environment environment{{"NCCL_CPU_LINK", "1us,2GB/s"}};
   const auto given = nccl_mpi::network_from_environment(h100, &error);
   REQUIRE(given);
   CHECK(given->for_message(0, 4, 1).latency == Approx(1e-6));
-  CHECK(given->for_message(0, 3, 1).latency == 3.4e-6);
-  CHECK(Collectives(*given, {0, 1}).all_gather(1000) == Approx(3.4e-6 + 1000 / 368e9));
+  CHECK(given->for_message(0, 3, 1).latency == Approx(1e-6));
+  CHECK(Collectives(*given, {0, 1}).all_gather(1000) == Approx(1e-6 + 1000 / 2e9));
 }
 
 TEST_CASE("messages within a node and beyond it have a wire each", "[standin]") {
@@ -351,10 +359,7 @@ TEST_CASE("an operation starts after the start of the one that was issued before
 
 TEST_CASE("links between nodes are slower", "[standin]") {
   if (ranks() < 4) return;
-  const FreeLaunches free;
-  const Environment environment{{"NCCL_CPU_LINK", "1ms,1e9GB/s"},
-                                {"NCCL_CPU_LINK_BETWEEN_NODES", "40ms,1e9GB/s"},
-                                {"NCCL_CPU_RANKS_PER_NODE", "2"}};
+  const FreeLaunches free({1e-3, 1e18}, {40e-3, 1e18});
   const Communicator world;
   const Communicator node = world.split(rank() / 2, rank());
   const Stream stream("communication");
@@ -376,19 +381,16 @@ TEST_CASE("links between nodes are slower", "[standin]") {
 
 TEST_CASE("an all-to-all uses the wires of the node and the network at the same time", "[standin]") {
   if (ranks() != 4) return;
-  const FreeLaunches free;
-  const auto time = [](const char* within_node) {
-    const Environment environment{{"NCCL_CPU_LINK", within_node},
-                                  {"NCCL_CPU_LINK_BETWEEN_NODES", "3ms,10MB/s"},
-                                  {"NCCL_CPU_RANKS_PER_NODE", "2"}};
+  const auto time = [](Link within_node) {
+    const FreeLaunches free(within_node, {3e-3, 10e6});
     const Communicator world;
     const Stream stream("communication");
     const Array<float> a(std::vector<float>(40000, 1)), b(std::vector<float>(40000, 1));
     return duration(stream,
                     [&] { return ncclAlltoAll(a.data(), b.data(), 10000, ncclFloat, world, stream); });
   };
-  CHECK(time("1ms,20MB/s") == 3'000'000 + 2 * 4'000'000);  // two blocks of 40 KB leave the node
-  CHECK(time("1ms,4MB/s") == 3'000'000 + 10'000'000);      // one stays: 10 ms, longer than 8
+  CHECK(time({1e-3, 20e6}) == 3'000'000 + 2 * 4'000'000);  // two blocks of 40 KB leave the node
+  CHECK(time({1e-3, 4e6}) == 3'000'000 + 10'000'000);      // one stays: 10 ms, longer than 8
 }
 
 #endif

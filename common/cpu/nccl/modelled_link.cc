@@ -41,20 +41,6 @@ const char* environment(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-bool read_link(const char* name, Network* network, Link* link, std::string* error) {
-  const char* text = environment(name);
-  if (text == nullptr) return true;
-  const auto parsed = parse_link(text, error);
-  if (!parsed) {
-    *error = std::string(name) + "=" + text + ": " + *error;
-    return false;
-  }
-  *link = *parsed;
-  network->modelled = true;
-  network->ll_bandwidth = 0;
-  return true;
-}
-
 }  // namespace
 
 std::optional<Link> parse_link(const std::string& text, std::string* error) {
@@ -69,9 +55,16 @@ std::optional<Link> parse_link(const std::string& text, std::string* error) {
 }
 
 std::optional<Network> network_from_environment(Network network, std::string* error) {
-  if (!read_link("NCCL_CPU_LINK", &network, &network.within_node, error)) return {};
-  if (environment("NCCL_CPU_LINK") != nullptr) network.between_nodes = network.within_node;
-  if (!read_link("NCCL_CPU_LINK_BETWEEN_NODES", &network, &network.between_nodes, error)) return {};
+  if (const char* text = environment("NCCL_CPU_LINK")) {
+    const auto link = parse_link(text, error);
+    if (!link) {
+      *error = std::string("NCCL_CPU_LINK=") + text + ": " + *error;
+      return {};
+    }
+    network.modelled = true;
+    network.within_node = network.between_nodes = *link;
+    network.ll_bandwidth = 0;
+  }
   if (const char* text = environment("NCCL_CPU_RANKS_PER_NODE")) {
     const auto ranks = parse_quantity(text, {{"", 1}});
     if (!ranks || *ranks < 1 || *ranks > 1e6 || *ranks != std::floor(*ranks)) {

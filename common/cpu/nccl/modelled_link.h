@@ -1,9 +1,8 @@
 // Modelled links between the ranks: how long NCCL's operations take on a given network. Knows neither CUDA
 // nor MPI.
 //
-//   NCCL_CPU_LINK=5us,50GB/s           latency and bandwidth, each way, between ranks of one node
-//   NCCL_CPU_LINK_BETWEEN_NODES=...    between nodes; as within one if only that one is given
-//   NCCL_CPU_RANKS_PER_NODE=8          consecutive ranks of the world that form a node
+//   NCCL_CPU_LINK=5us,50GB/s     latency and bandwidth, each way, between all ranks
+//   NCCL_CPU_RANKS_PER_NODE=8    consecutive ranks of the world that form a node
 //
 // What is not given, the GPU's profile says; on a real GPU, which has none, there is no model. On the links
 // of a profile NCCL chooses a protocol and an algorithm by size. A link that is given is used as it is, by
