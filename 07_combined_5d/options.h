@@ -28,13 +28,12 @@ inline std::string_view to_string(ExpertProducts products) {
 
 // Beside what the model has of them.
 struct ExpertOptions : virtual Options {
-  int ep = 1;                  // ranks that share out the experts
-  double aux_loss = 0.01;      // weight of the loss that balances the experts
-  double balance_rate = 1e-3;  // by which the bias of an expert moves in a step
-  double expert_buffer = 0;    // rows of an expert rank's buffer, over its even share; 0: for all cases
-  double drop_tokens = 0;      // rows that an expert takes, over an even share; 0: all
-  double z_loss = 0;           // weight of the loss that keeps the router's logits small
-  int expert_chunks = 1;       // of a micro-batch that travel to the experts by themselves
+  int ep = 1;                // ranks that share out the experts
+  double aux_loss = 0.01;    // weight of the loss that balances the experts
+  double expert_buffer = 0;  // rows of an expert rank's buffer, over its even share; 0: for all cases
+  double drop_tokens = 0;    // rows that an expert takes, over an even share; 0: all
+  double z_loss = 0;         // weight of the loss that keeps the router's logits small
+  int expert_chunks = 1;     // of a micro-batch that travel to the experts by themselves
   Dispatch dispatch = Dispatch::direct;
   ExpertProducts expert_products = ExpertProducts::grouped;
 };
@@ -49,7 +48,6 @@ inline void declare_options(CommandLine& line, ExpertOptions& o) {
   line.choice("--balance", o.model.balance, balance_names,
               "experts by a loss, by a bias of the choice, or not");
   line.number("--aux-loss", o.aux_loss, 0, 1000, "weight of this loss");
-  line.number("--balance-rate", o.balance_rate, 1e-9, 1, "step of this bias");
   line.number("--z-loss", o.z_loss, 0, 1000, "weight of the squares of the router's log-sum-exps");
   line.number("--drop-tokens", o.drop_tokens, 0, 1e6,
               "an expert takes so many times an even share of a micro-batch, 0: all");
@@ -61,7 +59,7 @@ inline void declare_options(CommandLine& line, ExpertOptions& o) {
              "parts of a micro-batch that travel while the experts compute others");
   line.choice("--dispatch", o.dispatch, dispatch_names,
               "rows that tensor ranks all hold: each sends all, or a share");
-  line.of_training({"aux-loss", "balance", "balance-rate", "z-loss", "drop-tokens"});
+  line.of_training({"aux-loss", "balance", "z-loss", "drop-tokens"});
 }
 
 // Of ranks whose sequences are cut among `cp`. Throws UsageError.

@@ -22,6 +22,8 @@
 
 namespace pentatron {
 
+constexpr double balance_rate = 1e-3;  // by which a bias moves in a step: DeepSeek-V3's
+
 // What the router says of the rows of a micro-batch.
 struct Choice {
   AccumTensor probabilities;      // [rows, experts]
@@ -45,7 +47,7 @@ inline int declare_bias(const ExpertOptions& options, Parameters& parameters, in
        .rows = 1,
        .columns = options.model.experts,
        .tensor_split = TensorSplit::held_inside,
-       .sign_rate = options.balance_rate,
+       .sign_rate = balance_rate,
        .target = copies / options.model.experts});
 }
 

@@ -381,8 +381,6 @@ TEST_CASE("options: experts", "[experts][options]") {
                     "--shared-experts: 2 is not valid; expected 0 without --experts");
   CHECK_THROWS_WITH(experts({"--z-loss", "-1"}),
                     "--z-loss: -1 is not valid; expected a number from 0 to 1000");
-  CHECK_THROWS_WITH(experts({"--balance-rate", "0"}),
-                    "--balance-rate: 0 is not valid; expected a number from 1e-09 to 1");
   CHECK_THROWS_WITH(experts({"--ep", "2"}), "--ep: 2 is not valid; expected 1 without --experts");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--top-k", "9"}),
                     "--top-k: 9 is not valid; expected at most --experts (8)");

@@ -27,7 +27,6 @@ CombinedCase checkpoint_case(const MeshShape& shape, int zero_stage, int experts
   o.attention = Attention::tiled;
   o.model.experts = experts;
   o.model.balance = experts > 0 ? Balance::bias : Balance::loss;
-  o.balance_rate = 0.05;
   o.ep = shape.ep;
   CombinedCase c = {shape, o};
   check_combined(c.options, c.shape);

@@ -52,10 +52,10 @@ std::string command_line(const CombinedCase& c) {
   if (o.model.experts > 0)
     text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --moe-every "
          << o.model.moe_every << " --ep " << c.shape.ep << " --balance " << to_string(o.model.balance)
-         << " --aux-loss " << o.aux_loss << " --balance-rate " << o.balance_rate << " --z-loss " << o.z_loss
-         << " --shared-experts " << o.model.shared_experts << " --drop-tokens " << o.drop_tokens
-         << " --expert-chunks " << o.expert_chunks << " --dispatch " << to_string(o.dispatch)
-         << " --expert-products " << to_string(o.expert_products);
+         << " --aux-loss " << o.aux_loss << " --z-loss " << o.z_loss << " --shared-experts "
+         << o.model.shared_experts << " --drop-tokens " << o.drop_tokens << " --expert-chunks "
+         << o.expert_chunks << " --dispatch " << to_string(o.dispatch) << " --expert-products "
+         << to_string(o.expert_products);
   return text.str();
 }
 
@@ -467,7 +467,6 @@ class Draw {
       o.model.moe_every = up_to(2);
       o.model.balance = one_of({Balance::loss, Balance::bias, Balance::none});
       o.aux_loss = one_of({0.0, 0.1});
-      o.balance_rate = one_of({0.001, 0.05});
       o.z_loss = one_of({0.0, 0.1});
       o.model.shared_experts = up_to(3) - 1;
       o.drop_tokens = cp == 1 ? one_of({0.0, 0.0, 0.7, 1.3}) : 0;

@@ -378,12 +378,11 @@ TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
   CHECK(share(e, Routing::to_the_first) == 0);
 }
 
-// Four steps, with a rate that gives many tokens other experts.
+// Four steps: the biases of three of them choose.
 TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity][8]") {
   CombinedOptions options = expert_options(8, 2, 1);
   if (options.model.experts % mpi_tests::ranks() != 0) return;
   options.model.balance = Balance::bias;
-  options.balance_rate = 0.03;
   options.steps = 4;
   check_experts(expert_case(options), Ep::each);
   options.recompute = Recompute::full;
