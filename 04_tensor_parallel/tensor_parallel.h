@@ -14,7 +14,7 @@
 //   g        all-gather (again in backward)         reduce-scatter   a region's input
 //   g-bar    reduce-scatter                         all-gather       its output
 //
-// In forward nothing else can run meanwhile. With --tp-overlap chunks the products at the borders are made in
+// In forward nothing else can run meanwhile. With --tp-overlap the products at the borders are made in
 // chunks of rows: one chunk's communication hides behind another one's product (Wang et al., "Overlap
 // Communication with Dependent Computation via Decomposition", 2023). Beyond that, this file only
 // communicates: activations, their gradients, and partial weight gradients. common/model/parameters.h
@@ -47,8 +47,8 @@ class TensorParallel : public TensorRegion {
         compute_(compute),
         parts_(sequence_parallel_ ? tensor.ranks() : 1) {
     if (tensor_.ranks() == 1) return;
-    if (options.tp_overlap == TpOverlap::chunks)
-      chunk_came_ = std::vector<Event>(std::min<int64_t>(options.tp_chunks, rows / parts_));
+    if (options.tp_overlap > 1)
+      chunk_came_ = std::vector<Event>(std::min<int64_t>(options.tp_overlap, rows / parts_));
     largest_ = memory_.matrix<accum>(1, rows);
     if (!sequence_parallel_) return;
     gathered_ = memory_.matrix<real>(rows, options.model.d_model);
@@ -169,7 +169,7 @@ class TensorParallel : public TensorRegion {
     wait_stream(compute_, tensor_.stream());
   }
 
-  // ---- --tp-overlap chunks: the products at the borders in parts
+  // ---- --tp-overlap: the products at the borders in parts
 
   // While the compute stream multiplies a chunk of rows, the communication stream gathers the next one or
   // sums the one before.

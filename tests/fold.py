@@ -44,7 +44,7 @@ def options_of(ranks):
         words += ["--pp-schedule", draw.choice(("1f1b", "afab", "zb-h1", "interleaved", "zb-v", "dualpipe", "dualpipe-v"))]
         words += draw.choice(([], [], ["--pp-messages", "grouped"]))
     if degrees["tp"] > 1:
-        words += draw.choice(([], ["--sequence-parallel"], ["--tp-overlap", "chunks"]))
+        words += draw.choice(([], ["--sequence-parallel"], ["--tp-overlap", 2]))
     if degrees["cp"] > 1:
         words += ["--cp-exchange", draw.choice(("ring", "all-gather", "ulysses", "ulysses-ring"))]
         words += ["--cp-layout", draw.choice(("zigzag", "contiguous"))]

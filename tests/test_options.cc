@@ -260,9 +260,8 @@ TEST_CASE("options: a program takes the options of its techniques only", "[optio
   CHECK(options.timeout == 9);
   CHECK(options.link == "5us,50GB/s");
   CHECK(options.ranks_per_node == 4);
-  CHECK(parse<TensorParallelOptions>({"--tp-chunks", "4", "--tp-overlap", "chunks"}).tp_chunks == 4);
-  CHECK_THROWS_WITH(parse<TensorParallelOptions>({"--tp-chunks", "4"}),
-                    "--tp-chunks: 4 is not valid; expected none without --tp-overlap chunks");
+  CHECK(parse<TensorParallelOptions>({}).tp_overlap == 1);
+  CHECK(parse<TensorParallelOptions>({"--tp-overlap", "4"}).tp_overlap == 4);
   const auto fp8 = [&](std::vector<const char*> more) {
     more.push_back("--fp8-communication");
     return parse<CombinedOptions>(more).fp8_communication;

@@ -286,8 +286,8 @@ TEST_CASE("04: chunks hide two fifths of forward's communication on a node", "[0
     return all.hidden / all.seconds;
   };
   CHECK(hidden("") < 0.01);
-  CHECK(hidden(" --tp-overlap chunks") > 0.3);
-  CHECK(hidden(" --tp-overlap chunks --tp-chunks 4") > 0.4);
+  CHECK(hidden(" --tp-overlap 2") > 0.3);
+  CHECK(hidden(" --tp-overlap 4") > 0.4);
 }
 
 #endif

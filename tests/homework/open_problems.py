@@ -34,7 +34,7 @@ PROBLEMS = {
     "07": Problem(16, "--model llama-3.1-8b --seq-len 4096 --global-batch-size 8 --ranks-per-node 8",
                   ["--tp", "--cp", "--dp", "--pp", "--vpp", "--pp-schedule", "--zero-stage", "--sequence-parallel",
                    "--micro-batch-size", "--recompute", "--attention", "--dp-sync", "--bucket-mb", "--tp-overlap",
-                   "--tp-chunks", "--cp-layout", "--cp-exchange"], "seconds", 5.68, 4.779),
+                   "--cp-layout", "--cp-exchange"], "seconds", 5.68, 4.779),
 }
 
 

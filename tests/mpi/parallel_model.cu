@@ -13,8 +13,7 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
              "copies"),
       parameters(technique.layout(ranks, copies, units_of(parts_of_model()))) {
   options.sequence_parallel = technique.sequence_parallel;
-  options.tp_chunks = technique.tp_chunks;
-  if (options.tp_chunks > 1) options.tp_overlap = TpOverlap::chunks;
+  options.tp_overlap = technique.tp_overlap;
   Seams seams = {{},
                  &usual_region,
                  other.attention ? other.attention : &usual_attention,

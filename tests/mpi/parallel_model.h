@@ -24,7 +24,7 @@ struct Technique {
   double bucket_mb = 25;           // likewise
   int stage = 0;                   // of ZeRO
   bool sequence_parallel = false;  // of tensor parallelism
-  int tp_chunks = 1;               // likewise
+  int tp_overlap = 1;              // likewise
   PpSchedule schedule = PpSchedule::one_f_one_b;
   int chunks = 1;         // of layers on a pipeline rank
   std::string file = "";  // the text of a schedule, with from_file

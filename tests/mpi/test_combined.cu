@@ -39,7 +39,7 @@ std::string command_line(const CombinedCase& c) {
        << c.shape.cp << " --dp " << c.shape.dp << " --pp " << c.shape.pp << " --zero-stage " << o.zero_stage;
   if (o.zero_stage == 0) text << " --dp-sync " << to_string(o.dp_sync) << " --bucket-mb " << o.bucket_mb;
   if (o.sequence_parallel) text << " --sequence-parallel";
-  if (o.tp_overlap == TpOverlap::chunks) text << " --tp-overlap chunks --tp-chunks " << o.tp_chunks;
+  if (o.tp_overlap > 1) text << " --tp-overlap " << o.tp_overlap;
   text << " --pp-schedule " << to_string(o.pp_schedule);
   if (o.vpp > 1) text << " --vpp " << o.vpp;
   text << " --pp-messages " << to_string(o.pp_messages);
@@ -453,8 +453,7 @@ class Draw {
     o.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});
     o.bucket_mb = one_of({0.001, 0.01, 25.0});
     o.sequence_parallel = up_to(2) == 1;
-    o.tp_overlap = one_of({TpOverlap::none, TpOverlap::chunks});
-    o.tp_chunks = 1 + up_to(3);
+    o.tp_overlap = up_to(4);
     o.cp_layout = one_of({CpLayout::contiguous, CpLayout::zigzag});
     o.cp_exchange = exchange;
     o.attention = one_of({Attention::naive, Attention::tiled});

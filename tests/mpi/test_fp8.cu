@@ -107,8 +107,7 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
   check_fp8(world, fp8_case({.cp = 2, .dp = n / 2}, layers), tolerance);
   CombinedCase chunks = fp8_case({.tp = 2, .dp = n / 2}, layers, 512);
   chunks.options.sequence_parallel = true;
-  chunks.options.tp_overlap = TpOverlap::chunks;
-  chunks.options.tp_chunks = 2;
+  chunks.options.tp_overlap = 2;
   check_fp8(world, chunks, tolerance);
   if (n == 4) check_fp8(world, fp8_case({.tp = 2, .cp = 2}, layers), tolerance);
   if (n == 8) check_fp8(world, fp8_case({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
@@ -133,11 +132,11 @@ TEST_CASE("07: fp8 that travels", "[07][fp8]") {
   };
   std::vector<CombinedCase> cases(2, fp8_case({.tp = 2, .dp = n / 2}, 2, 512));
   if (n > 2) cases.push_back(fp8_case({.tp = 4, .pp = n / 4}, 2, 512));
-  cases[1].options.tp_overlap = TpOverlap::chunks;
+  cases[1].options.tp_overlap = 2;
   for (CombinedCase& c : cases) {
     c.options.sequence_parallel = true;
     c.options.model.layers = std::max(2, c.shape.pp);
-    INFO("tp " << c.shape.tp << ", pp " << c.shape.pp << ", " << to_string(c.options.tp_overlap));
+    INFO("tp " << c.shape.tp << ", pp " << c.shape.pp << ", --tp-overlap " << c.options.tp_overlap);
     const auto [bf16, bf16_loss, bf16_sent] = run(c, false);
     const auto [fp8, fp8_loss, fp8_sent] = run(c, true);
     CHECK(fp8 == bf16);

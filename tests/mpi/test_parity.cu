@@ -135,7 +135,7 @@ void check_tensor_parity(bool sequence_parallel, int micro_batches, Recompute re
     if (options.model.heads % kv_heads != 0 || kv_heads % mpi_tests::ranks() != 0) continue;
     INFO(kv_heads << " kv heads, recompute " << to_string(recompute));
     check_parity(
-        {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_chunks = chunks},
+        {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_overlap = chunks},
         options);
   }
 }

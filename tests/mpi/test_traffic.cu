@@ -204,7 +204,7 @@ void check_tensor_traffic(bool sequence_parallel, Recompute recompute, int chunk
       expected["all_reduce"].add(2 * m, 3 * m * rows,
                                  sizeof(accum));  // cross-entropy: largest; sum and target
       check_step_traffic(
-          {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_chunks = chunks},
+          {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_overlap = chunks},
           options, expected);
     }
   }

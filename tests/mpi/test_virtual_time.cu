@@ -293,10 +293,11 @@ TEST_CASE("04: the time of forward in chunks", "[04][time]") {
     Communicator ranks(world, world.all(), "ranks");
     for (const bool sequence_parallel : {false, true}) {
       const auto whole = [&](int chunks) {
-        return time_of_step(
-            options,
-            {.kind = Technique::tensor_parallel, .sequence_parallel = sequence_parallel, .tp_chunks = chunks},
-            world, ranks);
+        return time_of_step(options,
+                            {.kind = Technique::tensor_parallel,
+                             .sequence_parallel = sequence_parallel,
+                             .tp_overlap = chunks},
+                            world, ranks);
       };
       for (const int chunks : {2, 3}) {
         const double bytes = rows * d * sizeof(real);
