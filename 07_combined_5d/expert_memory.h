@@ -41,12 +41,8 @@ inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare s
   const int64_t r = rows_of(options, share).inside, e = options.model.experts,
                 copies = r * options.model.top_k;
   const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
-  const FeedForwardMemory dense = {{mlp},
-                                   {r * 3 * c.f},
-                                   {r * 3 * c.f},
-                                   largest_operand(options.model.moe_every > 1 ? r : 0, c.d, 2 * c.f)};
   const int64_t bias = options.model.has_balance_bias() ? e : 0, shared = options.model.shared_experts;
-  const FeedForwardMemory experts = {
+  share.feed_forward = FeedForwardMemory{
       {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
       {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f,
        (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
@@ -54,14 +50,6 @@ inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare s
       std::max(largest_operand(buffer / options.expert_chunks, c.d, 2 * c.f),
                shared > 0 ? largest_operand(r, c.d, 2 * c.f * shared) : 0)};
   share.replicas.push_back(share.replicas[0] / options.ep);
-  share.feed_forward = [=](int layer) {
-    if (layer != any_layer) return options.model.has_experts(layer) ? experts : dense;
-    if (options.model.moe_every == 1) return experts;
-    return FeedForwardMemory{{},
-                             experts.kept + dense.kept,
-                             experts.gradients + dense.gradients,
-                             std::max(experts.operand, dense.operand)};
-  };
   // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 64 bands. An
   // address is as long as two integers.
   const int64_t chunks = options.expert_chunks;

@@ -1,5 +1,5 @@
-// Expert parallelism. Some layers have E MLPs, the experts, in place of one. A router chooses top_k experts
-// for each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). Each of n ranks holds E / n
+// Expert parallelism. A layer has E MLPs, the experts, in place of one. A router chooses top_k experts for
+// each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). Each of n ranks holds E / n
 // experts. Tokens travel to their experts and back:
 //
 //   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
@@ -104,17 +104,15 @@ class ExpertParallel : public FeedForward {
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
     loads_.resize(model.layers, std::vector<int64_t>(options_.model.experts));
-    if (!options_.model.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
+    if (model.experts == 0) return FeedForward::declare(parameters, model, layer);
     router_.gate(layer) = declare_gate(options_, parameters, layer);
     declare_experts(model, own_, experts_.rank(), parameters, layer);
     if (has_shared()) shared_.declare(parameters, model, layer);
     if (options_.model.has_balance_bias()) router_.bias(layer) = declare_bias(options_, parameters, layer);
   }
 
-  FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const override {
-    FeedForwardTensors t;
-    if (may_be_dense(layer)) t = FeedForward::allocate_kept(arena, layer, rows);
-    if (!may_have_experts(layer)) return t;
+  FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const override {
+    if (options_.model.experts == 0) return FeedForward::allocate_kept(arena, rows);
     const int e = options_.model.experts, d = options_.model.d_model;
     const auto a = std::make_shared<ExpertActivations>(
         ExpertActivations{{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
@@ -125,34 +123,30 @@ class ExpertParallel : public FeedForward {
                           arena.matrix<real>(buffer_rows_, f_),
                           arena.matrix<real>(copies_, d),
                           std::vector<RowCounts>(),
-                          has_shared() ? shared_.allocate_kept(arena, layer, rows) : FeedForwardTensors()});
+                          has_shared() ? shared_.allocate_kept(arena, rows) : FeedForwardTensors()});
     for (int i = 0; i < chunks_; ++i) a->counts.emplace_back(e);
-    t.other = a;
-    return t;
+    return {{}, {}, a};
   }
 
-  FeedForwardGradients allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const override {
-    FeedForwardGradients g;
-    if (may_be_dense(layer)) g = FeedForward::allocate_gradients(arena, layer, rows);
-    if (!may_have_experts(layer)) return g;
-    g.other = std::make_shared<ExpertGradients>(ExpertGradients{
+  FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const override {
+    if (options_.model.experts == 0) return FeedForward::allocate_gradients(arena, rows);
+    const auto g = std::make_shared<ExpertGradients>(ExpertGradients{
         arena.matrix<real>(buffer_rows_, options_.model.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
         arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.model.experts),
-        has_shared() ? shared_.allocate_gradients(arena, layer, rows) : FeedForwardGradients()});
-    return g;
+        has_shared() ? shared_.allocate_gradients(arena, rows) : FeedForwardGradients()});
+    return {{}, {}, g};
   }
 
   int64_t largest_operand(int64_t rows, int64_t d) const override {
-    const int64_t dense = FeedForward::largest_operand(may_be_dense(any_layer) ? rows : 0, d);
+    if (options_.model.experts == 0) return FeedForward::largest_operand(rows, d);
     const int64_t shared = has_shared() ? shared_.largest_operand(rows, d) : 0;
-    if (options_.model.experts == 0) return dense;
-    return std::max({dense, shared, pentatron::largest_operand(buffer_rows_ / chunks_, d, 2 * f_)});
+    return std::max(shared, pentatron::largest_operand(buffer_rows_ / chunks_, d, 2 * f_));
   }
 
   Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
                  const FeedForwardTensors& kept, bool recomputing, TensorRegion& region,
                  Tensor partial) override {
-    if (!options_.model.has_experts(layer)) {
+    if (options_.model.experts == 0) {
       return FeedForward::forward(blas, parameters, layer, batch, normed, kept, recomputing, region, partial);
     }
     const Tensor h = region.enter(normed);
@@ -200,7 +194,7 @@ class ExpertParallel : public FeedForward {
                 Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
                 const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                 Tensor d_h) override {
-    if (!options_.model.has_experts(layer)) {
+    if (options_.model.experts == 0) {
       return FeedForward::backward(blas, parameters, layer, batch, d_partial, normed, kept, gradients, region,
                                    queue, d_h);
     }
@@ -273,13 +267,6 @@ class ExpertParallel : public FeedForward {
   }
 
   bool has_shared() const { return options_.model.shared_experts > 0; }
-  bool may_have_experts(int layer) const {
-    return layer == any_layer ? options_.model.experts > 0 : options_.model.has_experts(layer);
-  }
-  bool may_be_dense(int layer) const {
-    return layer == any_layer ? options_.model.experts == 0 || options_.model.moe_every > 1
-                              : !options_.model.has_experts(layer);
-  }
 
   // Parameter `of` (0: gate, 1: up, 2: down) of each of this rank's experts, and so many more after it.
   int parameter(int layer, int i, int of) const {

@@ -112,7 +112,7 @@ class OwnWorks {
    public:
     explicit Declared(const CombinedOptions& o) : o_(o) {}
     void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
-      if (!model.has_experts(layer)) return FeedForward::declare(parameters, model, layer);
+      if (model.experts == 0) return FeedForward::declare(parameters, model, layer);
       declare_gate(o_, parameters, layer);
       declare_experts(model, model.experts / o_.ep, 0, parameters, layer);
       if (model.shared_experts > 0) shared_.declare(parameters, model, layer);
@@ -136,14 +136,10 @@ class OwnWorks {
     return shape_.cp * shape_.dp * shape_.copies / (group == expert_group ? shape_.ep : 1);
   }
 
-  // A unit with the same parameters.
+  // The first unit with the same parameters: all layers are alike.
   int kind_of(int unit) const {
-    for (int layer = 0; layer < options_.model.layers; ++layer) {
-      const int own = unit - unit_of_layer(0);
-      if (own < 0 || own >= options_.model.layers) break;
-      if (options_.model.has_experts(layer) == options_.model.has_experts(own)) return unit_of_layer(layer);
-    }
-    return unit;
+    const bool is_layer = unit != embedding_unit && unit != head_unit(options_.model.layers);
+    return is_layer ? unit_of_layer(0) : unit;
   }
 
   const OfShard& shard(int tensor_rank, int group, int unit, int replica) {

@@ -40,11 +40,10 @@ struct ExpertOptions : virtual Options {
 
 inline void declare_options(CommandLine& line, ExpertOptions& o) {
   line.group("Experts");
-  line.whole("--experts", o.model.experts, 0, 1024, "MLPs of a layer that has several, 0: none has");
+  line.whole("--experts", o.model.experts, 0, 1024, "MLPs of a layer, of which a token takes some, 0: one MLP");
   line.whole("--top-k", o.model.top_k, 1, 1024, "experts that a token is sent to");
   line.whole("--shared-experts", o.model.shared_experts, 0, 1024,
              "experts that get all tokens, beside those");
-  line.whole("--moe-every", o.model.moe_every, 1, 1000, "the last of so many layers has experts");
   line.choice("--balance", o.model.balance, balance_names,
               "experts by a loss, by a bias of the choice, or not");
   line.number("--aux-loss", o.aux_loss, 0, 1000, "weight of this loss");
@@ -74,8 +73,6 @@ inline void check_experts(const ExpertOptions& o, int cp) {
   }
   const std::string experts = "--experts (" + std::to_string(model.experts) + ")";
   check(model.top_k <= model.experts, "--top-k", model.top_k, "at most " + experts);
-  check(model.moe_every <= model.layers, "--moe-every", model.moe_every,
-        "at most --layers (" + std::to_string(model.layers) + ")");
   check(model.experts % o.ep == 0, "--ep", o.ep, "a divisor of " + experts);
   const int64_t rows = int64_t{o.micro_batch_size} * o.sequence_length / cp;
   check(rows % o.expert_chunks == 0, "--expert-chunks", o.expert_chunks,

@@ -50,7 +50,7 @@ def options_of(ranks):
         words += ["--cp-layout", draw.choice(("zigzag", "contiguous"))]
     if draw.random() < 0.4:
         experts = draw.choice((4, 6, 8, 12))
-        words += ["--experts", experts, "--moe-every", draw.choice((1, 2)), "--top-k", draw.choice((1, 2))]
+        words += ["--experts", experts, "--top-k", draw.choice((1, 2))]
         words += ["--ep", draw.choice([n for n in range(1, experts + 1) if experts % n == 0 and left * degrees["cp"] % n == 0])]
         words += draw.choice(([], ["--balance", "bias"], ["--shared-experts", 1], ["--expert-products", "loop"]))
         words += draw.choice(([], ["--dispatch", "once"], ["--expert-chunks", 2]))

@@ -348,15 +348,12 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
 TEST_CASE("options: experts", "[experts][options]") {
   const auto experts = parse<CombinedOptions>;
   CHECK(experts({}).model.experts == 0);
-  CHECK(experts({"--ep", "1", "--top-k", "9", "--moe-every", "9"}).ep ==
+  CHECK(experts({"--ep", "1", "--top-k", "9"}).ep ==
         1);  // without experts nothing matters
-  const CombinedOptions options = experts({"--experts", "12", "--top-k", "3", "--moe-every", "4", "--ep", "6",
+  const CombinedOptions options = experts({"--experts", "12", "--top-k", "3", "--ep", "6",
                                            "--aux-loss", "0.5", "--expert-buffer", "1.5"});
   CHECK(options.model.experts == 12);
   CHECK(options.model.top_k == 3);
-  CHECK(options.model.moe_every == 4);
-  CHECK(options.model.has_experts(3));
-  CHECK(!options.model.has_experts(4));
   CHECK(options.ep == 6);
   CHECK(options.aux_loss == 0.5);
   CHECK(options.expert_buffer == 1.5);
@@ -385,8 +382,6 @@ TEST_CASE("options: experts", "[experts][options]") {
                     "--top-k: 9 is not valid; expected at most --experts (8)");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--ep", "3"}),
                     "--ep: 3 is not valid; expected a divisor of --experts (8)");
-  CHECK_THROWS_WITH(experts({"--experts", "8", "--moe-every", "9"}),
-                    "--moe-every: 9 is not valid; expected at most --layers (8)");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--expert-buffer", "0.5"}),
                     "--expert-buffer: 0.5 is not valid; expected 0, or 1 or more");
 }
@@ -402,14 +397,11 @@ TEST_CASE("options: parameters of a model with experts", "[experts][options]") {
   options.model.top_k = 2;
   CHECK(parameter_count(options.model) == rest + 8 * (8 * mlp + router));
   CHECK(active_parameter_count(options.model) == rest + 8 * (2 * mlp + router));
-  options.model.moe_every = 3;  // layers 2 and 5 of 0 to 7
-  CHECK(parameter_count(options.model) == rest + 6 * mlp + 2 * (8 * mlp + router));
-  CHECK(active_parameter_count(options.model) == rest + 6 * mlp + 2 * (2 * mlp + router));
   options.model.balance = Balance::bias;
-  CHECK(parameter_count(options.model) == rest + 6 * mlp + 2 * (8 * mlp + router + 8));
+  CHECK(parameter_count(options.model) == rest + 8 * (8 * mlp + router + 8));
   options.model.shared_experts = 3;
-  CHECK(parameter_count(options.model) == rest + 6 * mlp + 2 * (11 * mlp + router + 8));
-  CHECK(active_parameter_count(options.model) == rest + 6 * mlp + 2 * (5 * mlp + router + 8));
+  CHECK(parameter_count(options.model) == rest + 8 * (11 * mlp + router + 8));
+  CHECK(active_parameter_count(options.model) == rest + 8 * (5 * mlp + router + 8));
 }
 
 TEST_CASE("options: a program's own default of --attention", "[options]") {

@@ -398,14 +398,14 @@ TEST_CASE("07: steps with a schedule from a file are those of 01", "[07][program
 
 TEST_CASE("07: the program's steps with experts are those of one rank", "[07][program]") {
   const std::string sizes =
-      " --experts 6 --moe-every 2 --aux-loss 0.1 --layers 8 --d-model 24 --heads 6 --kv-heads 6 --d-ff 24";
+      " --experts 6 --aux-loss 0.1 --layers 4 --d-model 24 --heads 6 --kv-heads 6 --d-ff 24";
   check_like("07_combined_5d", "07_combined_5d --ep 3 --dp 3 --pp 2", sizes, {6});
 }
 
 TEST_CASE("07: the steps of the experts' program are those of one rank", "[07][program]") {
   for (const char* sync : {"naive", "bucket --bucket-mb 0.02"}) {
     check_like("07_combined_5d --attention naive", std::string("experts --dp-sync ") + sync,
-               " --experts 6 --moe-every 2 --aux-loss 0.1 --layers 4", {1, 3});
+               " --experts 6 --aux-loss 0.1 --layers 2", {1, 3});
   }
 }
 

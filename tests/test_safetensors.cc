@@ -273,7 +273,7 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
 TEST_CASE("checkpoint: a model's config is read as it was written", "[01][checkpoint]") {
   const TemporaryFolder folder;
   ModelConfig model = {"x", 3, 24, 4, 2, 40, 300, 5e5, 1e-6, {8, 1, 4, 64}};
-  model.experts = 6, model.top_k = 3, model.moe_every = 2;
+  model.experts = 6, model.top_k = 3;
   folder.write("config.json", model_config_text(model, 128, "float32"));
   ModelConfig read;
   read_model_config("--load", folder.path(), read);

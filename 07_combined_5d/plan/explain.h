@@ -13,14 +13,13 @@ class Explanation : public CostModel {
       : CostModel(plan.options, plan.shape, gpu, schedule, style), plan_(plan) {}
 
   void print() {
-    const int layer = o_.model.layers - 1;
     std::printf("%s\n\n", layout_of(o_).c_str());
     std::cout << "A micro-batch on a rank: " << o_.micro_batch_size << " sequences x " << o_.sequence_length
               << " tokens / cp " << shape_.cp << " = " << rows_ << " rows; outside of the tensor regions "
               << outside_ << ".\nColumns / tp " << shape_.tp << ": q " << c_.q << ", k and v " << c_.kv
               << " each, MLP " << c_.f << ", vocabulary " << c_.vocabulary << ".\n";
-    print_terms("A layer forward", [&] { layer_forward(layer, false); });
-    print_terms("A layer backward", [&] { layer_backward(layer); });
+    print_terms("A layer forward", [&] { layer_forward(false); });
+    print_terms("A layer backward", [&] { layer_backward(); });
     print_step();
     print_memory();
   }

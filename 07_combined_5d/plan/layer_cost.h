@@ -277,7 +277,7 @@ class LayerCost {
     if (schedule_.splits_backward) run(p[0], "copy for the weight gradients", moves(2 * r * rows_ * c_.d));
   }
 
-  Work layer_forward(int layer, bool again) const {
+  Work layer_forward(bool again) const {
     Work w;
     norm(w);
     enter(w);
@@ -288,7 +288,7 @@ class LayerCost {
     leave(w);
     norm(w);
     enter(w);
-    if (o_.model.has_experts(layer)) {
+    if (o_.model.experts > 0) {
       w += experts_forward(again);
     } else {
       product(w, "gate, up", rows_, 2 * c_.f, c_.d);
@@ -299,10 +299,10 @@ class LayerCost {
     return w;
   }
 
-  Pair layer_backward(int layer) const {
+  Pair layer_backward() const {
     Pair p;
     leave_backward(p);
-    if (o_.model.has_experts(layer)) {
+    if (o_.model.experts > 0) {
       experts_backward(p);
     } else {
       Work dgrad, down, gate_up;
@@ -473,17 +473,17 @@ class LayerCost {
 
   // ---- A chunk
 
-  Unit layer_unit(int layer) const {
+  Unit layer_unit() const {
     const double attention = c_.d * (2.0 * c_.q + 2 * c_.kv + 2), mlp = 3.0 * c_.d * c_.f;
-    Unit u = {layer_forward(layer, false), layer_backward(layer), {attention + mlp, 0}, 9, 0};
-    if (o_.model.has_experts(layer)) {
+    Unit u = {layer_forward(false), layer_backward(), {attention + mlp, 0}, 9, 0};
+    if (o_.model.experts > 0) {
       const int bias = o_.model.has_balance_bias();
       u.size = {attention + double(o_.model.experts) * (c_.d + bias) + o_.model.shared_experts * mlp,
                 own_experts() * mlp};
       u.parameters = 7 + bias + (o_.model.shared_experts > 0 ? 3 : 0);
     }
     if (o_.recompute == Recompute::full) {
-      const Work rest = std::exchange(u.backward[0], layer_forward(layer, true));
+      const Work rest = std::exchange(u.backward[0], layer_forward(true));
       u.backward[0] += rest;
     }
     return u;
@@ -502,9 +502,8 @@ class LayerCost {
       run(u.backward[1], "embedding", moves((2 * r + 2 * a) * rows_ * c_.d));
     }
     for (int layer = range.first; layer < range.last; ++layer) {
-      std::optional<Unit>& unit = kinds_[o_.model.has_experts(layer)];
-      if (!unit) unit = layer_unit(layer);
-      all.push_back(*unit);
+      if (!layer_) layer_ = layer_unit();
+      all.push_back(*layer_);
       all.back().number = layer + 1;
     }
     if (range.head) {
@@ -558,7 +557,7 @@ class LayerCost {
   const int head_ranks_ = context_parallel_share(o_, shape_.cp).head_ranks;
   const nccl_mpi::Collectives replicas_[2] = {collectives(MeshGroup::gradients),
                                               collectives(MeshGroup::expert_gradients)};
-  mutable std::optional<Unit> kinds_[2];  // layers with a dense MLP, with experts: all of a kind are alike
+  mutable std::optional<Unit> layer_;  // all layers are alike
 };
 
 }  // namespace pentatron

@@ -52,7 +52,6 @@ std::vector<std::string> sizes_of(const std::string& config) {
   if (m.experts > 0) {
     sizes.insert(sizes.end(), {{"--experts", m.experts},
                                {"--top-k", m.top_k},
-                               {"--moe-every", m.moe_every},
                                {"--shared-experts", m.shared_experts}});
   }
   std::vector<std::string> words;

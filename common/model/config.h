@@ -34,14 +34,12 @@ struct ModelConfig {
   RopeScaling rope_scaling = {};
 
   // A mixture of experts (Shazeer et al., 2017; 07): the MLP is several, of which each token takes some.
-  int experts = 0;         // of a layer that has any; 0: no layer has
+  int experts = 0;         // of a layer; 0: it has one MLP
   int top_k = 2;           // experts that each token is sent to
-  int moe_every = 1;       // every moe_every-th layer has experts
-  int shared_experts = 0;  // further experts of such a layer, which every token is sent to
+  int shared_experts = 0;  // further experts of a layer, which every token is sent to
   Balance balance = Balance::loss;
 
   int head_size() const { return d_model / heads; }
-  bool has_experts(int layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
 };
 
@@ -49,16 +47,14 @@ struct ModelConfig {
 inline int64_t parameter_count(const ModelConfig& m) {
   const int64_t d = m.d_model, q = int64_t{m.heads} * m.head_size(), kv = int64_t{m.kv_heads} * m.head_size();
   const int64_t norms = 2 * d, attention = d * (q + 2 * kv) + q * d, mlp = 3 * d * m.d_ff;
-  const int64_t routed = m.experts > 0 ? m.layers / m.moe_every : 0;  // layers with experts
   const int64_t bias = m.has_balance_bias() ? 1 : 0;
-  const int64_t mlps =
-      (m.layers - routed) * mlp + routed * (m.experts * (d + mlp + bias) + m.shared_experts * mlp);
-  return m.layers * (norms + attention) + mlps + d + 2 * d * m.vocab_size;
+  const int64_t mlps = m.experts > 0 ? m.experts * (d + mlp + bias) + m.shared_experts * mlp : mlp;
+  return m.layers * (norms + attention + mlps) + d + 2 * d * m.vocab_size;
 }
 
 inline int64_t active_parameter_count(const ModelConfig& m) {
   if (m.experts == 0) return parameter_count(m);
-  const int64_t idle = int64_t{m.layers / m.moe_every} * (m.experts - m.top_k);  // experts
+  const int64_t idle = int64_t{m.layers} * (m.experts - m.top_k);  // experts
   return parameter_count(m) - idle * 3 * m.d_model * m.d_ff;
 }
 
@@ -96,8 +92,5 @@ struct LayerRange {
   bool embedding, head;
 };
 inline LayerRange whole_model(const ModelConfig& model) { return {0, model.layers, true, true}; }
-
-// Pass this as the layer to allocate one buffer that all layers reuse.
-constexpr int any_layer = -1;
 
 }  // namespace pentatron

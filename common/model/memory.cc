@@ -17,13 +17,11 @@ std::vector<int64_t> unit_sizes(const TrainingConfig& config, const RankShare& s
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const bool first = group == 0;
   const int64_t table = c.vocabulary * c.d, attention = c.d * (2 * c.q + 2 * c.kv), norms = 2 * c.d;
+  const int64_t layer = (first ? attention + norms : 0) + share.feed_forward->parameters[group];
   std::vector<int64_t> sizes;
   for (const ModelPart& part : share.parts) {
     if (part.range.embedding && first) sizes.push_back(table);
-    for (int layer = part.range.first; layer < part.range.last; ++layer) {
-      const std::vector<int64_t> mlp = share.feed_forward(layer).parameters;
-      sizes.push_back((first ? attention + norms : 0) + (group < mlp.size() ? mlp[group] : 0));
-    }
+    sizes.insert(sizes.end(), part.range.last - part.range.first, layer);
     if (part.range.head && first) sizes.push_back(table + c.d);
   }
   return sizes;
@@ -55,32 +53,29 @@ int64_t score_columns(const TrainingConfig& config, const RankShare& share) {
 
 // What a layer keeps beside its input: normed twice, the stream between; q, k, v, out; statistics; perhaps
 // the scores; its MLP.
-Elements kept_in_layer(const TrainingConfig& config, const RankShare& share, int layer) {
+Elements kept_in_layer(const TrainingConfig& config, const RankShare& share) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const Rows r = rows_of(config, share);
   Elements kept = {r.outside * 3 * c.d + r.inside * (2 * c.q + 2 * c.kv), r.outside * 2 + r.inside * c.heads};
   if (config.recompute == Recompute::none) kept.real += r.inside * c.heads * score_columns(config, share);
-  return kept + share.feed_forward(layer).kept;
+  return kept + share.feed_forward->kept;
 }
 
 // What its weight gradients are made of: the gradients of q | k | v, of both norms' weights, and in the MLP.
-Elements gradients_of_layer(const TrainingConfig& config, const RankShare& share, int layer) {
+Elements gradients_of_layer(const TrainingConfig& config, const RankShare& share) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
-  return Elements{rows_of(config, share).inside * (c.q + 2 * c.kv), 2 * c.d} +
-         share.feed_forward(layer).gradients;
+  return Elements{rows_of(config, share).inside * (c.q + 2 * c.kv), 2 * c.d} + share.feed_forward->gradients;
 }
 
 // One micro-batch in one part of the model.
 Elements in_flight(const TrainingConfig& config, const RankShare& share, const ModelPart& part) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const Rows r = rows_of(config, share);
-  const int64_t inputs = part.range.last - part.range.first - (part.range.embedding ? 0 : 1);
+  const int64_t layers = part.range.last - part.range.first, inputs = layers - (part.range.embedding ? 0 : 1);
   Elements sum = {(inputs + 2) * r.outside * c.d};  // and the output, and its gradient
-  for (int layer = part.range.first; layer < part.range.last; ++layer) {
-    if (config.recompute != Recompute::full) sum += kept_in_layer(config, share, layer);
-    if (share.gradients_on_request)
-      sum += gradients_of_layer(config, share, layer) + Elements{2 * r.inside * c.d};
-  }
+  if (config.recompute != Recompute::full) sum += kept_in_layer(config, share) * layers;
+  if (share.gradients_on_request)
+    sum += (gradients_of_layer(config, share) + Elements{2 * r.inside * c.d}) * layers;
   if (part.range.head) sum += {r.outside * c.d + r.inside * c.vocabulary, r.outside + r.inside * 3 + 1 + c.d};
   if (part.range.embedding && share.gradients_on_request) sum.real += r.inside * c.d;
   return sum;
@@ -93,14 +88,14 @@ Elements activations(const TrainingConfig& config, const RankShare& share) {
   const int64_t s = config.sequence_length;
   const int64_t heads = c.heads / share.head_ranks;  // in attention
   const int64_t scores_of_one_sequence = heads * s * score_columns(config, share);
-  Elements sum = share.work + gradients_of_layer(config, share, any_layer);
+  Elements sum = share.work + gradients_of_layer(config, share);
   for (const ModelPart& part : share.parts) {
     sum += in_flight(config, share, part) * part.in_flight;
     sum.real += part.inputs * r.outside * c.d;
   }
   sum.real += r.inside * (c.d + 2 * c.q + 2 * c.kv) + scores_of_one_sequence;  // of attention
   if (config.recompute != Recompute::none) sum.real += scores_of_one_sequence;
-  if (config.recompute == Recompute::full) sum += kept_in_layer(config, share, any_layer);
+  if (config.recompute == Recompute::full) sum += kept_in_layer(config, share);
   sum.accum += r.inside * c.heads + std::min<int64_t>(r.outside, 256) * c.d + s * config.model.head_size();
   if (config.attention == Attention::tensor_core) {  // BackwardMemory
     sum.int32 += backward_turns(config.micro_batch_size, heads, s / ranks_of_sequence(share));
@@ -130,7 +125,7 @@ MemoryBytes MemoryPrediction::total() const {
 MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes element, int micro_batches,
                                 RankShare share) {
   if (share.parts.empty()) share.parts = {{whole_model(config.model)}};
-  if (!share.feed_forward) share.feed_forward = [&](int) { return dense_mlp(config, share); };
+  if (!share.feed_forward) share.feed_forward = dense_mlp(config, share);
 
   size_t all = 0, largest_units = 0;           // elements
   std::array<size_t, 4> shared_out_from = {};  // elements of a state that is shared out from 1, 2, 3 on
@@ -151,7 +146,7 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
   if (element.fp8) {
     const Columns c = columns_of(config.model, share.tensor_ranks);
     const int64_t of_attention = largest_operand(rows_of(config, share).inside, c.d, c.q + 2 * c.kv);
-    const int64_t largest = std::max(of_attention, share.feed_forward(any_layer).operand);
+    const int64_t largest = std::max(of_attention, share.feed_forward->operand);
     operands = 2 * (largest * element.real + largest / 128 * sizeof(float)) + fp8_parts * element.accum;
   }
 

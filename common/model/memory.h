@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <vector>
 
 #include "device/purpose.h"
@@ -56,8 +56,7 @@ struct RankShare {
   int head_ranks = 1;  // of the ranks that split the tokens: in attention they split the heads instead
   std::vector<ModelPart> parts = {};  // empty: one part, the whole model
   bool gradients_on_request = false;  // weight gradients are computed on request (seams.h)
-  // The MLP's memory of a layer, or of any_layer. Empty: a dense MLP.
-  std::function<FeedForwardMemory(int layer)> feed_forward = {};
+  std::optional<FeedForwardMemory> feed_forward = {};  // a layer's; empty: of a dense MLP
   Elements work = {}, buffers = {};  // what a technique adds to activations, and its communication buffers
 };
 

@@ -75,12 +75,12 @@ void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int 
   parameters.declare({prefix + "down_proj.weight", unit, d, f, TensorSplit::by_input, out_of});
 }
 
-FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int, int64_t rows) const {
+FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int64_t rows) const {
   return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
 }
 
-FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const {
-  return FeedForward::allocate_kept(arena, layer, rows);
+FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int64_t rows) const {
+  return FeedForward::allocate_kept(arena, rows);
 }
 
 Tensor FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,

@@ -165,8 +165,8 @@ class FeedForward {
   explicit FeedForward(std::string name = "mlp.", int width = 1) : name_(std::move(name)), width_(width) {}
   virtual ~FeedForward() = default;
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
-  virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int layer, int64_t rows) const;
-  virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int layer, int64_t rows) const;
+  virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const;
+  virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const;
   // Elements of the largest operand of its products (kernels/config.h).
   virtual int64_t largest_operand(int64_t rows, int64_t d) const {
     return pentatron::largest_operand(rows, d, 2 * f_);

@@ -101,22 +101,21 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
                           memory_.matrix<real>(rows(), heads.kv_heads * size),
                           seams_.attention->backward_memory(memory_, shape_),
                           memory_.matrix<accum>(rows(), heads.heads)};
-  shared_gradients_ = allocate_gradients(memory_, any_layer);
-  if (recompute_ == Recompute::full) {
-    recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_, any_layer));
-  }
+  shared_gradients_ = allocate_gradients(memory_);
+  if (recompute_ == Recompute::full)
+    recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_));
 }
 
-LayerGradients Transformer::allocate_gradients(DeviceArena& arena, int layer) const {
+LayerGradients Transformer::allocate_gradients(DeviceArena& arena) const {
   LayerGradients g;
   g.qkv = arena.matrix<real>(rows(), shape_.head.qkv_columns());
-  g.feed_forward = seams_.feed_forward->allocate_gradients(arena, layer, rows());
+  g.feed_forward = seams_.feed_forward->allocate_gradients(arena, rows());
   g.norms = arena.matrix<accum>(2, model_.d_model);
   return g;
 }
 
 // Allocates everything but the input, which make_activations or its caller allocates.
-LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) const {
+LayerActivations Transformer::allocate_layer(DeviceArena& arena) const {
   const int d = model_.d_model, q = shape_.head.heads * shape_.head.head_size;
   const int kv = shape_.head.kv_heads * shape_.head.head_size;
   LayerActivations a;
@@ -135,7 +134,7 @@ LayerActivations Transformer::allocate_layer(DeviceArena& arena, int layer) cons
     const auto [score_rows, score_columns] = seams_.attention->score_shape(shape_);
     a.attention.scores = {arena.matrix<real>(shape_.batch * score_rows, score_columns), true};
   }
-  a.feed_forward = seams_.feed_forward->allocate_kept(arena, layer, rows());
+  a.feed_forward = seams_.feed_forward->allocate_kept(arena, rows());
   return a;
 }
 
@@ -144,9 +143,9 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, Wei
   const int d = model_.d_model;
   const bool on_request = when == WeightGradients::on_request;
   for (int layer = range.first; layer < range.last; ++layer) {
-    a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory, layer));
+    a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory));
     if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
-    a->gradients.push_back(on_request ? allocate_gradients(a->memory, layer) : shared_gradients_);
+    a->gradients.push_back(on_request ? allocate_gradients(a->memory) : shared_gradients_);
     if (on_request) {
       a->gradients.back().attention_out = a->memory.matrix<real>(rows(), d);
       a->gradients.back().feed_forward_out = a->memory.matrix<real>(rows(), d);

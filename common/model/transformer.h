@@ -111,8 +111,8 @@ class Transformer {
   size_t boundary_size() const { return static_cast<size_t>(outside()) * model_.d_model; }
 
  private:
-  LayerActivations allocate_layer(DeviceArena& arena, int layer) const;
-  LayerGradients allocate_gradients(DeviceArena& arena, int layer) const;
+  LayerActivations allocate_layer(DeviceArena& arena) const;
+  LayerGradients allocate_gradients(DeviceArena& arena) const;
   void embedding_forward(const Batch& batch, Tensor x);
   void embedding_backward(const Batch& batch, Activations& a);
   // Writes x to a.input, and returns the stream after the layer. When it recomputes, it stops once all is

@@ -216,7 +216,6 @@ void read_model_config(const std::string& option, const std::string& folder, Mod
   model.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
   if (model.experts > 0) {
     model.top_k = experts.whole("top_k", 1, 1024);
-    model.moe_every = experts.whole("moe_every", 1, 1000);
     if (experts.has("shared_experts")) model.shared_experts = experts.whole("shared_experts", 0, 1024);
     if (experts.has("balance_bias")) model.balance = Balance::bias;
   }
@@ -260,7 +259,7 @@ std::string model_config_text(const ModelConfig& m, int sequence_length, const s
   if (m.experts > 0) {  // transformers has no such model
     config["architectures"] = {"PentatronExperts"};
     config["model_type"] = "pentatron_experts";
-    config["pentatron_experts"] = {{"experts", m.experts}, {"top_k", m.top_k}, {"moe_every", m.moe_every}};
+    config["pentatron_experts"] = {{"experts", m.experts}, {"top_k", m.top_k}};
     if (m.shared_experts > 0) config["pentatron_experts"]["shared_experts"] = m.shared_experts;
     if (m.has_balance_bias()) config["pentatron_experts"]["balance_bias"] = true;
   }
@@ -279,7 +278,6 @@ std::string model_difference(const ModelConfig& m, const ModelConfig& s) {
       {"--model's rms_norm_eps", m.norm_epsilon, s.norm_epsilon},
       {"--experts", m.experts, s.experts},
       {"--top-k", m.experts > 0 ? m.top_k : 0, s.experts > 0 ? s.top_k : 0},
-      {"--moe-every", m.experts > 0 ? m.moe_every : 0, s.experts > 0 ? s.moe_every : 0},
       {"--shared-experts", m.shared_experts, s.shared_experts},
       {"--balance bias", m.has_balance_bias(), s.has_balance_bias()}};
   for (const auto& [name, here, there] : sizes) {

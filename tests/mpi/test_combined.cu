@@ -50,8 +50,7 @@ std::string command_line(const CombinedCase& c) {
        << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
        << o.global_batch_size;
   if (o.model.experts > 0)
-    text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --moe-every "
-         << o.model.moe_every << " --ep " << c.shape.ep << " --balance " << to_string(o.model.balance)
+    text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --ep " << c.shape.ep << " --balance " << to_string(o.model.balance)
          << " --aux-loss " << o.aux_loss << " --z-loss " << o.z_loss << " --shared-experts "
          << o.model.shared_experts << " --drop-tokens " << o.drop_tokens << " --expert-chunks "
          << o.expert_chunks << " --dispatch " << to_string(o.dispatch) << " --expert-products "
@@ -463,7 +462,6 @@ class Draw {
       while (dp * cp % shape.ep != 0);
       o.model.experts = shape.ep * up_to(3);
       o.model.top_k = up_to(std::min(3, o.model.experts));
-      o.model.moe_every = up_to(2);
       o.model.balance = one_of({Balance::loss, Balance::bias, Balance::none});
       o.aux_loss = one_of({0.0, 0.1});
       o.z_loss = one_of({0.0, 0.1});

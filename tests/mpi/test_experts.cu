@@ -14,7 +14,7 @@ namespace {
 constexpr int kExpertSteps = 2;
 
 // Experts that the ranks can share out, with sizes that two tensor ranks can.
-CombinedOptions expert_options(int experts, int top_k, int moe_every) {
+CombinedOptions expert_options(int experts, int top_k) {
   CombinedOptions o = training(
       test_options<CombinedOptions>(/*layers=*/3, /*d_model=*/12, /*heads=*/2, /*kv_heads=*/2, /*d_ff=*/10,
                                     /*vocab_size=*/22, /*sequence=*/8, /*micro_batch=*/2,
@@ -22,7 +22,6 @@ CombinedOptions expert_options(int experts, int top_k, int moe_every) {
       kExpertSteps);
   o.model.experts = experts;
   o.model.top_k = top_k;
-  o.model.moe_every = moe_every;
   o.aux_loss = 0.1;
   o.zero_stage = 0;
   return o;
@@ -150,8 +149,8 @@ void check_experts(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::
 }  // namespace
 
 TEST_CASE("07: parity of experts, alone", "[07][experts][parity]") {
-  check_experts(expert_case(expert_options(experts_for_ranks(), 1, 1)), Ep::each);
-  check_experts(expert_case(expert_options(experts_for_ranks(), 3, 1)), Ep::each);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 1)), Ep::each);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 3)), Ep::each);
 }
 
 // So few elements that no buffer of rows has one for each rank.
@@ -171,7 +170,7 @@ TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][
 }
 
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
-  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
   c.options.dp_sync = DpSync::naive;
   check_experts(c);
   c.options.dp_sync = DpSync::bucket;
@@ -182,24 +181,24 @@ TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][par
 
 TEST_CASE("07: parity of experts, ZeRO", "[07][experts][parity]") {
   for (const int stage : {1, 2, 3}) {
-    CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
+    CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
     c.options.zero_stage = stage;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, ZeRO-3, experts in every layer", "[07][experts][parity]") {
-  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
   c.options.zero_stage = 3;
   check_experts(c, Ep::each);
 }
 
 TEST_CASE("07: parity of experts, tensor parallel", "[07][experts][parity]") {
-  check_experts(expert_case(expert_options(8, 2, 1), 2), Ep::each);
+  check_experts(expert_case(expert_options(8, 2), 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", "[07][experts][parity]") {
-  CombinedCase c = expert_case(expert_options(8, 2, 2), 2);
+  CombinedCase c = expert_case(expert_options(8, 2), 2);
   c.options.sequence_parallel = true;
   c.options.zero_stage = 3;
   c.options.recompute = Recompute::full;
@@ -207,48 +206,48 @@ TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", 
 }
 
 TEST_CASE("07: parity of experts, ranks that share sequences", "[07][experts][parity]") {
-  check_experts(expert_case(expert_options(8, 2, 1), 1, 2), Ep::each);
+  check_experts(expert_case(expert_options(8, 2), 1, 2), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, in a pipeline", "[07][experts][parity]") {
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
-    CombinedCase c = expert_case(expert_options(8, 2, 2), 1, 1, 2);
+    CombinedCase c = expert_case(expert_options(8, 2), 1, 1, 2);
     c.options.pp_schedule = schedule;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity][8]") {
-  CombinedCase c = expert_case(expert_options(8, 2, 1), 2, 1, 2);
+  CombinedCase c = expert_case(expert_options(8, 2), 2, 1, 2);
   c.options.zero_stage = 3;
   check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, recomputation", "[07][experts][parity]") {
   for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
-    CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
+    CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
     c.options.recompute = recompute;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, weight gradients put off", "[07][experts][parity]") {
-  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 2));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
   c.options.pp_schedule = PpSchedule::zb_h1;
   check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, all tokens to one", "[07][experts][parity]") {
-  check_experts(expert_case(expert_options(experts_for_ranks(), 1, 1)), Ep::each, Routing::to_the_first);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 1)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]") {
-  check_experts(expert_case(expert_options(experts_for_ranks(), 3, 1)), Ep::each, Routing::to_the_first);
+  check_experts(expert_case(expert_options(experts_for_ranks(), 3)), Ep::each, Routing::to_the_first);
 }
 
 TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
   for (const Balance balance : {Balance::loss, Balance::none}) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+    CombinedOptions options = expert_options(experts_for_ranks(), 2);
     options.model.balance = balance;
     options.z_loss = 0.1;
     check_experts(expert_case(options));
@@ -261,7 +260,7 @@ TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
 }
 
 TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
-  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2);
   options.model.shared_experts = 2;
   check_experts(expert_case(options));
   options.model.shared_experts = 1;
@@ -281,23 +280,22 @@ TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
 
 TEST_CASE("07: parity of experts, two copies of the model", "[07][experts][parity]") {
   if (mpi_tests::ranks() % 4 != 0) return;
-  CombinedOptions options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2);
   check_experts(in_two_copies(options));
   options.zero_stage = 3;
-  options.model.moe_every = 2;
   options.model.balance = Balance::bias;
   check_experts(in_two_copies(options));
 }
 
 // Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
 TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][parity]") {
-  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2);
   options.expert_products = ExpertProducts::loop;
   check_experts(expert_case(options), Ep::each);
 }
 
 TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
-  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2);
   for (const int chunks : {2, 4}) {
     options.expert_chunks = chunks;
     options.model.shared_experts = chunks / 4;
@@ -323,7 +321,7 @@ TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
 
 TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity][8]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  CombinedOptions options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2);
   options.dispatch = Dispatch::once;
   check_experts(expert_case(options, 2), Ep::each);
   check_experts(expert_case(options, 2), Ep::few, Routing::to_the_first);
@@ -346,7 +344,7 @@ TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][p
 
 TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
   for (const double capacity : {0.5, 1.0}) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
+    CombinedOptions options = expert_options(experts_for_ranks(), 2);
     options.drop_tokens = capacity;
     check_experts(expert_case(options));
     options.recompute = Recompute::full;
@@ -362,7 +360,7 @@ TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
 // With half an even share, each expert drops at least half of what an even share is.
 TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
   const auto share = [](double capacity, Routing routing) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 1, 1);
+    CombinedOptions options = expert_options(experts_for_ranks(), 1);
     options.drop_tokens = capacity;
     World world(nullptr, nullptr);
     CombinedModel model(expert_case(options), world);
@@ -380,7 +378,7 @@ TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
 
 // Four steps: the biases of three of them choose.
 TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][parity][8]") {
-  CombinedOptions options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2);
   if (options.model.experts % mpi_tests::ranks() != 0) return;
   options.model.balance = Balance::bias;
   options.steps = 4;
@@ -401,32 +399,34 @@ TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][p
 
 // Every layout finds the same whole numbers, and so the same bits.
 TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", "[07][experts][balance]") {
-  CombinedOptions options = expert_options(8, 2, 2);
+  CombinedOptions options = expert_options(8, 2);
   options.model.balance = Balance::bias;
   const int ranks = mpi_tests::ranks(), tp = ranks % 2 == 0 ? 2 : 1;
   options.ep = options.model.experts % (ranks / tp) == 0 ? ranks / tp : 1;
   const CombinedCase c = expert_case(options, tp);
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
-  std::vector<double> expected(8);
+  std::vector<std::vector<double>> expected(c.options.model.layers, std::vector<double>(8));
   for (int step = 0; step < kExpertSteps; ++step) {
     model.accumulate(batches_of_step(c.options, step));
     const std::vector<double> all = world.sum(model.feed_forward.take_routed().loads);
-    const std::vector<double> loads(&all[8], &all[16]);  // of layer 1
     const Tensors gradients = gather_parameters(world, model.parameters, Content::gradients, model.compute);
     model.update(step);
     const Tensors weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
     const double mean = c.options.global_batch_size * c.options.sequence_length * 2 / 8.0;
     double norm = 0;
+    int layer = 0;
     for (size_t id = 0; id < weights.size(); ++id) {
       if (model.parameters[id].sign_rate == 0) {
         for (const double g : gradients[id]) norm += g * g;
         continue;
       }
-      for (int e = 0; e < 8; ++e) expected[e] += 1e-3 * ((loads[e] < mean) - (loads[e] > mean));
+      const std::vector<double> loads(&all[8 * layer], &all[8 * layer] + 8);
+      for (int e = 0; e < 8; ++e) expected[layer][e] += 1e-3 * ((loads[e] < mean) - (loads[e] > mean));
       CHECK(gradients[id] == loads);
-      CHECK(weights[id] == expected);
+      CHECK(weights[id] == expected[layer]);
       CHECK(*std::max_element(loads.begin(), loads.end()) > mean);
+      ++layer;
     }
     CHECK(model.totals.host_norm() == Approx(std::sqrt(norm)).epsilon(1e-12));
   }
@@ -435,7 +435,7 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
 // The serial reference itself, which the tests above compare with.
 TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[07][experts]") {
   if (mpi_tests::ranks() > 1) return;
-  CombinedCase c = expert_case(expert_options(4, 2, 2));
+  CombinedCase c = expert_case(expert_options(4, 2));
   c.options.z_loss = 0.1;
   c.options.model.shared_experts = 1;
   c.options.drop_tokens = 0.9;
@@ -478,7 +478,7 @@ TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[
 
 // Equal probabilities 1 / E, and fractions 1 / K of the first K experts: E * sum of f P is 1 in every layer.
 TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer", "[07][experts]") {
-  const CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1));
+  const CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   set_routers(model, Routing::to_the_first);
@@ -489,7 +489,7 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
 
 // All logits are 0, so every lse is log E.
 TEST_CASE("07: the z-loss of a router of zeros", "[07][experts]") {
-  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1));
+  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
   c.options.model.balance = Balance::none;
   c.options.z_loss = 0.3;
   World world(nullptr, nullptr);
@@ -547,7 +547,7 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
       for (const int top_k : {1, 3}) {
         INFO("ep " << ep << ", recompute " << to_string(recompute) << ", top " << top_k);
-        CombinedOptions options = expert_options(experts_for_ranks(), top_k, 1);
+        CombinedOptions options = expert_options(experts_for_ranks(), top_k);
         options.ep = ep;
         options.recompute = recompute;
         World world(nullptr, nullptr);
@@ -572,7 +572,7 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
 // Of two tensor ranks each sends half of the rows, gives the other what it got, and sums all of them with it.
 TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 4 != 0) return;
-  CombinedOptions options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2);
   options.ep = mpi_tests::ranks() / 2;
   std::map<Dispatch, double> sent;  // by all ranks to experts, in elements
   for (const Dispatch dispatch : {Dispatch::direct, Dispatch::once}) {
@@ -598,7 +598,7 @@ TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
 
 TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  const CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2, 1), 1, 2);
+  const CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2), 1, 2);
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   model.accumulate(batches_of_step(c.options, 0));
@@ -610,9 +610,10 @@ TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07]
 // An expert's gradient is summed over the ranks that hold it, and no others.
 TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]") {
   const int ranks = mpi_tests::ranks(), ep = ranks % 2 == 0 ? 2 : 1;
-  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);  // one layer of three
+  CombinedOptions options = expert_options(experts_for_ranks(), 2);
   options.ep = ep;
-  const int64_t elements = options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
+  const int64_t elements =
+      options.model.layers * options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
   CombinedModel model(expert_case(options), world);
   model.accumulate(batches_of_step(model.of.options, 0));
@@ -625,12 +626,12 @@ TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]"
 TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][traffic]") {
   const int ranks = mpi_tests::ranks(), multiple = ranks * 16 / static_cast<int>(sizeof(real));
   for (const Balance balance : {Balance::none, Balance::bias}) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);  // layer 1 of 0 to 2
+    CombinedOptions options = expert_options(experts_for_ranks(), 2);
     options.model.balance = balance;
     const int d = options.model.d_model, e = options.model.experts, attention = 4 * d * d + 2 * d;
-    const int mlp = 3 * d * options.model.d_ff, bias = balance == Balance::bias ? e : 0;
+    const int layer = attention + e * d + (balance == Balance::bias ? e : 0);
     int64_t elements = 0;
-    for (const int unit : {22 * d, attention + mlp, attention + e * d + bias, attention + mlp, 22 * d + d})
+    for (const int unit : {22 * d, layer, layer, layer, 22 * d + d})
       elements += (unit + multiple - 1) / multiple * multiple;
     World world(nullptr, nullptr);
     CombinedModel model(expert_case(options), world);
@@ -639,7 +640,7 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
     check_counts(model.mesh.gradients.traffic(), {{"all_reduce", {1, elements, sent}}});
   }
   if (ranks % 2 != 0) return;
-  CombinedOptions options = expert_options(experts_for_ranks(), 2, 1);
+  CombinedOptions options = expert_options(experts_for_ranks(), 2);
   options.model.balance = Balance::bias;
   World world(nullptr, nullptr);
   CombinedModel model(expert_case(options, 1, 2), world);
@@ -647,12 +648,11 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
   CHECK(!model.mesh.context.traffic().contains("all_reduce"));  // of fractions, which only a loss needs
 }
 
-// Layers 1, 3 and 5 have experts, and two of them are there at a time. Forward gathers all three, or, in
-// later micro-batches, the one that is missing; backward begins with the last two.
+// The experts of two layers are there at a time. Forward gathers those of all three, or, in later
+// micro-batches, of the one that is missing; backward begins with the last two.
 TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
-  CombinedOptions options = expert_options(experts_for_ranks(), 2, 2);
-  options.model.layers = 6;
+  CombinedOptions options = expert_options(experts_for_ranks(), 2);
   options.ep = mpi_tests::ranks() / 2;
   const int64_t elements =
       options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
@@ -679,8 +679,7 @@ namespace {
 // Exactly: what dropless routing may need is allocated before the first step.
 void check_expert_memory(const CombinedCase& c) {
   INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero_stage << ", "
-             << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute)
-             << ", experts in every " << c.options.model.moe_every);
+             << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute));
   World world(nullptr, nullptr);
   const MemoryBytes before = memory_in_use();
   CombinedModel model(c, world);
@@ -695,33 +694,31 @@ void check_expert_memory(const CombinedCase& c) {
 TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
   mpi_tests::set_time_limit(120);
   const int ranks = mpi_tests::ranks();
-  for (const int moe_every : {1, 2}) {
-    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
-      CombinedOptions options = expert_options(experts_for_ranks(), 2, moe_every);
-      options.recompute = recompute;
-      options.optimizer = OptimizerKind::adamw;
-      options.ep = ranks;
-      check_expert_memory(expert_case(options));
-      options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
-      options.zero_stage = 3;
-      check_expert_memory(expert_case(options));
-      options.expert_buffer = 3;
-      options.model.balance = Balance::bias;
-      options.z_loss = 0.1;
-      options.model.shared_experts = 2;
-      options.drop_tokens = 1.5;
-      options.zero_stage = 1;
-      options.sequence_parallel = true;
-      if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
-      options.drop_tokens = options.expert_buffer = 0;
-      options.expert_chunks = 4;
-      options.expert_products = ExpertProducts::loop;
-      options.dispatch = Dispatch::once;
-      if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
-      options.pp_schedule = PpSchedule::zb_h1;
-      if (recompute != Recompute::full) check_expert_memory(expert_case(options));
-      if (recompute != Recompute::full && ranks % 4 == 0) check_expert_memory(in_two_copies(options));
-    }
+  for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+    CombinedOptions options = expert_options(experts_for_ranks(), 2);
+    options.recompute = recompute;
+    options.optimizer = OptimizerKind::adamw;
+    options.ep = ranks;
+    check_expert_memory(expert_case(options));
+    options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
+    options.zero_stage = 3;
+    check_expert_memory(expert_case(options));
+    options.expert_buffer = 3;
+    options.model.balance = Balance::bias;
+    options.z_loss = 0.1;
+    options.model.shared_experts = 2;
+    options.drop_tokens = 1.5;
+    options.zero_stage = 1;
+    options.sequence_parallel = true;
+    if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
+    options.drop_tokens = options.expert_buffer = 0;
+    options.expert_chunks = 4;
+    options.expert_products = ExpertProducts::loop;
+    options.dispatch = Dispatch::once;
+    if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
+    options.pp_schedule = PpSchedule::zb_h1;
+    if (recompute != Recompute::full) check_expert_memory(expert_case(options));
+    if (recompute != Recompute::full && ranks % 4 == 0) check_expert_memory(in_two_copies(options));
   }
 }
 
@@ -814,7 +811,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
 }
 
 TEST_CASE("07: room for the rows of experts", "[07][experts][memory]") {
-  CombinedOptions options = expert_options(8, 2, 1);
+  CombinedOptions options = expert_options(8, 2);
   CHECK(expert_buffer_rows(options, 10) == 20);  // all copies
   options.ep = 4;
   CHECK(expert_buffer_rows(options, 10) == 80);  // both copies of everybody's tokens to the two experts here

@@ -171,7 +171,6 @@ TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
     cases.push_back(fp8_case({.dp = n, .ep = n}));
     cases.back().options.model.experts = 2 * n;
     cases.back().options.model.shared_experts = shared;
-    cases.back().options.model.moe_every = 1 + shared / 2;
   }
   for (CombinedCase& c : cases) {
     c.options.ep = c.shape.ep;
