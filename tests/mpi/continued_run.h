@@ -7,9 +7,9 @@
 
 #include "combined_model.h"
 #include "files.h"
+#include "gather.h"
 #include "parity.h"
 #include "program/checkpoint.h"
-#include "ranks/gather.h"
 
 namespace pentatron {
 

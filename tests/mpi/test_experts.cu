@@ -3,10 +3,10 @@
 #include <cstdio>
 
 #include "combined_model.h"
+#include "gather.h"
 #include "memory_check.h"
 #include "parity.h"
 #include "program/program.h"
-#include "ranks/gather.h"
 
 namespace pentatron {
 namespace {

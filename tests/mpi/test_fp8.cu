@@ -1,8 +1,8 @@
 // fp8 in every layout: what is quantised is the same, however it is split.
 #include "combined_model.h"
+#include "gather.h"
 #include "memory_check.h"
 #include "parity.h"
-#include "ranks/gather.h"
 
 #ifdef PRODUCTS_IN_FP8
 

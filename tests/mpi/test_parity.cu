@@ -1,9 +1,9 @@
 // Whatever the technique, all ranks together must do what one rank does alone: the same initial weights to
 // the bit, in every step the same loss, gradient norm and gradients, and so the same weights. In fp64
 // agreement is about 1e-14, and a bug is not.
+#include "gather.h"
 #include "parallel_model.h"
 #include "parity.h"
-#include "ranks/gather.h"
 
 #if PRECISION == 64
 

@@ -1,25 +1,23 @@
-#include <map>
+// Gathers all parameters, whole, on the host of every rank. Each rank contributes what it updates: it
+// walks over its shards and the parameters in them, as the optimizer does. So this file does not know how
+// a technique lays the shards out.
+#pragma once
 
-#include "ranks/gather.h"
+#include <map>
+#include <vector>
+
+#include "model.h"
+#include "model/parameters.h"
+#include "ranks/comm.h"
 
 namespace pentatron {
-namespace {
 
-// The elements of a shard, as doubles. Waits for the stream.
-template <class T>
-std::vector<double> to_host(const T* shard /*[size], on the device*/, size_t size, cudaStream_t stream) {
-  const PinnedArray<T> host(size);
-  CUDA_CHECK(cudaMemcpyAsync(host.data(), shard, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
-  CUDA_CHECK(cudaStreamSynchronize(stream));
-  std::vector<double> values;
-  for (size_t i = 0; i < size; ++i) values.push_back(static_cast<double>(static_cast<accum>(host[i])));
-  return values;
-}
+enum class Content { weights, gradients };
 
-}  // namespace
-
-std::vector<std::vector<double>> gather_parameters(const World& world, const Parameters& parameters,
-                                                   Content content, cudaStream_t stream) {
+// Returns each parameter's elements, [rows, columns] of its global shape, by its id. All ranks call this.
+// The host waits for `stream`, which made the content.
+inline std::vector<std::vector<double>> gather_parameters(const World& world, const Parameters& parameters,
+                                                          Content content, cudaStream_t stream) {
   std::map<const Parameter*, size_t> begins;  // of each parameter in `all`, so that one sum does
   size_t size = 0;
   for (const Parameter& p : parameters.all()) {
