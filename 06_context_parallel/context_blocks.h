@@ -33,7 +33,7 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
                                                  int origin) {
   const int all = shape.sequence, half = all / 2;
   const auto block = [&](int first_query, int keys, bool diagonal) {
-    return VisibleBlock{first_query, {shape.batch, all - first_query, keys, all, all, shape.head, diagonal}};
+    return VisibleBlock{first_query, {shape.batch, all - first_query, keys, all, shape.head, diagonal}};
   };
   if (origin == rank) return block(0, all, true);  // in a zigzag, too, positions ascend
   if (layout == CpLayout::contiguous)

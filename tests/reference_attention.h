@@ -16,8 +16,8 @@ struct BlockData {
   HostMatrix q, k, v, d_out, out, lse, d_q, d_k, d_v;
 
   BlockData(const AttentionBlock& block, Random& random)
-      : q(random.normal<real>(block.batch * block.query_stride, block.head.heads * block.head.head_size)),
-        k(random.normal<real>(block.batch * block.key_stride, block.head.kv_heads * block.head.head_size)),
+      : q(random.normal<real>(block.batch * block.stride, block.head.heads * block.head.head_size)),
+        k(random.normal<real>(block.batch * block.stride, block.head.kv_heads * block.head.head_size)),
         v(random.normal<real>(k.rows, k.columns)),
         d_out(random.normal<real>(q.rows, q.columns)),
         out(random.normal<real>(q.rows, q.columns)),
@@ -36,18 +36,18 @@ inline void reference_attention(const AttentionBlock& block, BlockData& a, bool 
       for (int64_t i = b * stride * x.columns; i < (b * stride + rows) * x.columns; ++i) x.values[i] = 0;
     }
   };
-  clear(a.out, block.batch, block.queries, block.query_stride);
+  clear(a.out, block.batch, block.queries, block.stride);
   if (!add) {
-    clear(a.d_q, block.batch, block.queries, block.query_stride);
-    clear(a.d_k, block.batch, block.keys, block.key_stride);
-    clear(a.d_v, block.batch, block.keys, block.key_stride);
+    clear(a.d_q, block.batch, block.queries, block.stride);
+    clear(a.d_k, block.batch, block.keys, block.stride);
+    clear(a.d_v, block.batch, block.keys, block.stride);
   }
   for (int b = 0; b < block.batch; ++b) {
     for (int head = 0; head < heads; ++head) {
-      const int64_t first_key = int64_t{b} * block.key_stride;
+      const int64_t first_key = int64_t{b} * block.stride;
       const int column = head * size, kv_column = head / (heads / kv_heads) * size;
       for (int query = 0; query < block.queries; ++query) {
-        const int64_t i = int64_t{b} * block.query_stride + query;
+        const int64_t i = int64_t{b} * block.stride + query;
         const int visible = block.diagonal ? std::min(query + 1, block.keys) : block.keys;
         std::vector<double> scores, p, d_p;
         for (int64_t j = first_key; j < first_key + visible; ++j) {

@@ -250,16 +250,16 @@ void check_block(Device& device, Attention kind, const AttentionBlock& block, co
 TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added", "[06][kernels]") {
   Device device;
   Random random;
-  for (const AttentionBlock& block : {AttentionBlock{1, 37, 37, 37, 37, {1, 1, 10}, true},
-                                      {2, 65, 65, 70, 67, {4, 2, 6}, true},
-                                      {2, 65, 37, 70, 40, {4, 2, 6}, false},
-                                      {2, 37, 130, 40, 131, {4, 1, 16}, false},
-                                      {3, 1, 5, 2, 7, {6, 3, 2}, false},
-                                      {1, 64, 128, 64, 128, {2, 2, 8}, false},
-                                      {1, 130, 70, 131, 70, {2, 2, 14}, true},
-                                      {2, 20, 70, 21, 70, {2, 1, 34}, true},
-                                      {1, 69, 69, 69, 69, {2, 2, 128}, true},
-                                      {1, 33, 21, 33, 21, {2, 1, 256}, false}}) {
+  for (const AttentionBlock& block : {AttentionBlock{1, 37, 37, 37, {1, 1, 10}, true},
+                                      {2, 65, 65, 70, {4, 2, 6}, true},
+                                      {2, 65, 37, 70, {4, 2, 6}, false},
+                                      {2, 37, 130, 131, {4, 1, 16}, false},
+                                      {3, 1, 5, 7, {6, 3, 2}, false},
+                                      {1, 64, 128, 128, {2, 2, 8}, false},
+                                      {1, 130, 70, 131, {2, 2, 14}, true},
+                                      {2, 20, 70, 71, {2, 1, 34}, true},
+                                      {1, 69, 69, 69, {2, 2, 128}, true},
+                                      {1, 33, 21, 33, {2, 1, 256}, false}}) {
     const BlockData before(block, random);
     for (const Attention kind : kinds(block.head.head_size)) check_block(device, kind, block, before);
   }
@@ -295,15 +295,15 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
   Random random;
   for (const int size : {64, 128}) {
     if (size == 128 && tensor_cores_are_tested_in_bf16) continue;
-    for (const AttentionBlock& block : {AttentionBlock{2, 150, 150, 150, 150, {4, 2, size}, true},
-                                        {1, 257, 257, 257, 257, {1, 1, size}, true},
-                                        {1, 128, 256, 128, 256, {2, 2, size}, false},
-                                        {2, 65, 37, 70, 40, {4, 2, size}, false},
-                                        {3, 1, 5, 2, 7, {6, 3, size}, false},
-                                        {1, 200, 33, 200, 33, {3, 1, size}, false},
-                                        {2, 33, 150, 34, 151, {2, 2, size}, false},
-                                        {1, 150, 131, 151, 131, {2, 1, size}, true},
-                                        {2, 20, 170, 21, 170, {2, 1, size}, true}}) {
+    for (const AttentionBlock& block : {AttentionBlock{2, 150, 150, 150, {4, 2, size}, true},
+                                        {1, 257, 257, 257, {1, 1, size}, true},
+                                        {1, 128, 256, 256, {2, 2, size}, false},
+                                        {2, 65, 37, 70, {4, 2, size}, false},
+                                        {3, 1, 5, 7, {6, 3, size}, false},
+                                        {1, 200, 33, 200, {3, 1, size}, false},
+                                        {2, 33, 150, 151, {2, 2, size}, false},
+                                        {1, 150, 131, 151, {2, 1, size}, true},
+                                        {2, 20, 170, 171, {2, 1, size}, true}}) {
       check_block(device, Attention::tensor_core, block, BlockData(block, random));
     }
   }
@@ -325,7 +325,7 @@ TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kerne
   Random random;
   for (const int size : {64, 128}) {
     for (const bool diagonal : {true, false}) {
-      const AttentionBlock block = {1, n, n, n, n, {2, 1, size}, diagonal};
+      const AttentionBlock block = {1, n, n, n, {2, 1, size}, diagonal};
       const BlockData before(block, random);
       BlockData first = before, again = before;
       device_attention<real>(device, Attention::tensor_core, block, first, false);
@@ -399,7 +399,7 @@ TEST_CASE("attention: scores of 10000 stay finite", "[01][kernels]") {
   for (const auto [sequence, size, negative] :
        {Case{37, 4, false}, {151, 4, false}, {151, 64, false}, {37, 4, true}, {151, 64, true}}) {
     CAPTURE(sequence, size, negative);
-    const AttentionBlock block = {1, sequence, sequence, sequence, sequence, {1, 1, size}, !negative};
+    const AttentionBlock block = {1, sequence, sequence, sequence, {1, 1, size}, !negative};
     BlockData inputs(block, random);
     // Scores 640 m, m different for every key and at most 75 (or from -151 to -1): each row's softmax is 1 at
     // one key, 0 at the others. q and k are exact even in bfloat16.
@@ -419,7 +419,7 @@ TEST_CASE("attention: merging, near and far apart", "[06][kernels]") {
   const std::vector<std::pair<double, double>> cases = {{1, 1},      {-0.5, 1.5}, {1.5, -0.5},
                                                         {1e4, -1e4}, {-1e4, 1e4}, {3e4, 3e4}};
   const int rows = std::ssize(cases), heads = 2, size = 6;
-  const AttentionBlock block = {2, rows / 2, 1, rows / 2, 1, {heads, heads, size}, false};
+  const AttentionBlock block = {2, rows / 2, 1, rows / 2, {heads, heads, size}, false};
   HostMatrix out = random.normal<accum>(rows, heads * size), lse(rows, heads);
   HostMatrix added = random.normal<accum>(rows, heads * size), added_lse(rows, heads);
   for (int row = 0; row < rows; ++row) {
@@ -477,8 +477,7 @@ TEST_CASE("attention: a sequence in parts has the results of the whole", "[06][k
       std::shuffle(pairs.begin(), pairs.end(), shuffle);
       const auto block_of = [&](int i, int j) {
         return AttentionBlock{shape.batch,    cut[i + 1] - cut[i], cut[j + 1] - cut[j],
-                              shape.sequence, shape.sequence,      shape.head,
-                              i == j};
+                              shape.sequence, shape.head,          i == j};
       };
       const auto from = [](auto x, int first) { return x.row_range(first, x.rows - first); };
 

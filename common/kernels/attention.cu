@@ -54,9 +54,9 @@ __global__ void head_dots_kernel(In<real> a, In<real> b, int heads, int size, Ou
 // One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
 //   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
 template <int width>
-__global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queries, int query_stride,
-                             int heads, int size, Out<accum> out, Out<accum> lse) {
-  const size_t row = static_cast<size_t>(blockIdx.x / queries) * query_stride + blockIdx.x % queries;
+__global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queries, int stride, int heads,
+                             int size, Out<accum> out, Out<accum> lse) {
+  const size_t row = static_cast<size_t>(blockIdx.x / queries) * stride + blockIdx.x % queries;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {
     const size_t at = row * heads + head;
@@ -86,14 +86,14 @@ struct Sequence {
   const int64_t scores_of_head = int64_t{query_count} * key_count;
   const double scale = 1 / std::sqrt(size);
 
-  int64_t first_query() const { return b * block.query_stride; }
+  int64_t first_row() const { return b * block.stride; }
   template <class T>
   BatchedMatrix queries(Matrix<T> x /*[rows, heads*size]*/, int i) const {
-    return {x.data + first_query() * x.columns + i * size, data_type<T>, x.columns, int64_t{group} * size};
+    return {x.data + first_row() * x.columns + i * size, data_type<T>, x.columns, int64_t{group} * size};
   }
   template <class T>
   BatchedMatrix keys(Matrix<T> x /*[rows, kv_heads*size]*/) const {
-    return {x.data + b * block.key_stride * x.columns, data_type<T>, x.columns, size};
+    return {x.data + first_row() * x.columns, data_type<T>, x.columns, size};
   }
   BatchedMatrix scores(real* x /*[heads*queries, keys]*/, int i) const {
     return {x + i * scores_of_head, real_type, key_count, group * scores_of_head};
@@ -109,7 +109,7 @@ struct Sequence {
                       keys(k), 0, scores(to, i), kv_heads, "gemm_attention_scores");
     launch(probabilities_kernel, dim3(heads * query_count), moves(2 * real_bytes * heads * scores_of_head),
            blas.stream(), to, query_count, key_count, block.diagonal, heads, lse_known,
-           lse.data + first_query() * heads);
+           lse.data + first_row() * heads);
   }
 };
 
@@ -146,7 +146,7 @@ void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Ten
     }
     launch(softmax_backward_kernel, dim3(s.heads * queries),
            moves(3 * real_bytes * s.heads * s.scores_of_head), blas.stream(), probabilities,
-           dots.data + s.first_query() * s.heads, queries, keys, s.heads, d_scores.data);
+           dots.data + s.first_row() * s.heads, queries, keys, s.heads, d_scores.data);
     for (int i = 0; i < s.group; ++i) {
       const BatchedMatrix d_scores_of_head = s.scores(d_scores.data, i);
       batched_product(blas, Transpose::no, Transpose::no, queries, s.size, keys, s.scale, d_scores_of_head,
@@ -200,7 +200,7 @@ void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTe
   launch(width == 1 ? merge_kernel<1> : merge_kernel<pack_width>,
          block_a_row(int64_t{block.batch} * block.queries, out.columns / width),
          moves(3 * accum_bytes * block.batch * block.queries * out.columns), stream, block_out.data,
-         block_lse.data, block.queries, block.query_stride, block.head.heads, block.head.head_size, out.data,
+         block_lse.data, block.queries, block.stride, block.head.heads, block.head.head_size, out.data,
          lse.data);
 }
 

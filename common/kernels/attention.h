@@ -28,12 +28,11 @@ struct AttentionShape {
 };
 
 // A block of queries and a block of keys, of equal sizes in every sequence of a batch. Each query sees one of
-// the keys at least. The matrices passed with it begin at the block's first row of the first sequence. q,
-// out, lse and their gradients use query_stride; k, v and their gradients use key_stride.
+// the keys at least. The matrices passed with it begin at the block's first row of the first sequence.
 struct AttentionBlock {
-  int batch;                     // sequences
-  int queries, keys;             // in each sequence; neither is zero
-  int query_stride, key_stride;  // rows in memory from one sequence to the next
+  int batch;          // sequences
+  int queries, keys;  // in each sequence; neither is zero
+  int stride;         // rows in memory from one sequence to the next, of queries and of keys
   HeadShape head;
   bool diagonal;  // true: query i sees the keys j <= i; false: it sees every key
 
@@ -44,7 +43,7 @@ struct AttentionBlock {
   }
 };
 inline AttentionBlock whole_sequences(AttentionShape shape) {
-  return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
+  return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
 }
 
 // Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted.

@@ -119,9 +119,9 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
   const int first_query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * Of::fixed;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
   const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
-  const int first_row = sequence * block.query_stride + first_query;
-  const size_t kv = static_cast<size_t>(sequence) * block.key_stride * kv_leading +
-                    static_cast<size_t>(head / (heads / kv_heads)) * size;
+  const int first_row = sequence * block.stride + first_query;
+  const size_t kv =
+      static_cast<size_t>(sequence) * block.stride * kv_leading + head / (heads / kv_heads) * size;
 
   real* const q_tile = block_memory<real>();         // [fixed, size]
   real* const kv_tiles = q_tile + Of::fixed * size;  // k, v: [looped, size]; twice
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   // Queries before all that see these keys.
   const auto unseen = [&] { return block.diagonal ? first_key() / looped * looped : 0; };
   const auto begin_load_queries = [&](int head, int first_query) {
-    const int row = place->sequence * block.query_stride + first_query, buffer = first_query / looped % 2;
+    const int row = place->sequence * block.stride + first_query, buffer = first_query / looped % 2;
     begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
                                                leading, queries - first_query,
                                                q_tiles + buffer * (2 * tile_size));
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   const auto turn_of = [&](int head, int first_query) {
     const int last_tile =
         block.diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
-    const size_t row = static_cast<size_t>(place->sequence) * block.query_stride + first_query;
+    const size_t row = static_cast<size_t>(place->sequence) * block.stride + first_query;
     const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
     const bool rounds = place->key_tile == 0 && !std::is_same_v<Result, accum>;
     return Turn<Result>{
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
 
   Factor<Of::rows, size> fixed;
   Sums<Of::rows, size> sums = {};
-  const size_t first_row = static_cast<size_t>(place->sequence) * block.key_stride + first_key();
+  const size_t first_row = static_cast<size_t>(place->sequence) * block.stride + first_key();
   begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->kv_head * size,
                                                 kv_leading, keys - first_key(), k_tile);
   wait_for_copies();
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     pass_on(head, (queries - 1) / looped * looped);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
-  const size_t row = static_cast<size_t>(place->sequence) * block.key_stride + first_key() + of_pair;
+  const size_t row = static_cast<size_t>(place->sequence) * block.stride + first_key() + of_pair;
   store(sums, keys - first_key() - of_pair, add ? Store::add : Store::assign,
         (which == 0 ? d_v : d_k) + row * kv_leading + place->kv_head * size, kv_leading);
 }
@@ -459,7 +459,7 @@ template decltype(tensor_core_backward<accum>) tensor_core_backward<accum>;
 
 double tensor_core_error(int head_size, cudaStream_t stream) {
   constexpr int rows = 150, heads = 2, kv_heads = 1;  // no tile fits exactly
-  const AttentionBlock block = {1, rows, rows, rows, rows, {heads, kv_heads, head_size}, true};
+  const AttentionBlock block = {1, rows, rows, rows, {heads, kv_heads, head_size}, true};
   DeviceArena memory(Purpose::activations);
   const auto random = [&](const char* name, int columns) {
     const Tensor x = memory.matrix<real>(rows, columns);

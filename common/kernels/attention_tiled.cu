@@ -71,10 +71,12 @@ __device__ inline void accumulate_tile(In<accum> weights /*[tile looped, tile fi
   }
 }
 
-// Which keys of a tile a query of a tile sees: of those that are there, the ones up to its own number plus
-// `ahead`.
+// Which keys of a tile the queries of a tile see.
 struct Mask {
-  int keys, ahead;                                   // keys: that are there
+  int keys;   // of the tile and those after it
+  int ahead;  // query i sees the keys up to i + ahead
+  __device__ Mask(const AttentionBlock& block, int first_query, int first_key)
+      : keys(block.keys - first_key), ahead(block.diagonal ? first_query - first_key : block.keys) {}
   __device__ bool shows(int query, int key) const {  // && would be branches
     return (key < keys) & (key <= query + ahead);
   }
@@ -130,9 +132,9 @@ __global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, Attenti
   const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const size_t first_row = static_cast<size_t>(sequence) * block.query_stride + first_query;
-  const size_t kv_start = static_cast<size_t>(sequence) * block.key_stride * kv_heads * size +
-                          static_cast<size_t>(head / (heads / kv_heads)) * size;
+  const size_t first_row = static_cast<size_t>(sequence) * block.stride + first_query;
+  const size_t kv_start =
+      (static_cast<size_t>(sequence) * block.stride * kv_heads + head / (heads / kv_heads)) * size;
   const int rows = std::min(tile, queries - first_query), kv_leading = kv_heads * size;
 
   accum* const q_tile = block_memory<accum>();  // [columns, tile]
@@ -156,8 +158,7 @@ __global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, Attenti
     load(k + kv, kv_leading, keys - first_key, size, tile, columns, k_tile);
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
-    tile_scores(k_tile, q_tile, scale, {keys - first_key, block.diagonal ? first_query - first_key : tile},
-                tile, columns, scores);
+    tile_scores(k_tile, q_tile, scale, Mask(block, first_query, first_key), tile, columns, scores);
     __syncthreads();
     online_softmax(tile, scores, largest, factor, sum);
     accumulate_tile(scores, v_tile, factor, tile, columns, out_tile);
@@ -230,7 +231,7 @@ __global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, I
   const int queries = block.queries, keys = block.keys;
   const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
   const int kv_head = blockIdx.x / tiles % kv_heads, sequence = blockIdx.x / tiles / kv_heads;
-  const size_t first_row = static_cast<size_t>(sequence) * block.key_stride + first_key;
+  const size_t first_row = static_cast<size_t>(sequence) * block.stride + first_key;
   const size_t kv = (first_row * kv_heads + kv_head) * size;
   const int rows = std::min(tile, keys - first_key), q_leading = heads * size, kv_leading = kv_heads * size;
 
@@ -250,7 +251,7 @@ __global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, I
   fill(d_k_tile, 2 * tile * columns, 0);  // and d_v_tile
   for (int head = kv_head * (heads / kv_heads); head < (kv_head + 1) * (heads / kv_heads); ++head) {
     for (int first_query = block.diagonal ? first_key : 0; first_query < queries; first_query += tile) {
-      const size_t row = static_cast<size_t>(sequence) * block.query_stride + first_query;
+      const size_t row = static_cast<size_t>(sequence) * block.stride + first_query;
       const size_t start = (row * heads + head) * size;
       __syncthreads();  // the tiles before have been used
       load(q + start, q_leading, queries - first_query, size, tile, columns, q_tile);
@@ -259,8 +260,7 @@ __global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, I
                       lse_tile, dots_tile);
       __syncthreads();
       tile_gradients<false>(q_tile, d_out_tile, k_tile, v_tile, lse_tile, dots_tile, scale,
-                            {rows, block.diagonal ? first_query - first_key : tile}, tile, columns,
-                            probabilities, d_scores);
+                            Mask(block, first_query, first_key), tile, columns, probabilities, d_scores);
       __syncthreads();
       accumulate_tile(probabilities, d_out_tile, nullptr, tile, columns, d_v_tile);
       accumulate_tile(d_scores, q_tile, nullptr, tile, columns, d_k_tile);
@@ -280,10 +280,10 @@ __global__ void tiled_backward_queries_kernel(In<real> q, In<real> k, In<real> v
   const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
   const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
-  const size_t first_row = static_cast<size_t>(sequence) * block.query_stride + first_query;
+  const size_t first_row = static_cast<size_t>(sequence) * block.stride + first_query;
   const size_t start = (first_row * heads + head) * size;
-  const size_t kv_start = static_cast<size_t>(sequence) * block.key_stride * kv_heads * size +
-                          static_cast<size_t>(head / (heads / kv_heads)) * size;
+  const size_t kv_start =
+      (static_cast<size_t>(sequence) * block.stride * kv_heads + head / (heads / kv_heads)) * size;
   const int rows = std::min(tile, queries - first_query), q_leading = heads * size,
             kv_leading = kv_heads * size;
 
@@ -310,8 +310,7 @@ __global__ void tiled_backward_queries_kernel(In<real> q, In<real> k, In<real> v
     load(v + kv, kv_leading, keys - first_key, size, tile, columns, v_tile);
     __syncthreads();
     tile_gradients<true>(k_tile, v_tile, q_tile, d_out_tile, lse_tile, dots_tile, scale,
-                         {keys - first_key, block.diagonal ? first_query - first_key : tile}, tile, columns,
-                         probabilities, d_scores);
+                         Mask(block, first_query, first_key), tile, columns, probabilities, d_scores);
     __syncthreads();
     accumulate_tile(d_scores, k_tile, nullptr, tile, columns, d_q_tile);
   }
