@@ -66,19 +66,12 @@ inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& sha
 }
 
 // With --ranks, a dry run has only the ranks that differ. (A picture needs none.)
-inline PresentRanks present_ranks(const CombinedOptions& options, const MeshShape& shape,
-                                  const DeviceProfile& gpu, int ranks_per_node) {
-  const Schedule schedule = schedule_of(options, shape);
-  std::vector<std::vector<int>> units;
-  for (int pp = 0; pp < shape.pp; ++pp) units.push_back(units_of(layers_of_rank(options, schedule, pp)));
-  return present_ranks(options, shape, units, ranks_per_node, gpu);
-}
 inline void fold_world(const CombinedOptions& options, World& world) {
   if (options.ranks == 0 || options.show_mesh || options.show_schedule) return;
   const MeshShape shape = mesh_shape(options, options.ranks);
   const DeviceProfile gpu = load_profile(options.gpu.empty() ? "h100" : options.gpu);
   const int ranks_per_node = world.ranks_per_node(static_cast<int>(gpu.gpus_per_node));
-  world.fold(shape.ranks(), present_ranks(options, shape, gpu, ranks_per_node));
+  world.fold(shape.ranks(), present_ranks(options, shape, ranks_per_node));
 }
 
 // Rank 0 prints the pictures of --show-mesh and --show-schedule. Returns true if either option is set: then

@@ -21,14 +21,14 @@ MODELS = [["--model", "smollm-1.7b", "--layers", 12], ["--model", "llama-3.2-1b"
           ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--expert-products", "loop"]]
 # GPUs, the ranks of them that differ (fold.h), the model, sequences a step, the layout.
 LLAMA_70B = ["--model", "llama-3.1-70b", "--seq-len", 4096]
-FOLDED = [(256, 4, ["--model", "llama-3.1-8b", "--seq-len", 4096], 512, "tp4 dp64 zero2 mbs1 sp"),
-          (512, 4, LLAMA_70B, 256, "tp8 dp64 zero3 mbs2 sp"),
-          (1024, 16, LLAMA_70B, 256, "tp8 dp32 pp4 zero2 mbs1 zb-v sp"),
-          (1024, 16, LLAMA_70B, 256, "tp4 dp64 pp4 zero3 mbs1 1f1b sp"),
-          (1024, 40, ["--model", "llama-3.1-8b", "--layers", 8, "--seq-len", 16384], 128, "tp2 cp4 dp128 zero1 mbs1 sp"),
-          (2048, 8, ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--seq-len", 4096], 2048, "tp2 dp1024 zero0 mbs1 ep4"),
-          (4096, 4, ["--model", "llama-3.1-70b", "--seq-len", 8192], 2048, "tp8 dp512 zero2 mbs1 sp"),
-          (4096, 32, ["--model", "llama-3.1-405b", "--seq-len", 8192], 256, "tp8 dp64 pp8 zero1 mbs1 1f1b sp full")]
+FOLDED = [(256, 1, ["--model", "llama-3.1-8b", "--seq-len", 4096], 512, "tp4 dp64 zero2 mbs1 sp"),
+          (512, 1, LLAMA_70B, 256, "tp8 dp64 zero3 mbs2 sp"),
+          (1024, 4, LLAMA_70B, 256, "tp8 dp32 pp4 zero2 mbs1 zb-v sp"),
+          (1024, 4, LLAMA_70B, 256, "tp4 dp64 pp4 zero3 mbs1 1f1b sp"),
+          (1024, 4, ["--model", "llama-3.1-8b", "--layers", 8, "--seq-len", 16384], 128, "tp2 cp4 dp128 zero1 mbs1 sp"),
+          (2048, 1, ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--seq-len", 4096], 2048, "tp2 dp1024 zero0 mbs1 ep4"),
+          (4096, 1, ["--model", "llama-3.1-70b", "--seq-len", 8192], 2048, "tp8 dp512 zero2 mbs1 sp"),
+          (4096, 8, ["--model", "llama-3.1-405b", "--seq-len", 8192], 256, "tp8 dp64 pp8 zero1 mbs1 1f1b sp full")]
 EXCHANGES = ("ring", "all-gather", "ulysses", "ulysses-ring")
 draw = random.Random(20)
 passed = failed = 0

@@ -508,5 +508,5 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
   refused("--tp 8 --ranks 12 --dry-run",
           "--tp x --cp x --pp: 8 x 1 x 1 = 8 is not valid; expected a divisor of the number of ranks, 12");
   refused("--tp 8 --ranks 8 --dry-run",
-          "mpirun -n: 4 is not valid; expected 2, the ranks that differ of 8\n");
+          "mpirun -n: 4 is not valid; expected 1, the ranks that differ of 8\n");
 }

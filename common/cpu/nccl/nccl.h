@@ -49,7 +49,7 @@ struct ncclUniqueId {
 // NCCL has nothing like the last two, which make a communicator of a folded world, in a dry run: some of its
 // ranks are absent. [ranks]: where each one sits, in a world that is larger than MPI_COMM_WORLD; and its rank
 // there, or -1 if it is absent. Those that are there meet, and an operation takes as long as if all did. That
-// is right where an absent rank does the same as one that is there, or comes earlier (07_combined_5d/fold.h).
+// is near enough where an absent rank does nearly the same as one that is there (07_combined_5d/fold.h).
 // Nobody waits for the messages of absent ones.
 struct ncclConfig_t {
   size_t size;
