@@ -51,7 +51,7 @@ objects = $(patsubst %,$(SHARED)/%.o,$(filter $(ANY_PRECISION),$(1))) \
 # g++ warn in a batch, and NCCL's access to a device, which differs.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
 ALONE := $(filter-out common/cpu/%,$(ANY_PRECISION)) $(if $(filter cuda,$(BACKEND)),$(KERNELS),$(if $(filter fp32 fp64,$(PRECISION)),common/kernels/%)) \
-  common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% common/model/checksum.cc \
+  common/cpu/cuda/cuda_stream.cc common/cpu/nccl/device_access_% \
   $(addprefix tests/,test_schedule.cc main.cc one_process.cc mpi/ranks.cc)
 # $(call batches,NAME,SOURCES): like objects, but of one file that includes the sources, or of two where they are many, because
 # most of the time goes into headers and what is in them. Names in the unnamed namespaces of one batch must differ.
@@ -165,6 +165,7 @@ else
   LINK := $(NVCC) $(CUDA_ARCH) -Xcompiler -rdynamic $(PACKAGE_LINK)
   LIBRARIES := $(CUDA_LIBRARIES)
 endif
+LIBRARIES += -lz
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast. All else is to be compiled quickly:
 # -Og takes a fifth less time than -O1. Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% build/batches/kernels% common/model/checksum.cc tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% build/batches/kernels% tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
   $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),$(if $(filter cuda,$(BACKEND)),-O1,-Og))
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.

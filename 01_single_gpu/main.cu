@@ -44,7 +44,6 @@ void train(const Options& options) {
       totals.add_loss(activations->loss);
     }
     optimizer.add_norm_squared(totals.norm_squared());
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     run.end_step();

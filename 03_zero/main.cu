@@ -51,7 +51,6 @@ void train(const ZeroOptions& options, World& world) {
     zero.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     zero.weights_changed();

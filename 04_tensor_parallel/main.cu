@@ -50,7 +50,6 @@ void train(const TensorParallelOptions& options, World& world) {
     tensor_parallel.sum_partial_gradients(parameters);
     optimizer.add_norm_squared(totals.norm_squared());
     tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     run.end_step();

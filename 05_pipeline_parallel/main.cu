@@ -50,7 +50,6 @@ void train(const PipelineOptions& options, World& world) {
     sum_gradients(parameters, copies, compute);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     run.end_step();

@@ -54,7 +54,6 @@ void train(const ContextParallelOptions& options, World& world) {
     data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     run.end_step();

@@ -55,7 +55,6 @@ void train(const ExpertProgramOptions& options, World& world) {
     data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     run.end_step(feed_forward.take_routed());

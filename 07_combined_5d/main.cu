@@ -53,7 +53,6 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
     tensor_parallel.sum_partial_gradients(parameters);                                 // 04
     optimizer.add_norm_squared(totals.norm_squared());
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
-    checkpoints.before_update();
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03

@@ -14,10 +14,10 @@ cxx=${CXX:-g++} nvcc=${1:-}
 multiarch=$("$cxx" -print-multiarch 2> /dev/null)
 cuda=${nvcc:+$(dirname "$(dirname "$(realpath "$nvcc")")")}
 
-packages=(CLI11 nlohmann-json Catch2 MPI ${nvcc:+NCCL cuBLAS})
-declare -A headers=([CLI11]=CLI/CLI.hpp [nlohmann-json]=nlohmann/json.hpp [MPI]=mpi.h [NCCL]=nccl.h [cuBLAS]=cublas_v2.h
-  [Catch2]='catch2/catch_all.hpp catch2/catch.hpp')
-declare -A libraries=([MPI]=libmpich.so [NCCL]=libnccl.so [cuBLAS]=libcublas.so)
+packages=(CLI11 nlohmann-json Catch2 zlib MPI ${nvcc:+NCCL cuBLAS})
+declare -A headers=([CLI11]=CLI/CLI.hpp [nlohmann-json]=nlohmann/json.hpp [zlib]=zlib.h [MPI]=mpi.h [NCCL]=nccl.h
+  [cuBLAS]=cublas_v2.h [Catch2]='catch2/catch_all.hpp catch2/catch.hpp')
+declare -A libraries=([zlib]=libz.so [MPI]=libmpich.so [NCCL]=libnccl.so [cuBLAS]=libcublas.so)
 
 # Debian's packages are unpacked. Its mpirun would be a link that is made when MPICH is installed.
 if [ ! -e .mpich/bin/mpirun ]; then

@@ -21,6 +21,7 @@ for package in "${absent[@]}"; do
     CLI11) missing+=(libcli11-dev) ;;
     nlohmann-json) missing+=(nlohmann-json3-dev) ;;
     Catch2) missing+=(catch2) ;;
+    zlib) missing+=(zlib1g-dev) ;;
     MPI)
       if grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then  # whose own is broken (packages.sh)
         from_pypi+=(mpich==4.3.2)
@@ -66,5 +67,5 @@ missing+=("${from_pypi[@]}" "${others[@]}")
 [ ${#missing[@]} -eq 0 ] && exit 0
 echo "Missing: ${missing[*]}; what needs them cannot be built ($reason)" >&2
 [ "${1:-cpu}" = cuda ] || exit 1
-case " ${missing[*]} " in *" g++ "* | *" libcli11-dev "* | *" nlohmann-json3-dev "*) exit 1 ;; esac
+case " ${missing[*]} " in *" g++ "* | *" libcli11-dev "* | *" nlohmann-json3-dev "* | *" zlib1g-dev "*) exit 1 ;; esac
 exit 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpu_bundle.sh ARCHIVE: packs what make gpu-check needs on a machine that reaches no network: this tree, and in .mpich/
-# Debian's packages of MPICH, of the libraries that it needs, and of header-only libraries. There is no nvcc, cuBLAS or
+# Debian's packages of MPICH, of the libraries that it needs, and of libraries' headers. There is no nvcc, cuBLAS or
 # NCCL in it. Needs git, and the apt-get of a Debian or Ubuntu that is not newer than the system over there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ while [ ${#queue[@]} -gt 0 ]; do
   names+=("$name")
   mapfile -t -O ${#queue[@]} queue < <(apt-cache depends "$name" | sed -n 's/^ *Depends: \(lib[^ ]*\)$/\1/p')
 done
-names+=(libmpich-dev catch2 libcli11-dev nlohmann-json3-dev)
+names+=(libmpich-dev catch2 libcli11-dev nlohmann-json3-dev zlib1g-dev)
 
 folder=build/bundle
 rm -rf "$folder"

@@ -127,14 +127,14 @@ mkdir -p "$(dirname "$report")"
 
 common/setup.sh cuda 2>&1 | tee -a "$report"
 missing=$(common/packages.sh "$(command -v nvcc)" | sed 's/.*PACKAGES_MISSING=//')
-case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *MPI*)
+case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *zlib* | *MPI*)
   say "make gpu-bundle, on a machine with a network, packs what Debian has of it" ;;
 esac
 pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
 [ "$pytorch" = True ] || say "no PyTorch: $pytorch"
 
 deadline=$((SECONDS + ${GPU_BUILD_SECONDS:-1800}))
-base='CLI11 nlohmann-json cuBLAS'
+base='CLI11 nlohmann-json zlib cuBLAS'
 stages=$(echo 0[1-7]_*/)
 stages="${stages//\//} experts"
 want cuda-bf16 "bench 01_single_gpu" $base

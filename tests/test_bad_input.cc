@@ -136,7 +136,7 @@ TEST_CASE("01: a checkpoint that can not be written loses nothing", "[01][bad-in
   CHECK(std::count(full.err.begin(), full.err.end(), '\n') == 2);
   CHECK(read_file(save + "/latest") == "step_000001\n");
   CHECK(read_file(save + "/step_000001/model.safetensors") == before);
-  CHECK(!std::filesystem::exists(save + "/step_000002.part"));
+  CHECK(!std::filesystem::exists(save + "/new.part"));
 }
 
 TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[01][bad-input][checkpoint]") {
@@ -148,7 +148,8 @@ TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[
   const std::string found = "--load: " + save + "/step_000001 is not valid; expected ";
   check_refused(folder, "--load /nowhere",
                 "--load: /nowhere is not valid; expected a folder with trainer_state.json");
-  check_refused(folder, "--load " + save + " --layers 2", found + "the same model; --layers is 2, and was 1");
+  check_refused(folder, "--load " + save + " --layers 2",
+                found + "the same model; num_hidden_layers is 2, and was 1");
   check_refused(folder, "--load " + save + " --load-weights " + save,
                 "--load-weights: " + save + " is not valid; ");
   check_refused(folder, "--load " + save + " --optimizer sgd", found + "--optimizer sgd; it was adamw");

@@ -1,8 +1,10 @@
 #include "model/safetensors.h"
 
+#include <zlib.h>
+
 #include <algorithm>
+#include <array>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -19,16 +21,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* metadata_name = "__metadata__";
-constexpr std::string_view checksum_key = "crc32 ";
+const std::string checksum_key = "crc32 ";
 constexpr uint64_t size_field = 8;              // bytes
-constexpr uint64_t most_header = 100'000'000;   // bytes, the format's own limit
 constexpr uint64_t most_elements = 1ull << 56;  // so that no product overflows
-
-std::string text_of(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t size : shape) text += (text.empty() ? "[" : ", ") + std::to_string(size);
-  return text.empty() ? "[]" : text + "]";
-}
 
 template <class T>
 T load_as(const std::byte* array, uint64_t i) {
@@ -65,84 +60,53 @@ const TypeEntry& entry_of(NumberType type) { return types[static_cast<int>(type)
 // One entry of a header. Throws std::string: what is wrong with it.
 StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin,
                         uint64_t data_bytes) {
-  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
-      !entry.contains("data_offsets") || !entry["dtype"].is_string() || !entry["shape"].is_array() ||
-      !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2) {
+  StoredTensor tensor{name, NumberType::fp32, {}};
+  std::string type;
+  std::array<uint64_t, 2> offsets;
+  try {
+    entry.at("dtype").get_to(type);
+    entry.at("shape").get_to(tensor.shape);
+    entry.at("data_offsets").get_to(offsets);
+  } catch (const Json::exception&) {
     throw name + " has no dtype, shape and data_offsets";
   }
-  StoredTensor tensor{name, NumberType::fp32, {}, 0};
-  const std::string type = entry["dtype"];
   const auto known = std::ranges::find(types, type, &TypeEntry::name);
   if (known == std::end(types)) throw name + " has the type " + type;
   tensor.type = static_cast<NumberType>(known - types);
   uint64_t elements = 1;
-  for (const Json& size : entry["shape"]) {
-    if (!size.is_number_unsigned() || size.get<uint64_t>() > most_elements) throw name + " has a wrong shape";
-    tensor.shape.push_back(size.get<int64_t>());
-    if (__builtin_mul_overflow(elements, size.get<uint64_t>(), &elements) || elements > most_elements)
-      throw name + " has a shape that is too large";
+  for (const int64_t size : tensor.shape) {
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements) || elements > most_elements)
+      throw name + " has a wrong shape";
   }
-  const Json &begin = entry["data_offsets"][0], &end = entry["data_offsets"][1];
-  if (!begin.is_number_unsigned() || !end.is_number_unsigned() || end.get<uint64_t>() > data_bytes ||
-      begin.get<uint64_t>() > end.get<uint64_t>()) {
+  const auto [begin, end] = offsets;
+  if (begin > end || end > data_bytes)
     throw name + " lies outside the file's " + std::to_string(data_bytes) + " bytes of tensors";
-  }
-  tensor.begin = data_begin + begin.get<uint64_t>();
-  if (end.get<uint64_t>() - begin.get<uint64_t>() != tensor.bytes())
-    throw name + " has " + std::to_string(end.get<uint64_t>() - begin.get<uint64_t>()) +
-        " bytes, not those of " + tensor.form();
+  tensor.begin = data_begin + begin;
+  if (end - begin != tensor.bytes())
+    throw name + " has " + std::to_string(end - begin) + " bytes, not those of its shape";
   return tensor;
-}
-
-std::string text_of_checksum(uint32_t checksum) {
-  char digits[9];
-  std::snprintf(digits, sizeof digits, "%08x", checksum);
-  return digits;
-}
-
-// Of the tensors that have one. Throws std::string.
-std::map<std::string, uint32_t> read_checksums(const Json& metadata) {
-  std::map<std::string, uint32_t> checksums;
-  for (const auto& [key, value] : metadata.items()) {
-    if (!key.starts_with(checksum_key)) continue;
-    const std::string digits = value.is_string() ? value.get<std::string>() : "";
-    uint32_t checksum = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), checksum, 16);
-    if (error != std::errc() || text_of_checksum(checksum) != digits) throw key + " has no eight digits";
-    checksums[key.substr(checksum_key.size())] = checksum;
-  }
-  return checksums;
 }
 
 // Throws std::string.
 std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
   if (file.size() < size_field) throw std::string("it has fewer than 8 bytes");
   const uint64_t size = load_as<uint64_t>(file.data(), 0);
-  if (size > most_header || size > file.size() - size_field)
-    throw std::string("it is cut off, or it is none");
+  if (size > file.size() - size_field) throw std::string("it is cut off, or it is none");
   const char* const text = reinterpret_cast<const char*>(file.data()) + size_field;
   const Json header = Json::parse(text, text + size, nullptr, false);
   if (!header.is_object()) throw std::string("its header is no JSON object");
-  const uint64_t begin = size_field + size;
+  uint64_t end = size_field + size;
+  const Json metadata = header.value(metadata_name, Json::object());
   std::vector<StoredTensor> tensors;
-  std::map<std::string, uint32_t> checksums;
   for (const auto& [name, entry] : header.items()) {
-    if (name != metadata_name)
-      tensors.push_back(read_entry(name, entry, begin, file.size() - begin));
-    else
-      checksums = read_checksums(entry);
-  }
-  for (StoredTensor& tensor : tensors) {
-    if (checksums.empty()) break;
-    const auto found = checksums.find(tensor.name);
-    if (found == checksums.end()) throw "no checksum is there of " + tensor.name;
-    tensor.checksum = found->second;
+    if (name == metadata_name) continue;
+    tensors.push_back(read_entry(name, entry, end, file.size() - end));
+    const std::string key = checksum_key + name;
+    if (metadata.contains(key) && metadata[key].is_string()) tensors.back().checksum = metadata[key];
   }
   std::ranges::stable_sort(tensors, {}, [](const auto& t) { return std::pair(t.begin, t.bytes()); });
-  uint64_t end = begin;
   for (const StoredTensor& tensor : tensors) {
-    if (tensor.begin < end) throw tensor.name + " overlaps the tensor before it";
-    if (tensor.begin > end) throw "a gap is before " + tensor.name;
+    if (tensor.begin != end) throw tensor.name + " overlaps the tensor before it, or leaves a gap";
     end += tensor.bytes();
   }
   if (end != file.size()) throw std::to_string(file.size() - end) + " bytes belong to no tensor";
@@ -158,14 +122,11 @@ uint64_t StoredTensor::elements() const {
   return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies());
 }
 
-std::string StoredTensor::form() const { return std::string(to_string(type)) + " " + text_of(shape); }
-
 std::string safetensors_header(std::vector<StoredTensor>& tensors) {
   Json header = {{metadata_name, {{"format", "pt"}}}};  // transformers asks for it
   uint64_t begin = 0;
   for (const StoredTensor& tensor : tensors) {
-    header[metadata_name][std::string(checksum_key) + tensor.name] =
-        text_of_checksum(tensor.checksum.value_or(0));
+    header[metadata_name][checksum_key + tensor.name] = tensor.checksum;
   }
   for (const StoredTensor& tensor : tensors) {
     header[tensor.name] = {{"dtype", to_string(tensor.type)},
@@ -188,23 +149,21 @@ double number_at(NumberType type, const std::byte* array, uint64_t i) {
   return entry_of(type).load(array, i);
 }
 
-void TensorChecksums::add(const std::byte* data, size_t bytes, uint64_t place) {
-  while (place >= tensors_[tensor_].begin + tensors_[tensor_].bytes()) ++tensor_;
-  parts_[tensor_].add(data, bytes, place - tensors_[tensor_].begin);
+std::string checksum_text(uint32_t checksum) {
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", checksum);
+  return digits;
 }
 
-std::vector<uint32_t> TensorChecksums::parts() {
-  std::vector<uint32_t> all;
-  for (size_t i = 0; i < tensors_.size(); ++i) all.push_back(parts_[i].up_to(tensors_[i].bytes()));
-  return all;
+uint32_t crc32_of(const std::byte* data, size_t bytes) {
+  return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes));
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& option, const std::string& path) : file_(option, path) {
-  try {
-    tensors_ = read_header(file_.bytes());
-  } catch (const std::string& fault) {
-    throw UsageError(option, path, "a safetensors file; " + fault);
-  }
+// crc32_combine moves its first argument by the bytes that follow, and takes the exclusive or with the
+// second.
+uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes) {
+  const uint64_t after = tensor.bytes() - place - bytes;
+  return static_cast<uint32_t>(crc32_combine(crc32_of(data, bytes), 0, static_cast<z_off_t>(after)));
 }
 
 SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::string& folder,
@@ -225,33 +184,38 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
     }
     if (names.empty()) throw UsageError(option, index_path, "a weight_map that names files");
   }
-  for (const std::string& name : names)
-    files_.emplace_back(option, (std::filesystem::path(folder) / name).string());
-  for (const SafetensorsFile& file : files_) {
-    for (const StoredTensor& tensor : file.tensors()) tensors_[tensor.name] = {tensor, file.data(tensor)};
+  for (const std::string& name : names) {
+    const std::string path = (std::filesystem::path(folder) / name).string();
+    const std::span<const std::byte> file = files_.emplace_back(option, path).bytes();
+    try {
+      for (const StoredTensor& tensor : read_header(file))
+        tensors_[tensor.name] = {tensor, &file[tensor.begin]};
+    } catch (const std::string& fault) {
+      throw UsageError(option, path, "a safetensors file; " + fault);
+    }
   }
 }
 
-std::string SafetensorsFolder::damage(int rank, int ranks) const {
+void SafetensorsFolder::check(int rank, int ranks) const {
   int number = 0;
   for (const auto& [name, tensor] : tensors_) {
-    const std::optional<uint32_t> expected = tensor.description.checksum;
-    if (number++ % ranks != rank || !expected) continue;
-    const uint32_t found = crc32(tensor.data, tensor.description.bytes());
-    if (found == *expected) continue;
-    return name + " with the checksum " + text_of_checksum(*expected) + "; it has " +
-           text_of_checksum(found) + " (the file is damaged)";
+    const std::string& expected = tensor.description.checksum;
+    if (number++ % ranks != rank || expected.empty()) continue;
+    const std::string found = checksum_text(crc32_of(tensor.data, tensor.description.bytes()));
+    if (found == expected) continue;
+    throw UsageError(
+        option_, path_,
+        name + " with the checksum " + expected + "; it has " + found + " (the file is damaged)");
   }
-  return {};
 }
 
 const FoundTensor& SafetensorsFolder::find(const std::string& name, const std::vector<int64_t>& shape) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) throw UsageError(option_, path_, "a tensor " + name);
   if (found->second.description.shape != shape) {
-    throw UsageError(
-        option_, path_,
-        name + " of shape " + text_of(shape) + "; it has " + text_of(found->second.description.shape));
+    throw UsageError(option_, path_,
+                     name + " of shape " + Json(shape).dump() + "; it has " +
+                         Json(found->second.description.shape).dump());
   }
   return found->second;
 }

@@ -5,12 +5,10 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "model/checksum.h"
 #include "model/mapped_file.h"
 
 namespace pentatron {
@@ -23,48 +21,22 @@ struct StoredTensor {
   std::string name;
   NumberType type;
   std::vector<int64_t> shape;
-  uint64_t begin = 0;                               // of its bytes, in the file
-  std::optional<uint32_t> checksum = std::nullopt;  // its CRC-32; files of others have none
+  uint64_t begin = 0;         // of its bytes, in the file
+  std::string checksum = {};  // its CRC-32, eight digits; files of others have none
 
   uint64_t elements() const;
   uint64_t bytes() const { return elements() * bytes_of(type); }
-  std::string form() const;  // "F32 [2, 3]"
 };
 
 // What comes before the tensors in a file that holds these, in this order. Sets where each begins. The
-// checksums are its metadata, "crc32 NAME"; what they are does not change its size.
+// checksums are its metadata, "crc32 NAME".
 std::string safetensors_header(std::vector<StoredTensor>& tensors);
 
-// What a rank adds to the checksums of a file's tensors.
-class TensorChecksums {
- public:
-  explicit TensorChecksums(
-      const std::vector<StoredTensor>& tensors)  // in the order of the file; outlive this
-      : tensors_(tensors), parts_(tensors.size()) {}
-  // Bytes of one tensor, which begin at `place` of the file. Places ascend.
-  void add(const std::byte* data, size_t bytes, uint64_t place);
-  // One of each tensor. The exclusive or of all ranks' makes the CRC-32 (checksum.h).
-  std::vector<uint32_t> parts();
-
- private:
-  const std::vector<StoredTensor>& tensors_;
-  std::vector<PartialChecksum> parts_;
-  size_t tensor_ = 0;  // of the last bytes
-};
-
-class SafetensorsFile {
- public:
-  // UsageError, naming `option`: it can't be read, or tensors overlap, leave gaps, or do not end with the
-  // file.
-  SafetensorsFile(const std::string& option, const std::string& path);
-
-  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their places
-  const std::byte* data(const StoredTensor& tensor) const { return file_.bytes().data() + tensor.begin; }
-
- private:
-  MappedFile file_;
-  std::vector<StoredTensor> tensors_;
-};
+std::string checksum_text(uint32_t checksum);
+uint32_t crc32_of(const std::byte* data, size_t bytes);
+// What some bytes, which begin at `place` of a tensor, add to its CRC-32. The exclusive or of what all parts
+// of the tensor add is the CRC-32. So no rank has to see what another one has written.
+uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes);
 
 // Element i of an array of numbers of some type. Exact: a double holds the numbers of all types.
 double number_at(NumberType type, const std::byte* array, uint64_t i);
@@ -78,20 +50,21 @@ struct FoundTensor {
 // The tensors of FOLDER/STEM.safetensors, or of the files that FOLDER/STEM.safetensors.index.json names.
 class SafetensorsFolder {
  public:
+  // UsageError, naming `option`: a file can't be read, or its tensors overlap, leave gaps, or do not end with
+  // it.
   SafetensorsFolder(const std::string& option, const std::string& folder, const std::string& stem);
   // Throws UsageError, naming `option`, if there is no such tensor, or another shape than `shape`.
   const FoundTensor& find(const std::string& name, const std::vector<int64_t>& shape) const;
   bool has(const std::string& name) const { return tensors_.contains(name); }
-  size_t size() const { return tensors_.size(); }
+  const std::map<std::string, FoundTensor>& tensors() const { return tensors_; }
   const std::string& option() const { return option_; }
   const std::string& path() const { return path_; }
-  // What is expected of a tensor that has not its checksum; nothing if all have. Each rank reads its part of
-  // the tensors, whole.
-  std::string damage(int rank, int ranks) const;
+  // Throws UsageError if a tensor has not its checksum. Each rank reads its part of the tensors, whole.
+  void check(int rank, int ranks) const;
 
  private:
   std::string option_, path_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<MappedFile> files_;
   std::map<std::string, FoundTensor> tensors_;
 };
 

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <system_error>
 
 #include "kernels/kernels.h"
 #include "program/checkpoint.h"
@@ -84,8 +86,8 @@ void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRang
 // that wrote it.
 void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
   for (const StoredTensor& tensor : expected) (void)found.find(tensor.name, tensor.shape);
-  require(found.size() == expected.size(), found.option(), found.path(), expected.size(), " tensors; it has ",
-          found.size());
+  require(found.tensors().size() == expected.size(), found.option(), found.path(), expected.size(),
+          " tensors; it has ", found.tensors().size());
 }
 
 bool has_masters(const SafetensorsFolder& optimizer) {
@@ -96,90 +98,86 @@ bool has_masters(const SafetensorsFolder& optimizer) {
 
 void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
   if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
-  const SafetensorsFolder folder(options.load_option(), options.load_folder, "model");
-  if (!options.load.empty()) check_tensors(folder, stored(parameters, number_type<real>));
-  std::optional<SafetensorsFolder> masters;  // of another precision, whose weights may be rounded more
-  if (!options.load.empty() &&
-      read_trainer_state(options.load_option(), options.load_folder).precision != precision_name) {
+  const SafetensorsFolder weights(options.load_option(), options.load_folder, "model");
+  std::optional<SafetensorsFolder> masters;  // with more digits, if another precision has written the weights
+  if (!options.load.empty()) {
+    check_tensors(weights, stored(parameters, number_type<real>));
     masters.emplace(options.load_option(), options.load_folder, "optimizer");
     if (!has_masters(*masters)) masters.reset();
   }
   for (const Shard& shard : parameters.shards()) {
     fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
-    load_shard(masters ? *masters : folder, parameters.ranges(shard), masters ? master_name : "",
+    load_shard(masters ? *masters : weights, parameters.ranges(shard), masters ? master_name : "",
                shard.weights, stream);
   }
 }
 
 Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer,
-                         cudaStream_t compute, const Peers& ranks)
-    : options_(options),
-      parameters_(parameters),
-      optimizer_(optimizer),
-      compute_(compute),
-      rank_(ranks.rank()) {
-  if (!options.save.empty() || !options.load_folder.empty()) {
-    agreement_ = ranks.agreement();
-    std::string damage;  // a host may not see the folder of the others
-    for (const char* name : {"model", "optimizer"}) {
-      const bool is_read = name == std::string_view("model") || !options.load.empty();
-      if (options.load_folder.empty() || !is_read || !damage.empty()) continue;
-      const SafetensorsFolder folder(options.load_option(), options.load_folder, name);
-      damage = folder.damage(rank_, ranks.ranks());
-      if (!damage.empty()) damage = folder.path() + " is not valid; expected " + damage;
-    }
-    damage = agreement_->first(damage);
-    if (!damage.empty()) throw UsageError(options.load_option() + (": " + damage));
-  }
+                         cudaStream_t compute)
+    : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute) {
+  if (options.save.empty() && options.load_folder.empty()) return;
+  refuse_if_failed([&] { check_files(); });
   if (!options.load.empty()) load_states();
   if (!options.load_weights.empty() && has_master_weights) load_masters();
-  if (!options.save.empty() || !options.load.empty()) {  // a host may not see the folder of the others
-    const double first = static_cast<double>(first_step_);
-    const std::vector<double> most = ranks.largest({first, -first});
-    require(most[0] == -most[1], options.resume ? "--resume" : "--load",
-            options.resume ? options.save : options.load_folder,
-            "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
-  }
-  if (!options.load_weights.empty() && rank_ == 0) {
-    const bool tied = !SafetensorsFolder("--load-weights", options.load_folder, "model").has(head_name);
-    std::printf("weights     %s%s\n", options.load_folder.c_str(),
-                tied ? ": its head is tied to the embedding; here it is a copy, and learns by itself" : "");
-  }
+  const double steps = static_cast<double>(first_step_);  // a host may not see the folder of the others
+  const std::vector<double> most = ranks_.largest({steps, -steps});
+  require(most[0] == -most[1], options.resume ? "--resume" : "--load",
+          options.resume ? options.save : options.load_folder,
+          "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
   if (options.save.empty()) return;
-  std::string error;
-  if (rank_ == 0) {
-    std::error_code made;
-    fs::create_directories(options.save, made);
-    if (made || access(options.save.c_str(), W_OK | X_OK) != 0)
-      error = std::strerror(made ? made.value() : errno);
-  }
-  error = agreement_->first(error);
-  require(error.empty(), "--save", options.save, "a folder that can be written (", error, ")");
-  const std::string other = agreement_->first(rank_ == 0 ? lock_.take(options.save) : "");
-  require(other.empty(), "--save", options.save, "a folder that no other run saves in (", other, " does)");
+  refuse_if_failed([&] { take_folder(); });
+  buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
+}
 
-  const std::vector<Shard> shards = parameters.shards();
-  Arrays weights, states;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    weights.push_back({shards[i].weights});
-    std::vector<const void*>& of_shard = states.emplace_back();
-    for (const AccumTensor& state : optimizer.states(i)) of_shard.push_back(state.data);
+// What has gone wrong in `work` on the first rank where something has, or nothing. Rank 0 knows it, and
+// prints it.
+std::string Checkpoints::failure(const std::function<void()>& work) const {
+  std::string words;
+  try {
+    work();
+  } catch (const UsageError& error) {
+    words = error.what();
+  } catch (const std::system_error& error) {
+    words = error.code().message();
   }
-  add_file("model.safetensors", stored(parameters, number_type<real>), weights);
-  add_file("optimizer.safetensors", stored(parameters, number_type<accum>, optimizer.state_names()), states);
-  uint64_t most = 0;
-  for (const File& file : files_) most = std::max(most, file.bytes);
-  for (auto& buffer : buffers_) buffer = PinnedArray<std::byte>(std::min<uint64_t>(most, checkpoint_buffer));
-  stream_.emplace("checkpoint");
+  if (ranks_.largest({words.empty() ? 0.0 : 1.0})[0] == 0) return {};
+  for (const std::string& of_rank : ranks_.gather(words)) {
+    if (!of_rank.empty()) return of_rank;
+  }
+  return "rank 0 says why";
+}
+
+void Checkpoints::refuse_if_failed(const std::function<void()>& work) const {
+  if (const std::string words = failure(work); !words.empty()) throw UsageError(words);
+}
+
+// This rank's part of the tensors that are read must have their checksums.
+void Checkpoints::check_files() const {
+  for (const char* const name : {"model", "optimizer"}) {
+    if (options_.load_folder.empty() || (name == std::string_view("optimizer") && options_.load.empty()))
+      continue;
+    SafetensorsFolder(options_.load_option(), options_.load_folder, name)
+        .check(ranks_.rank(), ranks_.ranks());
+  }
+}
+
+// Rank 0 makes the folder of --save, and locks it.
+void Checkpoints::take_folder() {
+  if (ranks_.rank() > 0) return;
+  std::error_code error;
+  fs::create_directories(options_.save, error);
+  if (!error && access(options_.save.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  require(!error, "--save", options_.save, "a folder that can be written (", error.message(), ")");
+  const std::string other = lock_.take(options_.save);
+  require(other.empty(), "--save", options_.save, "a folder that no other run saves in (", other, " does)");
 }
 
 void Checkpoints::load_states() {
   const char* const option = options_.load_option();
   const TrainerState state = read_trainer_state(option, options_.load_folder);
-  const auto check = [&](const char* what, const std::string& there, std::string_view here) {
-    require(there == here, option, options_.load_folder, what, " ", here, "; it was ", there);
-  };
-  check("--optimizer", state.optimizer, to_string(options_.optimizer));
+  const std::string optimizer(to_string(options_.optimizer));
+  require(state.optimizer == optimizer, option, options_.load_folder, "--optimizer ", optimizer, "; it was ",
+          state.optimizer);
   first_step_ = state.steps;
   if (const std::vector<double>& scale = state.loss_scale; has_loss_scale && !scale.empty()) {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
@@ -191,18 +189,11 @@ void Checkpoints::load_states() {
   std::erase(names_there, master_name);
   if (has_masters(folder)) names_there.emplace_back(master_name);
   check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
-  const std::vector<Shard> shards = parameters_.shards();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const std::vector<AccumTensor> states = optimizer_.states(i);
-    for (size_t k = 0; k < states.size(); ++k) {
-      if (names[k] != master_name || has_masters(folder))
-        load_shard(folder, parameters_.ranges(shards[i]), names[k], states[k].data, compute_);
-    }
+  for (size_t k = 0; k < names.size(); ++k) {
+    if (names[k] != master_name || has_masters(folder)) load_state(folder, names[k], k);
   }
   if (has_master_weights && !has_masters(folder)) load_masters();
-  if (rank_ > 0) return;
-  for (const std::string& path : cut_off_checkpoints(options_.load))
-    std::printf("checkpoint  %s was cut off, and is ignored\n", path.c_str());
+  if (ranks_.rank() > 0) return;
   std::string changed = changed_options(options_, state);
   if (state.precision != precision_name)
     changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
@@ -212,220 +203,155 @@ void Checkpoints::load_states() {
 
 // Weights may have more digits than `real`: the master weights keep them. These come last among the states.
 void Checkpoints::load_masters() {
-  const SafetensorsFolder folder(options_.load_option(), options_.load_folder, "model");
+  load_state({options_.load_option(), options_.load_folder, "model"}, "",
+             optimizer_.state_names().size() - 1);
+}
+
+// Fills state number k of all shards from the tensors that have this state's name.
+void Checkpoints::load_state(const SafetensorsFolder& folder, const std::string& name, size_t k) {
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i)
-    load_shard(folder, parameters_.ranges(shards[i]), "", optimizer_.states(i).back().data, compute_);
+    load_shard(folder, parameters_.ranges(shards[i]), name, optimizer_.states(i)[k].data, compute_);
 }
 
-void Checkpoints::add_file(const std::string& name, std::vector<StoredTensor> tensors, const Arrays& arrays) {
-  safetensors_header(tensors);  // says where each lies
-  File file{name, std::move(tensors), {}};
-  const std::vector<Shard> shards = parameters_.shards();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    for (const ParameterRange& range : parameters_.counted_ranges(shards[i])) {
-      const size_t number = range.parameter - parameters_.all().data();
-      for (size_t k = 0; k < arrays[i].size(); ++k) {
-        const StoredTensor& tensor = file.tensors[number * arrays[i].size() + k];
-        const size_t element = bytes_of(tensor.type);
-        Piece piece{static_cast<const std::byte*>(arrays[i][k]) + range.begin_in_shard * element,
-                    range.size * element,
-                    {}};
-        for (const GlobalRuns& runs : global_runs(range)) {
-          piece.blocks.push_back({tensor.begin + runs.first * element, runs.length * element,
-                                  static_cast<uint64_t>(runs.count), runs.stride * element});
-        }
-        file.bytes += piece.bytes;
-        file.pieces.push_back(std::move(piece));
-      }
-    }
-  }
-  std::sort(file.pieces.begin(), file.pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.blocks[0].begin < b.blocks[0].begin; });
-  files_.push_back(std::move(file));
-}
-
-// ---- Saving: the thread of the training
-
-void Checkpoints::before_update() {
-  if (!copies_issued_.valid()) return;
-  copies_issued_.get();
-  wait_event(compute_, copied_);
-}
+// ---- Saving
 
 void Checkpoints::after_update(int64_t step) {
   done_ = step + 1;
-  const bool due = options_.save_every > 0 && done_ % options_.save_every == 0,
-             last = done_ == options_.steps;
-  if (due || last) begin_save(done_, last);
-}
-
-void Checkpoints::begin_save(int64_t steps, bool last) {
-  if (options_.save.empty()) return;
-  saved_ = steps;
-  if (saving_.valid()) saving_.get();
-  updated_.record(compute_);
-  copies_ = std::promise<void>();
-  copies_issued_ = copies_.get_future();
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  saving_ = std::async(std::launch::async, [this, steps, last, device]() noexcept {
-    CUDA_CHECK(cudaSetDevice(device));
-    return save(steps, last);
-  });
+  const bool due = options_.save_every > 0 && done_ % options_.save_every == 0;
+  if (!due || done_ == options_.steps) return;  // finish() saves the last one
+  const std::string error = save();
+  if (!error.empty() && ranks_.rank() == 0) std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
 }
 
 void Checkpoints::finish() {
-  if (done_ > saved_) begin_save(done_, true);
-  const std::string error = saving_.valid() ? saving_.get() : "";
-  if (!error.empty()) throw RunError(error);
+  if (done_ == saved_) return;
+  if (const std::string error = save(); !error.empty()) throw RunError(error);
 }
 
-// ---- Saving: the thread that writes
-
-std::string Checkpoints::save(int64_t steps, bool last) {
-  const std::string path = (fs::path(options_.save) / checkpoint_name(steps)).string();
-  std::string error = write(path, steps);
-  if (!error.empty()) error = "--save: " + path + " can not be written: " + error;
-  if (rank_ == 0 && error.empty()) {
-    std::printf("checkpoint  %s is saved\n", path.c_str());
-    std::fflush(stdout);
-  } else if (rank_ == 0 && !last) {
-    std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
-  }
-  return error;
-}
-
-std::string Checkpoints::write(const std::string& path, int64_t steps) {
-  const std::string part = path + ".part";
-  std::string error = agreement_->first(rank_ == 0 ? begin(part) : "");
-  if (!error.empty()) copies_.set_value();  // nothing is copied
-  if (error.empty()) error = agreement_->first(write_tensors(part));
-  if (error.empty()) agree_on_checksums();
-  if (error.empty() && rank_ == 0) error = complete(part, steps);
-  error = agreement_->first(error);
+std::string Checkpoints::save() {
+  if (options_.save.empty()) return {};
+  const bool is_first = ranks_.rank() == 0;
+  const std::string path = (fs::path(options_.save) / checkpoint_name(done_)).string();
+  const std::string part = (fs::path(options_.save) / "new.part").string();
+  std::vector<File> all = files();
+  std::string error = failure([&] {
+    if (!is_first) return;
+    fs::remove_all(part);  // of a run that was killed
+    fs::create_directory(part);
+  });
+  if (error.empty()) error = failure([&] { write(part, all); });
+  if (error.empty()) error = failure([&] { complete(part, all); });
   std::error_code ignored;
-  if (!error.empty() && rank_ == 0) fs::remove_all(part, ignored);
-  return error;
-}
-
-// Makes the folder, and in it the beginnings of the files.
-std::string Checkpoints::begin(const std::string& part) {
-  std::error_code error;
-  for (const std::string& old : cut_off_checkpoints(options_.save)) fs::remove_all(old, error);
-  if (!fs::create_directory(part, error)) return error.message();
-  for (File& file : files_) {
-    const std::string words = write_file(fs::path(part) / file.name, safetensors_header(file.tensors));
-    if (!words.empty()) return words;
-  }
+  if (is_first) fs::remove_all(part, ignored);  // what has failed, or what was replaced
+  if (!error.empty()) return "--save: " + path + " can not be written: " + error;
+  saved_ = done_;
+  if (is_first) std::printf("checkpoint  %s is saved\n", path.c_str());
+  std::fflush(stdout);
   return {};
 }
 
-// While a buffer is written, the next one is filled.
-std::string Checkpoints::write_tensors(const std::string& part) {
-  std::vector<Round> rounds;
-  for (File& file : files_) {
-    for (uint64_t begin = 0; begin < file.bytes; begin += checkpoint_buffer)
-      rounds.push_back({&file, begin, std::min<uint64_t>(checkpoint_buffer, file.bytes - begin)});
+std::vector<Checkpoints::File> Checkpoints::files() const {
+  File weights{"model.safetensors", stored(parameters_, number_type<real>), {}, {}};
+  File states{
+      "optimizer.safetensors", stored(parameters_, number_type<accum>, optimizer_.state_names()), {}, {}};
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    weights.arrays.push_back({shards[i].weights});
+    states.arrays.emplace_back();
+    for (const AccumTensor& state : optimizer_.states(i)) states.arrays[i].push_back(state.data);
   }
-  wait_event(*stream_, updated_);
-  if (optimizer_.loss_scale() != nullptr) {
-    CUDA_CHECK(cudaMemcpyAsync(loss_scale_.data(), optimizer_.loss_scale(), sizeof(LossScale),
-                               cudaMemcpyDeviceToHost, *stream_));
+  std::vector<File> all = {weights, states};
+  for (File& file : all) {
+    for (StoredTensor& tensor : file.tensors) tensor.checksum = checksum_text(0);  // it has its size
+    safetensors_header(file.tensors);                                              // says where each lies
+    file.checksums.resize(file.tensors.size());
   }
-  const auto fill_round = [&](size_t i) {
-    if (i < rounds.size()) fill(rounds[i], static_cast<int>(i % 2));
-    if (i + 1 != std::max<size_t>(rounds.size(), 1)) return;
-    copied_.record(*stream_);
-    copies_.set_value();
-  };
-  std::string error;
-  std::optional<SharedFile> on_disk;
-  std::optional<FilePlaces> places;
-  std::optional<TensorChecksums> checksums;
-  for (File& file : files_)
-    file.checksums = TensorChecksums(file.tensors).parts();  // of a rank with no piece
-  fill_round(0);
-  for (size_t i = 0; i < rounds.size(); ++i) {
-    fill_round(i + 1);
-    filled_[i % 2].synchronize();
-    const Round& round = rounds[i];
-    if (i == 0 || round.file != rounds[i - 1].file) {
-      std::vector<FileBlock> blocks;
-      for (const Piece& piece : round.file->pieces)
-        blocks.insert(blocks.end(), piece.blocks.begin(), piece.blocks.end());
-      on_disk.emplace(fs::path(part) / round.file->name, blocks);
-      places.emplace(blocks);
-      checksums.emplace(round.file->tensors);
+  return all;
+}
+
+// Writes the elements that this rank counts to their places.
+void Checkpoints::write(const std::string& part, std::vector<File>& files) {
+  const std::vector<Shard> shards = parameters_.shards();
+  for (File& file : files) {
+    SharedFile on_disk(part + "/" + file.name);
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const std::vector<const void*>& arrays = file.arrays[i];
+      for (const ParameterRange& range : parameters_.counted_ranges(shards[i])) {
+        const size_t first = (range.parameter - parameters_.all().data()) * arrays.size();
+        for (size_t k = 0; k < arrays.size(); ++k)
+          write_range(range, arrays[k], file.tensors[first + k], file.checksums[first + k], on_disk);
+      }
     }
-    const std::byte* const data = buffers_[i % 2].data();
-    const auto summed = std::async(std::launch::async, [&] {  // beside the disk
-      places->next(data, round.bytes, [&](const std::byte* run, size_t bytes, uint64_t place) {
-        checksums->add(run, bytes, place);
-        return true;
-      });
-    });
-    on_disk->write(data, round.bytes);
-    summed.wait();
-    const bool last = i + 1 == rounds.size() || rounds[i + 1].file != round.file;
-    if (!last) continue;
-    round.file->checksums = checksums->parts();
-    if (const std::string words = on_disk->finish(); error.empty()) error = words;
+    on_disk.flush();
   }
-  return error;
 }
 
-// Copies bytes of this rank's pieces to a buffer.
-void Checkpoints::fill(const Round& round, int buffer) {
-  uint64_t at = 0;  // of a piece, among the bytes of all pieces
-  std::byte* to = buffers_[buffer].data();
-  for (const Piece& piece : round.file->pieces) {
-    const uint64_t begin = std::max(at, round.begin),
-                   end = std::min(at + piece.bytes, round.begin + round.bytes);
-    if (begin < end) {
-      CUDA_CHECK(
-          cudaMemcpyAsync(to, piece.data + (begin - at), end - begin, cudaMemcpyDeviceToHost, *stream_));
-      to += end - begin;
+// They follow each other in the shard. In the file they are runs with gaps, if the rank has a part of each
+// row.
+void Checkpoints::write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
+                              uint32_t& checksum, SharedFile& file) {
+  const size_t element = bytes_of(tensor.type);
+  const auto* from = static_cast<const std::byte*>(shard) + range.begin_in_shard * element;
+  for (const GlobalRuns& runs : global_runs(range)) {
+    const size_t bytes = runs.count * runs.length * element,
+                 length = runs.length == runs.stride ? bytes : runs.length * element;
+    for (size_t done = 0; done < bytes;) {
+      const size_t end = std::min(done + checkpoint_buffer, bytes);
+      const std::byte* data = to_host(from + done, end - done);
+      while (done < end) {
+        const size_t run = done / length, in_run = done % length,
+                     size = std::min(length - in_run, end - done);
+        const uint64_t place = (runs.first + run * runs.stride) * element + in_run;
+        file.write(data, size, tensor.begin + place);
+        checksum ^= checksum_part(tensor, place, data, size);
+        done += size;
+        data += size;
+      }
     }
-    at += piece.bytes;
-  }
-  filled_[buffer].record(*stream_);
-}
-
-void Checkpoints::agree_on_checksums() {
-  for (File& file : files_) {
-    const std::vector<uint32_t> parts = agreement_->exclusive_or(file.checksums);
-    for (size_t i = 0; i < parts.size(); ++i)
-      file.tensors[i].checksum = crc32_of(parts[i], file.tensors[i].bytes());
+    from += bytes;
   }
 }
 
-// Makes a checkpoint of what all ranks have written.
-std::string Checkpoints::complete(const std::string& part, int64_t steps) {
+// Copies some of what the optimizer has updated, and waits.
+const std::byte* Checkpoints::to_host(const void* from, size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(buffer_.data(), from, bytes, cudaMemcpyDeviceToHost, compute_));
+  CUDA_CHECK(cudaStreamSynchronize(compute_));
+  return buffer_.data();
+}
+
+// Rank 0 makes a checkpoint of what all ranks have written.
+void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
+  for (File& file : files) file.checksums = ranks_.exclusive_or(file.checksums);
+  if (ranks_.rank() > 0) return;
   const fs::path folder = part;
-  for (File& file : files_) {
-    const std::string words = overwrite(folder / file.name, safetensors_header(file.tensors));
-    if (!words.empty()) return words;
+  for (File& file : files) {
+    for (size_t i = 0; i < file.tensors.size(); ++i)
+      file.tensors[i].checksum = checksum_text(file.checksums[i]);
+    const std::string header = safetensors_header(file.tensors);
+    SharedFile on_disk(folder / file.name);
+    on_disk.write(reinterpret_cast<const std::byte*>(header.data()), header.size(), 0);
+    on_disk.flush();
   }
   std::vector<double> scale;
-  if (has_loss_scale) scale = {loss_scale_[0].factor, loss_scale_[0].good_steps, loss_scale_[0].skipped};
-  const std::string state = trainer_state_text(
-      steps, precision_name, std::string(to_string(options_.optimizer)), options_.as_json, scale);
-  std::string error =
-      write_file(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
-                                                           torch_names[static_cast<int>(number_type<real>)]));
-  if (error.empty()) error = write_file(folder / "trainer_state.json", state);
+  if (has_loss_scale) {
+    LossScale now;
+    std::memcpy(&now, to_host(optimizer_.loss_scale(), sizeof now), sizeof now);
+    scale = {now.factor, now.good_steps, now.skipped};
+  }
+  write_file(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
+                                                       torch_names[static_cast<int>(number_type<real>)]));
+  write_file(folder / "trainer_state.json",
+             trainer_state_text(done_, precision_name, std::string(to_string(options_.optimizer)),
+                                options_.as_json, scale));
   const fs::path tokenizer = tokenizer_beside(options_.data);
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
     const fs::path from = tokenizer.parent_path() / name;
-    std::error_code failed;
-    if (tokenizer.empty() || !error.empty() || !fs::exists(from, failed)) continue;
-    if (!fs::copy_file(from, folder / name, failed)) error = failed.message();
-    if (error.empty()) error = flush_to_disk(folder / name);
+    if (tokenizer.empty() || !fs::exists(from)) continue;
+    fs::copy_file(from, folder / name);
+    flush_to_disk(folder / name);
   }
-  if (error.empty()) error = publish_checkpoint(part, steps);
-  if (error.empty()) remove_old_checkpoints(options_.save, steps, options_.keep);
-  return error;
+  publish_checkpoint(part, done_);
 }
 
 }  // namespace pentatron

@@ -3,9 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -19,15 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-// Puts a file or folder at a path, at once. A folder that was there is at `part` then.
-std::string replace(const std::string& part, const std::string& path) {
-  std::error_code ignored;
-  const bool exchanges = fs::is_directory(path, ignored);
-  const int status =
-      renameat2(AT_FDCWD, part.c_str(), AT_FDCWD, path.c_str(), exchanges ? RENAME_EXCHANGE : 0);
-  return status == 0 ? "" : std::strerror(errno);
-}
 
 // The values of a file, which is a JSON object; every complaint names option and file.
 class JsonFile {
@@ -58,6 +47,10 @@ class JsonFile {
     check(value.is_number_integer() && value >= lowest && value <= highest, key,
           " to be a whole number from ", lowest, " to ", highest, "; it is ", value.dump());
     return value;
+  }
+  std::string words(const char* key) const {
+    check(has(key) && json_[key].is_string(), "a text for ", key);
+    return json_[key];
   }
   double number(const char* key, double preset) const {
     if (!has(key)) return preset;
@@ -98,66 +91,28 @@ std::string checkpoint_name(int64_t steps) {
   return name;
 }
 
-int64_t steps_of_name(const std::string& name) {
-  constexpr std::string_view prefix = "step_";
-  const bool good = name.starts_with(prefix) && name.size() > prefix.size() && name.size() < 20 &&
-                    name.find_first_not_of("0123456789", prefix.size()) == name.npos;
-  return good ? std::stoll(name.substr(prefix.size())) : -1;
-}
-
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file) {
+  std::string newest;
+  std::getline(std::ifstream(fs::path(folder) / "latest"), newest);
   std::error_code ignored;
-  if (fs::exists(fs::path(folder) / file, ignored)) return folder;
-  std::string name;
-  std::getline(std::ifstream(fs::path(folder) / "latest"), name);
-  const std::string newest = (fs::path(folder) / name).string();
-  if (steps_of_name(name) >= 0 && fs::exists(fs::path(newest) / file, ignored)) return newest;
-  const std::vector<std::string> parts = cut_off_checkpoints(folder);
+  for (const fs::path& path : {fs::path(folder), fs::path(folder) / newest}) {
+    if (fs::exists(path / file, ignored)) return path.string();
+  }
   throw UsageError(option, folder,
-                   "a folder with " + file + ", or one of --save that has a complete checkpoint" +
-                       (parts.empty() ? "" : "; " + parts.front() + " was cut off"));
+                   "a folder with " + file + ", or one of --save that has a complete checkpoint");
 }
 
-bool has_checkpoint(const std::string& folder) {
-  std::error_code ignored;
-  return fs::exists(fs::path(folder) / "latest", ignored);
-}
-
-std::vector<std::string> cut_off_checkpoints(const std::string& folder) {
-  std::vector<std::string> paths;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const fs::path path = entry->path();
-    if (path.extension() == ".part" && steps_of_name(path.stem().string()) >= 0)
-      paths.push_back(path.string());
-  }
-  return paths;
-}
-
-std::string publish_checkpoint(const std::string& part, int64_t steps) {
-  const fs::path folder = fs::path(part).parent_path();
-  const std::string name = checkpoint_name(steps);
-  std::string error = flush_to_disk(part);
-  if (error.empty()) error = replace(part, (folder / name).string());
-  if (error.empty()) error = flush_to_disk(folder.string());
-  if (error.empty()) error = write_file((folder / "latest.part").string(), name + "\n");
-  if (error.empty()) error = replace((folder / "latest.part").string(), (folder / "latest").string());
-  if (error.empty()) error = flush_to_disk(folder.string());
-  std::error_code ignored;
-  if (error.empty()) fs::remove_all(part, ignored);
-  return error;
-}
-
-void remove_old_checkpoints(const std::string& folder, int64_t steps, int keep) {
-  std::vector<int64_t> all;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const int64_t its_steps = steps_of_name(entry->path().filename().string());
-    if (its_steps >= 0 && its_steps <= steps) all.push_back(its_steps);
-  }
-  std::sort(all.rbegin(), all.rend());
-  for (size_t i = keep; i < all.size(); ++i)
-    fs::remove_all(fs::path(folder) / checkpoint_name(all[i]), error);
+void publish_checkpoint(const std::string& part, int64_t steps) {
+  const fs::path folder = fs::path(part).parent_path(), path = folder / checkpoint_name(steps);
+  flush_to_disk(part);
+  if (fs::exists(path))
+    check_errno(renameat2(AT_FDCWD, part.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0);
+  else
+    fs::rename(part, path);
+  flush_to_disk(folder);
+  write_file(folder / "latest.part", checkpoint_name(steps) + "\n");
+  fs::rename(folder / "latest.part", folder / "latest");
+  flush_to_disk(folder);
 }
 
 std::string trainer_state_text(int64_t steps, const std::string& precision, const std::string& optimizer,
@@ -174,28 +129,24 @@ std::string trainer_state_text(int64_t steps, const std::string& precision, cons
 TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint) {
   const fs::path folder = fs::path(checkpoint).lexically_normal();
   const JsonFile file(option, folder / "trainer_state.json");
-  const Json& state = file.json();
-  file.check(state.contains("format") && state["format"] == 1, "format 1");
-  file.check(
-      state.contains("step") && state["step"].is_number_unsigned() && state["step"] < uint64_t{1} << 40,
-      "a number of steps");
-  for (const char* const key : {"precision", "optimizer"})
-    file.check(state.contains(key) && state[key].is_string(), "a text for ", key);
-  file.check(state.contains("options") && state["options"].is_object(), "options");
-  TrainerState result{state["step"], state["precision"], state["optimizer"], {}, {}};
-  if (state.contains("loss_scale")) {
-    const Json& scale = state["loss_scale"];
-    const auto is_number = [](const Json& x) { return x.is_number() && x.get<double>() >= 0; };
-    file.check(scale.is_array() && scale.size() == 3 && std::all_of(scale.begin(), scale.end(), is_number) &&
-                   scale[0].get<double>() > 0,
-               "a loss scale of three numbers");
+  file.check(file.has("format") && file.json()["format"] == 1, "format 1");
+  TrainerState result;
+  result.steps = file.whole("step", 0, 1'000'000'000);
+  result.precision = file.words("precision");
+  result.optimizer = file.words("optimizer");
+  if (file.has("loss_scale")) {
+    const Json& scale = file.json()["loss_scale"];
+    file.check(
+        scale.is_array() && scale.size() == 3 && std::ranges::all_of(scale, &Json::is_number) && scale[0] > 0,
+        "a loss scale of three numbers");
     result.loss_scale = scale.get<std::vector<double>>();
   }
-  for (const auto& [name, value] : state["options"].items())
+  const JsonFile options = file.part("options");
+  for (const auto& [name, value] : options.json().items())
     result.options[name] = value.is_string() ? value.get<std::string>() : value.dump();
-  const int64_t named =
-      steps_of_name((folder.has_filename() ? folder : folder.parent_path()).filename().string());
-  file.check(named < 0 || named == result.steps, "the steps of its folder's name; it says ", result.steps);
+  const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+  file.check(!name.starts_with("step_") || name == checkpoint_name(result.steps),
+             "the steps of its folder's name; it says ", result.steps);
   return result;
 }
 
@@ -266,22 +217,12 @@ std::string model_config_text(const ModelConfig& m, int sequence_length, const s
   return config.dump(2) + "\n";
 }
 
-std::string model_difference(const ModelConfig& m, const ModelConfig& s) {
-  const std::tuple<const char*, double, double> sizes[] = {
-      {"--layers", m.layers, s.layers},
-      {"--d-model", m.d_model, s.d_model},
-      {"--heads", m.heads, s.heads},
-      {"--kv-heads", m.kv_heads, s.kv_heads},
-      {"--d-ff", m.d_ff, s.d_ff},
-      {"--vocab-size", m.vocab_size, s.vocab_size},
-      {"--model's rope_theta", m.rope_theta, s.rope_theta},
-      {"--model's rms_norm_eps", m.norm_epsilon, s.norm_epsilon},
-      {"--experts", m.experts, s.experts},
-      {"--top-k", m.experts > 0 ? m.top_k : 0, s.experts > 0 ? s.top_k : 0},
-      {"--shared-experts", m.shared_experts, s.shared_experts},
-      {"--balance bias", m.has_balance_bias(), s.has_balance_bias()}};
-  for (const auto& [name, here, there] : sizes) {
-    if (here != there) return text(name, " is ", here, ", and was ", there);
+std::string model_difference(const ModelConfig& model, const ModelConfig& saved) {
+  const Json here = Json::parse(model_config_text(model, 0, "")),
+             there = Json::parse(model_config_text(saved, 0, ""));
+  for (const auto& [name, value] : here.items()) {
+    const Json was = there.value(name, Json());
+    if (value != was) return text(name, " is ", value.dump(), ", and was ", was.dump());
   }
   return {};
 }

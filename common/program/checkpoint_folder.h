@@ -14,24 +14,14 @@ namespace pentatron {
 
 // The checkpoint with `steps` steps done: "step_000200".
 std::string checkpoint_name(int64_t steps);
-int64_t steps_of_name(const std::string& name);  // -1: it is no such name
 
 // The folder that --load means: itself, or the one that its file `latest` names. Throws UsageError, naming
 // `option`. `file`: what a checkpoint must have.
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file);
 
-// Whether a folder of --save has a complete checkpoint.
-bool has_checkpoint(const std::string& folder);
-
-// The checkpoints in a folder that were not completed, as paths.
-std::vector<std::string> cut_off_checkpoints(const std::string& folder);
-
-// The next two return what went wrong, or nothing. Both are complete or have no effect, whatever happens.
-//
-// Makes the folder `part` the newest checkpoint of its folder. An old one with the same number of steps goes.
-std::string publish_checkpoint(const std::string& part, int64_t steps);
-// Removes all but the newest `keep` of the checkpoints with up to `steps` steps.
-void remove_old_checkpoints(const std::string& folder, int64_t steps, int keep);
+// Makes the folder `part` the newest checkpoint of its folder; an old one with the same number of steps is at
+// `part` then. It happens wholly or not at all, whenever the process is killed. Throws std::system_error.
+void publish_checkpoint(const std::string& part, int64_t steps);
 
 struct TrainerState {
   int64_t steps = 0;
@@ -53,7 +43,8 @@ void read_model_config(const std::string& option, const std::string& folder, Mod
 // words, such as "float32".
 std::string model_config_text(const ModelConfig& model, int sequence_length, const std::string& type);
 
-// The first size in which two models differ, such as "--layers is 8, and was 4", or nothing.
+// The first entry of config.json in which two models differ, such as "num_hidden_layers is 8, and was 4", or
+// nothing.
 std::string model_difference(const ModelConfig& model, const ModelConfig& saved);
 
 }  // namespace pentatron

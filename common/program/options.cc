@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -85,10 +86,9 @@ void declare_checkpoints(CommandLine& line, Options& options) {
   line.group("Checkpoints");
   line.words("--save", "DIR", options.save, "write checkpoints into this folder, at least at the end");
   line.whole("--save-every", options.save_every, 0, 1'000'000'000, "steps between two of them, 0: none");
-  line.whole("--keep", options.keep, 1, 1'000'000, "checkpoints that stay; older ones are removed");
   line.flag("--resume", options.resume, "continue from --save, if it has a checkpoint", [&] {
     require(!options.save.empty(), "--resume", "given", "--save, the folder from which the run goes on");
-    if (!has_checkpoint(options.save)) return;
+    if (!std::filesystem::exists(options.save + "/latest")) return;
     use_checkpoint(line, options, "--resume", options.save);
     options.load = options.save;
   });

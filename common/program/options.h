@@ -42,7 +42,6 @@ struct Options : TrainingConfig, CommunicationConfig {
   bool resume = false;      // load what `save` has, if it has something: then `load` is `save`
   std::string load_folder;  // of the checkpoint, or of the weights
   int save_every = 0;       // steps between two checkpoints; 0: only at the end
-  int keep = 2;             // of them
   const char* load_option() const {
     return load.empty() ? "--load-weights" : resume && load == save ? "--resume" : "--load";
   }

@@ -3,25 +3,12 @@
 // status of their own, which tells a script that the run can go on (--resume). A second signal ends at once.
 #pragma once
 
-#include <csignal>
-
 namespace pentatron {
 
 inline constexpr int exit_preempted = 75;  // EX_TEMPFAIL of sysexits.h: try again later
 
-// While it exists, if `listens`, such a signal is noted. Otherwise it ends the process, as always.
-class Preemption {
- public:
-  explicit Preemption(bool listens);
-  ~Preemption();
-  Preemption(const Preemption&) = delete;
-  Preemption& operator=(const Preemption&) = delete;
-
-  static bool asked();  // this process has got a signal
-
- private:
-  const bool listens_;
-  struct sigaction before_[2] = {};
-};
+void listen_for_preemption();  // such a signal is noted from now on. Otherwise it ends the process, as
+                               // always.
+bool is_preempted();           // this process has got a signal
 
 }  // namespace pentatron

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "kernels/attention.h"
+#include "program/preemption.h"
 #include "program/program.h"
 
 namespace pentatron {
@@ -139,7 +140,8 @@ double flops_per_token(const TrainingConfig& training) {
 }
 
 Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals)
-    : options_(options), totals_(totals), trained_(parameters), preemption_(!options.save.empty()) {
+    : options_(options), totals_(totals), trained_(parameters) {
+  if (!options.save.empty()) listen_for_preemption();
   check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = peers_.places();
   const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
@@ -209,7 +211,7 @@ void Run::log_step() {
                          (std::isfinite(totals_.host_loss()) && std::isfinite(totals_.host_norm()));
   const std::vector<double> largest =
       peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
-                      static_cast<double>(Preemption::asked()), is_finite ? 0.0 : 1.0});
+                      static_cast<double>(is_preempted()), is_finite ? 0.0 : 1.0});
   preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
   sent_bytes_ = issued.sent;
   wall_seconds_ += largest[3];

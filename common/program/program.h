@@ -18,7 +18,6 @@
 #include "model/parameters.h"
 #include "program/log.h"
 #include "program/options.h"
-#include "program/preemption.h"
 #include "program/totals.h"
 
 namespace pentatron {
@@ -114,7 +113,6 @@ class Run {
   Peers& peers_ = peers();
   StepTotals& totals_;
   const Parameters& trained_;
-  const Preemption preemption_;
   bool preempted_ = false;
   int64_t steps_done_ = 0;
   std::optional<RunLog> log_;  // on rank 0

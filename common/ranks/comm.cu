@@ -43,11 +43,12 @@ template <>
 constexpr ncclDataType_t nccl_type<unsigned char> = ncclUint8;
 
 // Combines each value over all ranks.
-std::vector<double> reduce(Watchdog& watchdog, std::vector<double> values, MPI_Op op) {
+template <class T>
+std::vector<T> reduce(Watchdog& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
   const Watchdog::Call call(watchdog, "MPI_Iallreduce");
-  std::vector<double> result(values.size());
+  std::vector<T> result(values.size());
   MPI_Request request;
-  MPI_CHECK(MPI_Iallreduce(values.data(), result.data(), static_cast<int>(values.size()), MPI_DOUBLE, op,
+  MPI_CHECK(MPI_Iallreduce(values.data(), result.data(), static_cast<int>(values.size()), type, op,
                            MPI_COMM_WORLD, &request));
   wait(request);
   return result;
@@ -157,49 +158,6 @@ World::World(int* argc, char*** argv) {
   peers_before_ = std::exchange(peers_now, this);
 }
 
-namespace {
-
-// With a communicator of its own. A thread that waits shares its core with the training, so it does not spin.
-class MpiAgreement : public Agreement {
- public:
-  MpiAgreement() {
-    MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
-    MPI_CHECK(MPI_Comm_rank(comm_, &rank_));
-    MPI_CHECK(MPI_Comm_size(comm_, &ranks_));
-  }
-  ~MpiAgreement() override { MPI_Comm_free(&comm_); }
-
-  std::string first(const std::string& words) override {
-    int speaker = words.empty() ? ranks_ : rank_;
-    MPI_Request request;
-    MPI_CHECK(MPI_Iallreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MIN, comm_, &request));
-    wait(request);
-    if (speaker == ranks_) return {};
-    char text[512] = {};
-    words.copy(text, sizeof text - 1);
-    MPI_CHECK(MPI_Ibcast(text, sizeof text, MPI_CHAR, speaker, comm_, &request));
-    wait(request);
-    return text;
-  }
-
-  std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& numbers) override {
-    std::vector<uint32_t> result(numbers.size());
-    MPI_Request request;
-    MPI_CHECK(MPI_Iallreduce(numbers.data(), result.data(), static_cast<int>(numbers.size()), MPI_UINT32_T,
-                             MPI_BXOR, comm_, &request));
-    wait(request);
-    return result;
-  }
-
- private:
-  MPI_Comm comm_;
-  int rank_ = 0, ranks_ = 1;
-};
-
-}  // namespace
-
-std::unique_ptr<Agreement> World::agreement() const { return std::make_unique<MpiAgreement>(); }
-
 // Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
 // before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
 // for a while: until all have come.
@@ -276,7 +234,7 @@ int World::process_of(int rank) const {
 std::vector<double> World::largest(const std::vector<double>& values) const {
   std::vector<double> with_clock = values;
   with_clock.push_back(now());
-  std::vector<double> result = reduce(*watchdog_, with_clock, MPI_MAX);
+  std::vector<double> result = reduce(*watchdog_, with_clock, MPI_DOUBLE, MPI_MAX);
   advance_clock(result.back());
   result.pop_back();
   return result;
@@ -284,7 +242,10 @@ std::vector<double> World::largest(const std::vector<double>& values) const {
 std::vector<double> World::sum(const std::vector<double>& values) const {
   std::vector<double> of_all = values;
   for (double& value : of_all) value *= stands_for_;
-  return reduce(*watchdog_, of_all, MPI_SUM);
+  return reduce(*watchdog_, of_all, MPI_DOUBLE, MPI_SUM);
+}
+std::vector<uint32_t> World::exclusive_or(const std::vector<uint32_t>& values) const {
+  return reduce(*watchdog_, values, MPI_UINT32_T, MPI_BXOR);
 }
 
 std::vector<std::string> World::gather(const std::string& text) const {

@@ -76,9 +76,9 @@ class World : public Peers {
   // Host values (peers.h). All ranks call these, in the same order. A rank that waits yields its core.
   std::vector<double> largest(const std::vector<double>& values) const override;
   std::vector<double> sum(const std::vector<double>& values) const override;
+  std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
   std::string places() const override;
-  std::unique_ptr<Agreement> agreement() const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
   std::vector<int> all() const;           // 0, 1, ... ranks() - 1
 

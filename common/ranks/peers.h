@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,16 +24,6 @@ inline double sent_bytes(const TrafficByOperation& traffic) {
   return sum;
 }
 
-// What all ranks agree on, in a thread beside the one that trains. All ranks call it, in the same order.
-class Agreement {
- public:
-  virtual ~Agreement() = default;
-  // What the first rank says that says anything.
-  virtual std::string first(const std::string& words) { return words; }
-  // The exclusive or of all ranks' numbers, one by one.
-  virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& numbers) { return numbers; }
-};
-
 // The defaults are those of a single process.
 class Peers {
  public:
@@ -43,17 +32,16 @@ class Peers {
   virtual int ranks() const { return 1; }
   // How many ranks do what this one does: itself, and in a folded world (comm.h) those that are absent.
   virtual int stands_for() const { return 1; }
-  // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks, absent
-  // ones included. `gather` returns the texts of all ranks on rank 0. `largest` also sets all modelled clocks
-  // to the latest (device/cuda.h).
+  // All ranks call these, in the same order. `largest`, `sum` and `exclusive_or` combine each value over the
+  // ranks, absent ones included. `gather` returns the texts of all ranks on rank 0. `largest` also sets all
+  // modelled clocks to the latest (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
+  virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
   virtual std::string places() const { return {}; }
 
-  // Its messages are not taken for those of this object. All ranks call this.
-  virtual std::unique_ptr<Agreement> agreement() const { return std::make_unique<Agreement>(); }
 
   // Device memory in bytes that CUDA, its libraries and NCCL take, beside the tensors: estimates, measured on
   // an H200 with CUDA 13.0. The context, with the kernels that are loaded into it at the start, is there

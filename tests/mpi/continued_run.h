@@ -41,7 +41,7 @@ struct Trained {
   std::string model, optimizer;  // the files of the last checkpoint, on rank 0
 };
 
-// Saves after every step, while the next one runs.
+// Saves after every step.
 inline Trained train(const CombinedCase& c, World& world, const std::string& save,
                      const std::string& load = "") {
   CombinedCase with = c;
@@ -50,11 +50,10 @@ inline Trained train(const CombinedCase& c, World& world, const std::string& sav
   with.options.load = with.options.load_folder = load;
   with.options.as_json = "{}";
   CombinedModel model(with, world);
-  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute, world);
+  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute);
   Trained result;
   for (int64_t step = checkpoints.first_step(); step < c.options.steps; ++step) {
     model.accumulate(batches_of_step(c.options, static_cast<int>(step)));
-    checkpoints.before_update();
     model.optimizer.step(step, model.totals.norm_squared());
     checkpoints.after_update(step);  // as in main.cu, before the host has waited for the update
     for (UnitHooks* hooks : model.seams.hooks) hooks->weights_changed();

@@ -128,7 +128,7 @@ TEST_CASE("07: fp16: a run continues with its loss scale", "[07][checkpoint]") {
   World world(nullptr, nullptr);
   const SharedFolder folder(world);
   CombinedCase c = {{.dp = mpi_tests::ranks()}, half_options()};
-  c.options.steps = c.options.keep = 5;
+  c.options.steps = 5;
   c.options.zero_stage = 1;
   const Trained whole = train(c, world, folder.path() + "/whole");
   c.options.loss_scale = 1;  // the checkpoint's counts
