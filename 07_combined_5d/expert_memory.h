@@ -9,26 +9,12 @@
 
 namespace pentatron {
 
-// Copies that an expert takes of a micro-batch of `rows` tokens: options.drop_tokens even shares (Fedus et
-// al., "Switch", 2021), or all (Gale et al., "MegaBlocks", 2022).
-inline int64_t expert_capacity(const ExpertOptions& options, int64_t rows) {
-  if (options.drop_tokens == 0) return rows;
-  const double even = static_cast<double>(rows * options.model.top_k) / options.model.experts;
-  return std::min(rows, static_cast<int64_t>(std::ceil(options.drop_tokens * even)));
-}
-
 // Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
 // case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
-// even shares, and an even share is rows * top_k. Each chunk has as much room as any other.
+// even shares, and an even share is rows * top_k.
 inline int64_t expert_buffer_rows(const ExpertOptions& options, int64_t rows) {
-  if (options.expert_chunks > 1) {
-    ExpertOptions of_chunk = options;
-    of_chunk.expert_chunks = 1;
-    return options.expert_chunks * expert_buffer_rows(of_chunk, rows / options.expert_chunks);
-  }
   const int64_t own = options.model.experts / options.ep;
-  const int64_t chosen = rows * std::min<int64_t>(options.model.top_k, own);  // by the tokens of one rank
-  const int64_t all = options.ep * std::min(chosen, own * expert_capacity(options, rows));
+  const int64_t all = options.ep * rows * std::min<int64_t>(options.model.top_k, own);
   if (options.expert_buffer == 0) return all;
   return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.model.top_k))));
 }
@@ -44,18 +30,15 @@ inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare s
   const int64_t bias = options.model.has_balance_bias() ? e : 0, shared = options.model.shared_experts;
   share.feed_forward = FeedForwardMemory{
       {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
-      {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f,
-       (r + 1) * e + (options.z_loss > 0 ? r : 0), 2 * copies},
+      {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f, (r + 1) * e, 2 * copies},
       {buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f, r * e},
-      std::max(largest_operand(buffer / options.expert_chunks, c.d, 2 * c.f),
+      std::max(largest_operand(buffer, c.d, 2 * c.f),
                shared > 0 ? largest_operand(r, c.d, 2 * c.f * shared) : 0)};
   share.replicas.push_back(share.replicas[0] / options.ep);
   // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 64 bands. An
   // address is as long as two integers.
-  const int64_t chunks = options.expert_chunks;
-  const int64_t addresses = options.expert_products == ExpertProducts::grouped ? 3 * e / options.ep : 0;
-  share.work +=
-      {copies * c.d, copies + 1, (4 * chunks + std::min<int64_t>(r / chunks, 64)) * e + 2 * addresses};
+  const int64_t addresses = 3 * e / options.ep;
+  share.work += {copies * c.d, copies + 1, (2 + std::min<int64_t>(r, 64)) * e + 2 * addresses};
   if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
   return share;
 }

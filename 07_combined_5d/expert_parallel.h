@@ -1,5 +1,5 @@
-// Expert parallelism. A layer has E MLPs, the experts, in place of one. A router chooses top_k experts for
-// each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). Each of n ranks holds E / n
+// Expert parallelism. A layer has E MLPs, the experts, in place of one. A router chooses top_k experts
+// for each token (Shazeer et al., 2017; Lepikhin et al., "GShard", 2020). Each of n ranks holds E / n
 // experts. Tokens travel to their experts and back:
 //
 //   forward    route, permute       dispatch (all-to-all)   grouped products   combine (all-to-all, sum)
@@ -10,8 +10,7 @@
 // as a dense MLP. They choose alike; the router's gradient is partial on each (experts.md).
 //
 // Shared experts get every token (Dai et al., "DeepSeekMoE", 2024). Together they are a dense MLP on each
-// rank, which is computed while the rows of the others travel. And a micro-batch can travel in chunks: the
-// experts compute the rows of one while those of others are on their way.
+// rank, which is computed while the rows of the others travel.
 #pragma once
 
 #include <cmath>
@@ -19,7 +18,6 @@
 
 #include "expert_exchange.h"
 #include "expert_memory.h"
-#include "program/log.h"
 #include "router.h"
 
 namespace pentatron {
@@ -43,13 +41,11 @@ inline void declare_experts(const ModelConfig& model, int own, int rank, Paramet
   }
 }
 
-// The chunks of a micro-batch are equal parts of its rows, its copies, and the buffer. Each is permuted and
-// dispatched by itself.
 struct ExpertActivations : Choice {
-  Tensor dispatched;              // [buffer, d]
-  Tensor gate_up, product;        // [buffer, gate | up], [buffer, f]
-  Tensor returned;                // [copies, d]
-  std::vector<RowCounts> counts;  // [chunks]
+  Tensor dispatched;        // [buffer, d]
+  Tensor gate_up, product;  // [buffer, gate | up], [buffer, f]
+  Tensor returned;          // [copies, d]
+  RowCounts counts;
   FeedForwardTensors shared;
 };
 
@@ -70,40 +66,27 @@ class ExpertParallel : public FeedForward {
         rows_(int64_t{options.micro_batch_size} * options.sequence_length / (tokens ? tokens->ranks() : 1)),
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
         experts_(experts),
-        first_tensor_rank_(!tensor || tensor->rank() == 0),
-        router_(options_, rows_, tokens, first_tensor_rank_, compute),
-        exchange_(options_, experts, tensor, compute),
+        router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
+        exchange_(options_, experts, compute),
         compute_(compute) {
     if (options_.model.experts == 0) return;
-    counts_ = memory_.matrix<int32_t>(4 * chunks_, options_.model.experts);
-    bands_ = memory_.matrix<int32_t>(copy_bands(rows_ / chunks_), options_.model.experts);
+    sent_and_came_ = memory_.matrix<int32_t>(2, options_.model.experts);
+    bands_ = memory_.matrix<int32_t>(copy_bands(rows_), options_.model.experts);
     d_chosen_ = memory_.matrix<accum>(rows_, options_.model.top_k);
     d_permuted_ = memory_.matrix<real>(copies_, options_.model.d_model);
-    if (options_.expert_products == ExpertProducts::grouped) addresses_ = memory_.matrix<void*>(3, own_);
+    addresses_ = memory_.matrix<void*>(3, own_);
     if (exchange_.one_rank()) return;
     permuted_ = exchanged_.matrix<real>(copies_, options_.model.d_model);
     results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
-    exchange_.connect(counts_.row_range(0, 2), permuted_.row_range(0, 1));
-  }
-
-  // What became of this rank's copies since the last call. Tensor ranks have the same ones: the first counts.
-  Routed take_routed() {
-    Routed taken = std::exchange(routed_, {});
-    for (std::vector<int64_t>& loads : loads_)
-      for (int64_t& load : loads) taken.loads.push_back(first_tensor_rank_ * std::exchange(load, 0));
-    return taken;
+    exchange_.connect(sent_and_came_);
   }
 
   AccumTensor balance_loss() const { return router_.balance_loss(); }
   void add_balance_loss(StepTotals& totals) { router_.add_balance_loss(totals); }
 
-  // How many copies this rank has sent to each expert of a layer, [experts], since take_routed.
-  const std::vector<int64_t>& loads(int layer) const { return loads_[layer]; }
-
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
-    loads_.resize(model.layers, std::vector<int64_t>(options_.model.experts));
     if (model.experts == 0) return FeedForward::declare(parameters, model, layer);
     router_.gate(layer) = declare_gate(options_, parameters, layer);
     declare_experts(model, own_, experts_.rank(), parameters, layer);
@@ -116,15 +99,13 @@ class ExpertParallel : public FeedForward {
     const int e = options_.model.experts, d = options_.model.d_model;
     const auto a = std::make_shared<ExpertActivations>(
         ExpertActivations{{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
-                           arena.matrix<int32_t>(rows, options_.model.top_k), arena.matrix<accum>(1, e),
-                           arena.matrix<accum>(options_.z_loss > 0 ? rows : 0, 1)},
+                           arena.matrix<int32_t>(rows, options_.model.top_k), arena.matrix<accum>(1, e)},
                           arena.matrix<real>(buffer_rows_, d),
                           arena.matrix<real>(buffer_rows_, 2 * f_),
                           arena.matrix<real>(buffer_rows_, f_),
                           arena.matrix<real>(copies_, d),
-                          std::vector<RowCounts>(),
+                          RowCounts(e),
                           has_shared() ? shared_.allocate_kept(arena, rows) : FeedForwardTensors()});
-    for (int i = 0; i < chunks_; ++i) a->counts.emplace_back(e);
     return {{}, {}, a};
   }
 
@@ -140,7 +121,7 @@ class ExpertParallel : public FeedForward {
   int64_t largest_operand(int64_t rows, int64_t d) const override {
     if (options_.model.experts == 0) return FeedForward::largest_operand(rows, d);
     const int64_t shared = has_shared() ? shared_.largest_operand(rows, d) : 0;
-    return std::max(shared, pentatron::largest_operand(buffer_rows_ / chunks_, d, 2 * f_));
+    return std::max(shared, pentatron::largest_operand(buffer_rows_, d, 2 * f_));
   }
 
   Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
@@ -154,39 +135,27 @@ class ExpertParallel : public FeedForward {
     const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
     const Tensor results = exchange_.one_rank() ? a.returned : results_;
     router_.choose(blas, h, parameters, layer, a);
-    for (int i = 0; i < chunks_; ++i) {
-      const Matrix<int32_t> counts = counts_.row_range(4 * i, 4);
-      make_permutation(chunk(a.chosen, i), static_cast<int32_t>(expert_capacity(options_, rows_ / chunks_)),
-                       bands_, counts, chunk(a.place, i), compute_);
-      exchange_.exchange_counts(counts.row_range(1, 1), counts.row_range(3, 1), a.counts[i]);
-    }
-    for (int i = 0; i < chunks_; ++i)
-      permute_tokens(chunk(h, i), chunk(a.place, i), chunk(permuted, i), compute_);
+    const Matrix<int32_t> sent = sent_and_came_.row_range(0, 1), came = sent_and_came_.row_range(1, 1);
+    make_permutation(a.chosen, bands_, sent, a.place, compute_);
+    exchange_.exchange_counts(sent, came, a.counts);
+    permute_tokens(h, a.place, permuted, compute_);
     router_.balance(batch, recomputing, a);
-    await_counts(a);
-    if (!recomputing) note_loads(a, layer);
+    await_counts(a.counts);
 
-    for (int i = 0; i < chunks_; ++i)
-      exchange_.dispatch(a.counts[i], chunk(permuted, i), chunk(a.dispatched, i), arrived_[i]);
+    exchange_.dispatch(a.counts, permuted, a.dispatched, arrived_);
     if (has_shared())
       shared_.forward(blas, parameters, layer, batch, h, a.shared, recomputing, inside_, partial);
-    for (int i = 0; i < chunks_; ++i) {
-      wait_event(compute_, arrived_[i]);
-      const RowsOfExperts rows = rows_of_experts(a.counts[i]);
-      grouped_linear_forward(blas, rows.of_each(chunk(a.dispatched, i)), weights(parameters, layer, 0, 2),
-                             rows.of_each(chunk(a.gate_up, i)), addresses_);
-      if (rows.all > 0)
-        swiglu_forward(rows.of_all(chunk(a.gate_up, i)), rows.of_all(chunk(a.product, i)), compute_);
-      grouped_linear_forward(blas, rows.of_each(chunk(a.product, i)), weights(parameters, layer, 2),
-                             rows.of_each(chunk(results, i)), addresses_);
-      exchange_.combine(a.counts[i], chunk(results, i), chunk(a.returned, i), arrived_[i]);
-    }
-    wait_event(compute_, arrived_.back());
+    wait_event(compute_, arrived_);
+    const RowsOfExperts rows = rows_of_experts(a.counts);
+    grouped_linear_forward(blas, rows.of_each(a.dispatched), weights(parameters, layer, 0, 2),
+                           rows.of_each(a.gate_up), addresses_);
+    if (rows.all > 0) swiglu_forward(rows.of_all(a.gate_up), rows.of_all(a.product), compute_);
+    grouped_linear_forward(blas, rows.of_each(a.product), weights(parameters, layer, 2),
+                           rows.of_each(results), addresses_);
+    exchange_.combine(a.counts, results, a.returned, arrived_);
+    wait_event(compute_, arrived_);
     if (recomputing) return {};
-    for (int i = 0; i < chunks_; ++i) {
-      combine_tokens(chunk(a.returned, i), chunk(a.probabilities, i), chunk(a.chosen, i), chunk(a.place, i),
-                     chunk(partial, i), compute_, has_shared());
-    }
+    combine_tokens(a.returned, a.probabilities, a.chosen, a.place, partial, compute_, has_shared());
     return region.leave(partial);
   }
 
@@ -203,52 +172,40 @@ class ExpertParallel : public FeedForward {
     const Tensor d_returned = exchange_.one_rank() ? g.returned : permuted_;
     const Tensor d_dispatched = exchange_.one_rank() ? d_permuted_ : results_;
     if (!has_shared()) queue.prefetch(region, normed);
-    for (int i = 0; i < chunks_; ++i) {
-      combine_tokens_backward(chunk(d_partial, i), chunk(a.returned, i), chunk(a.probabilities, i),
-                              chunk(a.chosen, i), chunk(a.place, i), chunk(d_returned, i),
-                              chunk(d_chosen_, i).data, compute_);
-      exchange_.dispatch(a.counts[i], chunk(d_returned, i), chunk(g.returned, i), arrived_[i]);
-    }
+    combine_tokens_backward(d_partial, a.returned, a.probabilities, a.chosen, a.place, d_returned,
+                            d_chosen_.data, compute_);
+    exchange_.dispatch(a.counts, d_returned, g.returned, arrived_);
     router_.backward(batch, a, d_chosen_, g.logits, parameters.loss_scale());
     if (has_shared()) {
       shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
                        d_h);
     }
-    for (int i = 0; i < chunks_; ++i) {
-      wait_event(compute_, arrived_[i]);
-      const RowsOfExperts rows = rows_of_experts(a.counts[i]);
-      grouped_linear_dgrad(blas, rows.of_each(chunk(g.returned, i)), weights(parameters, layer, 2),
-                           rows.of_each(chunk(g.product, i)), addresses_);
-      if (rows.all > 0) {
-        swiglu_backward(rows.of_all(chunk(g.product, i)), rows.of_all(chunk(a.gate_up, i)),
-                        rows.of_all(chunk(g.gate_up, i)), compute_);
-      }
-      grouped_linear_dgrad(blas, rows.of_each(chunk(g.gate_up, i)), weights(parameters, layer, 0, 2),
-                           rows.of_each(chunk(d_dispatched, i)), addresses_);
-      exchange_.combine(a.counts[i], chunk(d_dispatched, i), chunk(d_permuted_, i), arrived_[i]);
-    }
+    wait_event(compute_, arrived_);
+    const RowsOfExperts rows = rows_of_experts(a.counts);
+    grouped_linear_dgrad(blas, rows.of_each(g.returned), weights(parameters, layer, 2),
+                         rows.of_each(g.product), addresses_);
+    if (rows.all > 0)
+      swiglu_backward(rows.of_all(g.product), rows.of_all(a.gate_up), rows.of_all(g.gate_up), compute_);
+    grouped_linear_dgrad(blas, rows.of_each(g.gate_up), weights(parameters, layer, 0, 2),
+                         rows.of_each(d_dispatched), addresses_);
+    exchange_.combine(a.counts, d_dispatched, d_permuted_, arrived_);
 
     queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
-      for (int i = 0; i < chunks_; ++i) {
-        const RowsOfExperts rows = rows_of_experts(a.counts[i]);
-        const bool add = i > 0;
-        grouped_linear_wgrad(blas, rows.of_each(chunk(g.returned, i)), rows.of_each(chunk(a.product, i)),
-                             gradients_of(parameters, layer, add, 2), addresses_);
-        grouped_linear_wgrad(blas, rows.of_each(chunk(g.gate_up, i)), rows.of_each(chunk(a.dispatched, i)),
-                             gradients_of(parameters, layer, add, 0, 2), addresses_);
-      }
+      const RowsOfExperts rows = rows_of_experts(a.counts);
+      grouped_linear_wgrad(blas, rows.of_each(g.returned), rows.of_each(a.product),
+                           gradients_of(parameters, layer, 2), addresses_);
+      grouped_linear_wgrad(blas, rows.of_each(g.gate_up), rows.of_each(a.dispatched),
+                           gradients_of(parameters, layer, 0, 2), addresses_);
       router_.weight_gradient(g.logits, region.entered(normed), a, parameters, layer);
     });
     queue.drain();  // while the gradients travel
-    wait_event(compute_, arrived_.back());
-    for (int i = 0; i < chunks_; ++i) {
-      permute_tokens_backward(chunk(d_permuted_, i), chunk(a.place, i), chunk(g.logits, i),
-                              parameters.weights(router_.gate(layer)), chunk(d_h, i), compute_, has_shared());
-    }
+    wait_event(compute_, arrived_);
+    permute_tokens_backward(d_permuted_, a.place, g.logits, parameters.weights(router_.gate(layer)), d_h,
+                            compute_, has_shared());
   }
 
  private:
-  // The dispatched rows of a chunk, by this rank's experts: their rows lie one after the other.
+  // The dispatched rows, by this rank's experts: their rows lie one after the other.
   struct RowsOfExperts {
     std::vector<int64_t> first, rows;  // [own experts]
     int64_t all = 0;
@@ -259,12 +216,6 @@ class ExpertParallel : public FeedForward {
       return each;
     }
   };
-
-  // Chunk i of this rank's rows, or of what has as many rows for each.
-  template <class T>
-  Matrix<T> chunk(Matrix<T> all, int i) const {
-    return all.row_range(i * (all.rows / chunks_), all.rows / chunks_);
-  }
 
   bool has_shared() const { return options_.model.shared_experts > 0; }
 
@@ -277,39 +228,22 @@ class ExpertParallel : public FeedForward {
     for (int i = 0; i < own_; ++i) each.push_back(parameters.weights(parameter(layer, i, of), count));
     return each;
   }
-  std::vector<Gradient> gradients_of(const Parameters& parameters, int layer, bool add, int of,
-                                     int count = 1) const {
+  std::vector<Gradient> gradients_of(const Parameters& parameters, int layer, int of, int count = 1) const {
     std::vector<Gradient> each;
-    for (int i = 0; i < own_; ++i) {
-      each.push_back(parameters.gradients(parameter(layer, i, of), count));
-      each.back().add |= add;
-    }
+    for (int i = 0; i < own_; ++i) each.push_back(parameters.gradients(parameter(layer, i, of), count));
     return each;
   }
 
   // The host waits for the counts, once in each forward of a layer: the sizes of messages and products depend
   // on the data. Meanwhile the compute stream copies rows. Ends the run where more rows come than the buffer
   // holds.
-  void await_counts(const ExpertActivations& a) {
+  void await_counts(const RowCounts& n) {
     exchange_.await_counts();
-    const int64_t room = buffer_rows_ / chunks_;
-    for (const RowCounts& n : a.counts) {
-      if (is_dry_run())
-        exchange_.share_evenly(n, copies_ / chunks_, expert_capacity(options_, rows_ / chunks_));
-      if (n.rows_that_came() <= room) continue;
-      const std::string text = std::to_string(n.rows_that_came()) +
-                               " rows for the experts of a rank, room for " + std::to_string(room);
-      fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
-    }
-  }
-
-  void note_loads(const ExpertActivations& a, int layer) {
-    for (const RowCounts& n : a.counts) {
-      for (int i = 0; i < options_.model.experts; ++i) loads_[layer][i] += n.sent[i];
-      if (options_.drop_tokens == 0) continue;
-      routed_.copies += copies_ / chunks_;
-      routed_.dropped += copies_ / chunks_ - n.rows_sent();
-    }
+    if (is_dry_run()) exchange_.share_evenly(n, copies_);
+    if (n.rows_that_came() <= buffer_rows_) return;
+    const std::string text = std::to_string(n.rows_that_came()) +
+                             " rows for the experts of a rank, room for " + std::to_string(buffer_rows_);
+    fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
   }
 
   RowsOfExperts rows_of_experts(const RowCounts& n) const {
@@ -329,23 +263,18 @@ class ExpertParallel : public FeedForward {
   const int64_t copies_ = rows_ * options_.model.top_k;
   const int64_t buffer_rows_ = options_.model.experts > 0 ? expert_buffer_rows(options_, rows_) : 0;
   Communicator& experts_;
-  const bool first_tensor_rank_;
   const int own_ = options_.model.experts / experts_.ranks();  // experts of this rank
-  const int chunks_ = options_.expert_chunks;                  // of a micro-batch
   Router router_;
   FeedForward shared_{"mlp.shared_experts.", options_.model.shared_experts};
   TensorRegion inside_;  // what the shared experts see: their input is entered already
   ExpertExchange exchange_;
   cudaStream_t compute_;
-  std::vector<std::vector<int64_t>> loads_;  // [layers, experts]
 
-  // The rows of a chunk, or their gradients, where they were sent or back here.
-  std::vector<Event> arrived_ = std::vector<Event>(chunks_);
+  Event arrived_;  // the rows, or their gradients, are where they were sent, or back here
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
-  Routed routed_;           // but for loads, which are in loads_
-  Matrix<int32_t> counts_;  // [chunks, 4, experts]: those of make_permutation, and rows that come
-  Matrix<int32_t> bands_;   // [copy_bands, experts]
+  Matrix<int32_t> sent_and_came_;  // [2, experts]: numbers of rows
+  Matrix<int32_t> bands_;          // [copy_bands, experts]
   Addresses addresses_;
   AccumTensor d_chosen_;  // [rows, top_k]
   Tensor d_permuted_;     // [copies, d]: gradients of the copies

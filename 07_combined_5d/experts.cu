@@ -57,7 +57,7 @@ void train(const ExpertProgramOptions& options, World& world) {
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
-    run.end_step(feed_forward.take_routed());
+    run.end_step();
   }
   checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}, {"ep", world.ranks()}});

@@ -56,7 +56,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
     optimizer.step(step, totals.norm_squared());
     checkpoints.after_update(step);
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
-    run.end_step(feed_forward.take_routed());                       // 07
+    run.end_step();
   }
   checkpoints.finish();
   run.summarize(predicted, shape.degrees());                                                          // 02

@@ -13,29 +13,11 @@ inline const Names<Balance> balance_names = {
     {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
 inline std::string_view to_string(Balance balance) { return name_of(balance_names, balance); }
 
-// How rows get to their experts: each tensor rank sends all its rows, or a share of them.
-enum class Dispatch { direct, once };
-inline const Names<Dispatch> dispatch_names = {{"direct", Dispatch::direct}, {"once", Dispatch::once}};
-inline std::string_view to_string(Dispatch dispatch) { return name_of(dispatch_names, dispatch); }
-
-// Whether the products of a rank's experts are one launch, or one for each expert.
-enum class ExpertProducts { grouped, loop };
-inline const Names<ExpertProducts> expert_products_names = {{"grouped", ExpertProducts::grouped},
-                                                            {"loop", ExpertProducts::loop}};
-inline std::string_view to_string(ExpertProducts products) {
-  return name_of(expert_products_names, products);
-}
-
 // Beside what the model has of them.
 struct ExpertOptions : virtual Options {
   int ep = 1;                // ranks that share out the experts
   double aux_loss = 0.01;    // weight of the loss that balances the experts
   double expert_buffer = 0;  // rows of an expert rank's buffer, over its even share; 0: for all cases
-  double drop_tokens = 0;    // rows that an expert takes, over an even share; 0: all
-  double z_loss = 0;         // weight of the loss that keeps the router's logits small
-  int expert_chunks = 1;     // of a micro-batch that travel to the experts by themselves
-  Dispatch dispatch = Dispatch::direct;
-  ExpertProducts expert_products = ExpertProducts::grouped;
 };
 
 inline void declare_options(CommandLine& line, ExpertOptions& o) {
@@ -47,22 +29,13 @@ inline void declare_options(CommandLine& line, ExpertOptions& o) {
   line.choice("--balance", o.model.balance, balance_names,
               "experts by a loss, by a bias of the choice, or not");
   line.number("--aux-loss", o.aux_loss, 0, 1000, "weight of this loss");
-  line.number("--z-loss", o.z_loss, 0, 1000, "weight of the squares of the router's log-sum-exps");
-  line.number("--drop-tokens", o.drop_tokens, 0, 1e6,
-              "an expert takes so many times an even share of a micro-batch, 0: all");
   line.number("--expert-buffer", o.expert_buffer, 0, 1e6,
-              "room for so many times an even share of rows, 0: for all cases");
-  line.choice("--expert-products", o.expert_products, expert_products_names,
-              "of a rank's experts: one launch, or one each");
-  line.whole("--expert-chunks", o.expert_chunks, 1, 1024,
-             "parts of a micro-batch that travel while the experts compute others");
-  line.choice("--dispatch", o.dispatch, dispatch_names,
-              "rows that tensor ranks all hold: each sends all, or a share");
-  line.of_training({"aux-loss", "balance", "z-loss", "drop-tokens"});
+              "room for so many times an even share of rows: more end the run; 0: for all cases");
+  line.of_training({"aux-loss", "balance"});
 }
 
-// Of ranks whose sequences are cut among `cp`. Throws UsageError.
-inline void check_experts(const ExpertOptions& o, int cp) {
+// Throws UsageError.
+inline void check_experts(const ExpertOptions& o) {
   const ModelConfig& model = o.model;
   const auto check = [](bool valid, const char* option, int value, const std::string& expected) {
     if (!valid) throw UsageError(option, std::to_string(value), expected);
@@ -74,17 +47,6 @@ inline void check_experts(const ExpertOptions& o, int cp) {
   const std::string experts = "--experts (" + std::to_string(model.experts) + ")";
   check(model.top_k <= model.experts, "--top-k", model.top_k, "at most " + experts);
   check(model.experts % o.ep == 0, "--ep", o.ep, "a divisor of " + experts);
-  const int64_t rows = int64_t{o.micro_batch_size} * o.sequence_length / cp;
-  check(rows % o.expert_chunks == 0, "--expert-chunks", o.expert_chunks,
-        "a divisor of the tokens that a rank has of a micro-batch (" + std::to_string(rows) + ")");
-  if (o.drop_tokens > 0 && o.expert_chunks > 1)
-    throw UsageError("--drop-tokens", text(o.drop_tokens),
-                     "0 with --expert-chunks, which split the micro-batch, too");
-  if (o.drop_tokens > 0 && cp > 1) {
-    throw UsageError(
-        "--drop-tokens", text(o.drop_tokens),
-        "0 with --cp: an expert takes the first tokens of a micro-batch, which context ranks split");
-  }
   if (o.expert_buffer > 0 && o.expert_buffer < 1)
     throw UsageError("--expert-buffer", text(o.expert_buffer), "0, or 1 or more");
   // A sample does not need all rows of a micro-batch. The others are alike, and would all choose the
@@ -101,7 +63,7 @@ inline void declare_options(CommandLine& line, ExpertProgramOptions& o) {
 }
 inline void complete_options(ExpertProgramOptions& o, const CommandLine& line) {
   complete_options(static_cast<DataParallelOptions&>(o), line);
-  check_experts(o, 1);
+  check_experts(o);
 }
 
 struct CombinedOptions : DataParallelOptions,
@@ -136,7 +98,7 @@ inline void complete_options(CombinedOptions& o, const CommandLine& line) {
   complete_options(static_cast<DataParallelOptions&>(o), line);
   complete_options(static_cast<TensorParallelOptions&>(o), line);
   complete_options(static_cast<PipelineOptions&>(o), line);
-  check_experts(o, o.cp);
+  check_experts(o);
   if (o.ranks > 0 && !o.dry_run)
     throw UsageError("--ranks", std::to_string(o.ranks), "none without --dry-run");
   if (o.fp8_communication && o.model.experts > 0)

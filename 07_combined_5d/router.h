@@ -29,7 +29,6 @@ struct Choice {
   AccumTensor probabilities;      // [rows, experts]
   Matrix<int32_t> chosen, place;  // [rows, top_k]: the experts, and where a copy is among those of its expert
   AccumTensor fractions;          // [1, experts]: f, of a micro-batch's copies
-  AccumTensor lse;                // [rows, 1] for the z-loss, else nothing
 };
 
 // Its parameters in a layer, of which there are others between these. Both return a parameter's number.
@@ -81,17 +80,16 @@ class Router {
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
 
-  // h [rows, d] -> a.probabilities, a.chosen, a.lse.
+  // h [rows, d] -> a.probabilities, a.chosen.
   void choose(const Blas& blas, Tensor h, const Parameters& parameters, int layer, const Choice& a) const {
     router_logits(blas, h, parameters.weights(gate_[layer]), a.probabilities);
     const Tensor bias = options_.model.has_balance_bias() ? parameters.weights(bias_[layer]) : Tensor();
-    route_tokens(a.probabilities, a.chosen, compute_, bias.data, a.lse.data);
+    route_tokens(a.probabilities, a.chosen, compute_, bias.data);
   }
 
   // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
   // f fixed, the loss is a sum over rows.
   void balance(const Batch& batch, bool recomputing, const Choice& a) {
-    if (a.lse.rows > 0 && !recomputing) add_z_loss(a.lse, z_scale(batch), loss_.data, compute_);
     const double copies_of_micro_batch = tokens_of_micro_batch() * options_.model.top_k;
     count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
     if (options_.model.balance != Balance::loss) return;
@@ -109,7 +107,7 @@ class Router {
   void backward(const Batch& batch, const Choice& a, AccumTensor d_chosen, AccumTensor d_logits,
                 const LossScale* loss_scale) const {
     route_tokens_backward(a.probabilities, a.chosen, d_chosen.data, a.fractions.data, balance_scale(batch),
-                          d_logits, compute_, z_scale(batch), a.lse.data, loss_scale);
+                          d_logits, compute_, loss_scale);
   }
   void weight_gradient(AccumTensor d_logits, Tensor h, const Choice& a, const Parameters& parameters,
                        int layer) const {
@@ -137,12 +135,6 @@ class Router {
     if (!first_tensor_rank_) return 0;
     if (options_.model.balance != Balance::loss) return 0;
     return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches / tokens_of_micro_batch();
-  }
-
-  // The same of the squares of lse, in the mean over all tokens (Zoph et al., "ST-MoE", 2022): it keeps the
-  // logits small.
-  double z_scale(const Batch& batch) const {
-    return first_tensor_rank_ ? options_.z_loss * batch.inverse_micro_batches / tokens_of_micro_batch() : 0;
   }
 
   const ExpertOptions& options_;

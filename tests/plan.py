@@ -16,9 +16,7 @@ build, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 RANKS = [int(n) for n in sys.argv[3:]] or [8, 16, 32, 64]
 MODELS = [["--model", "smollm-1.7b", "--layers", 12], ["--model", "llama-3.2-1b"],
           ["--model", "llama-3.1-8b", "--layers", 16], ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16],
-          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--shared-experts", 1],
-          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--expert-chunks", 2, "--dispatch", "once"],
-          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--expert-products", "loop"]]
+          ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--shared-experts", 1]]
 # GPUs, the ranks of them that differ (fold.h), the model, sequences a step, the layout.
 LLAMA_70B = ["--model", "llama-3.1-70b", "--seq-len", 4096]
 FOLDED = [(256, 1, ["--model", "llama-3.1-8b", "--seq-len", 4096], 512, "tp4 dp64 zero2 mbs1 sp"),

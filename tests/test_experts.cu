@@ -21,17 +21,13 @@ constexpr Sizes all_sizes[] = {{1, 1, 1, 3}, {7, 4, 2, 5}, {13, 5, 5, 301}, {601
 
 // What the host finds for given logits.
 struct Routing {
-  std::vector<int32_t> chosen, place, counts, taken;  // [rows, top_k] twice, [experts] twice
-  HostMatrix probabilities;                           // [rows, experts]
+  std::vector<int32_t> chosen, place, counts;  // [rows, top_k] twice, [experts]
+  HostMatrix probabilities;                    // [rows, experts]
 };
 
-Routing route_on_host(const HostMatrix& logits, int top_k, int capacity = 1 << 30) {
+Routing route_on_host(const HostMatrix& logits, int top_k) {
   const auto rows = static_cast<int>(logits.rows), experts = static_cast<int>(logits.columns);
-  Routing r{{},
-            std::vector<int32_t>(rows * top_k),
-            std::vector<int32_t>(experts),
-            std::vector<int32_t>(experts),
-            HostMatrix(rows, experts)};
+  Routing r{{}, std::vector<int32_t>(rows * top_k), std::vector<int32_t>(experts), HostMatrix(rows, experts)};
   for (int row = 0; row < rows; ++row) {
     std::vector<int32_t> order(experts);
     std::iota(order.begin(), order.end(), 0);
@@ -46,11 +42,7 @@ Routing route_on_host(const HostMatrix& logits, int top_k, int capacity = 1 << 3
   std::iota(copies.begin(), copies.end(), 0);
   std::stable_sort(copies.begin(), copies.end(), [&](int a, int b) { return r.chosen[a] < r.chosen[b]; });
   int32_t next = 0;
-  for (const int32_t copy : copies) {
-    const bool is_taken = r.taken[r.chosen[copy]] < capacity;
-    r.place[copy] = is_taken ? next++ : -1;
-    r.taken[r.chosen[copy]] += is_taken;
-  }
+  for (const int32_t copy : copies) r.place[copy] = next++;
   for (const int32_t e : r.chosen) ++r.counts[e];
   return r;
 }
@@ -60,19 +52,18 @@ std::vector<int32_t> download(Matrix<int32_t> from, cudaStream_t stream) {
   return {values.begin(), values.end()};
 }
 
-void check_routing(const HostMatrix& logits, int top_k, int capacity = 1 << 30) {
+void check_routing(const HostMatrix& logits, int top_k) {
   Device device;
-  const Routing want = route_on_host(logits, top_k, capacity);
+  const Routing want = route_on_host(logits, top_k);
   const AccumTensor probabilities = device.upload<accum>(logits);
   const auto chosen = device.fresh<int32_t>(logits.rows, top_k),
              place = device.fresh<int32_t>(logits.rows, top_k);
-  const auto counts = device.fresh<int32_t>(3, logits.columns);
+  const auto counts = device.fresh<int32_t>(1, logits.columns);
   route_tokens(probabilities, chosen, device.stream);
-  make_permutation(chosen, capacity, device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts,
-                   place, device.stream);
+  make_permutation(chosen, device.fresh<int32_t>(copy_bands(logits.rows), logits.columns), counts, place,
+                   device.stream);
   CHECK(download(chosen, device.stream) == want.chosen);
-  CHECK(download(counts.row_range(0, 1), device.stream) == want.counts);
-  CHECK(download(counts.row_range(1, 1), device.stream) == want.taken);
+  CHECK(download(counts, device.stream) == want.counts);
   CHECK(download(place, device.stream) == want.place);
   require_close(device.download(probabilities), want.probabilities,
                 sum_of<accum>(static_cast<double>(logits.columns)));
@@ -86,8 +77,7 @@ struct OnDevice {
   Matrix<int32_t> chosen, place;
 
   OnDevice(Device& device, Random& random, Sizes s)
-      : logits(random.normal<accum>(s.rows, s.experts)),
-        host(route_on_host(logits, s.top_k, 1 + s.rows * s.top_k / s.experts)) {  // some copies are dropped
+      : logits(random.normal<accum>(s.rows, s.experts)), host(route_on_host(logits, s.top_k)) {
     for (double& p : host.probabilities.values) p = rounded<accum>(p);
     probabilities = device.upload<accum>(host.probabilities);
     chosen = {const_cast<int32_t*>(device.upload(host.chosen)), s.rows, s.top_k};
@@ -103,8 +93,6 @@ TEST_CASE("experts: choice and places of copies", "[07][experts][kernels]") {
   for (const auto [rows, experts, top_k, d] : all_sizes) {
     CAPTURE(rows, experts, top_k);
     check_routing(random.normal<accum>(rows, experts), top_k);
-    for (const int capacity : {0, 1, rows * top_k / experts, rows})
-      check_routing(random.normal<accum>(rows, experts), top_k, capacity);
   }
 }
 
@@ -183,7 +171,7 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
     HostMatrix want(s.rows * s.top_k, s.d);
     for (int copy = 0; copy < s.rows * s.top_k; ++copy) {
       const int place = routing.host.place[copy];
-      for (int j = 0; place >= 0 && j < s.d; ++j) want(place, j) = x(copy / s.top_k, j);
+      for (int j = 0; j < s.d; ++j) want(place, j) = x(copy / s.top_k, j);
     }
     const Tensor copies = device.upload<real>(HostMatrix(want.rows, s.d));
     permute_tokens(device.upload<real>(x), routing.place, copies, device.stream);
@@ -197,7 +185,7 @@ TEST_CASE("experts: rows to their places and back", "[07][experts][kernels]") {
       for (int j = 0; j < s.d; ++j) {
         for (int k = 0; k < s.top_k; ++k) {
           const int place = routing.host.place[row * s.top_k + k];
-          if (place >= 0) want_d_x(row, j) += d_copies(place, j);
+          want_d_x(row, j) += d_copies(place, j);
         }
         for (int e = 0; e < s.experts; ++e) want_d_x(row, j) += d_logits(row, e) * router(e, j);
       }
@@ -226,7 +214,6 @@ TEST_CASE("experts: what comes back is weighed and added up", "[07][experts][ker
     HostMatrix want(s.rows, s.d), want_d_returned(s.rows * s.top_k, s.d), want_d_chosen(s.rows, s.top_k);
     for (int copy = 0; copy < s.rows * s.top_k; ++copy) {
       const int row = copy / s.top_k, place = routing.host.place[copy];
-      if (place < 0) continue;
       for (int j = 0; j < s.d; ++j) {
         want(row, j) += routing.weight(row, copy) * returned(place, j);
         want_d_returned(place, j) = routing.weight(row, copy) * d_out(row, j);
@@ -292,45 +279,21 @@ TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {
   }
 }
 
-TEST_CASE("experts: the z-loss is that of the logits", "[07][experts][kernels]") {
-  Device device;
-  Random random;
-  for (const Sizes s : all_sizes) {
-    CAPTURE(s.rows, s.experts);
-    const HostMatrix logits = random.normal<accum>(s.rows, s.experts);
-    double want = 0.5;
-    for (int row = 0; row < s.rows; ++row) {
-      double sum = 0;
-      for (int e = 0; e < s.experts; ++e) sum += std::exp(logits(row, e));
-      want += 0.25 * std::log(sum) * std::log(sum);
-    }
-    const AccumTensor lse = device.fresh<accum>(s.rows, 1),
-                      loss = device.upload<accum>(HostMatrix(1, 1, 0.5));
-    route_tokens(device.upload<accum>(logits), device.fresh<int32_t>(s.rows, s.top_k), device.stream, nullptr,
-                 lse.data);
-    add_z_loss(lse, 0.25, loss.data, device.stream);
-    require_close(device.download(loss), HostMatrix(1, 1, want), sum_of<accum>(s.rows * s.experts));
-  }
-}
-
-TEST_CASE("experts: both losses of a router are scaled with the loss", "[07][experts][kernels]") {
+TEST_CASE("experts: the balance loss of a router is scaled with the loss", "[07][experts][kernels]") {
   Device device;
   Random random;
   const Sizes s = {5, 6, 3, 4};
   const OnDevice routing(device, random, s);
   const AccumTensor d_logits = device.fresh<accum>(s.rows, s.experts);
   const accum *fractions = device.upload<accum>(random.normal<accum>(1, s.experts)).data,
-              *lse = device.upload<accum>(random.normal<accum>(s.rows, 1)).data,
               *d_chosen = device.upload<accum>(HostMatrix(s.rows, s.top_k)).data;  // the text has no gradient
-  const auto gradient = [&](double balance, double z, const LossScale* scale) {
+  const auto gradient = [&](double balance, const LossScale* scale) {
     route_tokens_backward(routing.probabilities, routing.chosen, d_chosen, fractions, balance, d_logits,
-                          device.stream, z, lse, scale);
+                          device.stream, scale);
     return device.download(d_logits);
   };
   const auto* scale = device.upload(std::vector<LossScale>{{1024, 0, 0}});
-  for (const auto& [balance, z] : {std::pair{0.3, 0.0}, {0.0, 0.7}, {0.3, 0.7}})
-    require_close(gradient(balance, z, scale), gradient(1024 * balance, 1024 * z, nullptr),
-                  sum_of<accum>(s.experts));
+  require_close(gradient(0.3, scale), gradient(1024 * 0.3, nullptr), sum_of<accum>(s.experts));
 }
 
 #if PRECISION == 64
@@ -351,23 +314,21 @@ TEST_CASE("gradient: experts' weights, router and balance", "[07][experts][kerne
   const AccumTensor probabilities = device.fresh<accum>(s.rows, s.experts),
                     device_fractions = device.upload<accum>(fractions), loss = device.fresh<accum>(1, 1),
                     d_chosen = device.fresh<accum>(s.rows, s.top_k),
-                    d_logits = device.fresh<accum>(s.rows, s.experts), lse = device.fresh<accum>(s.rows, 1);
-  const double z_scale = 0.7;
+                    d_logits = device.fresh<accum>(s.rows, s.experts);
   const auto chosen = device.fresh<int32_t>(s.rows, s.top_k);
   const auto forward = [&](const HostMatrix& logits) {
     device.write(probabilities, logits);
-    route_tokens(probabilities, chosen, device.stream, nullptr, lse.data);
+    route_tokens(probabilities, chosen, device.stream);
     combine_tokens(device_returned, probabilities, chosen, routing.place, out, device.stream);
     device.write(loss, HostMatrix(1, 1));
     add_balance_loss(probabilities, device_fractions.data, scale, loss.data, device.stream);
-    add_z_loss(lse, z_scale, loss.data, device.stream);
     return dot(w, device.download(out)) + device.download(loss)(0, 0);
   };
   forward(routing.logits);
   combine_tokens_backward(device.upload<real>(w), device_returned, probabilities, chosen, routing.place,
                           d_returned, d_chosen.data, device.stream);
   route_tokens_backward(probabilities, chosen, d_chosen.data, device_fractions.data, scale, d_logits,
-                        device.stream, z_scale, lse.data);
+                        device.stream);
   check_gradient(device.download(d_logits), routing.logits, forward);
   device.write(probabilities, routing.host.probabilities);
   check_gradient(device.download(d_returned), returned, [&](const HostMatrix& changed) {

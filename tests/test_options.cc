@@ -361,22 +361,9 @@ TEST_CASE("options: experts", "[experts][options]") {
   CHECK(experts({"--balance", "bias"}).model.balance == Balance::bias);
   CHECK_THROWS_WITH(experts({"--balance", "x"}),
                     "--balance: x is not valid; expected one of loss, bias, none");
-  CHECK(experts({"--z-loss", "1e-3"}).z_loss == 1e-3);
-  CHECK(experts({"--drop-tokens", "1.25"}).drop_tokens == 1.25);
   CHECK(experts({"--experts", "4", "--shared-experts", "2"}).model.shared_experts == 2);
-  CHECK(experts({"--dispatch", "once"}).dispatch == Dispatch::once);
-  CHECK(experts({"--expert-products", "loop"}).expert_products == ExpertProducts::loop);
-  CHECK(experts({"--experts", "4", "--expert-chunks", "2"}).expert_chunks == 2);
-  CHECK_THROWS_WITH(experts({"--experts", "4", "--expert-chunks", "3"}),
-                    "--expert-chunks: 3 is not valid; expected a divisor of the tokens that a rank has of a "
-                    "micro-batch (512)");
-  CHECK_THROWS_WITH(
-      experts({"--experts", "4", "--expert-chunks", "2", "--drop-tokens", "1"}),
-      "--drop-tokens: 1 is not valid; expected 0 with --expert-chunks, which split the micro-batch, too");
   CHECK_THROWS_WITH(experts({"--shared-experts", "2"}),
                     "--shared-experts: 2 is not valid; expected 0 without --experts");
-  CHECK_THROWS_WITH(experts({"--z-loss", "-1"}),
-                    "--z-loss: -1 is not valid; expected a number from 0 to 1000");
   CHECK_THROWS_WITH(experts({"--ep", "2"}), "--ep: 2 is not valid; expected 1 without --experts");
   CHECK_THROWS_WITH(experts({"--experts", "8", "--top-k", "9"}),
                     "--top-k: 9 is not valid; expected at most --experts (8)");

@@ -106,33 +106,6 @@ TEST_CASE("a group's hour on a node: what is refused costs a line, and what has 
   CHECK(std::count(line.begin(), line.end(), '\n') == 1);
 }
 
-TEST_CASE("make run counts the copies of tokens that went to other experts", "[scripts]") {
-  const TemporaryFolder folder;
-  const auto sentence = [&](const std::string& mesh) {
-    const auto log = [&](const std::string& name, const std::string& steps) {
-      folder.write(name, "{\"options\": {\"lr\": 1}}\n" + steps + "\n{\"summary\": {\"ranks\": 1}}\n");
-    };
-    log("one", R"({"step": 1, "loss": 4, "loads": [5, 3, 4, 4]}
-                  {"step": 2, "loss": 3, "loads": [6, 2, 4, 4]})");
-    log("mesh", mesh);
-    const std::string command = "cd '" + folder.path() +
-                                "' && PYTHONPATH='" PENTATRON_TESTS
-                                "/../common/report' python3 -c 'import runs; "
-                                "print(runs.of_experts(runs.Run(\"mesh\"), runs.Run(\"one\")))' > out 2>&1";
-    CHECK(std::system(command.c_str()) == 0);
-    return read_file(folder.path() + "/out");
-  };
-  CHECK(sentence(R"({"step": 1, "loss": 4, "loads": [5, 3, 4, 4]}
-                    {"step": 2, "loss": 3, "loads": [6, 2, 4, 4]})") ==
-        "mesh: in each of the 2 steps each expert got as many copies of tokens as in one.\n");
-  // Two layers of two experts: one copy in the first, two in the second.
-  CHECK(
-      sentence(R"({"step": 1, "loss": 4.0004, "loads": [5, 3, 4, 4]}
-                    {"step": 2, "loss": 2, "loads": [5, 3, 6, 2]})")
-          .find("at least 3 of 32 copies of tokens went to another expert than in one, the first in step 2; "
-                "before it the losses differ by 1.0e-04 at most.") != std::string::npos);
-}
-
 TEST_CASE("make lessons finds numbers of a note that no run has", "[scripts]") {
   const auto wrong = [](const std::string& text) {
     const std::string command =

@@ -337,51 +337,18 @@ class LayerCost {
   int own_experts() const { return o_.model.experts / shape_.ep; }
   int64_t shared_columns() const { return o_.model.shared_experts * c_.f; }
   double sums() const { return o_.model.shared_experts > 0 ? 2 : 1; }  // how often what is summed is moved
-  int64_t rows_of_expert() const {                                     // of a chunk
-    return static_cast<int64_t>(copies() / own_experts() / o_.expert_chunks);
-  }
-  // Tensor ranks that share rows out; bytes of the rows of all chunks, and what a rank sends of them.
-  int shares() const { return o_.dispatch == Dispatch::once && shape_.ep > 1 ? shape_.tp : 1; }
-  double bytes_of_rows() const { return r * copies() * c_.d; }
-  double sent_rows() const {
-    const double n = shape_.ep, t = shares();
-    return bytes_of_rows() * ((n - 1) / n / t + (t - 1) / t);
-  }
+  int64_t rows_of_expert() const { return static_cast<int64_t>(copies() / own_experts()); }
+  // Bytes of the rows for one rank, and of those that travel; and how long they do.
+  double rows_for_rank() const { return r * copies() * c_.d / shape_.ep; }
+  double sent_rows() const { return rows_for_rank() * (shape_.ep - 1); }
+  double rows_travel() const { return exchange(experts_, rows_for_rank()); }
 
-  // What the compute stream waits for dispatch and for combine, if it has other work of `before` seconds
-  // first, then computes each chunk in `chunk` seconds, and then has `after` more work.
-  std::pair<double, double> exchange_waits(double before, double chunk, double after) const {
-    const double bytes = bytes_of_rows() / o_.expert_chunks;
-    const double rows = exchange(experts_, bytes / shape_.ep / shares());
-    const double give =
-        shares() > 1 ? exchange(members_of(shape_, MeshGroup::tensor, 0), bytes / shares()) : 0;
-    const double sum = shares() > 1 ? tensor_.all_reduce(bytes) + gpu_.seconds(moves(bytes)) : 0;
-    double experts = 0, tensor = 0, compute = before, waited = 0;  // when each is free
-    std::vector<double> arrived;
-    for (int i = 0; i < o_.expert_chunks; ++i) {
-      experts += rows;
-      tensor = std::max(tensor, experts) + give;
-      arrived.push_back(tensor);
-    }
-    for (const double at : arrived) {
-      waited += std::max(0.0, at - compute);
-      compute = std::max(compute, at) + chunk;
-      tensor = std::max(tensor, compute) + sum;
-      experts = std::max(experts, tensor) + rows;
-    }
-    return {waited, std::max(0.0, experts - compute - after)};
-  }
-
-  // A kernel of each chunk; `bytes` of all.
-  void run_chunks(Work& w, const char* name, double bytes) const {
-    for (int i = 0; i < o_.expert_chunks; ++i) run(w, name, moves(bytes / o_.expert_chunks));
-  }
-  // A product of each of this rank's experts, for one chunk.
+  // A product of each of this rank's experts.
   void expert_products(Work& w, const char* name, int64_t m, int64_t n, int64_t k) const {
     expert_products(w, name, products(m, n, k, 1, sizeof(real), sizeof(real), false), true);
   }
   void expert_products(Work& w, const char* name, const Cost& one, bool can_group) const {
-    if (o_.expert_products == ExpertProducts::loop || own_experts() == 1 || !can_group) {
+    if (own_experts() == 1 || !can_group) {
       for (int i = 0; i < own_experts(); ++i) run(w, name, one);
       return;
     }
@@ -391,51 +358,44 @@ class LayerCost {
 
   // The host waits for the counts, and issues what follows after them.
   Work experts_forward(bool again) const {
-    const double e = o_.model.experts, chunks = o_.expert_chunks, counts = 4 * e;
-    const double bands = 4 * std::min<double>(rows_ / chunks, 256) * e;
+    const double e = o_.model.experts, counts = 4 * e, bands = 4 * std::min<double>(rows_, 256) * e;
     Work w, meanwhile;
     run(w, "router", products(rows_, o_.model.experts, c_.d, 1, sizeof(real), sizeof(accum), false));
     run(w, "route", moves(2 * a * rows_ * e));
-    for (const double bytes :
-         {4 * copies() + chunks * bands, chunks * bands, 2 * chunks * bands, 8 * copies()})
-      run_chunks(w, "places of copies", bytes);
-    run_chunks(meanwhile, "permute", 2 * r * copies() * c_.d);
+    for (const double bytes : {4 * copies() + bands, bands, 2 * bands, 8 * copies()})
+      run(w, "places of copies", moves(bytes));
+    run(meanwhile, "permute", moves(2 * r * copies() * c_.d));
     run(meanwhile, "fractions", moves(4 * copies() + a * e));
-    if (o_.z_loss > 0 && !again) run(meanwhile, "z-loss", moves(a * rows_));
     const bool has_loss = o_.model.balance == Balance::loss;
     if (has_loss && shape_.cp > 1)
       wait(meanwhile, &Work::context, "all-reduce of fractions", a * e, tokens_.all_reduce(a * e));
     if (has_loss && !again) run(meanwhile, "balance loss", moves(a * rows_ * e));
-    const double come = chunks * (exchange(experts_, counts / shape_.ep) + 2 * gpu_.copy_seconds(counts)) +
-                        gpu_.launch_seconds;
-    wait(w, &Work::experts, "counts reach the host", chunks * counts * (shape_.ep - 1) / shape_.ep, come,
+    const double come =
+        exchange(experts_, counts / shape_.ep) + 2 * gpu_.copy_seconds(counts) + gpu_.launch_seconds;
+    wait(w, &Work::experts, "counts reach the host", counts * (shape_.ep - 1) / shape_.ep, come,
          meanwhile.seconds());
     w += meanwhile;
-    Work shared, experts;
+    Work shared;
     if (o_.model.shared_experts > 0) {
       product(shared, "shared experts' gate, up", rows_, 2 * shared_columns(), c_.d);
       run(shared, "swiglu", moves(3 * r * rows_ * shared_columns()));
       if (!again) product(shared, "shared experts' down", rows_, c_.d, shared_columns());
     }
-    for (int i = 0; i < chunks; ++i) {
-      expert_products(experts, "experts' gate, up", rows_of_expert(), 2 * c_.f, c_.d);
-      run(experts, "swiglu", moves(3 * r * copies() * c_.f / chunks));
-      expert_products(experts, "experts' down", rows_of_expert(), c_.d, c_.f);
-    }
-    const auto [dispatch, combine] = exchange_waits(shared.seconds(), experts.seconds() / chunks, 0);
-    wait(w, &Work::experts, "dispatch", sent_rows(), dispatch + shared.seconds(), shared.seconds());
+    wait(w, &Work::experts, "dispatch", sent_rows(), rows_travel(), shared.seconds());
     w += shared;
-    w += experts;
-    wait(w, &Work::experts, "combine", sent_rows(), combine);
-    if (!again) run_chunks(w, "weigh and add", r * (copies() + sums() * rows_) * c_.d);
+    expert_products(w, "experts' gate, up", rows_of_expert(), 2 * c_.f, c_.d);
+    run(w, "swiglu", moves(3 * r * copies() * c_.f));
+    expert_products(w, "experts' down", rows_of_expert(), c_.d, c_.f);
+    wait(w, &Work::experts, "combine", sent_rows(), rows_travel());
+    if (!again) run(w, "weigh and add", moves(r * (copies() + sums() * rows_) * c_.d));
     return w;
   }
 
   void experts_backward(Pair& p) const {
-    const double e = o_.model.experts, chunks = o_.expert_chunks;
-    Work route, wgrads, experts;
+    const double e = o_.model.experts;
+    Work route, wgrads;
     Work& now = p[0];
-    run_chunks(now, "weigh", r * (2 * copies() + rows_) * c_.d);
+    run(now, "weigh", moves(r * (2 * copies() + rows_) * c_.d));
     run(route, "route", moves(2 * a * rows_ * e));
     if (o_.model.shared_experts > 0) {
       product(route, "shared experts' down, input", rows_, shared_columns(), c_.d);
@@ -444,30 +404,25 @@ class LayerCost {
       wgrad(wgrads, "shared experts' down, weight", c_.d, shared_columns(), rows_);
       wgrad(wgrads, "shared experts' gate, up, weight", 2 * shared_columns(), c_.d, rows_);
     }
-    for (int i = 0; i < chunks; ++i) {
-      expert_products(experts, "experts' down, input", rows_of_expert(), c_.f, c_.d);
-      run(experts, "swiglu", moves(5 * r * copies() * c_.f / chunks));
-      expert_products(experts, "experts' gate, up, input", rows_of_expert(), c_.d, 2 * c_.f);
-      const auto weight_gradient = [&](const char* name, int64_t out, int64_t in) {
-        expert_products(wgrads, name,
-                        products(out, in, rows_of_expert(), 1, sizeof(real), sizeof(accum), adds_ || i > 0),
-                        sizeof(real) == sizeof(accum));
-      };
-      weight_gradient("experts' down, weight", c_.d, c_.f);
-      weight_gradient("experts' gate, up, weight", 2 * c_.f, c_.d);
-    }
+    wait(now, &Work::experts, "dispatch, as far as not hidden", sent_rows(), rows_travel(), route.seconds());
+    now += route;
+    expert_products(now, "experts' down, input", rows_of_expert(), c_.f, c_.d);
+    run(now, "swiglu", moves(5 * r * copies() * c_.f));
+    expert_products(now, "experts' gate, up, input", rows_of_expert(), c_.d, 2 * c_.f);
+    const auto weight_gradient = [&](const char* name, int64_t out, int64_t in) {
+      expert_products(wgrads, name,
+                      products(out, in, rows_of_expert(), 1, sizeof(real), sizeof(accum), adds_),
+                      sizeof(real) == sizeof(accum));
+    };
+    weight_gradient("experts' down, weight", c_.d, c_.f);
+    weight_gradient("experts' gate, up, weight", 2 * c_.f, c_.d);
     run(wgrads, "router, weight", moves(r * rows_ * c_.d + a * (rows_ * e + e * c_.d)));
     if (o_.model.has_balance_bias()) run(wgrads, "loads", moves(4 * copies()));
-    const auto [dispatch, combine] = exchange_waits(route.seconds(), experts.seconds() / chunks,
-                                                    schedule_.splits_backward ? 0 : wgrads.seconds());
-    wait(now, &Work::experts, "dispatch, as far as not hidden", sent_rows(), dispatch + route.seconds(),
-         route.seconds());
-    now += route;
-    now += experts;
-    wait(now, &Work::experts, "combine, as far as not hidden", sent_rows(), combine);
+    wait(now, &Work::experts, "combine, as far as not hidden", sent_rows(), rows_travel(),
+         schedule_.splits_backward ? 0 : wgrads.seconds());
     begin_gradients(now);
     (schedule_.splits_backward ? p[1] : now) += wgrads;
-    run_chunks(now, "add", r * (copies() + sums() * rows_) * c_.d);
+    run(now, "add", moves(r * (copies() + sums() * rows_) * c_.d));
     leave(now);
   }
 

@@ -189,7 +189,7 @@ class Planner {
   // Throws UsageError if 07 would refuse it. `saved`: bytes that it does not need.
   Plan plan(const CombinedOptions& layout, double saved = 0) {
     Plan p = {layout, mesh_shape(layout, gpus_), micro_batches_of_a_rank(layout, layout.dp)};
-    check_experts(layout, layout.cp);
+    check_experts(layout);
     check_combined(p.options, p.shape);
     p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
     p.memory.others -= saved;
@@ -273,7 +273,7 @@ class Planner {
       try {
         check_tensor_parallel(o, o.tp, int64_t{o.micro_batch_size} * o.sequence_length / o.cp);
         check_context_parallel(o, o.cp, o.tp);
-        check_experts(o, o.cp);
+        check_experts(o);
       } catch (const UsageError&) {
         return false;
       }

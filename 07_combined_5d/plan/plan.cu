@@ -84,7 +84,6 @@ void refuse_left_out(const CombinedOptions& o, const std::function<bool(const ch
   expect(!has_fp8_products, "PRECISION", "fp8", "bf16, fp16 or fp32");
   expect(o.tp_overlap == 1, "--tp-overlap", o.tp_overlap, "1");
   expect(o.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
-  expect(o.drop_tokens == 0, "--drop-tokens", "given", "0");
   expect(o.optimizer == OptimizerKind::adamw, "--optimizer", "sgd", "adamw");
   expect(!given("--link"), "--link", "given", "the links of a --gpu FILE");
   for (const char* option :

@@ -7,7 +7,7 @@ namespace pentatron {
 
 // One thread a row.
 __global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t rows, int experts, int top_k,
-                                    Out<int32_t> chosen, Out<accum> lse) {
+                                    Out<int32_t> chosen) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
     const auto softmax = [&] {
@@ -15,7 +15,6 @@ __global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t row
       for (int e = 1; e < experts; ++e) largest = std::max(largest, x[e]);
       for (int e = 0; e < experts; ++e) sum += x[e] = exp(x[e] - largest);
       for (int e = 0; e < experts; ++e) x[e] /= sum;
-      if (lse != nullptr) lse[row] = largest + log(sum);
     };
     if (bias != nullptr) softmax();
     const auto score = [&](int e) { return bias == nullptr ? x[e] : x[e] + accum(bias[e]); };
@@ -37,18 +36,17 @@ __global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t row
   }
 }
 
-void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t stream, const real* bias,
-                  accum* lse) {
+void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t stream, const real* bias) {
   launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
-         logits.data, bias, logits.rows, logits.columns, chosen.columns, chosen.data, lse);
+         logits.data, bias, logits.rows, logits.columns, chosen.columns, chosen.data);
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
 __global__ void route_tokens_backward_kernel(In<accum> probabilities, In<int32_t> chosen, In<accum> d_chosen,
-                                             In<accum> fractions, accum balance_scale, accum z_scale,
-                                             In<accum> lse, const LossScale* loss_scale, size_t rows,
-                                             int experts, int top_k, Out<accum> d_logits) {
-  if (loss_scale != nullptr) balance_scale *= loss_scale->factor, z_scale *= loss_scale->factor;
+                                             In<accum> fractions, accum balance_scale,
+                                             const LossScale* loss_scale, size_t rows, int experts, int top_k,
+                                             Out<accum> d_logits) {
+  if (loss_scale != nullptr) balance_scale *= loss_scale->factor;
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
     accum* const d = d_logits + row * experts;
@@ -56,19 +54,16 @@ __global__ void route_tokens_backward_kernel(In<accum> probabilities, In<int32_t
     for (int k = 0; k < top_k; ++k) d[chosen[row * top_k + k]] += d_chosen[row * top_k + k];
     accum mean = 0;
     for (int e = 0; e < experts; ++e) mean += p[e] * d[e];
-    if (lse != nullptr) mean -= 2 * z_scale * lse[row];
     for (int e = 0; e < experts; ++e) d[e] = p[e] * (d[e] - mean);
   }
 }
 
 void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, const accum* d_chosen,
                            const accum* fractions, double balance_scale, AccumTensor d_logits,
-                           cudaStream_t stream, double z_scale, const accum* lse,
-                           const LossScale* loss_scale) {
+                           cudaStream_t stream, const LossScale* loss_scale) {
   launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
          moves(2 * probabilities.bytes()), stream, probabilities.data, chosen.data, d_chosen, fractions,
-         balance_scale, z_scale, lse, loss_scale, probabilities.rows, probabilities.columns, chosen.columns,
-         d_logits.data);
+         balance_scale, loss_scale, probabilities.rows, probabilities.columns, chosen.columns, d_logits.data);
 }
 
 // One block an expert and 32 columns. Eight warps share out the rows, and their sums meet in block memory.
@@ -130,13 +125,10 @@ __global__ void sum_bands_kernel(In<int32_t> of_band, int experts, int bands, Ou
 }
 
 // One thread an expert. Copies lie by expert and, of one expert, by band.
-__global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, int32_t capacity,
-                                    Out<int32_t> of_band, Out<int32_t> taken, Out<int32_t> ends) {
+__global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, Out<int32_t> of_band) {
   for (size_t e : grid_range(experts)) {
     int32_t place = 0;
-    for (size_t before = 0; before < e; ++before) place += std::min(counts[before], capacity);
-    taken[e] = std::min(counts[e], capacity);
-    ends[e] = place + taken[e];
+    for (size_t before = 0; before < e; ++before) place += counts[before];
     for (int band = 0; band < bands; ++band) {
       int32_t& first = of_band[static_cast<size_t>(band) * experts + e];
       const int32_t count = first;
@@ -147,33 +139,29 @@ __global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, 
 }
 
 // As count_copies_kernel.
-__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts, In<int32_t> ends,
+__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts,
                                      In<int32_t> first_of_band, Out<int32_t> place) {
   const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
   const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
   for (int e : block_range(experts)) {
     int32_t next = first_of_band[static_cast<size_t>(blockIdx.x) * experts + e];
 #pragma unroll 8
-    for (size_t copy = begin; copy < end; ++copy) {
-      if (chosen[copy] != e) continue;
-      place[copy] = next < ends[e] ? next : -1;
-      ++next;
-    }
+    for (size_t copy = begin; copy < end; ++copy)
+      if (chosen[copy] == e) place[copy] = next++;
   }
 }
 
-void make_permutation(Matrix<int32_t> chosen, int32_t capacity, Matrix<int32_t> bands, Matrix<int32_t> counts,
+void make_permutation(Matrix<int32_t> chosen, Matrix<int32_t> bands, Matrix<int32_t> counts,
                       Matrix<int32_t> place, cudaStream_t stream) {
   const int64_t copies = chosen.size(), experts = bands.columns;
-  int32_t *const all = counts.data, *const taken = all + experts, *const ends = taken + experts;
   launch(count_copies_kernel, block_a_row(bands.rows, experts), moves(chosen.bytes() + bands.bytes()), stream,
          chosen.data, copies, experts, bands.data);
   launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
-         bands.rows, all);
-  launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, all, experts,
-         bands.rows, capacity, bands.data, taken, ends);
+         bands.rows, counts.data);
+  launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, counts.data,
+         experts, bands.rows, bands.data);
   launch(assign_places_kernel, block_a_row(bands.rows, experts), moves(2 * chosen.bytes()), stream,
-         chosen.data, copies, experts, ends, bands.data, place.data);
+         chosen.data, copies, experts, bands.data, place.data);
 }
 
 // ---- Rows to their places and back ------------------------------------------------------------------------
@@ -189,10 +177,9 @@ __device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
 template <int width>
 __global__ void permute_tokens_kernel(In<real> x, In<int32_t> place, int top_k, int d, Out<real> copies) {
   const size_t copy = blockIdx.x;
-  const bool is_taken = place[copy] >= 0;
   const real* const from = x + copy / top_k * d;
-  real* const to = copies + static_cast<size_t>(is_taken ? place[copy] : 0) * d;
-  for (int j : block_range(is_taken ? d : 0, width)) store(to + j, load<width>(from + j));
+  real* const to = copies + static_cast<size_t>(place[copy]) * d;
+  for (int j : block_range(d, width)) store(to + j, load<width>(from + j));
 }
 
 void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t stream) {
@@ -210,10 +197,8 @@ __global__ void permute_tokens_backward_kernel(In<real> d_copies, In<int32_t> pl
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
     if (add) add_scaled(1, d_x + row * d + j, sum);
-    for (int k = 0; k < top_k; ++k) {
-      if (place[row * top_k + k] >= 0)
-        add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
-    }
+    for (int k = 0; k < top_k; ++k)
+      add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
     for (int e = 0; e < experts; ++e)
       add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
     store(d_x + row * d + j, sum);
@@ -239,7 +224,6 @@ __global__ void combine_tokens_kernel(In<real> returned, In<accum> probabilities
     if (add) add_scaled(1, out + row * d + j, sum);
     for (int k = 0; k < top_k; ++k) {
       const size_t copy = row * top_k + k;
-      if (place[copy] < 0) continue;
       const accum weight = probabilities[row * experts + chosen[copy]];
       add_scaled(weight, returned + static_cast<size_t>(place[copy]) * d + j, sum);
     }
@@ -262,11 +246,10 @@ __global__ void combine_tokens_backward_kernel(In<real> d_out, In<real> returned
                                                In<int32_t> chosen, In<int32_t> place, int experts, int top_k,
                                                int d, Out<real> d_returned, Out<accum> d_chosen) {
   const size_t copy = blockIdx.x, row = copy / top_k;
-  const bool is_taken = place[copy] >= 0;
-  const size_t at = static_cast<size_t>(is_taken ? place[copy] : 0) * d;
+  const size_t at = static_cast<size_t>(place[copy]) * d;
   const accum weight = probabilities[row * experts + chosen[copy]];
   accum dot = 0;
-  for (int j : block_range(is_taken ? d : 0, width)) {
+  for (int j : block_range(d, width)) {
     Pack<width> incoming = load<width>(d_out + row * d + j), came = load<width>(returned + at + j);
     for (int e = 0; e < width; ++e) {
       dot += incoming[e] * came[e];
@@ -305,18 +288,6 @@ void add_balance_loss(AccumTensor probabilities, const accum* fractions, double 
                       cudaStream_t stream) {
   launch(add_balance_loss_kernel, dim3(1), moves(probabilities.bytes()), stream, probabilities.data,
          fractions, probabilities.rows, probabilities.columns, scale, loss);
-}
-
-// One block in all.
-__global__ void add_z_loss_kernel(In<accum> lse, int rows, accum scale, Out<accum> loss) {
-  accum sum = 0;
-  for (int row : block_range(rows)) sum += lse[row] * lse[row];
-  sum = block_sum(sum);
-  if (is_first_thread()) loss[0] += scale * sum;
-}
-
-void add_z_loss(AccumTensor lse, double scale, accum* loss, cudaStream_t stream) {
-  launch(add_z_loss_kernel, dim3(1), moves(lse.bytes()), stream, lse.data, lse.rows, scale, loss);
 }
 
 // One block an expert.

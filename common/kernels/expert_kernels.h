@@ -1,6 +1,6 @@
 // Kernels of a mixture of experts (Shazeer et al., 2017). A router sends each token to a few of many MLPs,
 // the experts, and adds up what these return, weighted. An expert gets as many rows as choose it (Gale et
-// al., "MegaBlocks", 2022), or at most its capacity; then the copies that come last are dropped (Switch).
+// al., "MegaBlocks", 2022).
 //
 // A token is copied top_k times; copy k of row r has the number r * top_k + k. Copies are laid out by expert
 // and, for one expert, by number. No kernel uses atomics, so the layout and the order of all sums are fixed.
@@ -19,20 +19,19 @@ namespace pentatron {
 // with the lower number. Then the logits are replaced by their softmax over all experts. These probabilities
 // weigh what the chosen experts return. They are not made to add up to one (as in Switch and OLMoE):
 // otherwise top-1 would always have weight 1, and no gradient. With a bias, the largest sums of probability
-// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16). lse: for the z-loss.
+// and bias are chosen, and the weights stay what they are (DeepSeek-V3, 2024, eq. 16).
 void route_tokens(AccumTensor logits /*[rows, experts]*/, Matrix<int32_t> chosen /*[rows, top_k]*/,
-                  cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr,
-                  accum* lse /*[rows], or null*/ = nullptr);
+                  cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr);
 
 // Number of bands that make_permutation counts `rows` rows in; the same on every device.
 int64_t copy_bands(int64_t rows);
 
-// counts [3, experts]: the copies that choose an expert, those of them that it takes, `capacity` at most, and
-// the row where these end in the layout by expert. place[c] = the row of copy c there; -1: it is dropped.
-// Below, a dropped copy has no row: it moves nothing, adds nothing, has no gradient. `bands`: work space.
-void make_permutation(Matrix<int32_t> chosen /*[rows, top_k]*/, int32_t capacity,
-                      Matrix<int32_t> bands /*[copy_bands(rows), experts]*/, Matrix<int32_t> counts,
-                      Matrix<int32_t> place /*[rows, top_k]*/, cudaStream_t stream);
+// counts = the copies that choose each expert. place[c] = the row of copy c in the layout by expert. `bands`:
+// work space.
+void make_permutation(Matrix<int32_t> chosen /*[rows, top_k]*/,
+                      Matrix<int32_t> bands /*[copy_bands(rows), experts]*/,
+                      Matrix<int32_t> counts /*[1, experts]*/, Matrix<int32_t> place /*[rows, top_k]*/,
+                      cudaStream_t stream);
 
 // copies[place[c]] = x[c / top_k].
 void permute_tokens(Tensor x /*[rows, d]*/, Matrix<int32_t> place /*[rows, top_k]*/,
@@ -51,14 +50,12 @@ void combine_tokens_backward(Tensor d_out /*[rows, d]*/, Tensor returned /*[rows
                              accum* d_chosen /*[rows, top_k]*/, cudaStream_t stream);
 
 // d_logits = the softmax's backward of the sum of two gradients: d_chosen for the chosen probabilities, and
-// the balance loss below, which gives every probability balance_scale * fractions[expert]. With lse also that
-// of the z-loss, by a logit 2 z_scale lse times its probability. The loss scale multiplies both losses.
+// the balance loss below, which gives every probability balance_scale * fractions[expert]. The loss scale
+// multiplies this loss, too.
 void route_tokens_backward(AccumTensor probabilities /*[rows, experts]*/, Matrix<int32_t> chosen,
                            const accum* d_chosen /*[rows, top_k]*/, const accum* fractions /*[experts]*/,
                            double balance_scale, AccumTensor d_logits /*[rows, experts]*/,
-                           cudaStream_t stream, double z_scale = 0,
-                           const accum* lse /*[rows], or null*/ = nullptr,
-                           const LossScale* loss_scale = nullptr);
+                           cudaStream_t stream, const LossScale* loss_scale = nullptr);
 
 // d_x[r] (+)= sum of d_copies over the copies of row r, plus the router's d_logits[r] * router.
 void permute_tokens_backward(Tensor d_copies /*[rows * top_k, d]*/, Matrix<int32_t> place,
@@ -74,9 +71,6 @@ void router_wgrad(AccumTensor d_logits /*[rows, experts]*/, Tensor x /*[rows, d]
 // loss[0] += scale * sum over rows and experts of fractions[e] * probabilities[r, e].
 void add_balance_loss(AccumTensor probabilities /*[rows, experts]*/, const accum* fractions /*[experts]*/,
                       double scale, accum* loss /*[1]*/, cudaStream_t stream);
-
-// loss[0] += scale * sum over rows of lse^2 (Zoph et al., "ST-MoE", 2022, eq. 5).
-void add_z_loss(AccumTensor lse /*[rows, 1]*/, double scale, accum* loss /*[1]*/, cudaStream_t stream);
 
 // loads[e] (+)= scale * the copies that choose e. A sum of whole numbers, so its order changes no bit.
 void count_loads(Matrix<int32_t> chosen /*[rows, top_k]*/, double scale, Gradient loads /*[1, experts]*/,

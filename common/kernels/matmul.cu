@@ -100,7 +100,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
   std::erase_if(group, [](const Product<C>& product) { return product.c.rows == 0; });
 #if CUBLAS_VERSION >= 120500
   const auto n = static_cast<int>(group.size());
-  if (!blas.multiplies_fp8() && sizeof(C) == sizeof(real) && addresses.rows > 0 && n > 1) {
+  if (!blas.multiplies_fp8() && sizeof(C) == sizeof(real) && n > 1) {
     std::vector<Cost> costs;
     std::vector<int> rows, columns, sums, leading_a, leading_b;
     std::vector<accum> betas;

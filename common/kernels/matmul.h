@@ -88,7 +88,7 @@ void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows
                   Gradient d_weight /*[out, in]*/);
 
 // The same three for several layers in one launch (in fp8 one each), with weights and rows of their own.
-using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]; empty: a launch each
+using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                             const std::vector<Tensor>& y, Addresses addresses);
 void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,

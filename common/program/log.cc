@@ -188,8 +188,6 @@ void RunLog::write_json(const StepRecord& r) {
                {"tokens", r.tokens}, {"seconds", r.seconds}, {"comm_bytes", r.comm_bytes}};
   if (r.scale && r.computed)
     json.update({{"loss_scale", r.scale->factor}, {"skipped_steps", r.scale->skipped}});
-  if (r.dropped) json["dropped"] = *r.dropped;
-  if (r.computed && !r.loads.empty()) json["loads"] = std::vector<int64_t>(r.loads.begin(), r.loads.end());
   if (r.modelled) json["modelled"] = json_of(*r.modelled, mfu(r.tokens, r.modelled->seconds));
   write_json(json.dump());
 }
@@ -224,7 +222,6 @@ void RunLog::step(const StepRecord& record) {
          << (record.scale->skipped == 1 ? "1 step" : std::to_string(record.scale->skipped) + " steps")
          << " skipped\n";
   }
-  if (record.dropped) out_ << "         no expert took " << percent(*record.dropped) << " of the copies\n";
   out_.flush();
   unshown_tokens_ = unshown_seconds_ = 0;
   unshown_steps_ = 0;

@@ -17,12 +17,6 @@
 
 namespace pentatron {
 
-// What became of the copies of a rank's tokens in a step, where layers have experts.
-struct Routed {
-  double dropped = 0, copies = 0;  // those that no expert took, of all; 0, 0: experts take all
-  std::vector<double> loads = {};  // [layers x experts]: those that an expert got
-};
-
 struct StepRecord {
   int64_t step;      // from 1
   double loss;       // nats per token of the global batch
@@ -38,9 +32,7 @@ struct StepRecord {
     double factor;    // of the next step's gradients
     int64_t skipped;  // steps so far whose gradients overflowed
   };
-  std::optional<Scale> scale = {};     // in fp16
-  std::optional<double> dropped = {};  // share of the copies that no expert took, of all ranks
-  std::vector<double> loads = {};      // as in Routed, of all ranks
+  std::optional<Scale> scale = {};  // in fp16
 };
 
 struct RankMemory {

@@ -166,10 +166,10 @@ void Run::begin_step(int64_t step) {
   trace::start();
 }
 
-void Run::end_step(const Routed& routed) {
+void Run::end_step() {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
-  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic()), routed});
+  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
   if (issued_.size() == 2) log_step();
 }
 
@@ -225,11 +225,6 @@ void Run::log_step() {
                     .memory_peak = static_cast<size_t>(largest[1]),
                     .comm_bytes = static_cast<size_t>(largest[2] + 0.5),
                     .computed = !is_dry_run()};
-  if (!issued.routed.loads.empty()) {
-    record.loads = peers_.sum(issued.routed.loads);
-    const std::vector<double> copies = peers_.sum({issued.routed.dropped, issued.routed.copies});
-    if (copies[1] > 0) record.dropped = copies[0] / copies[1];
-  }
   if (trained_.loss_scale() != nullptr) {
     const LossScale scale = totals_.host_loss_scale();
     record.scale = {scale.factor, static_cast<int64_t>(scale.skipped)};

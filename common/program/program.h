@@ -91,7 +91,7 @@ class Run {
   Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals);
 
   void begin_step(int64_t step);
-  void end_step(const Routed& routed = {});  // all work of the step has been issued
+  void end_step();  // all work of the step has been issued
   // The step after this one, or options.steps if a signal has asked the run to end. The same on all ranks.
   int64_t next_step(int64_t step);
   // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if a signal has
@@ -121,7 +121,6 @@ class Run {
   struct Issued {
     int64_t step;
     double memory, sent;
-    Routed routed;
   };
   std::deque<Issued> issued_;  // not logged: two at most
 

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import textwrap
 
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
 
@@ -111,12 +110,6 @@ class Run:
 
         return [difference(mine[value], other[value]) for mine, other in zip(self.steps, reference.steps)]
 
-    def moved(self, reference):
-        """Of each step, how many copies of tokens went to another expert, at least: in each layer, what its experts got
-        more than in the other run. Copies that changed places are not seen."""
-        loads = ((mine["loads"], other["loads"]) for mine, other in zip(self.steps, reference.steps))
-        return [sum(max(0, a - b) for a, b in zip(*both)) for both in loads]
-
 
 def human(value, base, units):
     """value in one of the units, each `base` times the one before."""
@@ -162,19 +155,6 @@ def table(runs):
             ]
         )
     return rows
-
-
-def of_experts(run, reference):
-    """Why the losses of two runs with experts differ."""
-    moved, losses = run.moved(reference), run.differences("loss", reference)
-    if not any(moved):
-        return f"{run.label}: in each of the {len(moved)} steps each expert got as many copies of tokens as in {reference.label}."
-    copies, first = sum(sum(step["loads"]) for step in run.steps), next(i for i, count in enumerate(moved) if count)
-    return (
-        f"{run.label}: at least {sum(moved):,} of {copies:,} copies of tokens went to another expert than in {reference.label}, "
-        f"the first in step {first + 1}; before it the losses differ by {max(losses[:first], default=0):.1e} at most. Where a "
-        "token's best experts are nearly equal, the last bit of a sum decides. PRECISION=fp64 has more bits."
-    )
 
 
 def runs_of(paths):
@@ -230,7 +210,7 @@ def main(*paths):
     print(f"""
 The same training, computed: every stage learns what 01 learns.
 loss diff, norm diff: from the first run of the same model; relative, the largest of {len(runs[0].steps)} steps. sent, calls: by
-a rank in a step.
+a rank in a step. With experts the last bit of a sum may send a token to another one; PRECISION=fp64 shows no difference.
 """)
     columns = ["", "ranks", "final loss", "loss diff", "norm diff", "sent", "calls"]
     head, *rows = table(runs)
@@ -238,10 +218,6 @@ a rank in a step.
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]))
-    for run in runs:
-        reference = run.reference(runs)
-        if run is not reference and all("loads" in step for step in run.steps + reference.steps):
-            print("\n" + textwrap.fill(of_experts(run, reference), 100))
 
 
 if __name__ == "__main__":

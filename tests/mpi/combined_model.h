@@ -21,8 +21,7 @@ struct CombinedCase {
     c.options.zero_stage = 0;
     c.options.sequence_parallel = false;
     c.options.recompute = Recompute::none;
-    c.options.ep = c.options.vpp = c.options.expert_chunks = 1;
-    c.options.expert_products = ExpertProducts::loop;
+    c.options.ep = c.options.vpp = 1;
     return c;
   }
 };

@@ -50,11 +50,9 @@ std::string command_line(const CombinedCase& c) {
        << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
        << o.global_batch_size;
   if (o.model.experts > 0)
-    text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --ep " << c.shape.ep << " --balance " << to_string(o.model.balance)
-         << " --aux-loss " << o.aux_loss << " --z-loss " << o.z_loss << " --shared-experts "
-         << o.model.shared_experts << " --drop-tokens " << o.drop_tokens << " --expert-chunks "
-         << o.expert_chunks << " --dispatch " << to_string(o.dispatch) << " --expert-products "
-         << to_string(o.expert_products);
+    text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --ep " << c.shape.ep
+         << " --balance " << to_string(o.model.balance) << " --aux-loss " << o.aux_loss
+         << " --shared-experts " << o.model.shared_experts;
   return text.str();
 }
 
@@ -348,7 +346,7 @@ class Draw {
       CombinedOptions o = c.options;
       o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
       if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
-      check_experts(o, o.cp);
+      check_experts(o);
       c.shape.copies = mesh_shape(o, ranks_).copies;
       check_combined(o, c.shape);
       c.options = o;
@@ -426,16 +424,8 @@ class Draw {
       o.model.top_k = up_to(std::min(3, o.model.experts));
       o.model.balance = one_of({Balance::loss, Balance::bias, Balance::none});
       o.aux_loss = one_of({0.0, 0.1});
-      o.z_loss = one_of({0.0, 0.1});
       o.model.shared_experts = up_to(3) - 1;
-      o.drop_tokens = cp == 1 ? one_of({0.0, 0.0, 0.7, 1.3}) : 0;
       o.ep = shape.ep;
-      o.dispatch = one_of({Dispatch::direct, Dispatch::once});
-      o.expert_products = one_of({ExpertProducts::grouped, ExpertProducts::loop});
-      const int rows = micro_batch * sequence / cp;
-      if (o.drop_tokens == 0) do
-          o.expert_chunks = up_to(4);
-        while (rows % o.expert_chunks != 0);
     }
     return c;
   }

@@ -1,6 +1,7 @@
 // Experts: every layout does what one rank does, to about 1e-14 in fp64; what travels, and what memory it
 // takes.
 #include <cstdio>
+#include <numeric>
 
 #include "combined_model.h"
 #include "gather.h"
@@ -165,8 +166,6 @@ TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][
   options.zero_stage = 0;
   options.grad_clip = 1e-9;
   check_experts(expert_case(options));
-  options.dispatch = Dispatch::once;
-  if (mpi_tests::ranks() % 2 == 0) check_experts(expert_case(options, 2));
 }
 
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
@@ -245,20 +244,6 @@ TEST_CASE("07: parity of experts, some without a token", "[07][experts][parity]"
   check_experts(expert_case(expert_options(experts_for_ranks(), 3)), Ep::each, Routing::to_the_first);
 }
 
-TEST_CASE("07: parity of experts with a z-loss", "[07][experts][parity]") {
-  for (const Balance balance : {Balance::loss, Balance::none}) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 2);
-    options.model.balance = balance;
-    options.z_loss = 0.1;
-    check_experts(expert_case(options));
-    if (mpi_tests::ranks() % 2 != 0) continue;
-    options.recompute = Recompute::full;
-    check_experts(expert_case(options, 2));
-    check_experts(expert_case(options, 1, 2));
-    check_experts(expert_case(options, 1, 1, 2));
-  }
-}
-
 TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
   CombinedOptions options = expert_options(experts_for_ranks(), 2);
   options.model.shared_experts = 2;
@@ -285,95 +270,6 @@ TEST_CASE("07: parity of experts, two copies of the model", "[07][experts][parit
   options.zero_stage = 3;
   options.model.balance = Balance::bias;
   check_experts(in_two_copies(options));
-}
-
-// Which copies are dropped follows from the order of the tokens of a micro-batch, which context ranks split.
-TEST_CASE("07: parity of experts, a launch for each product", "[07][experts][parity]") {
-  CombinedOptions options = expert_options(experts_for_ranks(), 2);
-  options.expert_products = ExpertProducts::loop;
-  check_experts(expert_case(options), Ep::each);
-}
-
-TEST_CASE("07: parity of experts, rows in chunks", "[07][experts][parity][8]") {
-  CombinedOptions options = expert_options(experts_for_ranks(), 2);
-  for (const int chunks : {2, 4}) {
-    options.expert_chunks = chunks;
-    options.model.shared_experts = chunks / 4;
-    check_experts(expert_case(options), Ep::each);
-    check_experts(expert_case(options), Ep::few, Routing::to_the_first);
-  }
-  options.model.balance = Balance::bias;
-  options.z_loss = 0.1;
-  options.recompute = Recompute::full;
-  options.zero_stage = 3;
-  check_experts(expert_case(options));
-  if (mpi_tests::ranks() % 2 != 0) return;
-  options.expert_chunks = 2;
-  options.sequence_parallel = true;
-  check_experts(expert_case(options, 2));
-  options.model.balance = Balance::loss;
-  check_experts(expert_case(options, 1, 2));
-  options.recompute = Recompute::none;
-  options.pp_schedule = PpSchedule::zb_h1;
-  options.zero_stage = 1;
-  check_experts(expert_case(options, 1, 1, 2));
-}
-
-TEST_CASE("07: parity of experts, tensor ranks share rows out", "[07][experts][parity][8]") {
-  if (mpi_tests::ranks() % 2 != 0) return;
-  CombinedOptions options = expert_options(8, 2);
-  options.dispatch = Dispatch::once;
-  check_experts(expert_case(options, 2), Ep::each);
-  check_experts(expert_case(options, 2), Ep::few, Routing::to_the_first);
-  options.model.shared_experts = 1;
-  options.sequence_parallel = true;
-  options.recompute = Recompute::full;
-  options.z_loss = 0.1;
-  options.zero_stage = 3;
-  check_experts(expert_case(options, 2));
-  options.expert_chunks = 2;
-  check_experts(expert_case(options, 2));
-  if (mpi_tests::ranks() % 4 != 0) return;
-  check_experts(expert_case(options, 2, 2));
-  options.recompute = Recompute::none;
-  options.model.balance = Balance::bias;
-  options.pp_schedule = PpSchedule::zb_h1;
-  options.zero_stage = 1;
-  check_experts(expert_case(options, 2, 1, 2));
-}
-
-TEST_CASE("07: parity of experts that drop tokens", "[07][experts][parity]") {
-  for (const double capacity : {0.5, 1.0}) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 2);
-    options.drop_tokens = capacity;
-    check_experts(expert_case(options));
-    options.recompute = Recompute::full;
-    options.model.shared_experts = 1;
-    check_experts(expert_case(options));
-    if (mpi_tests::ranks() % 2 != 0) continue;
-    options.sequence_parallel = true;
-    check_experts(expert_case(options, 2));
-    check_experts(expert_case(options, 1, 1, 2));
-  }
-}
-
-// With half an even share, each expert drops at least half of what an even share is.
-TEST_CASE("07: the share of the copies that is dropped", "[07][experts]") {
-  const auto share = [](double capacity, Routing routing) {
-    CombinedOptions options = expert_options(experts_for_ranks(), 1);
-    options.drop_tokens = capacity;
-    World world(nullptr, nullptr);
-    CombinedModel model(expert_case(options), world);
-    set_routers(model, routing);
-    model.accumulate(batches_of_step(model.of.options, 0));
-    const Routed routed = model.feed_forward.take_routed();
-    CHECK(model.feed_forward.take_routed().copies == 0);
-    return routed.dropped / routed.copies;
-  };
-  CHECK(std::isnan(share(0, Routing::to_the_first)));  // all are taken, and nothing is logged
-  const double e = experts_for_ranks();
-  CHECK(share(1, Routing::to_the_first) == Approx(1 - 1 / e).margin(1 / e));
-  CHECK(share(e, Routing::to_the_first) == 0);
 }
 
 // Four steps: the biases of three of them choose.
@@ -409,11 +305,10 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
   std::vector<std::vector<double>> expected(c.options.model.layers, std::vector<double>(8));
   for (int step = 0; step < kExpertSteps; ++step) {
     model.accumulate(batches_of_step(c.options, step));
-    const std::vector<double> all = world.sum(model.feed_forward.take_routed().loads);
     const Tensors gradients = gather_parameters(world, model.parameters, Content::gradients, model.compute);
     model.update(step);
     const Tensors weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
-    const double mean = c.options.global_batch_size * c.options.sequence_length * 2 / 8.0;
+    const double copies = c.options.global_batch_size * c.options.sequence_length * 2, mean = copies / 8;
     double norm = 0;
     int layer = 0;
     for (size_t id = 0; id < weights.size(); ++id) {
@@ -421,9 +316,9 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
         for (const double g : gradients[id]) norm += g * g;
         continue;
       }
-      const std::vector<double> loads(&all[8 * layer], &all[8 * layer] + 8);
+      const std::vector<double>& loads = gradients[id];
       for (int e = 0; e < 8; ++e) expected[layer][e] += 1e-3 * ((loads[e] < mean) - (loads[e] > mean));
-      CHECK(gradients[id] == loads);
+      CHECK(std::accumulate(loads.begin(), loads.end(), 0.0) == copies);
       CHECK(weights[id] == expected[layer]);
       CHECK(*std::max_element(loads.begin(), loads.end()) > mean);
       ++layer;
@@ -436,9 +331,7 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
 TEST_CASE("07: gradients of a model with experts are the slopes of its loss", "[07][experts]") {
   if (mpi_tests::ranks() > 1) return;
   CombinedCase c = expert_case(expert_options(4, 2));
-  c.options.z_loss = 0.1;
   c.options.model.shared_experts = 1;
-  c.options.drop_tokens = 0.9;
   World world(nullptr, nullptr);
   CombinedModel model(c, world);
   const std::vector<HostBatch> batches = batches_of_step(c.options, 0);
@@ -485,19 +378,6 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
   model.accumulate(batches_of_step(c.options, 0));
   const double loss = world.sum({model.balance_loss})[0];
   CHECK(loss == Approx(c.options.aux_loss * c.options.model.layers).epsilon(1e-12));
-}
-
-// All logits are 0, so every lse is log E.
-TEST_CASE("07: the z-loss of a router of zeros", "[07][experts]") {
-  CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
-  c.options.model.balance = Balance::none;
-  c.options.z_loss = 0.3;
-  World world(nullptr, nullptr);
-  CombinedModel model(c, world);
-  set_routers(model, Routing::to_the_first);
-  model.accumulate(batches_of_step(c.options, 0));
-  const double lse = std::log(double(c.options.model.experts)), loss = world.sum({model.balance_loss})[0];
-  CHECK(loss == Approx(c.options.z_loss * lse * lse * c.options.model.layers).epsilon(1e-12));
 }
 
 // ---- Traffic ----------------------------------------------------------------------------------------------
@@ -566,33 +446,6 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
         CHECK(world.sum({elements})[0] == double(passes * layers * copies * options.model.d_model));
       }
     }
-  }
-}
-
-// Of two tensor ranks each sends half of the rows, gives the other what it got, and sums all of them with it.
-TEST_CASE("07: rows that tensor ranks share out", "[07][experts][traffic]") {
-  if (mpi_tests::ranks() % 4 != 0) return;
-  CombinedOptions options = expert_options(8, 2);
-  options.ep = mpi_tests::ranks() / 2;
-  std::map<Dispatch, double> sent;  // by all ranks to experts, in elements
-  for (const Dispatch dispatch : {Dispatch::direct, Dispatch::once}) {
-    options.dispatch = dispatch;
-    World world(nullptr, nullptr);
-    CombinedModel model(expert_case(options, 2), world);
-    model.mesh.tensor.reset_traffic();
-    model.accumulate(batches_of_step(model.of.options, 0));
-    const auto sum_of = [&](Communicator& ranks, const char* operation) {
-      const TrafficByOperation traffic = ranks.traffic();
-      const auto found = traffic.find(operation);
-      return world.sum({found == traffic.end() ? 0 : double(found->second.elements)})[0];
-    };
-    sent[dispatch] = sum_of(model.mesh.experts, "all_to_all_v");
-    const double times = 4.0 * options.model.layers * model.micro_batches() * world.ranks(),
-                 rows = model.mesh.rows(model.options) * options.model.top_k * options.model.d_model;
-    CHECK(sent[dispatch] == times * rows / (dispatch == Dispatch::once ? 2 : 1));
-    // All tensor ranks together receive what each of them needs, once in forward and once in backward.
-    CHECK(sum_of(model.mesh.tensor, "all_to_all_v") ==
-          (dispatch == Dispatch::once ? times / 2 * rows / 2 : 0));
   }
 }
 
@@ -705,17 +558,11 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
     check_expert_memory(expert_case(options));
     options.expert_buffer = 3;
     options.model.balance = Balance::bias;
-    options.z_loss = 0.1;
     options.model.shared_experts = 2;
-    options.drop_tokens = 1.5;
     options.zero_stage = 1;
     options.sequence_parallel = true;
     if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
-    options.drop_tokens = options.expert_buffer = 0;
-    options.expert_chunks = 4;
-    options.expert_products = ExpertProducts::loop;
-    options.dispatch = Dispatch::once;
-    if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
+    options.expert_buffer = 0;
     options.pp_schedule = PpSchedule::zb_h1;
     if (recompute != Recompute::full) check_expert_memory(expert_case(options));
     if (recompute != Recompute::full && ranks % 4 == 0) check_expert_memory(in_two_copies(options));
@@ -774,8 +621,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
     options.model.balance = balance;
     CombinedModel model({{}, options}, world);
     BatchLoader loader(data, options, 0, 1, model.positions);
-    std::vector<std::vector<int64_t>> before(options.model.layers,
-                                             std::vector<int64_t>(options.model.experts));
+    const auto activations = model.model.make_activations(whole_model(options.model));
     std::vector<int64_t> late(options.model.experts);  // loads of the last 50 steps in the last layer
     const double mean = double(options.micro_batch_size) * options.sequence_length * options.model.top_k / 8;
     double busiest = 0, loss = 0;
@@ -783,7 +629,11 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
                 std::string(to_string(balance)).c_str());
     for (int step = 0; step < options.steps; ++step) {
       model.totals.reset();
-      model.pipeline.run(loader.load(step, model.compute), &model.totals);
+      for (const Batch& batch : loader.load(step, model.compute)) {
+        model.model.forward(batch, *activations);
+        model.model.backward(batch, *activations);
+        model.totals.add_loss(activations->loss);
+      }
       const double of_balance = to_host(model.feed_forward.balance_loss(), model.compute)[0];
       model.feed_forward.add_balance_loss(model.totals);
       for (UnitHooks* hooks : model.seams.hooks) hooks->finish_gradient_sync();
@@ -791,14 +641,14 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
       model.update(step);
       for (int layer = 0; layer < options.model.layers; ++layer) {
         int64_t most = 0;
-        const std::vector<int64_t>& loads = model.feed_forward.loads(layer);
+        const auto& experts =
+            *static_cast<const ExpertActivations*>(activations->layers[layer].feed_forward.other.get());
         for (int e = 0; e < options.model.experts; ++e) {
-          const int64_t load = loads[e] - before[layer][e];
+          const int64_t load = experts.counts.sent[e];
           most = std::max(most, load);
           if (step >= 350 && layer == options.model.layers - 1) late[e] += load;
         }
         busiest += double(most) / mean / options.model.layers / 50;
-        before[layer] = loads;
       }
       if (step >= 350) loss += (model.totals.host_loss() - of_balance) / 50;
       if (step % 50 == 49) std::printf(" %.2f", std::exchange(busiest, 0));
