@@ -22,7 +22,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,7 +30,6 @@
 #include "model/seams.h"
 #include "options.h"
 #include "ranks/comm.h"
-#include "ranks/fp8_gather.h"
 
 namespace pentatron {
 
@@ -53,8 +51,6 @@ class TensorParallel : public TensorRegion {
     if (!sequence_parallel_) return;
     gathered_ = memory_.matrix<real>(rows, options.model.d_model);
     entered_ = memory_.matrix<real>(rows, options.model.d_model);
-    if (options.fp8_communication)
-      fp8_ = std::make_unique<Fp8Gather>(tensor, rows / tensor.ranks(), options.model.d_model);
   }
 
   int64_t rows_outside(int64_t rows) const override {
@@ -63,7 +59,7 @@ class TensorParallel : public TensorRegion {
 
   // ---- The borders of a region: f and f-bar, g and g-bar
 
-  Tensor enter(Tensor x) override { return sends_fp8() ? gather_fp8(x) : gather(x); }
+  Tensor enter(Tensor x) override { return gather(x); }
 
   Tensor leave(Tensor partial) override {
     const Tensor sum = begin_sum(partial);
@@ -117,7 +113,7 @@ class TensorParallel : public TensorRegion {
   void prefetch_entered(Tensor x) override {
     if (!sequence_parallel_) return;
     wait_event(tensor_.stream(), entered_used_);
-    all_gather(x, entered_.data, Transpose::yes);
+    tensor_.all_gather(x.data, entered_.data, x.size());
     entered_came_.record(tensor_.stream());
     prefetched_ = x.data;
   }
@@ -179,12 +175,12 @@ class TensorParallel : public TensorRegion {
     wait_stream(tensor_.stream(), compute_);
     for (int i = 0; i < chunks(); ++i) {
       const Tensor own = chunk(x, i);
-      all_gather(own, packed(entered, i).first.data, Transpose::no);
+      tensor_.all_gather(own.data, packed(entered, i).first.data, own.size());
       chunk_came_[i].record(tensor_.stream());
     }
     for (int i = 0; i < chunks(); ++i) {
       wait_event(compute_, chunk_came_[i]);
-      linear_forward_blocks(blas, packed(entered, i), weight, in_place(y, i), share_of_chunk(y, i));
+      linear_forward_blocks(blas, packed(entered, i), weight, in_place(y, i));
     }
   }
 
@@ -194,7 +190,7 @@ class TensorParallel : public TensorRegion {
     for (int i = 0; i < chunks(); ++i) {
       const Tensor of_chunk = chunk(sum, i);
       const RowBlocks terms = packed(partial, i);
-      linear_forward_blocks(blas, in_place(x, i), weight, terms, share_of_chunk(x, i));
+      linear_forward_blocks(blas, in_place(x, i), weight, terms);
       wait_stream(tensor_.stream(), compute_);
       if (sequence_parallel_) {
         tensor_.reduce_scatter(terms.first.data, of_chunk.data, of_chunk.size());
@@ -228,26 +224,6 @@ class TensorParallel : public TensorRegion {
     const int64_t begin = (block.data - all.data) / all.columns;
     return {all.row_range(begin * parts_, block.rows), parts_, block.rows};
   }
-  double share_of_chunk(Tensor all, int i) const {
-    return static_cast<double>(in_place(all, i).first.rows * parts_) / all.rows;
-  }
-
-  // ---- --fp8-communication
-
-  // With --fp8-communication, the inputs of a layer's products travel in 8 bits, with scales along the sum:
-  // for the weight gradients along x's columns, Transpose::yes. What leaves a region and returns can't: both
-  // kinds of products read the gradient of its output.
-  bool sends_fp8() const { return fp8_ && trace::here.layer >= 0; }
-  void all_gather(Tensor x, real* out, Transpose transpose) {
-    if (sends_fp8()) return fp8_->all_gather(x, out, transpose);
-    tensor_.all_gather(x.data, out, x.size());
-  }
-  Tensor gather_fp8(Tensor x) {
-    wait_stream(tensor_.stream(), compute_);
-    fp8_->all_gather(x, gathered_.data, Transpose::no);
-    wait_stream(compute_, tensor_.stream());
-    return gathered_.row_range(0, x.rows * tensor_.ranks());
-  }
 
   bool sequence_parallel_;
   Communicator& tensor_;
@@ -258,7 +234,6 @@ class TensorParallel : public TensorRegion {
   AccumTensor largest_;  // [1, rows]: the largest logits over all ranks
   Tensor gathered_;      // [rows, d]: a region's input in forward, the gradient of its output in backward
   Tensor entered_;       // [rows, d]: a region's input in backward
-  std::unique_ptr<Fp8Gather> fp8_;     // with --fp8-communication
   const real* prefetched_ = nullptr;   // the x that is being gathered into entered_
   Event entered_came_, entered_used_;  // entered_ is complete; its last reader is done
 };
@@ -273,8 +248,6 @@ inline RankShare tensor_parallel_share(const TensorParallelOptions& options, int
   share.outside_ranks = sequence_parallel ? ranks : 1;
   const int64_t rows = rows_of(options, share).inside;
   share.buffers += {sequence_parallel ? 2 * rows * options.model.d_model : 0, rows};
-  if (options.fp8_communication)
-    share.buffers.real += Fp8Gather::part(rows * options.model.d_model) / sizeof(real);
   return share;
 }
 
@@ -291,10 +264,6 @@ inline void check_tensor_parallel(const TensorParallelOptions& options, int rank
   check("--d-ff", m.d_ff);
   check("--vocab-size", m.vocab_size);
   if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
-  if (!options.fp8_communication) return;
-  require(has_fp8_products, "--fp8-communication", "given", "a program built with PRECISION=fp8");
-  require(rows / ranks % fp8_tile == 0, rows_option, rows, "a multiple of 128 x the tensor ranks (", ranks,
-          ") with --fp8-communication");
 }
 inline void fit_to_ranks(TensorParallelOptions& options, int ranks) {
   check_tensor_parallel(options, ranks, rows_of(options, {}).inside);

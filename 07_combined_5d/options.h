@@ -96,13 +96,10 @@ inline void declare_options(CommandLine& line, CombinedOptions& o) {
 }
 inline void complete_options(CombinedOptions& o, const CommandLine& line) {
   complete_options(static_cast<DataParallelOptions&>(o), line);
-  complete_options(static_cast<TensorParallelOptions&>(o), line);
   complete_options(static_cast<PipelineOptions&>(o), line);
   check_experts(o);
   if (o.ranks > 0 && !o.dry_run)
     throw UsageError("--ranks", std::to_string(o.ranks), "none without --dry-run");
-  if (o.fp8_communication && o.model.experts > 0)
-    throw UsageError("--fp8-communication", "given", "none with --experts, whose router reads bf16");
 }
 
 }  // namespace pentatron

@@ -39,7 +39,6 @@ TEST_CASE("01: wrong options end with one line and status 2", "[01][bad-input]")
   check_refused(folder, "--lr nan", "--lr: nan is not valid; ");
   check_refused(folder, "--heads 1 --kv-heads 1 --attention tensor-core",
                 "--attention: tensor-core is not valid; ");
-  check_refused(folder, "--fp8-scales tensor", "--fp8-gradients, --fp8-scales: given is not valid; ");
   check_refused(folder, "--loss-scale 4", "--loss-scale: given is not valid; ");
   check_refused(folder, "--no-such-option", "--no-such-option: unknown option; ");
   check_refused(folder, "--steps", "--steps: value missing; ");

@@ -2,6 +2,7 @@
 // scale against a plain loop.
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <fstream>
@@ -9,53 +10,41 @@
 #include "catch.h"
 #include "device.h"
 #include "kernels/codes_product.h"
+#include "kernels/config.h"
 #include "reference.h"
 
 namespace pentatron {
 namespace {
 
-struct TableEntry {
-  Fp8Format format;
-  float value;
-  unsigned code;
+// What a code means, and the largest float that is rounded to it.
+struct Code {
+  float value, last;
 };
 
-// The first 256 entries of a format are its codes.
-std::vector<TableEntry> table() {
+// From code 0 on; those with a sign are the same, and what comes after the last is not a number.
+std::vector<Code> table() {
   std::ifstream file(std::string(PENTATRON_TESTS) + "/golden/fp8.txt");
-  std::vector<TableEntry> entries;
-  std::string format;
-  for (unsigned bits = 0, code = 0; file >> format >> std::hex >> bits >> code;)
-    entries.push_back(
-        {format == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2, std::bit_cast<float>(uint32_t{bits}), code});
-  return entries;
+  std::vector<Code> codes;
+  std::string number;
+  for (Code code = {}; file >> number >> code.value >> code.last;) codes.push_back(code);
+  return codes;
 }
 
-__nv_fp8_interpretation_t kind_of(Fp8Format format) {
-  return format == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2;
+__half_raw half_of(unsigned code) {
+  return __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3);
 }
-
-double worth(unsigned code, Fp8Format format) {
-  const auto storage = static_cast<__nv_fp8_storage_t>(code);
-  return float(__half(__nv_cvt_fp8_to_halfraw(storage, kind_of(format))));
-}
-
-double largest_number(Fp8Format format) { return format == Fp8Format::e4m3 ? 448 : 57344; }
+double worth(unsigned code) { return float(__half(half_of(code))); }
 
 // x in 8 bits, in double: a multiple of the unit at its size, and of no smaller one than the smallest.
-double rounded_to(double x, Fp8Format format) {
-  const int fraction = format == Fp8Format::e4m3 ? 3 : 2, smallest = format == Fp8Format::e4m3 ? -6 : -14;
+double rounded_to_fp8(double x) {
   if (x == 0) return x;
-  const double unit = std::ldexp(1, std::max(std::ilogb(x), smallest) - fraction);
+  const double unit = std::ldexp(1, std::max(std::ilogb(x), -6) - 3);
   return std::nearbyint(x / unit) * unit;  // to even
 }
 
-[[maybe_unused]] HostMatrix quantised(const HostMatrix& x, Fp8Format format, Fp8Tile tile) {
+[[maybe_unused]] HostMatrix quantised(const HostMatrix& x, Fp8Tile tile) {
   HostMatrix out(x.rows, x.columns);
-  const int64_t width = tile == Fp8Tile::all ? x.columns : fp8_tile, height = tile == Fp8Tile::all ? x.rows
-                                                                              : tile == Fp8Tile::row
-                                                                                  ? 1
-                                                                                  : fp8_tile;
+  const int64_t width = fp8_tile, height = tile == Fp8Tile::row ? 1 : fp8_tile;
   for (int64_t row = 0; row < x.rows; row += height) {
     for (int64_t column = 0; column < x.columns; column += width) {
       const auto each = [&](const auto& visit) {
@@ -64,8 +53,8 @@ double rounded_to(double x, Fp8Format format) {
       };
       double largest = 0, scale = 0x1p-100;
       each([&](int64_t i, int64_t j) { largest = std::max(largest, std::abs(x(i, j))); });
-      while (largest > scale * largest_number(format)) scale *= 2;
-      each([&](int64_t i, int64_t j) { out(i, j) = scale * rounded_to(x(i, j) / scale, format); });
+      while (largest > scale * 448) scale *= 2;
+      each([&](int64_t i, int64_t j) { out(i, j) = scale * rounded_to_fp8(x(i, j) / scale); });
     }
   }
   return out;
@@ -81,28 +70,36 @@ double rounded_to(double x, Fp8Format format) {
 }  // namespace
 
 TEST_CASE("fp8: all codes, and what other numbers are rounded to", "[01][kernels]") {
-  std::map<Fp8Format, int> seen;
-  for (const auto& [format, value, code] : table()) {
-    CAPTURE(int(format), value, code);
-    const bool is_code = seen[format]++ < 256;
-    if (is_code) {
-      const double got = worth(code, format);
-      REQUIRE(
-          (std::isnan(value) ? std::isnan(got) : got == value && std::signbit(got) == std::signbit(value)));
+  const std::vector<Code> codes = table();
+  REQUIRE(codes.size() == 0x7f);
+  const auto check = [&](float size) {
+    const auto code =
+        static_cast<unsigned>(std::ranges::lower_bound(codes, size, {}, &Code::last) - codes.begin());
+    for (const float sign : {1.0f, -1.0f}) {
+      CAPTURE(sign * size, code);
+      const auto convert = [&](__nv_saturation_t saturate) {
+        return worth(__nv_cvt_float_to_fp8(sign * size, saturate, __NV_E4M3));
+      };
+      if (code < codes.size()) {
+        REQUIRE(convert(__NV_NOSAT) == sign * codes[code].value);
+      } else {
+        REQUIRE(std::isnan(convert(__NV_NOSAT)));
+      }
+      REQUIRE(convert(__NV_SATFINITE) == sign * codes[std::min(code, 0x7eu)].value);
     }
-    const auto convert = [&](__nv_saturation_t saturate) {
-      return worth(__nv_cvt_float_to_fp8(value, saturate, kind_of(format)), format);
-    };
-    const double want = worth(code, format), got = convert(__NV_NOSAT), saturated = convert(__NV_SATFINITE);
-    REQUIRE((std::isnan(want) ? std::isnan(got) : got == want));
-    if (std::isnan(value)) {
-      REQUIRE(std::isnan(saturated));
-    } else {
-      REQUIRE(saturated == (std::isfinite(want) ? want : std::copysign(largest_number(format), value)));
-    }
+  };
+  for (unsigned code = 0; code < codes.size(); ++code) {
+    CAPTURE(code);
+    REQUIRE(worth(code) == codes[code].value);
+    REQUIRE(half_of(0x80 | code).x == (0x8000 | half_of(code).x));
+    for (const float size : {codes[code].value, codes[code].last, std::nextafter(codes[code].last, INFINITY)})
+      check(size);
   }
-  REQUIRE(seen[Fp8Format::e4m3] > 1000);
-  REQUIRE(seen[Fp8Format::e5m2] > 1000);
+  for (uint32_t bits = 0; bits <= std::bit_cast<uint32_t>(INFINITY); bits += 1 << 15)
+    check(std::bit_cast<float>(bits));
+  for (const unsigned not_a_number : {0x7f, 0xff}) REQUIRE(std::isnan(worth(not_a_number)));
+  for (const __nv_saturation_t saturate : {__NV_NOSAT, __NV_SATFINITE})
+    REQUIRE(std::isnan(worth(__nv_cvt_float_to_fp8(NAN, saturate, __NV_E4M3))));
 }
 
 #ifndef REAL_IS_HALF  // which has not the range
@@ -110,7 +107,6 @@ TEST_CASE("fp8: all codes, and what other numbers are rounded to", "[01][kernels
 TEST_CASE("fp8: tiles that share a scale", "[01][kernels]") {
   Device device;
   Random random;
-  const AccumTensor largest = device.fresh<accum>(1, fp8_parts);
   for (const auto& [rows, columns] : {std::pair{1, 128}, {3, 256}, {128, 128}, {257, 384}, {300, 5}}) {
     HostMatrix x = random.normal<real>(rows, columns);
     // Elements of very different sizes, floats as on a GPU, and a tile of zeros.
@@ -121,44 +117,35 @@ TEST_CASE("fp8: tiles that share a scale", "[01][kernels]") {
     if (rows > 128)
       for (int64_t j = 128; j < columns; ++j) x(1, j) = j % 2 * 0x1p-105;  // a tile of the smallest scale
     const Tensor on_device = device.upload<real>(x);
-    for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
-      for (const Fp8Tile tile : {Fp8Tile::row, Fp8Tile::square, Fp8Tile::all}) {
-        for (const Transpose transpose : {Transpose::no, Transpose::yes}) {
-          CAPTURE(rows, columns, int(format), int(tile), int(transpose));
-          const HostMatrix want = quantised(transpose == Transpose::yes ? transposed(x) : x, format, tile);
-          const Tensor values = device.fresh<real>(want.rows, want.columns);
-          quantise(on_device, transpose, format, tile, {nullptr, nullptr, values.data}, largest.data,
-                   device.stream);
-          REQUIRE(device.download(values) == want);
+    for (const Fp8Tile tile : {Fp8Tile::row, Fp8Tile::square}) {
+      for (const Transpose transpose : {Transpose::no, Transpose::yes}) {
+        CAPTURE(rows, columns, int(tile), int(transpose));
+        const HostMatrix want = quantised(transpose == Transpose::yes ? transposed(x) : x, tile);
+        const Tensor values = device.fresh<real>(want.rows, want.columns);
+        quantise(on_device, transpose, tile, {nullptr, nullptr, values.data}, device.stream);
+        REQUIRE(device.download(values) == want);
 
-          // The same as codes, and scales where cublasLtMatmul looks for them: those of rows have the rows
-          // side by side, those of squares begin a row at each multiple of four.
-          const int64_t tiles = (want.columns + 127) / 128, padded = (tiles + 3) / 4 * 4;
-          const Matrix<float> memory = device.fresh<float>(want.rows, want.columns / 4 + 1);
-          const Matrix<float> scales = device.fresh<float>(want.rows, padded);
-          auto* const codes = reinterpret_cast<__nv_fp8_storage_t*>(memory.data);
-          quantise(on_device, transpose, format, tile, {codes, scales.data}, largest.data, device.stream);
-          const PinnedArray<__nv_fp8_storage_t> host_codes(memory.bytes());
-          CUDA_CHECK(cudaMemcpyAsync(host_codes.data(), codes, memory.bytes(), cudaMemcpyDeviceToHost,
-                                     device.stream));
-          const HostMatrix host_scales = device.download(scales);
-          REQUIRE(host_codes[want.values.size()] == 0xff);  // not written
-          HostMatrix got(want.rows, want.columns);
-          for (int64_t i = 0; i < want.rows; ++i) {
-            for (int64_t j = 0; j < want.columns; ++j) {
-              const double scale = host_scales.values[tile == Fp8Tile::all   ? 0
-                                                      : tile == Fp8Tile::row ? j / 128 * want.rows + i
-                                                                             : i / 128 * padded + j / 128];
-              got(i, j) = worth(host_codes[i * want.columns + j], format) * scale;
-            }
+        // The same as codes, and scales where cublasLtMatmul looks for them: those of rows have the rows
+        // side by side, those of squares begin a row at each multiple of four.
+        const int64_t tiles = (want.columns + 127) / 128, padded = (tiles + 3) / 4 * 4;
+        const Matrix<float> memory = device.fresh<float>(want.rows, want.columns / 4 + 1);
+        const Matrix<float> scales = device.fresh<float>(want.rows, padded);
+        auto* const codes = reinterpret_cast<__nv_fp8_storage_t*>(memory.data);
+        quantise(on_device, transpose, tile, {codes, scales.data}, device.stream);
+        const PinnedArray<__nv_fp8_storage_t> host_codes(memory.bytes());
+        CUDA_CHECK(
+            cudaMemcpyAsync(host_codes.data(), codes, memory.bytes(), cudaMemcpyDeviceToHost, device.stream));
+        const HostMatrix host_scales = device.download(scales);
+        REQUIRE(host_codes[want.values.size()] == 0xff);  // not written
+        HostMatrix got(want.rows, want.columns);
+        for (int64_t i = 0; i < want.rows; ++i) {
+          for (int64_t j = 0; j < want.columns; ++j) {
+            const int64_t of_tile =
+                tile == Fp8Tile::row ? j / 128 * want.rows + i : i / 128 * padded + j / 128;
+            got(i, j) = worth(host_codes[i * want.columns + j]) * host_scales.values[of_tile];
           }
-          REQUIRE(got == want);
-
-          if (format != Fp8Format::e4m3 || tile != Fp8Tile::row) continue;
-          const Tensor back = device.fresh<real>(rows, columns);
-          dequantise(codes, scales.data, transpose, back, device.stream);
-          REQUIRE(device.download(back) == (transpose == Transpose::yes ? transposed(want) : want));
         }
+        REQUIRE(got == want);
       }
     }
   }
@@ -170,8 +157,7 @@ TEST_CASE("fp8: infinity is not hidden", "[01][kernels]") {
   HostMatrix x(128, 256, 1);
   x(3, 7) = INFINITY;
   const Tensor out = device.fresh<real>(128, 256);
-  quantise(device.upload<real>(x), Transpose::no, Fp8Format::e4m3, Fp8Tile::row, {nullptr, nullptr, out.data},
-           nullptr, device.stream);
+  quantise(device.upload<real>(x), Transpose::no, Fp8Tile::row, {nullptr, nullptr, out.data}, device.stream);
   const HostMatrix got = device.download(out);
   CHECK(std::isnan(got(3, 0)));
   CHECK(std::isnan(got(3, 7)));
@@ -225,72 +211,39 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
   constexpr double of_sum =
       0x1p-13;  // Hopper's tensor cores sum 8 bits with about 14 (DeepSeek-V3, section 3.3.2)
   if (this_device().major == 9 && rows % 16 == 0) {
-    const Blas blas(device.stream, {{}, largest_operand(rows, in, out)});
-    const Operand operands[] = {{device_d_y, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3},
-                                {device_x, Transpose::yes, Fp8Tile::row, Fp8Format::e4m3}};
+    const Blas blas(device.stream, largest_operand(rows, in, out));
+    const Operand operands[] = {{device_d_y, Transpose::yes, Fp8Tile::row},
+                                {device_x, Transpose::yes, Fp8Tile::row}};
     CHECK(CodesProduct(blas, operands[0], operands[1], d_w).possible());
   }
 #else
   constexpr double of_sum = epsilon<accum>();
 #endif
-  for (const Fp8Format gradients : {Fp8Format::e4m3, Fp8Format::e5m2}) {
-    for (const Fp8Scales scales : {Fp8Scales::tile, Fp8Scales::tensor}) {
-      const Blas blas(device.stream, {{gradients, scales}, largest_operand(rows, in, out)});
-      for (const int layer : {0, -1}) {  // -1: not a layer's, and so not in fp8
-        CAPTURE(int(gradients), int(scales), layer);
-        trace::here.layer = layer;
-        const auto operand = [&](const HostMatrix& matrix, Fp8Format format, Fp8Tile tile = Fp8Tile::row) {
-          if (layer < 0) return matrix;
-          return quantised(matrix, format, scales == Fp8Scales::tensor ? Fp8Tile::all : tile);
-        };
-        // The terms of some elements are small. Each is off by as much as its own ones allow.
-        const auto close = [&]<class T>(const Matrix<T>& result, const HostMatrix& a, const HostMatrix& b) {
-          HostMatrix got = device.download(result), want = times(a, b);
-          const HostMatrix squares = times(squared(a), squared(b));
-          for (size_t i = 0; i < want.values.size(); ++i) {
-            const double typical = std::sqrt(squares.values[i]);
-            got.values[i] /= typical, want.values[i] /= typical;
-          }
-          const double sum_epsilon = layer < 0 ? epsilon<accum>() : of_sum;
-          require_close(got, want, tolerance(epsilon<T>(), sum_epsilon, a.columns, 0));
-        };
-        const HostMatrix weight = operand(w, Fp8Format::e4m3, Fp8Tile::square);
-        linear_forward(blas, device_x, device_w, y);
-        close(y, operand(x, Fp8Format::e4m3), transposed(weight));
-        linear_dgrad(blas, device_d_y, device_w, d_x);
-        close(d_x, operand(d_y, gradients), weight);
-        linear_wgrad(blas, device_d_y, device_x, {d_w, false});
-        close(d_w, operand(transposed(d_y), gradients), transposed(operand(transposed(x), Fp8Format::e4m3)));
+  for (const bool of_layers : {true, false}) {  // those of the head are not in fp8
+    CAPTURE(of_layers);
+    const Blas blas(device.stream, of_layers ? largest_operand(rows, in, out) : 0);
+    const auto operand = [&](const HostMatrix& matrix, Fp8Tile tile = Fp8Tile::row) {
+      return of_layers ? quantised(matrix, tile) : matrix;
+    };
+    // The terms of some elements are small. Each is off by as much as its own ones allow.
+    const auto close = [&]<class T>(const Matrix<T>& result, const HostMatrix& a, const HostMatrix& b) {
+      HostMatrix got = device.download(result), want = times(a, b);
+      const HostMatrix squares = times(squared(a), squared(b));
+      for (size_t i = 0; i < want.values.size(); ++i) {
+        const double typical = std::sqrt(squares.values[i]);
+        got.values[i] /= typical, want.values[i] /= typical;
       }
-    }
+      const double sum_epsilon = of_layers ? of_sum : epsilon<accum>();
+      require_close(got, want, tolerance(epsilon<T>(), sum_epsilon, a.columns, 0));
+    };
+    const HostMatrix weight = operand(w, Fp8Tile::square);
+    linear_forward(blas, device_x, device_w, y);
+    close(y, operand(x), transposed(weight));
+    linear_dgrad(blas, device_d_y, device_w, d_x);
+    close(d_x, operand(d_y), weight);
+    linear_wgrad(blas, device_d_y, device_x, {d_w, false});
+    close(d_w, operand(transposed(d_y)), transposed(operand(transposed(x))));
   }
-}
-
-// A few channels are a hundred times as large as the others. One scale a tensor leaves these few bits.
-TEST_CASE("fp8: outliers break one scale a tensor, and no tiles", "[01][fp8]") {
-  Device device;
-  Random random;
-  HostMatrix x = random.normal<real>(256, 512);
-  const AccumTensor largest = device.fresh<accum>(1, fp8_parts);
-  for (int64_t i = 0; i < x.rows; ++i)
-    for (int64_t j = 0; j < x.columns; ++j)
-      x(i, j) = j == 200 ? rounded<real>(HostMatrix(1, 1, 1e4 * x(i, j)))(0, 0) : 0x1p-7 * x(i, j);
-  const Tensor on_device = device.upload<real>(x), out = device.fresh<real>(256, 512);
-  const auto error = [&](Fp8Tile tile) {  // of the columns that share no tile with the outlier
-    quantise(on_device, Transpose::no, Fp8Format::e4m3, tile, {nullptr, nullptr, out.data}, largest.data,
-             device.stream);
-    const HostMatrix got = device.download(out);
-    double sum = 0, all = 0;
-    for (int64_t i = 0; i < x.rows; ++i) {
-      for (int64_t j = 0; j < 128; ++j) {
-        sum += (got(i, j) - x(i, j)) * (got(i, j) - x(i, j));
-        all += x(i, j) * x(i, j);
-      }
-    }
-    return std::sqrt(sum / all);
-  };
-  CHECK(error(Fp8Tile::row) < 0.03);
-  CHECK(error(Fp8Tile::all) > 0.5);
 }
 
 #endif

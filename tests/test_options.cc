@@ -262,19 +262,6 @@ TEST_CASE("options: a program takes the options of its techniques only", "[optio
   CHECK(options.ranks_per_node == 4);
   CHECK(parse<TensorParallelOptions>({}).tp_overlap == 1);
   CHECK(parse<TensorParallelOptions>({"--tp-overlap", "4"}).tp_overlap == 4);
-  const auto fp8 = [&](std::vector<const char*> more) {
-    more.push_back("--fp8-communication");
-    return parse<CombinedOptions>(more).fp8_communication;
-  };
-  CHECK(fp8({"--sequence-parallel"}));
-  CHECK_THROWS_WITH(fp8({}),
-                    "--fp8-communication: given is not valid; expected together with --sequence-parallel");
-  CHECK_THROWS_WITH(fp8({"--sequence-parallel", "--fp8-scales", "tensor"}),
-                    Catch::Matchers::StartsWith(
-                        "--fp8-communication: given is not valid; expected none with --fp8-scales"));
-  CHECK_THROWS_WITH(
-      fp8({"--sequence-parallel", "--experts", "4"}),
-      Catch::Matchers::StartsWith("--fp8-communication: given is not valid; expected none with --experts"));
   CHECK_THROWS_WITH(parse<DataParallelOptions>({"--dp-sync", "late"}),
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }

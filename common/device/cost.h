@@ -17,7 +17,7 @@ struct Cost {
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;
   double result_bytes = 0;  // of the result, read and written after its sums
-  double of_layer = 0;      // the share that this is of one of the four products of a layer
+  bool of_layer = false;    // whether it is a linear layer's, in a layer of the model
 };
 
 // An operation that only moves bytes.
@@ -27,7 +27,8 @@ constexpr Cost little = {};
 
 // `batch` products [m, k] x [k, n]. `element`, `result`: bytes of an element of the inputs and of the
 // result. `adds`: the products are added to the result, which is read too.
-constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int element, int result, bool adds) {
+constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int element, int result, bool adds,
+                        bool of_layer = false) {
   const double in = batch * (double(m) * k + double(k) * n) * element;
   const double out = batch * double(m) * n * (adds ? 2 : 1) * result;
   return {.bytes = in + out,
@@ -38,7 +39,8 @@ constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int elem
           .k = k,
           .batch = batch,
           .element_bytes = element,
-          .result_bytes = out};
+          .result_bytes = out,
+          .of_layer = of_layer};
 }
 
 // One launch of several products, at least one. In time they count as if all had the mean sizes.

@@ -3,9 +3,6 @@
 
 #ifndef CUDA_CPU
 #include <cublasLt.h>
-
-#include <atomic>
-#include <cstdio>
 #endif
 
 #include "kernels/matmul.h"
@@ -13,12 +10,11 @@
 namespace pentatron {
 
 // An operand of a product a b^T: x, or its transpose. Its rows lie along the sum, as tensor cores read 8
-// bits. tile, format: how it is quantised where the product is one in fp8.
+// bits. tile: with which scales it is quantised where the product is one in fp8.
 struct Operand {
   Tensor x;
   Transpose transpose;
-  Fp8Tile tile = Fp8Tile::row;
-  Fp8Format format = Fp8Format::e4m3;
+  Fp8Tile tile;
   bool transposed() const { return transpose == Transpose::yes; }
   int64_t rows() const { return transposed() ? x.columns : x.rows; }
   int64_t columns() const { return transposed() ? x.rows : x.columns; }
@@ -26,8 +22,8 @@ struct Operand {
 
 #if defined(PRODUCTS_IN_FP8) && !defined(CUDA_CPU) && CUBLAS_VERSION >= 120900
 
-// Row-major c = a b^T + beta c by cublasLtMatmul, which takes it as column-major c^T = b a^T. Hopper has one
-// scale per tile; newer GPUs have one per tensor only, as far as Fp8Tile goes. Sizes must be multiples of 16.
+// Row-major c = a b^T + beta c by cublasLtMatmul, which takes it as column-major c^T = b a^T. Hopper has such
+// scales, newer GPUs have others. Sizes must be multiples of 16.
 class CodesProduct {
  public:
   template <class C>
@@ -38,8 +34,8 @@ class CodesProduct {
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(a.tile));
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, blas.operand(1, true).scales);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, blas.operand(0, true).scales);
-    layout(b_, type_of(b.format), b.columns(), b.rows());
-    layout(a_, type_of(a.format), a.columns(), a.rows());
+    layout(b_, CUDA_R_8F_E4M3, b.columns(), b.rows());
+    layout(a_, CUDA_R_8F_E4M3, a.columns(), a.rows());
     layout(c_, data_type<C>, c.columns, c.rows);
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
@@ -56,12 +52,6 @@ class CodesProduct {
                 cublasLtMatmulAlgoGetHeuristic(handle(), &operation_, &b_, &a_, &c_, &c_, &preference, 1,
                                                &algorithm_, &found) == CUBLAS_STATUS_SUCCESS &&
                 found > 0;
-    static std::atomic<bool> told = false;
-    if (!possible_ && !told.exchange(true)) {
-      std::fprintf(
-          stderr, "fp8: cuBLAS can't multiply [%lld, %lld] x [%lld, %lld]; such products are emulated\n",
-          (long long)(a.rows()), (long long)(a.columns()), (long long)(b.columns()), (long long)(b.rows()));
-    }
   }
   bool possible() const { return possible_; }
   void run(float beta, void* c) {
@@ -73,12 +63,8 @@ class CodesProduct {
 
  private:
   static cublasLtMatmulMatrixScale_t mode_of(Fp8Tile tile) {
-    return tile == Fp8Tile::row      ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-           : tile == Fp8Tile::square ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
-                                     : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-  }
-  static cudaDataType_t type_of(Fp8Format format) {
-    return format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+    return tile == Fp8Tile::row ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
   }
   template <class Value>
   void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
@@ -98,19 +84,7 @@ class CodesProduct {
   bool possible_;
 };
 
-#elif defined(PRODUCTS_IN_FP8) && !defined(CUDA_CPU)
-
-struct CodesProduct {
-  CodesProduct(const Blas&, const Operand&, const Operand&, const auto&) {
-    static std::atomic<bool> told = false;
-    if (!told.exchange(true))
-      std::fprintf(stderr, "fp8: cuBLAS multiplies codes from 12.9 on; here products are emulated\n");
-  }
-  bool possible() const { return false; }
-  void run(accum, void*) {}
-};
-
-#else
+#else  // the CPU, or cuBLAS before 12.9
 
 struct CodesProduct {
   CodesProduct(const Blas&, const Operand&, const Operand&, const auto&) {}

@@ -1,7 +1,7 @@
-// Numbers of 8 bits for the products of layers (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
-// e4m3 has 3 bits of fraction and reaches 448; e5m2 has 2, and reaches 57344. Elements share a scale, so that
-// the largest of them uses that range; the fewer share one, the less a single large element costs the others.
-// As in DeepSeek-V3 (2024, section 3.3), 128 elements along the sum of a product share one in activations and
+// Numbers of 8 bits for the products of layers: e4m3, with 3 bits of fraction, which reaches 448
+// (Micikevicius et al., "FP8 Formats for Deep Learning", 2022). Elements share a scale, so that the largest
+// of them uses that range; the fewer share one, the less a single large element costs the others. As in
+// DeepSeek-V3 (2024, section 3.3), 128 elements along the sum of a product share one in activations and
 // gradients, and 128 x 128 in weights. Scales are powers of two, so scaling rounds nothing; only the
 // conversion to 8 bits does.
 //
@@ -15,14 +15,13 @@
 #include <tuple>
 
 #include "device/tensor.h"
-#include "kernels/config.h"
 
 namespace pentatron {
 
 enum class Transpose { no, yes };
 
-// Which elements share a scale: 128 of a row, a square of them, or all.
-enum class Fp8Tile { row, square, all };
+// Which elements share a scale: 128 of a row, or a square of them.
+enum class Fp8Tile { row, square };
 constexpr int fp8_tile = 128;
 
 // A matrix [rows, columns] in 8 bits. The last tile of a row may be shorter. An element is worth its code
@@ -35,12 +34,7 @@ struct Fp8Matrix {
   auto device_pointers() { return std::tie(codes, scales, values); }  // a kernel takes it as an argument
 };
 
-// out = x, or its transpose, in 8 bits. A tile with an infinity becomes NaN. largest: work space of `all`.
-void quantise(Tensor x, Transpose transpose, Fp8Format format, Fp8Tile tile, Fp8Matrix out,
-              accum* largest /*[fp8_parts]*/, cudaStream_t stream);
-
-// out = what a matrix in e4m3 with tiles of rows is worth, or its transpose.
-void dequantise(const __nv_fp8_storage_t* codes, const float* scales, Transpose transpose, Tensor out,
-                cudaStream_t stream);
+// out = x, or its transpose, in 8 bits. A tile with an infinity becomes NaN.
+void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaStream_t stream);
 
 }  // namespace pentatron

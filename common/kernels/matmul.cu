@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <tuple>
 
 #include "device/kernel.h"
@@ -23,11 +25,9 @@ namespace {
 // Products of fp64 matrices sum in fp64, all others in fp32.
 constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
-Operand activations(Tensor x, Transpose transpose) { return {x, transpose}; }
+Operand activations(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
 Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
-Operand gradients(const Blas& blas, Tensor d, Transpose transpose) {
-  return {d, transpose, Fp8Tile::row, blas.format().fp8_gradients};
-}
+Operand gradients(Tensor d, Transpose transpose) { return {d, transpose, Fp8Tile::row}; }
 
 // Row-major c = a b^T + beta c, which is column-major c^T = b a^T + beta c^T.
 template <class C>
@@ -40,27 +40,34 @@ void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matr
       c.data, data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
+// Says it once. On the CPU all products are emulated.
+void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]] const Operand& b) {
+#ifndef CUDA_CPU
+  static std::atomic<bool> told = false;
+  if (told.exchange(true)) return;
+  std::fprintf(stderr, "fp8: cuBLAS can't multiply [%lld, %lld] x [%lld, %lld]; such products are emulated\n",
+               (long long)(a.rows()), (long long)(a.columns()), (long long)(b.columns()),
+               (long long)(b.rows()));
+#endif
+}
+
 // c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
 template <class C>
-void fp8_product(const Blas& blas, Operand a, Operand b, accum beta, Matrix<C> c, const char* name,
-                 double share = 1, bool new_b = true) {
-  if (c.rows == 0) return;
-  if (blas.format().fp8_scales == Fp8Scales::tensor) a.tile = b.tile = Fp8Tile::all;
+void fp8_product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c,
+                 const char* name, bool new_b = true) {
   CodesProduct codes(blas, a, b, c);
   const auto quantised = [&](int which, const Operand& operand, bool is_new) {
     const Fp8Matrix out = blas.operand(which, codes.possible());
-    if (is_new)
-      quantise(operand.x, operand.transpose, operand.format, operand.tile, out, blas.largest(),
-               blas.stream());
-    return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no};
+    if (is_new) quantise(operand.x, operand.transpose, operand.tile, out, blas.stream());
+    return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no, operand.tile};
   };
   const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
-  Cost cost = products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0);
-  cost.of_layer = share * blas.of_layer();
-  trace::Range range(blas.stream(), name, cost);
+  trace::Range range(blas.stream(), name,
+                     products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0, true));
   if (codes.possible()) {
     codes.run(beta, c.data);
   } else {
+    tell_of_emulation(a, b);
     gemm(blas, a_values, b_values, beta, c);
   }
 }
@@ -70,10 +77,10 @@ template <class C>
 void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c,
              const char* name) {
   if (c.rows == 0) return;
-  if (blas.multiplies_fp8()) return fp8_product(blas, a, b, beta, c, name);
-  Cost cost = products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0);
-  cost.of_layer = blas.of_layer();
-  trace::Range range(blas.stream(), name, cost);
+  if (blas.in_fp8()) return fp8_product(blas, a, b, beta, c, name);
+  trace::Range range(
+      blas.stream(), name,
+      products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0, blas.of_layers()));
   gemm(blas, a, b, beta, c);
 }
 
@@ -100,7 +107,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
   std::erase_if(group, [](const Product<C>& product) { return product.c.rows == 0; });
 #if CUBLAS_VERSION >= 120500
   const auto n = static_cast<int>(group.size());
-  if (!blas.multiplies_fp8() && sizeof(C) == sizeof(real) && n > 1) {
+  if (!blas.in_fp8() && sizeof(C) == sizeof(real) && n > 1) {
     std::vector<Cost> costs;
     std::vector<int> rows, columns, sums, leading_a, leading_b;
     std::vector<accum> betas;
@@ -111,7 +118,8 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
       sums.push_back(static_cast<int>(a.columns())), betas.push_back(beta);
       leading_a.push_back(static_cast<int>(a.x.columns)), leading_b.push_back(static_cast<int>(b.x.columns));
       list[i] = b.x.data, list[n + i] = a.x.data, list[2 * n + i] = c.data;
-      costs.push_back(products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0));
+      costs.push_back(
+          products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0, blas.of_layers()));
     }
     const std::vector<accum> alpha(n, 1);
     const std::vector<int> size(n, 1);  // each group of cuBLAS's is one product
@@ -119,9 +127,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
         op_b(n, group[0].b.transposed() ? CUBLAS_OP_N : CUBLAS_OP_T);
     write_addresses(list, addresses.data, blas.stream());
     void* const* const at = addresses.data;
-    Cost cost = one_launch(costs);
-    cost.of_layer = blas.of_layer();
-    trace::Range range(blas.stream(), name, cost);
+    trace::Range range(blas.stream(), name, one_launch(costs));
     CUBLAS_CHECK(cublasGemmGroupedBatchedEx(blas, op_b.data(), op_a.data(), columns.data(), rows.data(),
                                             sums.data(), alpha.data(), at, real_type, leading_b.data(),
                                             at + n, real_type, leading_a.data(), betas.data(), at + 2 * n,
@@ -138,23 +144,11 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
   if (status != CUBLAS_STATUS_SUCCESS) fail(call, cublasGetStatusString(status), file, line);
 }
 
-LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand, double share,
-                                 std::initializer_list<std::pair<const char*, int64_t>> columns) {
-  if (!has_fp8_products && format != ProductFormat())
-    throw UsageError("--fp8-gradients, --fp8-scales", "given", "a program built with PRECISION=fp8");
-  for (const auto& [what, width] : columns) {
-    if (has_fp8_products && width % fp8_tile != 0)
-      throw UsageError(what, std::to_string(width) + " columns of a rank", "a multiple of 128 in fp8");
-  }
-  return {format, has_fp8_products ? largest_operand : 0, share};
-}
-
-Blas::Blas(cudaStream_t stream, const LayerProducts& products) : stream_(stream), products_(products) {
-  if (products.elements > 0) {
-    for (DeviceArray<real>& operand : operands_) operand = {size_t(products.elements), Purpose::activations};
-    for (DeviceArray<float>& scales : scales_)
-      scales = {size_t(products.elements / fp8_tile), Purpose::activations};
-    largest_ = {fp8_parts, Purpose::activations};
+Blas::Blas(cudaStream_t stream, int64_t layer_operand) : stream_(stream), of_layers_(layer_operand > 0) {
+  if (in_fp8()) {
+    const auto elements = static_cast<size_t>(layer_operand);
+    for (DeviceArray<real>& operand : operands_) operand = {elements, Purpose::activations};
+    for (DeviceArray<float>& scales : scales_) scales = {elements / fp8_tile, Purpose::activations};
   }
   CUBLAS_CHECK(cublasCreate(&handle_));
   CUBLAS_CHECK(cublasSetStream(handle_, stream));
@@ -174,28 +168,27 @@ void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
   product(blas, activations(x, Transpose::no), weights(weight, Transpose::no), 0, y, "gemm_forward");
 }
 
-void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share) {
-  if (blas.multiplies_fp8()) {
+void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y) {
+  if (blas.in_fp8()) {
     const auto block = [](const RowBlocks& all, int64_t i) {
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
     };
     for (int64_t i = 0; i < x.count; ++i) {
       fp8_product(blas, activations(block(x, i), Transpose::no), weights(weight, Transpose::no), 0,
-                  block(y, i), "gemm_forward", share / x.count, /*new_b=*/i == 0);
+                  block(y, i), "gemm_forward", /*new_b=*/i == 0);
     }
     return;
   }
   const auto m = static_cast<int>(x.first.rows), n = static_cast<int>(weight.rows),
              k = static_cast<int>(weight.columns);
-  Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false);
-  cost.of_layer = share * blas.of_layer();
+  const Cost cost = products(m * x.count, n, k, 1, sizeof(real), sizeof(real), false, blas.of_layers());
   batched_product(blas, Transpose::no, Transpose::yes, m, n, k, 1, {x.first.data, real_type, k, x.stride * k},
                   {weight.data, real_type, k, 0}, 0, {y.first.data, real_type, n, y.stride * n},
                   static_cast<int>(x.count), "gemm_forward", &cost);
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  product(blas, gradients(blas, d_y, Transpose::no), weights(weight, Transpose::yes), 0, d_x, "gemm_dgrad");
+  product(blas, gradients(d_y, Transpose::no), weights(weight, Transpose::yes), 0, d_x, "gemm_dgrad");
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
@@ -203,7 +196,7 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
     return;
   }
-  product(blas, gradients(blas, d_y, Transpose::yes), activations(x, Transpose::yes), d_weight.add ? 1 : 0,
+  product(blas, gradients(d_y, Transpose::yes), activations(x, Transpose::yes), d_weight.add ? 1 : 0,
           d_weight.sum, "gemm_wgrad");
 }
 
@@ -219,7 +212,7 @@ void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
                           const std::vector<Tensor>& d_x, Addresses addresses) {
   std::vector<Product<real>> group;
   for (size_t i = 0; i < d_y.size(); ++i)
-    group.push_back({gradients(blas, d_y[i], Transpose::no), weights(weight[i], Transpose::yes), d_x[i], 0});
+    group.push_back({gradients(d_y[i], Transpose::no), weights(weight[i], Transpose::yes), d_x[i], 0});
   grouped_product(blas, group, addresses, "gemm_dgrad");
 }
 
@@ -230,8 +223,8 @@ void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
     if (x[i].rows == 0) {
       linear_wgrad(blas, d_y[i], x[i], d_weight[i]);
     } else {
-      group.push_back({gradients(blas, d_y[i], Transpose::yes), activations(x[i], Transpose::yes),
-                       d_weight[i].sum, accum(d_weight[i].add ? 1 : 0)});
+      group.push_back({gradients(d_y[i], Transpose::yes), activations(x[i], Transpose::yes), d_weight[i].sum,
+                       accum(d_weight[i].add ? 1 : 0)});
     }
   }
   grouped_product(blas, group, addresses, "gemm_wgrad");

@@ -4,8 +4,6 @@
 
 #include <cublas_v2.h>
 
-#include <initializer_list>
-#include <utility>
 #include <vector>
 
 #include "device/tensor.h"
@@ -30,54 +28,40 @@ struct RowBlocks {
   int64_t count = 1, stride = 0;
 };
 
-// The products of layers. elements: of the largest operand in fp8; 0: none is. share: what this rank has of
-// each (tensor parallelism splits them).
-struct LayerProducts {
-  ProductFormat format;
-  int64_t elements = 0;
-  double share = 1;
-};
-// Of operands with these columns, named for who reads an error: UsageError if this build can't make them.
-LayerProducts products_of_layers(const ProductFormat& format, int64_t largest_operand, double share,
-                                 std::initializer_list<std::pair<const char*, int64_t>> columns);
-
-// A cuBLAS handle bound to one stream.
+// A cuBLAS handle bound to one stream, for the products of layers or for all others. In fp8 builds those of
+// layers, and no others, are in fp8.
 class Blas {
  public:
-  explicit Blas(cudaStream_t stream, const LayerProducts& products = {});
+  // layer_operand: elements of the largest operand of layers' products (config.h). 0: it is for others.
+  explicit Blas(cudaStream_t stream, int64_t layer_operand = 0);
   ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
   operator cublasHandle_t() const { return handle_; }
   cudaStream_t stream() const { return stream_; }
 
-  // Whether the product that is made now is one of a layer, in fp8.
-  bool multiplies_fp8() const { return products_.elements > 0 && trace::here.layer >= 0; }
-  // Work space for its first (0) or second operand: for codes and scales or, without `codes`, their worth.
+  bool of_layers() const { return of_layers_; }
+  bool in_fp8() const { return has_fp8_products && of_layers_; }
+  // Work space for the first (0) or second operand: for codes and scales or, without `codes`, their worth.
   Fp8Matrix operand(int which, bool codes) const;
-  const ProductFormat& format() const { return products_.format; }
-  // The share that the product that is made now is of one of a layer's (cost.h).
-  double of_layer() const { return trace::here.layer >= 0 ? products_.share : 0; }
-  accum* largest() const { return largest_.data(); }          // as quantise() wants it
   std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
 
  private:
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
   DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
-  const LayerProducts products_;
-  DeviceArray<real> operands_[2];  // values, or codes
+  const bool of_layers_;
+  DeviceArray<real> operands_[2];  // in fp8: values, or codes
   DeviceArray<float> scales_[2];
-  DeviceArray<accum> largest_;
 };
 
-// y = x W^T. In all three there may be no rows. In fp8 builds the operands of a layer's products are
-// quantised: activations, weights and gradients, with scales along the sum (fp8.h).
+// y = x W^T. In all three there may be no rows. In fp8 the operands are quantised: activations, weights and
+// gradients, with scales along the sum (fp8.h).
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
 
-// linear_forward for some rows of x. `share` of them all: that of the time of `unit` (cost.h).
-void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y, double share);
+// linear_forward for some rows of x.
+void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y);
 
 // d_x = d_y W.
 void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*[out, in]*/,

@@ -64,7 +64,7 @@ enum class Recompute { none, selective, full };
 
 enum class OptimizerKind { adamw, sgd };
 
-struct TrainingConfig : ProductFormat {
+struct TrainingConfig {
   ModelConfig model;
 
   int sequence_length = 0;     // tokens

@@ -147,7 +147,7 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
     const Columns c = columns_of(config.model, share.tensor_ranks);
     const int64_t of_attention = largest_operand(rows_of(config, share).inside, c.d, c.q + 2 * c.kv);
     const int64_t largest = std::max(of_attention, share.feed_forward->operand);
-    operands = 2 * (largest * element.real + largest / 128 * sizeof(float)) + fp8_parts * element.accum;
+    operands = 2 * (largest * element.real + largest / 128 * sizeof(float));
   }
 
   MemoryPrediction prediction;

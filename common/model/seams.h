@@ -75,7 +75,7 @@ class WgradQueue {
     int unit;
     std::function<void()> work;  // empty: the unit is complete
     bool last = false;
-    trace::Position position;  // where the work was pushed: its label in a trace, and in which layer it is
+    trace::Position position;  // where the work was pushed: its label in a trace
   };
   std::vector<UnitHooks*> hooks_;
   Parameters& parameters_;

@@ -66,13 +66,17 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
   return ids;
 }
 
-static LayerProducts layer_products(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
-                                    const FeedForward& feed_forward) {
+// Elements of the largest operand of layers' products. UsageError if fp8's tiles don't fill their columns.
+static int64_t layer_operand(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
+                             const FeedForward& feed_forward) {
   const Columns c = columns_of(config.model, tensor_ranks);
+  const auto check = [](const char* option, int64_t columns) {
+    if (has_fp8_products && columns % fp8_tile != 0)
+      throw UsageError(option, std::to_string(columns) + " columns of a rank", "a multiple of 128 in fp8");
+  };
+  check("--d-model", c.d), check("--heads", c.q), check("--kv-heads", c.kv), check("--d-ff", c.f);
   const int64_t rows = config.micro_batch_size * tokens;
-  return products_of_layers(
-      config, std::max(largest_operand(rows, c.d, c.q + 2 * c.kv), feed_forward.largest_operand(rows, c.d)),
-      1.0 / tensor_ranks, {{"--d-model", c.d}, {"--heads", c.q}, {"--kv-heads", c.kv}, {"--d-ff", c.f}});
+  return std::max(largest_operand(rows, c.d, c.q + 2 * c.kv), feed_forward.largest_operand(rows, c.d));
 }
 
 Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,
@@ -83,7 +87,8 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
       recompute_(config.recompute),
       seams_(seams),
       stream_(stream),
-      blas_(stream, layer_products(config, parameters.layout().tensor_ranks, tokens, *seams.feed_forward)) {
+      blas_(stream, layer_operand(config, parameters.layout().tensor_ranks, tokens, *seams.feed_forward)),
+      head_blas_(stream) {
   const int size = model_.head_size(), tensor_ranks = parameters.layout().tensor_ranks, d = model_.d_model;
   const HeadShape heads = {model_.heads / tensor_ranks, model_.kv_heads / tensor_ranks, size};
   shape_ = {config.micro_batch_size, static_cast<int>(tokens), heads};
@@ -301,7 +306,7 @@ void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   const int unit = head_unit(model_.layers);
   before_weights(unit, Pass::forward);
   norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
-  seams_.region->enter_linear(blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
+  seams_.region->enter_linear(head_blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
   after_weights(unit, Pass::forward);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
   seams_.region->combine(a.loss_statistics);
@@ -315,9 +320,9 @@ void Transformer::head_backward(const Batch& batch, Activations& a) {
   cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
                          parameters_.loss_scale(), a.loss_statistics, stream_);
   a.queue.prefetch(region, a.final_normed);
-  linear_dgrad(blas_, a.logits, parameters_.weights(ids_.head), branch_);
+  linear_dgrad(head_blas_, a.logits, parameters_.weights(ids_.head), branch_);
   a.queue.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
-    linear_wgrad(blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
+    linear_wgrad(head_blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
   });
   const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue.drain(); });
   norm_backward(unit, ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient,

@@ -144,7 +144,7 @@ class Transformer {
   Recompute recompute_;
   Seams seams_;
   cudaStream_t stream_;
-  Blas blas_;
+  Blas blas_, head_blas_;  // for the products of layers; for the head's, which are never in fp8
 
   // Work space that all micro-batches share.
   DeviceArena memory_{Purpose::activations};

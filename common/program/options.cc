@@ -36,9 +36,6 @@ const std::vector<Preset>& presets() {
   return table;
 }
 
-const Names<Fp8Format> fp8_format_names = {{"e4m3", Fp8Format::e4m3}, {"e5m2", Fp8Format::e5m2}};
-const Names<Fp8Scales> fp8_scales_names = {{"tile", Fp8Scales::tile}, {"tensor", Fp8Scales::tensor}};
-
 void use_preset(Options& options, const std::string& name) {
   std::vector<std::string> names;
   for (const Preset& preset : presets()) {
@@ -144,11 +141,8 @@ void declare_optimizer(CommandLine& line, Options& options) {
   line.number("--beta2", options.beta2, 0, 0.999999, "decay of AdamW's second moment");
   line.number("--weight-decay", options.weight_decay, 0, 1000, "decoupled, matrices only");
   line.number("--grad-clip", options.grad_clip, 0, 1e9, "highest norm of the gradient, 0: any");
-  line.choice("--fp8-gradients", options.fp8_gradients, fp8_format_names, "in fp8: their format");
-  line.choice("--fp8-scales", options.fp8_scales, fp8_scales_names, "in fp8: one a tile, or one a tensor");
   line.number("--loss-scale", options.loss_scale, 1, 0x1p40, "in fp16: factor of the gradients at first");
-  line.of_training({"optimizer", "lr", "warmup-steps", "beta1", "beta2", "weight-decay", "grad-clip",
-                    "fp8-gradients", "fp8-scales"});
+  line.of_training({"optimizer", "lr", "warmup-steps", "beta1", "beta2", "weight-decay", "grad-clip"});
 }
 
 void declare_run(CommandLine& line, Options& options) {

@@ -27,9 +27,7 @@ KINDS = {  # name: build, options
     "bf16": ("bf16", ""),
     "fp16": ("fp16", ""),
     "fp16, not scaled": ("fp16", "--loss-scale 1"),
-    "fp8, tiles": ("fp8", ""),
-    "fp8, tiles, gradients e5m2": ("fp8", "--fp8-gradients e5m2"),
-    "fp8, tensor": ("fp8", "--fp8-scales tensor"),
+    "fp8": ("fp8", ""),
 }
 LARGE = [3, 40, 77, 101]  # channels
 

@@ -9,11 +9,10 @@
 namespace pentatron {
 namespace {
 
-// Chunks, and four tensor ranks, need 512 tokens: a rank's part of them has whole tiles of 128 rows.
-CombinedCase fp8_case(MeshShape shape, int layers = 2, int sequence = 256) {
+CombinedCase fp8_case(MeshShape shape, int layers = 2) {
   CombinedCase c = {
       shape, training(test_options<CombinedOptions>(layers, /*d_model=*/128, /*heads=*/4, /*kv_heads=*/4,
-                                                    /*d_ff=*/256, /*vocab_size=*/64, sequence,
+                                                    /*d_ff=*/256, /*vocab_size=*/64, /*sequence=*/256,
                                                     /*micro_batch=*/1, /*global_batch=*/2 * shape.dp),
                       /*steps=*/2)};
   c.options.model.heads = c.options.model.kv_heads = 2 * shape.tp;
@@ -105,7 +104,7 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
     check_fp8(world, c, tolerance);
   }
   check_fp8(world, fp8_case({.cp = 2, .dp = n / 2}, layers), tolerance);
-  CombinedCase chunks = fp8_case({.tp = 2, .dp = n / 2}, layers, 512);
+  CombinedCase chunks = fp8_case({.tp = 2, .dp = n / 2}, layers);
   chunks.options.sequence_parallel = true;
   chunks.options.tp_overlap = 2;
   check_fp8(world, chunks, tolerance);
@@ -113,60 +112,11 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
   if (n == 8) check_fp8(world, fp8_case({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
 }
 
-// What arrives is quantised already, and quantising it again changes nothing: so no bit of a result differs.
-// Two inputs of products a layer are gathered in forward, and again in backward; each element is then a byte
-// and a 32nd of it, in place of two.
-TEST_CASE("07: fp8 that travels", "[07][fp8]") {
-  mpi_tests::set_time_limit(300);
-  World world(nullptr, nullptr);
-  const int n = world.ranks();
-  if (n % 2 != 0) return;
-  const auto run = [&](CombinedCase c, bool fp8_communication) {
-    c.options.fp8_communication = fp8_communication;
-    CombinedModel model(c, world);
-    model.accumulate(batches_of_step(c.options, 0));
-    const double sent = model.mesh.tensor.traffic().at("all_gather").sent_bytes;
-    Tensors gradients = gather_parameters(world, model.parameters, Content::gradients, model.compute);
-    model.totals.wait();
-    return std::tuple(gradients, model.totals.host_loss(), sent);
-  };
-  std::vector<CombinedCase> cases(2, fp8_case({.tp = 2, .dp = n / 2}, 2, 512));
-  if (n > 2) cases.push_back(fp8_case({.tp = 4, .pp = n / 4}, 2, 512));
-  cases[1].options.tp_overlap = 2;
-  for (CombinedCase& c : cases) {
-    c.options.sequence_parallel = true;
-    c.options.model.layers = std::max(2, c.shape.pp);
-    INFO("tp " << c.shape.tp << ", pp " << c.shape.pp << ", --tp-overlap " << c.options.tp_overlap);
-    const auto [bf16, bf16_loss, bf16_sent] = run(c, false);
-    const auto [fp8, fp8_loss, fp8_sent] = run(c, true);
-    CHECK(fp8 == bf16);
-    CHECK(fp8_loss == bf16_loss);
-    const double inputs = 4.0 * c.options.model.layers / c.shape.pp * c.options.model.d_model *
-                          c.options.sequence_length * c.options.global_batch_size / c.shape.dp *
-                          (c.shape.tp - 1) / c.shape.tp;
-    CHECK(bf16_sent - fp8_sent == inputs * (2 - 33.0 / 32));
-  }
-}
-
-TEST_CASE("07: fp8 travels in whole tiles of rows", "[07][fp8]") {
-  const int n = mpi_tests::ranks();
-  if (n % 2 != 0) return;
-  CombinedCase c = fp8_case({.tp = 2, .dp = n / 2});
-  c.options.sequence_parallel = c.options.fp8_communication = true;
-  CHECK_NOTHROW(check_combined(c.options, c.shape));
-  c.options.sequence_length = 128 + 64;
-  CHECK_THROWS_AS(check_combined(c.options, c.shape), UsageError);
-}
-
 TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
   World world(nullptr, nullptr);
   const int n = world.ranks();
   std::vector<CombinedCase> cases = {fp8_case({.dp = n})};
-  if (n % 2 == 0) {
-    cases.push_back(fp8_case({.tp = 2, .dp = n / 2}));
-    cases.push_back(cases.back());
-    cases.back().options.sequence_parallel = cases.back().options.fp8_communication = true;
-  }
+  if (n % 2 == 0) cases.push_back(fp8_case({.tp = 2, .dp = n / 2}));
   for (const int shared : {0, 2}) {
     cases.push_back(fp8_case({.dp = n, .ep = n}));
     cases.back().options.model.experts = 2 * n;

@@ -1,6 +1,5 @@
-// The two numbers of 8 bits of CUDA's header, for machines without it (Micikevicius et al., "FP8 Formats for
-// Deep Learning", 2022). e4m3 has 4 bits of exponent and 3 of fraction, up to 448, and no infinity; e5m2 has
-// 5 and 2, up to 57344.
+// e4m3 of CUDA's header, for machines without it (Micikevicius et al., "FP8 Formats for Deep Learning",
+// 2022): 4 bits of exponent and 3 of fraction, up to 448, and no infinity.
 #pragma once
 
 #include <bit>
@@ -10,14 +9,12 @@
 
 using __nv_fp8_storage_t = unsigned char;
 enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
-enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
+enum __nv_fp8_interpretation_t { __NV_E4M3 };
 
-// Rounds to nearest, ties to even. What is too large becomes the largest number (SATFINITE), or infinity,
-// which is not a number in e4m3.
+// Rounds to nearest, ties to even. What is too large becomes the largest number (SATFINITE), or not a number.
 inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float value, __nv_saturation_t saturate,
-                                                __nv_fp8_interpretation_t kind) {
-  const uint32_t fraction = kind == __NV_E4M3 ? 3 : 2, bias = kind == __NV_E4M3 ? 7 : 15;
-  const uint32_t largest = kind == __NV_E4M3 ? 0x7e : 0x7b, infinity = kind == __NV_E4M3 ? 0x7f : 0x7c;
+                                                __nv_fp8_interpretation_t) {
+  constexpr uint32_t fraction = 3, bias = 7, largest = 0x7e, not_a_number = 0x7f;
   const uint32_t bits = std::bit_cast<uint32_t>(value), size = bits & 0x7fffffffu;
   // As in cuda_fp16.h: the exponent's bias changes, and bits of the fraction go.
   const uint32_t lost = 23 - fraction, smallest_normal = (128 - bias) << 23;
@@ -29,18 +26,16 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float value, __nv_saturation_t s
       std::bit_cast<uint32_t>(std::bit_cast<float>(size) + std::bit_cast<float>(rounder)) - rounder;
   const uint32_t code = size < smallest_normal ? small : normal;
   const uint32_t there =
-      code > largest || size >= 0x7f800000u ? (saturate == __NV_SATFINITE ? largest : infinity) : code;
-  return static_cast<__nv_fp8_storage_t>(size > 0x7f800000u ? 0x7f : there | ((bits >> 24) & 0x80u));
+      code > largest || size >= 0x7f800000u ? (saturate == __NV_SATFINITE ? largest : not_a_number) : code;
+  return static_cast<__nv_fp8_storage_t>(size > 0x7f800000u ? not_a_number : there | ((bits >> 24) & 0x80u));
 }
 
-inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t code, __nv_fp8_interpretation_t kind) {
+inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t code, __nv_fp8_interpretation_t) {
   const uint32_t sign = (code & 0x80u) << 8, size = code & 0x7fu;
-  // e4m3 has the bits of a half whose exponent is 8 too small. Below its normal numbers it counts in units of
-  // 2^-9, and these are normal numbers of a half.
+  // These are the bits of a half whose exponent is 8 too small. Below its normal numbers e4m3 counts in units
+  // of 2^-9, and these are normal numbers of a half.
   const float small = static_cast<float>(static_cast<int>(size)) * 0x1p-9f;
   const uint32_t of_small = (std::bit_cast<uint32_t>(small) >> 13) - (112 << 10);
   const uint32_t of_size = size >= 8 ? (size << 7) + (8 << 10) : size > 0 ? of_small : 0;
-  const uint32_t of_e4m3 = size == 0x7f ? 0x7fffu : sign | of_size;
-  const uint32_t of_e5m2 = size > 0x7c ? 0x7fffu : sign | size << 8;
-  return {static_cast<unsigned short>(kind == __NV_E4M3 ? of_e4m3 : of_e5m2)};
+  return {static_cast<unsigned short>(size == 0x7f ? 0x7fffu : sign | of_size)};
 }
