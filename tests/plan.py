@@ -103,7 +103,6 @@ def check_refusals(folder):
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
                   ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--days", 3], ["--heatmap", "--tokens", "2T", "--days", 3],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--tp-overlap", 2],
-                  ["--documents", 0],
                   ["--calculator", folder / "x", "--only", "1f1b"], ["--calculator", folder / "x", "--tp", "3"]):
         done = run(build / "plan", *words)
         lines = done.stderr.count("\n")
