@@ -22,7 +22,8 @@ struct ExpertOptions : virtual Options {
 
 inline void declare_options(CommandLine& line, ExpertOptions& o) {
   line.group("Experts");
-  line.whole("--experts", o.model.experts, 0, 1024, "MLPs of a layer, of which a token takes some, 0: one MLP");
+  line.whole("--experts", o.model.experts, 0, 1024,
+             "MLPs of a layer, of which a token takes some, 0: one MLP");
   line.whole("--top-k", o.model.top_k, 1, 1024, "experts that a token is sent to");
   line.whole("--shared-experts", o.model.shared_experts, 0, 1024,
              "experts that get all tokens, beside those");

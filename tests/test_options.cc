@@ -335,10 +335,9 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
 TEST_CASE("options: experts", "[experts][options]") {
   const auto experts = parse<CombinedOptions>;
   CHECK(experts({}).model.experts == 0);
-  CHECK(experts({"--ep", "1", "--top-k", "9"}).ep ==
-        1);  // without experts nothing matters
-  const CombinedOptions options = experts({"--experts", "12", "--top-k", "3", "--ep", "6",
-                                           "--aux-loss", "0.5", "--expert-buffer", "1.5"});
+  CHECK(experts({"--ep", "1", "--top-k", "9"}).ep == 1);  // without experts nothing matters
+  const CombinedOptions options = experts(
+      {"--experts", "12", "--top-k", "3", "--ep", "6", "--aux-loss", "0.5", "--expert-buffer", "1.5"});
   CHECK(options.model.experts == 12);
   CHECK(options.model.top_k == 3);
   CHECK(options.ep == 6);

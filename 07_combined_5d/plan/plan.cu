@@ -50,9 +50,8 @@ std::vector<std::string> sizes_of(const std::string& config) {
                                                     {"--heads", m.heads},   {"--kv-heads", m.kv_heads},
                                                     {"--d-ff", m.d_ff},     {"--vocab-size", m.vocab_size}};
   if (m.experts > 0) {
-    sizes.insert(sizes.end(), {{"--experts", m.experts},
-                               {"--top-k", m.top_k},
-                               {"--shared-experts", m.shared_experts}});
+    sizes.insert(sizes.end(),
+                 {{"--experts", m.experts}, {"--top-k", m.top_k}, {"--shared-experts", m.shared_experts}});
   }
   std::vector<std::string> words;
   for (const auto& [option, value] : sizes) words.insert(words.end(), {option, std::to_string(value)});

@@ -54,8 +54,8 @@ struct RankShare {
   int tensor_ranks = 1;              // ranks that split heads, MLP columns and vocabulary
   int token_ranks = 1, outside_ranks = 1;  // ranks that split the tokens; the rows outside the tensor regions
   int head_ranks = 1;  // of the ranks that split the tokens: in attention they split the heads instead
-  std::vector<ModelPart> parts = {};  // empty: one part, the whole model
-  bool gradients_on_request = false;  // weight gradients are computed on request (seams.h)
+  std::vector<ModelPart> parts = {};                   // empty: one part, the whole model
+  bool gradients_on_request = false;                   // weight gradients are computed on request (seams.h)
   std::optional<FeedForwardMemory> feed_forward = {};  // a layer's; empty: of a dense MLP
   Elements work = {}, buffers = {};  // what a technique adds to activations, and its communication buffers
 };

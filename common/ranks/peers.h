@@ -42,7 +42,6 @@ class Peers {
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
   virtual std::string places() const { return {}; }
 
-
   // Device memory in bytes that CUDA, its libraries and NCCL take, beside the tensors: estimates, measured on
   // an H200 with CUDA 13.0. The context, with the kernels that are loaded into it at the start, is there
   // before the rest.

@@ -221,8 +221,8 @@ void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
                         [&] { sum_of_squares(gradients.data, size, parts.data(), sum.data(), stream); });
   table.bound_by_memory("accumulate", [&] { accumulate(moment1.data, gradients.data, size, stream); });
   table.bound_by_memory("adamw_step", [&] {
-    adamw_step({1e-3, 0.9, 0.95, 0.1}, weights.data, master.data, gradients.data, moment1.data,
-               moment2.data, reinterpret_cast<const StepFactors*>(factors.data), size, stream);
+    adamw_step({1e-3, 0.9, 0.95, 0.1}, weights.data, master.data, gradients.data, moment1.data, moment2.data,
+               reinterpret_cast<const StepFactors*>(factors.data), size, stream);
   });
 }
 
