@@ -392,7 +392,7 @@ TEST_CASE("options: a program's own default of --attention", "[options]") {
 TEST_CASE("options: help lists groups, defaults and presets", "[options]") {
   const std::string text = help();
   for (const char* part : {"A description.", "Model:", "--kv-heads N", "[adamw]",
-                           "--recompute none|selective|full", "[a tenth of --lr]", "llama-3.1-8b", "14336"}) {
+                           "--recompute none|selective|full", "[0.003]", "llama-3.1-8b", "14336"}) {
     INFO(part);
     CHECK(text.find(part) != std::string::npos);
   }
