@@ -82,7 +82,7 @@ NCCL_TESTS := $(wildcard tests/mpi/test_nccl_*.cu)
 MPI_TESTS_fp64 := $(filter-out $(NCCL_TESTS) $(call mpi_tests,fp8 loss_scale),$(wildcard tests/mpi/test_*.cu))
 MPI_TESTS_bf16 := $(filter-out $(call mpi_tests,bad_numbers combined combined_costs parity virtual_time),$(MPI_TESTS_fp64))
 MPI_TESTS_fp32 := $(if $(SANITIZE),$(MPI_TESTS_fp64)) $(NCCL_TESTS)
-MPI_TESTS_fp16 := $(call mpi_tests,loss_scale)
+MPI_TESTS_fp16 := $(call mpi_tests,bad_numbers loss_scale)
 MPI_TESTS_fp8 := $(call mpi_tests,fp8)
 # The planner knows times from NCCL over MPI, so its tests need that, too.
 MPI_TESTS := $(filter-out $(if $(filter nccl,$(NCCL)),$(NCCL_TESTS) $(call mpi_tests,plan)),$(MPI_TESTS_$(PRECISION)))

@@ -15,7 +15,7 @@ inline void declare_options(CommandLine& line, TensorParallelOptions& o) {
   line.flag("--sequence-parallel", o.sequence_parallel,
             "split the rows of tokens outside of attention and MLP, too");
   line.whole("--tp-overlap", o.tp_overlap, 1, 64,
-             "chunks of rows of forward's products, so that their communication hides, 1: none");
+             "into so many chunks of rows forward's products are cut, so that communication hides, 1: whole");
 }
 
 }  // namespace pentatron

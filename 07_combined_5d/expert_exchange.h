@@ -29,9 +29,9 @@ struct RowCounts {
 
 class ExpertExchange {
  public:
-  // `experts`: the ranks that share out the experts.
-  ExpertExchange(const ExpertOptions& options, Communicator& experts, cudaStream_t compute)
-      : all_(options.model.experts), experts_(experts), compute_(compute) {}
+  // `all`: experts of a layer. `experts`: the ranks that share them out.
+  ExpertExchange(int all, Communicator& experts, cudaStream_t compute)
+      : all_(all), experts_(experts), compute_(compute) {}
 
   // With one rank nothing travels, and the two orders are one.
   bool one_rank() const { return experts_.ranks() == 1; }
@@ -70,22 +70,22 @@ class ExpertExchange {
     }
   }
 
-  // Starts to move rows [., d] to their experts. `arrived` tells when they are there.
-  void dispatch(const RowCounts& n, Tensor permuted, Tensor dispatched, Event& arrived) {
-    exchange(Direction::dispatch, n, permuted, dispatched, arrived);
+  // Start to move rows [., d] to their experts, and back.
+  void dispatch(const RowCounts& n, Tensor permuted, Tensor dispatched) {
+    exchange(Direction::dispatch, n, permuted, dispatched);
   }
-
-  // Starts to move them back.
-  void combine(const RowCounts& n, Tensor dispatched, Tensor permuted, Event& returned) {
-    exchange(Direction::combine, n, permuted, dispatched, returned);
+  void combine(const RowCounts& n, Tensor dispatched, Tensor permuted) {
+    exchange(Direction::combine, n, permuted, dispatched);
   }
+  // The compute stream waits until the rows that were last sent to their experts, or back, are there.
+  void await_rows() { wait_event(compute_, arrived_); }
 
  private:
   enum class Direction { dispatch, combine };
 
   // Moves rows from the permuted to the dispatched order (dispatch) or back (combine). Each (rank, expert)
   // has its own message, so rows arrive in their places.
-  void exchange(Direction direction, const RowCounts& n, Tensor permuted, Tensor dispatched, Event& done) {
+  void exchange(Direction direction, const RowCounts& n, Tensor permuted, Tensor dispatched) {
     if (one_rank()) return;
     std::vector<Communicator::Part<real>> of_permuted, of_dispatched;
     const auto part = [](Tensor rows, int peer) {
@@ -104,13 +104,14 @@ class ExpertExchange {
     wait_stream(experts_.stream(), compute_);
     direction == Direction::dispatch ? experts_.all_to_all_v(of_permuted, of_dispatched)
                                      : experts_.all_to_all_v(of_dispatched, of_permuted);
-    done.record(experts_.stream());
+    arrived_.record(experts_.stream());
   }
 
   const int all_;  // experts of a layer
   Communicator& experts_;
   cudaStream_t compute_;
   const int own_ = all_ / experts_.ranks();  // those of this rank
+  Event arrived_;                            // the rows are where they were sent
 };
 
 }  // namespace pentatron

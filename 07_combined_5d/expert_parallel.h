@@ -67,7 +67,7 @@ class ExpertParallel : public FeedForward {
         f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
         experts_(experts),
         router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
-        exchange_(options_, experts, compute),
+        exchange_(options_.model.experts, experts, compute),
         compute_(compute) {
     if (options_.model.experts == 0) return;
     sent_and_came_ = memory_.matrix<int32_t>(2, options_.model.experts);
@@ -142,18 +142,18 @@ class ExpertParallel : public FeedForward {
     router_.balance(batch, recomputing, a);
     await_counts(a.counts);
 
-    exchange_.dispatch(a.counts, permuted, a.dispatched, arrived_);
+    exchange_.dispatch(a.counts, permuted, a.dispatched);
     if (has_shared())
       shared_.forward(blas, parameters, layer, batch, h, a.shared, recomputing, inside_, partial);
-    wait_event(compute_, arrived_);
+    exchange_.await_rows();
     const RowsOfExperts rows = rows_of_experts(a.counts);
     grouped_linear_forward(blas, rows.of_each(a.dispatched), weights(parameters, layer, 0, 2),
                            rows.of_each(a.gate_up), addresses_);
     if (rows.all > 0) swiglu_forward(rows.of_all(a.gate_up), rows.of_all(a.product), compute_);
     grouped_linear_forward(blas, rows.of_each(a.product), weights(parameters, layer, 2),
                            rows.of_each(results), addresses_);
-    exchange_.combine(a.counts, results, a.returned, arrived_);
-    wait_event(compute_, arrived_);
+    exchange_.combine(a.counts, results, a.returned);
+    exchange_.await_rows();
     if (recomputing) return {};
     combine_tokens(a.returned, a.probabilities, a.chosen, a.place, partial, compute_, has_shared());
     return region.leave(partial);
@@ -174,13 +174,13 @@ class ExpertParallel : public FeedForward {
     if (!has_shared()) queue.prefetch(region, normed);
     combine_tokens_backward(d_partial, a.returned, a.probabilities, a.chosen, a.place, d_returned,
                             d_chosen_.data, compute_);
-    exchange_.dispatch(a.counts, d_returned, g.returned, arrived_);
+    exchange_.dispatch(a.counts, d_returned, g.returned);
     router_.backward(batch, a, d_chosen_, g.logits, parameters.loss_scale());
     if (has_shared()) {
       shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
                        d_h);
     }
-    wait_event(compute_, arrived_);
+    exchange_.await_rows();
     const RowsOfExperts rows = rows_of_experts(a.counts);
     grouped_linear_dgrad(blas, rows.of_each(g.returned), weights(parameters, layer, 2),
                          rows.of_each(g.product), addresses_);
@@ -188,7 +188,7 @@ class ExpertParallel : public FeedForward {
       swiglu_backward(rows.of_all(g.product), rows.of_all(a.gate_up), rows.of_all(g.gate_up), compute_);
     grouped_linear_dgrad(blas, rows.of_each(g.gate_up), weights(parameters, layer, 0, 2),
                          rows.of_each(d_dispatched), addresses_);
-    exchange_.combine(a.counts, d_dispatched, d_permuted_, arrived_);
+    exchange_.combine(a.counts, d_dispatched, d_permuted_);
 
     queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
       const RowsOfExperts rows = rows_of_experts(a.counts);
@@ -199,7 +199,7 @@ class ExpertParallel : public FeedForward {
       router_.weight_gradient(g.logits, region.entered(normed), a, parameters, layer);
     });
     queue.drain();  // while the gradients travel
-    wait_event(compute_, arrived_);
+    exchange_.await_rows();
     permute_tokens_backward(d_permuted_, a.place, g.logits, parameters.weights(router_.gate(layer)), d_h,
                             compute_, has_shared());
   }
@@ -270,7 +270,6 @@ class ExpertParallel : public FeedForward {
   ExpertExchange exchange_;
   cudaStream_t compute_;
 
-  Event arrived_;  // the rows, or their gradients, are where they were sent, or back here
   // Work space that all layers and micro-batches share.
   DeviceArena memory_{Purpose::activations}, exchanged_{Purpose::communication};
   Matrix<int32_t> sent_and_came_;  // [2, experts]: numbers of rows

@@ -31,7 +31,7 @@ inline void declare_options(CommandLine& line, ExpertOptions& o) {
               "experts by a loss, by a bias of the choice, or not");
   line.number("--aux-loss", o.aux_loss, 0, 1000, "weight of this loss");
   line.number("--expert-buffer", o.expert_buffer, 0, 1e6,
-              "room for so many times an even share of rows: more end the run; 0: for all cases");
+              "room for so many even shares of rows, more rows end the run, 0: for the worst case");
   line.of_training({"aux-loss", "balance"});
 }
 

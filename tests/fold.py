@@ -20,7 +20,7 @@ parser.add_argument("ranks", type=int, nargs="*", default=[4, 6, 8, 12, 16])
 parser.add_argument("--seed", type=int, default=36)
 arguments = parser.parse_args()
 draw = random.Random(arguments.seed)
-# Small ones, in which the host is slower than the GPU, and large ones. Layers of two kinds of experts.
+# Small ones, in which the host is slower than the GPU, and large ones.
 MODELS = [[], ["--d-model", 96, "--heads", 24, "--kv-heads", 12, "--d-ff", 264, "--vocab-size", 264],
           ["--model", "smollm-1.7b", "--layers", 8], ["--model", "llama-3.1-8b", "--layers", 7]]
 

@@ -16,8 +16,8 @@ struct Cost {
   // A batch of matrix products [m, k] x [k, n], in elements of so many bytes.
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;
-  double result_bytes = 0;  // of the result, read and written after its sums
-  bool of_layer = false;    // whether it is a linear layer's, in a layer of the model
+  double result_bytes = 0;     // of the result, read and written after its sums
+  bool layer_product = false;  // whether it is a product of a layer of the model (`unit`)
 };
 
 // An operation that only moves bytes.
@@ -28,7 +28,7 @@ constexpr Cost little = {};
 // `batch` products [m, k] x [k, n]. `element`, `result`: bytes of an element of the inputs and of the
 // result. `adds`: the products are added to the result, which is read too.
 constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int element, int result, bool adds,
-                        bool of_layer = false) {
+                        bool layer_product = false) {
   const double in = batch * (double(m) * k + double(k) * n) * element;
   const double out = batch * double(m) * n * (adds ? 2 : 1) * result;
   return {.bytes = in + out,
@@ -40,7 +40,7 @@ constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int elem
           .batch = batch,
           .element_bytes = element,
           .result_bytes = out,
-          .of_layer = of_layer};
+          .layer_product = layer_product};
 }
 
 // One launch of several products, at least one. In time they count as if all had the mean sizes.

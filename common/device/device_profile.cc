@@ -99,7 +99,7 @@ double DeviceProfile::seconds(const Cost& cost) const {
     computing =
         cost.flops / (peak * (cost.backward ? attention_backward_achievable : attention_forward_achievable));
   }
-  return kernel_seconds + std::max(moving, computing) + (cost.of_layer ? layer_product_seconds : 0);
+  return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
 }
 
 DeviceProfile load_profile(const std::string& gpu) {

@@ -149,7 +149,7 @@ __global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, Attenti
   load<Transpose::yes>(q + (first_row * heads + head) * size, heads * size, rows, size, tile, columns,
                        q_tile);
   fill(out_tile, tile * columns, 0);
-  fill(largest, tile, -INFINITY);  // until the first tile, of which each query sees a key
+  fill(largest, tile, -INFINITY);  // the first tile sets it: each query sees a key there
   fill(sum, tile, 0);
   const int visible_keys = block.diagonal ? std::min(keys, first_query + tile) : keys;
   for (int first_key = 0; first_key < visible_keys; first_key += tile) {

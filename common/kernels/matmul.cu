@@ -25,9 +25,9 @@ namespace {
 // Products of fp64 matrices sum in fp64, all others in fp32.
 constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
-Operand activations(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
+// Rows of tokens: activations, and their gradients.
+Operand tokens(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
 Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
-Operand gradients(Tensor d, Transpose transpose) { return {d, transpose, Fp8Tile::row}; }
 
 // Row-major c = a b^T + beta c, which is column-major c^T = b a^T + beta c^T.
 template <class C>
@@ -165,7 +165,7 @@ Fp8Matrix Blas::operand(int which, bool codes) const {
 }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
-  product(blas, activations(x, Transpose::no), weights(weight, Transpose::no), 0, y, "gemm_forward");
+  product(blas, tokens(x, Transpose::no), weights(weight, Transpose::no), 0, y, "gemm_forward");
 }
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y) {
@@ -174,8 +174,8 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
     };
     for (int64_t i = 0; i < x.count; ++i) {
-      fp8_product(blas, activations(block(x, i), Transpose::no), weights(weight, Transpose::no), 0,
-                  block(y, i), "gemm_forward", /*new_b=*/i == 0);
+      fp8_product(blas, tokens(block(x, i), Transpose::no), weights(weight, Transpose::no), 0, block(y, i),
+                  "gemm_forward", /*new_b=*/i == 0);
     }
     return;
   }
@@ -188,7 +188,7 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
 }
 
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
-  product(blas, gradients(d_y, Transpose::no), weights(weight, Transpose::yes), 0, d_x, "gemm_dgrad");
+  product(blas, tokens(d_y, Transpose::no), weights(weight, Transpose::yes), 0, d_x, "gemm_dgrad");
 }
 
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
@@ -196,15 +196,15 @@ void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));
     return;
   }
-  product(blas, gradients(d_y, Transpose::yes), activations(x, Transpose::yes), d_weight.add ? 1 : 0,
-          d_weight.sum, "gemm_wgrad");
+  product(blas, tokens(d_y, Transpose::yes), tokens(x, Transpose::yes), d_weight.add ? 1 : 0, d_weight.sum,
+          "gemm_wgrad");
 }
 
 void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                             const std::vector<Tensor>& y, Addresses addresses) {
   std::vector<Product<real>> group;
   for (size_t i = 0; i < x.size(); ++i)
-    group.push_back({activations(x[i], Transpose::no), weights(weight[i], Transpose::no), y[i], 0});
+    group.push_back({tokens(x[i], Transpose::no), weights(weight[i], Transpose::no), y[i], 0});
   grouped_product(blas, group, addresses, "gemm_forward");
 }
 
@@ -212,7 +212,7 @@ void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
                           const std::vector<Tensor>& d_x, Addresses addresses) {
   std::vector<Product<real>> group;
   for (size_t i = 0; i < d_y.size(); ++i)
-    group.push_back({gradients(d_y[i], Transpose::no), weights(weight[i], Transpose::yes), d_x[i], 0});
+    group.push_back({tokens(d_y[i], Transpose::no), weights(weight[i], Transpose::yes), d_x[i], 0});
   grouped_product(blas, group, addresses, "gemm_dgrad");
 }
 
@@ -223,7 +223,7 @@ void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
     if (x[i].rows == 0) {
       linear_wgrad(blas, d_y[i], x[i], d_weight[i]);
     } else {
-      group.push_back({gradients(d_y[i], Transpose::yes), activations(x[i], Transpose::yes), d_weight[i].sum,
+      group.push_back({tokens(d_y[i], Transpose::yes), tokens(x[i], Transpose::yes), d_weight[i].sum,
                        accum(d_weight[i].add ? 1 : 0)});
     }
   }

@@ -1,4 +1,5 @@
-// Checkpoints: folders in Hugging Face's format, which a run writes while it trains and any layout can read.
+// Checkpoints: folders in Hugging Face's format. A run writes them between steps, and any layout can read
+// them.
 //
 //   DIR/step_000200/model.safetensors      weights, under the names that declare_transformer gives them
 //                   config.json            the model's sizes

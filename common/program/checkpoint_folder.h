@@ -19,8 +19,8 @@ std::string checkpoint_name(int64_t steps);
 // `option`. `file`: what a checkpoint must have.
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file);
 
-// Makes the folder `part` the newest checkpoint of its folder; an old one with the same number of steps is at
-// `part` then. It happens wholly or not at all, whenever the process is killed. Throws std::system_error.
+// Makes the folder `part` the newest checkpoint of its folder. One that had the same number of steps is moved
+// to `part`. It happens wholly or not at all, whenever the process is killed. Throws std::system_error.
 void publish_checkpoint(const std::string& part, int64_t steps);
 
 struct TrainerState {

@@ -180,7 +180,8 @@ int64_t Run::next_step(int64_t step) {
   return options_.steps;
 }
 
-// The line has the numbers of the first rank that has such a one. Rank 0 prints it (run_program_on_ranks).
+// The line has the loss and the norm of the first rank where one of them is NaN or infinite. Rank 0 prints it
+// (run_program_on_ranks).
 void Run::end_at(int64_t step, bool is_finite) {
   CUDA_CHECK(cudaDeviceSynchronize());  // the next step has been issued, and needs what ends with the run
   const auto word = [](double x) { return std::isnan(x) ? "nan" : text(x); };  // without its sign
@@ -283,7 +284,7 @@ void Run::show_last_step() {
   }
   if (!is_modelled()) last_step_ = trace::take();
   std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != steps_done_ - 1; });
-  if (options_.profile && log_) trace::print_profile(std::cout, last_step_);
+  if (options_.profile && log_ && !last_step_.empty()) trace::print_profile(std::cout, last_step_);
   if (!options_.trace.empty()) {
     const std::vector<std::string> events =
         peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));

@@ -39,8 +39,6 @@ template <>
 constexpr ncclDataType_t nccl_type<__half> = ncclHalf;
 template <>
 constexpr ncclDataType_t nccl_type<int32_t> = ncclInt32;
-template <>
-constexpr ncclDataType_t nccl_type<unsigned char> = ncclUint8;
 
 // Combines each value over all ranks.
 template <class T>
@@ -501,7 +499,6 @@ PENTATRON_INSTANTIATE(double)
 PENTATRON_INSTANTIATE(__nv_bfloat16)
 PENTATRON_INSTANTIATE(__half)
 PENTATRON_INSTANTIATE(int32_t)
-PENTATRON_INSTANTIATE(unsigned char)
 #undef PENTATRON_INSTANTIATE
 
 }  // namespace pentatron

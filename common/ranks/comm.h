@@ -139,7 +139,7 @@ class Communicator {
   // Operations on device buffers of `count` elements a rank. They return at once and run on stream().
   // In place: `in` may be `out` (all_reduce), the rank's own part of `out` (all_gather), or contain
   // `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16, __half,
-  // int32_t, unsigned char.
+  // int32_t.
   template <class T>
   void all_reduce(const T* in, T* out, size_t count, ncclRedOp_t op = ncclSum);
   template <class T>

@@ -32,9 +32,9 @@ class Peers {
   virtual int ranks() const { return 1; }
   // How many ranks do what this one does: itself, and in a folded world (comm.h) those that are absent.
   virtual int stands_for() const { return 1; }
-  // All ranks call these, in the same order. `largest`, `sum` and `exclusive_or` combine each value over the
-  // ranks, absent ones included. `gather` returns the texts of all ranks on rank 0. `largest` also sets all
-  // modelled clocks to the latest (device/cuda.h).
+  // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks, absent
+  // ones included, and `exclusive_or` over those that are there. `gather` returns the texts of all ranks on
+  // rank 0. `largest` also sets all modelled clocks to the latest (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const { return values; }

@@ -1,4 +1,5 @@
 // A loss or a gradient norm that is NaN or infinite ends the run on all ranks, in one line.
+#include <cmath>
 #include <iostream>
 #include <sstream>
 
@@ -44,7 +45,14 @@ TEST_CASE("02: a norm that is NaN on all ranks ends the run in one line", "[02]"
   const std::string line = end_of_run([](const StepTotals& totals, cudaStream_t stream) {
     CUDA_CHECK(cudaMemsetAsync(totals.norm_squared(), nan_bytes, sizeof(double), stream));
   });
-  CHECK(line == "step 2: the loss is 0, the gradient norm nan");
+  CHECK(line == (has_loss_scale ? "" : "step 2: the loss is 0, the gradient norm nan"));
+}
+
+TEST_CASE("02: a norm that is infinite ends the run, too", "[02]") {
+  const std::string line = end_of_run([](const StepTotals& totals, cudaStream_t stream) {
+    to_device({INFINITY}, totals.norm_squared(), stream);
+  });
+  CHECK(line == (has_loss_scale ? "" : "step 2: the loss is 0, the gradient norm inf"));
 }
 
 TEST_CASE("02: a loss that is NaN on one rank ends the run on all, and names the rank", "[02]") {
