@@ -169,7 +169,7 @@ LIBRARIES += -lz
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions hour book test-book help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions notes-slow hour book test-book help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -382,13 +382,14 @@ tour test-tour:
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= build/cpu-bf16/07_combined_5d
 	@DEFINES='$(DEFINES)' tests/tour.sh $(if $(filter test-tour,$@),< /dev/null)
 
-# The notes' questions: what their answers say is what the commands below them print.
-test-questions:
+# The notes' numbers are what the commands that they name print; those that take minutes:  make notes-slow.
+NOTES := $(wildcard README.md 0*/*.md common/*/README.md common/*/*/README.md tests/*.md tests/homework/*.md)
+test-questions notes-slow:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= BLOCK_THREADS= programs
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= \
 	  $(addprefix build/cpu-bf16/,01_single_gpu 02_data_parallel 03_zero 07_combined_5d plan)
-	@python3 tests/questions.py 0*/README.md $(wildcard tests/homework/course.md)
+	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $(NOTES)
 
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
 diff:
@@ -578,7 +579,7 @@ help:
 	@echo "make               build all programs and tests"
 	@echo "make run           install what is missing, build, train the tiny model on real text in every way; one table"
 	@echo "                   RANKS=8  RUN_STEPS=10  ARGS='--lr 1e-3 ...'  ONLY='01 05-%'"
-	@echo "make tour          a first hour, in the terminal: ten steps;  test-tour: the same without one;  test-questions: the notes' answers"
+	@echo "make tour          a first hour, in the terminal: ten steps;  test-tour: the same without one;  test-questions: the notes' numbers"
 	@echo "make setup         install what is missing, for this BACKEND"
 	@echo "make diff-03       what stage 03 adds: main.cu, the seam, the rest;  make diff A=02 B=experts: main.cu of any two"
 	@echo "make lessons       what each technique buys and costs at a real size;  GPU=h100 W='pipeline': those whose sentence has it"

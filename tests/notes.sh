@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # notes.sh [NOTE...]: how the notes are written. A line has at most 100 columns, a sentence outside of tables and code
-# at most 30 words, and a link to a file of the project leads somewhere. Prints each violation; the last line is
-# "N passed, N failed", of notes.
+# at most 30 words, a link to a file of the project leads somewhere, and each number with a unit says where it is from
+# (tests/questions.py). Prints each violation; the last line is "N passed, N failed", of notes.
 set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -41,6 +41,8 @@ for note in "${notes[@]}"; do
     /<\/summary>$/ { answer = NR + 1 }
     NR == answer && !/^$/ || /^<\/details>/ && before != "" { report(NR, "an empty line is missing") }
     { before = $0 }
+    /^<!-- numbers$/ { end_of_text(); in_numbers = 1 }
+    in_numbers { if (/-->$/) in_numbers = 0; next }
     /^<!-- (figure|run|lessons) / { end_of_text(); in_figure = 1 }
     in_figure {  # commands, then a sentence, which the book shows
       first = NR
@@ -62,6 +64,7 @@ for note in "${notes[@]}"; do
       path=${target%%#*}
       [ -z "$path" ] || [ -e "$(dirname "$note")/$path" ] || echo "$note:$line: no file $path"
     done < <(grep -noE '\]\([^) ]+\)' "$note" | sed -E 's/\]\(([^)]*)\)/\1/' | grep -vE ':(https?|mailto):'))
+  violations+=$(python3 tests/questions.py --lacking "$note")
   if [ -z "$violations" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "$violations"; fi
 done
 

@@ -1,11 +1,27 @@
-"""The questions of the notes:  questions.py [--fill] NOTE...
+"""The questions and the numbers of the notes:  questions.py [--fill | --lacking | --slow] NOTE...
 
-They end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details> whose answer folds out. A
-number in bold is the answer. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes
-on after a backslash or a pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines;
-each number in bold must be among them. --fill writes what the commands print into the notes. The last line is
-"N passed, N failed", of questions."""
+Questions end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details> whose answer folds
+out. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes on after a backslash or a
+pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines; each number in bold must
+be among them. --fill writes what the commands print into the notes.
 
+A number of a table, or one with a unit, says where it is from. A comment above its paragraph, list or table has a line for
+each origin:
+
+    <!-- numbers
+    $ COMMAND             its numbers are printed by it, in any unit, and rounded to any digit
+    slow $ COMMAND        likewise, for --slow alone: it takes minutes
+    = EXPRESSION          or have this value (Python; a size in bytes, a time in seconds)
+    measured: where       or were measured once
+    source: where         or are others'
+    -->
+
+`lessons` (make lessons checks it) is such a comment, too; a link to another site is an origin, and in an answer what its
+commands print. --lacking lists numbers that have none. The last line is "N passed, N failed", of questions and comments."""
+
+import concurrent.futures
+import functools
+import math
 import os
 import pathlib
 import re
@@ -14,16 +30,24 @@ import sys
 
 QUESTION = re.compile(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>\n", re.S)
 SESSION = re.compile(r"^    \$ ((?:.*[\\|]\n)*.*)\n?((?:    (?!\$ ).*\n?)*)", re.M)
+BLOCK = re.compile(r"((?:^<!-- (?:numbers|lessons)\b(?:.|\n)*?-->\n)*)((?:^(?!<!--).*\S.*\n)+)", re.M)
+COMMAND = re.compile(r"^(slow )?\$ ((?:.*\\\n)*.*)$", re.M)
+NUMBER = re.compile(r"(?<![\w.,^-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s)(?![\w/]))?"
+                    r"(?![\w^]|[.,]\d)")
+UNITS = {"us": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1, "s"), "%": (0.01, "share"), "TFLOP/s": (1e12, "FLOP/s"), "bytes": (1, "bytes"),
+         "GB/s": (1e9, "bytes/s"), "TB/s": (1e12, "bytes/s")}
+UNITS |= {f"{letter}{i}B": ((1024 if i else 1000) ** n, "bytes") for n, letter in enumerate("KMGT", 1) for i in ("i", "")}
 
 
 def lines(text):
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
+@functools.cache
 def printed(command):
     environment = {**os.environ, "UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"}
     done = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, env=environment, timeout=600)
+                          text=True, env=environment)
     return done.stdout
 
 
@@ -46,22 +70,109 @@ def fill(answer):
                                                           if line.strip()), answer + "\n").rstrip("\n")
 
 
-def main(*notes):
-    passed = failed = 0
-    for note in map(pathlib.Path, [n for n in notes if n != "--fill"]):
-        text = note.read_text()
-        if "--fill" in notes:
-            note.write_text(QUESTION.sub(lambda m: f"<details>\n<summary>{m[1]}</summary>\n\n{fill(m[2])}\n\n</details>\n", text))
+# ---- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+class Number:
+    """As it is printed, with its unit or None."""
+
+    def __init__(self, match):
+        whole, fraction, self.unit = match.groups()
+        self.text = whole.replace(",", "") + (fraction or "")
+        self.digits = len(fraction or ".") - 1
+
+    def __str__(self):
+        return self.text + (f" {self.unit}" if self.unit else "")
+
+    def is_one(self, value, kind=None):
+        """Whether it is this value, rounded. `kind`: of the value's unit, as "bytes"; None: a value of a formula."""
+        scale, own = UNITS.get(self.unit, (None, None))
+        scales = [1] + [s for s, k in UNITS.values() if kind in (None, k)] if own is None else [scale, 1] if kind is None else [scale] * (kind == own)
+        return any(f"{value / scale:.{self.digits}f}" == self.text for scale in scales)
+
+    def is_in(self, numbers):
+        return any(self.is_one(float(n.text) * UNITS.get(n.unit, (1,))[0], UNITS.get(n.unit, (1, ""))[1]) for n in numbers)
+
+
+def numbers_in(text):
+    return [Number(match) for match in NUMBER.finditer(text)]
+
+
+def to_prove(block):
+    """The numbers of a paragraph, a list or a table that need an origin: those with a unit, and in a table all with a fraction or
+    three digits; not those of code, of formulas, or of a few bytes, nor names of exercises."""
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\b0[1-7]\.\d", "", block)
+    table = block.startswith("|")
+    return [n for n in numbers_in(text) if n.unit and (n.unit != "bytes" or len(n.text) > 3) or table and len(n.text) > 2]
+
+
+def blocks(text):
+    """(line, comment, text) of each paragraph, list or table that has numbers to prove."""
+    text = re.sub(r"^ *```(?:.|\n)*?^ *```$|^<!-- (?:figure|run) (?:.|\n)*?-->$", lambda m: "\n" * m[0].count("\n"), text, flags=re.M)
+    for match in BLOCK.finditer(text):
+        if not match[2].startswith(("    ", "#", "<")) and to_prove(match[2]):
+            yield text.count("\n", 0, match.start(2)) + 1, match[1], match[2]
+
+
+def answer_around(text, line):
+    """What commands of the question's answer print, in which this line is, or ""."""
+    at = sum(len(row) + 1 for row in text.split("\n")[:line - 1])
+    return "".join(m[2] for m in QUESTION.finditer(text) if m.start() <= at < m.end() for _ in [0])
+
+
+def lacking(note, text):
+    """Numbers without an origin, each as a line of words."""
+    for line, comment, block in blocks(text):
+        if comment or "](http" in block:
             continue
-        questions = QUESTION.findall(text)
-        wrong = [(q, w) for q, answer in questions if (w := judge(answer))]
-        if len(questions) != text.count("<details>"):
-            wrong.append((note, f"{len(questions)} questions of {text.count('<details>')} are well-formed"))
-        for question, what in wrong:
-            print(f"FAILED: {note}: {question}\n  {what}", flush=True)
-        passed, failed = passed + len(questions) - len(wrong), failed + len(wrong)
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0 or passed == 0 and "--fill" not in notes
+        shown = numbers_in("".join(output for _, output in SESSION.findall(answer_around(text, line))))
+        for number in to_prove(block):
+            if not number.is_in(shown):
+                yield f"{note}:{line}: {number}: no origin (tests/questions.py)"
+
+
+def unproven(comment, block, slow):
+    """Numbers that are not what the comment's commands print or its formulas give, in words; or None."""
+    if "<!-- lessons" in comment or re.search(r"^(measured|source): ", comment, re.M):
+        return None
+    commands = COMMAND.findall(comment)
+    if not slow and any(is_slow for is_slow, _ in commands):
+        return None
+    shown = "".join(printed(command) for _, command in commands)
+    values = [value for text in re.findall(r"^= (.*)$", comment, re.M) for value in eval(f"[{text}]", vars(math) | {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30})]
+    wrong = [number for number in to_prove(block) if not number.is_in(numbers_in(shown)) and not any(map(number.is_one, values))]
+    if not wrong:
+        return None
+    return f"{', '.join(map(str, wrong))} is in no output of its commands:\n" + "\n".join("    " + line for line in lines(shown)[-40:])
+
+
+def main(*given):
+    notes = [pathlib.Path(word) for word in given if not word.startswith("--")]
+    texts = {note: note.read_text() for note in notes}
+    if "--fill" in given:
+        for note, text in texts.items():
+            note.write_text(QUESTION.sub(lambda m: f"<details>\n<summary>{m[1]}</summary>\n\n{fill(m[2])}\n\n</details>\n", text))
+        return 0
+    if "--lacking" in given:
+        print(*(words for note, text in texts.items() for words in lacking(note, text)), sep="\n")
+        return 0
+    slow = "--slow" in given
+    checks = []  # (where, what finds the fault)
+    for note, text in texts.items():
+        if not slow:
+            checks += [(f"{note}: {question}", functools.partial(judge, answer)) for question, answer in QUESTION.findall(text)]
+            if len(QUESTION.findall(text)) != text.count("<details>"):
+                checks.append((note, lambda: "not all questions are well-formed"))
+        checks += [(f"{note}:{line}", functools.partial(unproven, comment, block, slow)) for line, comment, block in blocks(text)
+                   if "<!-- numbers" in comment and (not slow or re.search("^slow ", comment, re.M))]
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (where, _), fault in zip(checks, pool.map(lambda check: check[1](), checks)):
+            if fault:
+                print(f"FAILED: {where}\n  {fault}", flush=True)
+                failed += 1
+    print(f"{len(checks) - failed} passed, {failed} failed")
+    return failed > 0 or not checks
 
 
 if __name__ == "__main__":
