@@ -117,7 +117,7 @@ def blocks(text):
 def answer_around(text, line):
     """What commands of the question's answer print, in which this line is, or ""."""
     at = sum(len(row) + 1 for row in text.split("\n")[:line - 1])
-    return "".join(m[2] for m in QUESTION.finditer(text) if m.start() <= at < m.end() for _ in [0])
+    return "".join(output for m in QUESTION.finditer(text) if m.start() <= at < m.end() for _, output in SESSION.findall(m[2]))
 
 
 def lacking(note, text):
@@ -125,20 +125,20 @@ def lacking(note, text):
     for line, comment, block in blocks(text):
         if comment or "](http" in block:
             continue
-        shown = numbers_in("".join(output for _, output in SESSION.findall(answer_around(text, line))))
+        shown = numbers_in(answer_around(text, line))
         for number in to_prove(block):
             if not number.is_in(shown):
                 yield f"{note}:{line}: {number}: no origin (tests/questions.py)"
 
 
-def unproven(comment, block, slow):
-    """Numbers that are not what the comment's commands print or its formulas give, in words; or None."""
+def unproven(comment, block, slow, answer):
+    """Numbers that are not what the comment's commands or the `answer` around it print, or its formulas give, in words; or None."""
     if "<!-- lessons" in comment or re.search(r"^(measured|source): ", comment, re.M):
         return None
     commands = COMMAND.findall(comment)
     if not slow and any(is_slow for is_slow, _ in commands):
         return None
-    shown = "".join(printed(command) for _, command in commands)
+    shown = answer + "".join(printed(command) for _, command in commands)
     values = [value for text in re.findall(r"^= (.*)$", comment, re.M) for value in eval(f"[{text}]", vars(math) | {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30})]
     wrong = [number for number in to_prove(block) if not number.is_in(numbers_in(shown)) and not any(map(number.is_one, values))]
     if not wrong:
@@ -163,7 +163,7 @@ def main(*given):
             checks += [(f"{note}: {question}", functools.partial(judge, answer)) for question, answer in QUESTION.findall(text)]
             if len(QUESTION.findall(text)) != text.count("<details>"):
                 checks.append((note, lambda: "not all questions are well-formed"))
-        checks += [(f"{note}:{line}", functools.partial(unproven, comment, block, slow)) for line, comment, block in blocks(text)
+        checks += [(f"{note}:{line}", functools.partial(unproven, comment, block, slow, answer_around(text, line))) for line, comment, block in blocks(text)
                    if "<!-- numbers" in comment and (not slow or re.search("^slow ", comment, re.M))]
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
