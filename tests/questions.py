@@ -16,8 +16,8 @@ each origin:
     source: where         or are others'
     -->
 
-`lessons` (make lessons checks it) is such a comment, too; a link to another site is an origin, and in an answer what its
-commands print. --lacking lists numbers that have none. The last line is "N passed, N failed", of questions and comments."""
+At the head of a note it is for all of it. `lessons` (make lessons checks it) is such a comment, too. A link to another site is an
+origin of its sentence, and in an answer what its commands print, and what the question says. --lacking lists numbers that have none. The last line is "N passed, N failed", of questions and comments."""
 
 import concurrent.futures
 import functools
@@ -100,8 +100,10 @@ def numbers_in(text):
 
 def to_prove(block):
     """The numbers of a paragraph, a list or a table that need an origin: those with a unit, and in a table all with a fraction or
-    three digits; not those of code, of formulas, or of a few bytes, nor names of exercises."""
-    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\b0[1-7]\.\d", "", block)
+    three digits; not those of code, of formulas, of a few bytes, or of a sentence or row with a link to another site, nor names
+    of exercises."""
+    sentences = re.split(r"(?<=[.:])\s+|\n(?=[|-])", block)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\b0[1-7]\.\d", "", " ".join(words for words in sentences if "](http" not in words))
     table = block.startswith("|")
     return [n for n in numbers_in(text) if n.unit and (n.unit != "bytes" or len(n.text) > 3) or table and len(n.text) > 2]
 
@@ -115,15 +117,18 @@ def blocks(text):
 
 
 def answer_around(text, line):
-    """What commands of the question's answer print, in which this line is, or ""."""
+    """Of the question in whose answer this line is: its words, and what the answer's commands print; or ""."""
     at = sum(len(row) + 1 for row in text.split("\n")[:line - 1])
-    return "".join(output for m in QUESTION.finditer(text) if m.start() <= at < m.end() for _, output in SESSION.findall(m[2]))
+    for match in QUESTION.finditer(text):
+        if match.start() <= at < match.end():
+            return " ".join([match[1], *(output for _, output in SESSION.findall(match[2]))])
+    return ""
 
 
 def lacking(note, text):
     """Numbers without an origin, each as a line of words."""
     for line, comment, block in blocks(text):
-        if comment or "](http" in block:
+        if comment or text.startswith("<!-- numbers"):
             continue
         shown = numbers_in(answer_around(text, line))
         for number in to_prove(block):

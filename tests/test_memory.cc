@@ -1,5 +1,4 @@
 // The memory prediction for models that no test can allocate.
-#include <cstdio>
 
 #include "catch.h"
 #include "model/memory.h"
@@ -34,16 +33,5 @@ TEST_CASE("03: memory of Llama-8B on eight ranks is as published", "[03][memory]
     const double unit = (128256 * 4096.0 + 4096) / gib;
     CHECK(p.unit_buffers[0] / gib == Approx(stage >= 3 ? 2 * 2 * unit : 0).epsilon(1e-6));
     CHECK(p.unit_buffers[1] / gib == Approx(stage >= 2 ? 2 * 4 * unit : 0).epsilon(1e-6));
-  }
-}
-
-// Prints the table of 03_zero/README.md; asked for by its tag.
-TEST_CASE("03: table of Llama-8B on eight ranks", "[.zero-table]") {
-  std::printf("GiB a rank   weights  gradients  optimizer  unit buffers: weights  gradients\n");
-  for (int stage = 0; stage <= 3; ++stage) {
-    const MemoryPrediction p = llama_8b(stage);
-    std::printf("stage %d     %8.2f   %8.2f   %8.2f               %8.2f   %8.2f\n", stage,
-                p.resident[0] / gib, p.resident[1] / gib, p.resident[2] / gib, p.unit_buffers[0] / gib,
-                p.unit_buffers[1] / gib);
   }
 }
