@@ -16,8 +16,9 @@ each origin:
     source: where         or are others'
     -->
 
-At the head of a note it is for all of it. `lessons` (make lessons checks it) is such a comment, too. A link to another site is an
-origin of its sentence, and in an answer what its commands print, and what the question says. --lacking lists numbers that have none. The last line is "N passed, N failed", of questions and comments."""
+At the head of a note it is for all of it. `lessons` (make lessons checks it) is such a comment, too. A link to another site is
+an origin of its sentence; in an answer, so is what its commands print, or the question says. --lacking lists numbers that have
+none. The last line is "N passed, N failed", of questions and comments."""
 
 import concurrent.futures
 import functools
@@ -87,7 +88,10 @@ class Number:
     def is_one(self, value, kind=None):
         """Whether it is this value, rounded. `kind`: of the value's unit, as "bytes"; None: a value of a formula."""
         scale, own = UNITS.get(self.unit, (None, None))
-        scales = [1] + [s for s, k in UNITS.values() if kind in (None, k)] if own is None else [scale, 1] if kind is None else [scale] * (kind == own)
+        if own is None:
+            scales = [1, *(s for s, k in UNITS.values() if kind in (None, k))]
+        else:
+            scales = [scale, 1] if kind is None else [scale] * (kind == own)
         return any(f"{value / scale:.{self.digits}f}" == self.text for scale in scales)
 
     def is_in(self, numbers):
@@ -110,7 +114,8 @@ def to_prove(block):
 
 def blocks(text):
     """(line, comment, text) of each paragraph, list or table that has numbers to prove."""
-    text = re.sub(r"^ *```(?:.|\n)*?^ *```$|^<!-- (?:figure|run) (?:.|\n)*?-->$", lambda m: "\n" * m[0].count("\n"), text, flags=re.M)
+    skipped = re.compile(r"^ *```(?:.|\n)*?^ *```$|^<!-- (?:figure|run) (?:.|\n)*?-->$", re.M)
+    text = skipped.sub(lambda match: "\n" * match[0].count("\n"), text)
     for match in BLOCK.finditer(text):
         if not match[2].startswith(("    ", "#", "<")) and to_prove(match[2]):
             yield text.count("\n", 0, match.start(2)) + 1, match[1], match[2]
@@ -144,7 +149,7 @@ def unproven(comment, block, slow, answer):
     if not slow and any(is_slow for is_slow, _ in commands):
         return None
     shown = answer + "".join(printed(command) for _, command in commands)
-    values = [value for text in re.findall(r"^= (.*)$", comment, re.M) for value in eval(f"[{text}]", vars(math) | {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30})]
+    values = eval("[" + ", ".join(re.findall(r"^= (.*)$", comment, re.M)) + "]", vars(math).copy())
     wrong = [number for number in to_prove(block) if not number.is_in(numbers_in(shown)) and not any(map(number.is_one, values))]
     if not wrong:
         return None
@@ -168,8 +173,9 @@ def main(*given):
             checks += [(f"{note}: {question}", functools.partial(judge, answer)) for question, answer in QUESTION.findall(text)]
             if len(QUESTION.findall(text)) != text.count("<details>"):
                 checks.append((note, lambda: "not all questions are well-formed"))
-        checks += [(f"{note}:{line}", functools.partial(unproven, comment, block, slow, answer_around(text, line))) for line, comment, block in blocks(text)
-                   if "<!-- numbers" in comment and (not slow or re.search("^slow ", comment, re.M))]
+        for line, comment, block in blocks(text):
+            if "<!-- numbers" in comment and (not slow or re.search("^slow ", comment, re.M)):
+                checks.append((f"{note}:{line}", functools.partial(unproven, comment, block, slow, answer_around(text, line))))
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for (where, _), fault in zip(checks, pool.map(lambda check: check[1](), checks)):
