@@ -182,6 +182,20 @@ TEST_CASE("01: steps that the host issues slowly take equally long", "[01][progr
   for (int i = 2; i < 5; ++i) CHECK(seconds[i] == Approx(seconds[1]).epsilon(0.01));
 }
 
+TEST_CASE("03: a mean leaves out the first step, which waits for no weights", "[03][program]") {
+  std::vector<double> seconds;
+  const std::string sizes = " --d-model 1024 --heads 16 --kv-heads 16 --d-ff 4096 --seq-len 1024";
+  const Outcome outcome =
+      outcome_of("mpirun -n 2", "03_zero --zero-stage 1 --dry-run --steps 3 --link 5us,10GB/s" + sizes);
+  for (const nlohmann::json& json : outcome.log) {
+    if (json.contains("step")) seconds.push_back(json["modelled"]["seconds"]);
+  }
+  REQUIRE(seconds.size() == 3);
+  CHECK(seconds[1] > 1.05 * seconds[0]);
+  CHECK(outcome.log.back()["summary"]["modelled"]["seconds"].get<double>() ==
+        Approx((seconds[1] + seconds[2]) / 2).epsilon(1e-12));
+}
+
 TEST_CASE("01: a step begins when the one before ends", "[01][program]") {
   // So large that the host issues a step in less time than the device takes for it.
   const std::string sizes =

@@ -106,6 +106,33 @@ TEST_CASE("a group's hour on a node: what is refused costs a line, and what has 
   CHECK(std::count(line.begin(), line.end(), '\n') == 1);
 }
 
+TEST_CASE("a run's memory is that of its fullest rank, and its time that of its later steps", "[scripts]") {
+  const pentatron::tests::TemporaryFolder folder;
+  const auto rank = [](const std::string& weights, const std::string& gradients, const char* libraries) {
+    return "{\"measured\": {\"weights\": " + weights + ", \"gradients\": " + gradients +
+           ", \"optimizer\": 0, \"activations\": 0, \"communication\": 0}, \"libraries\": {\"estimated\": " +
+           libraries + "}}";
+  };
+  const std::string log =
+      folder.write("log.json",
+                   "{\"options\": {\"gpu\": \"h100\"}}\n{\"step\": 1, \"seconds\": 9}\n"
+                   "{\"step\": 2, \"seconds\": 2}\n{\"step\": 3, \"seconds\": 4}\n"
+                   "{\"summary\": {\"modelled\": null, \"memory\": [" +
+                       rank("84e9", "0", "0.5e9") + ", " + rank("1e9", "81e9", "2e9") + "]}}\n");
+  const auto holds = [&](const std::string& python) {
+    return WEXITSTATUS(std::system(("PYTHONPATH='" PENTATRON_TESTS
+                                    "/../common/report' python3 -c 'import sys, lessons, "
+                                    "runs; run = runs.Run(sys.argv[1]); sys.exit(not (" +
+                                    python + "))' " + log)
+                                       .c_str())) == 0;
+  };
+  CHECK(
+      holds("lessons.value(\"memory\", run) == 84e9"));  // not the 165e9 of the largest weights and gradients
+  CHECK(holds("run.memory(\"measured\")[\"gradients\"] == 0"));
+  CHECK(holds("lessons.fits(run, \"h100\")"));  // each rank does; the largest of both would not
+  CHECK(holds("run.step_seconds == 3"));
+}
+
 TEST_CASE("make lessons finds numbers of a note that no run has", "[scripts]") {
   const auto wrong = [](const std::string& text) {
     const std::string command =

@@ -46,10 +46,10 @@ int number_of(const std::vector<RankReport>& ranks) {
                                [](const RankReport& rank) { return rank.stands_for; });
 }
 
-// The mean of all ranks, each as the one that stands for it. All numbers are 0 where time is measured, not
-// modelled.
-trace::Overlap mean_overlap(const std::vector<RankReport>& ranks) {
-  const double n = number_of(ranks);
+// The mean of all ranks, each as the one that stands for it, and of the steps that their reports count. All
+// numbers are 0 where time is measured, not modelled.
+trace::Overlap mean_overlap(const std::vector<RankReport>& ranks, int steps) {
+  const double n = number_of(ranks) * steps;
   trace::Overlap mean;
   for (const RankReport& rank : ranks) {
     const double share = rank.stands_for / n;
@@ -126,17 +126,17 @@ void print_row(std::ostream& out, std::span<const int> widths, const std::vector
 }
 
 // Prints how much communication there was, and how much of it was hidden: the mean of all ranks and steps.
-void print_overlap(std::ostream& out, const trace::Overlap& mean, int ranks, int steps) {
+void print_overlap(std::ostream& out, const trace::Overlap& mean, int ranks, bool of_first_step) {
   const auto row = [&](const std::string& name, double seconds, const std::string& hidden) {
-    print_row(out, summary_widths,
-              {name, human_seconds(seconds / steps), percent(seconds / mean.seconds), hidden});
+    print_row(out, summary_widths, {name, human_seconds(seconds), percent(seconds / mean.seconds), hidden});
   };
   const auto row_of_stream = [&](const std::string& name, trace::Overlap::Stream stream) {
     row(name, stream.seconds, percent(hidden_share(stream)));
   };
-  out << "\nModelled time of a step, " << human_seconds(mean.seconds / steps);
+  out << "\nModelled time of " << (of_first_step ? "the first step, " : "a step from the second on, ")
+      << human_seconds(mean.seconds);
   if (ranks > 1) out << ", a mean of " << ranks << " ranks";
-  out << '\n';
+  out << (of_first_step ? ";\na later one may also wait for what it leaves running (--steps 2)\n" : "\n");
   print_row(out, summary_widths, {"", "time", "of the step", "hidden"});
   row("compute", mean.compute, "");
   row("compute idle", mean.seconds - mean.compute, "");
@@ -204,7 +204,7 @@ void RunLog::step(const StepRecord& record) {
               {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"});
   }
   const double seconds = record.modelled ? record.modelled->seconds : record.seconds;
-  tokens_ += record.tokens, modelled_seconds_ += seconds;
+  tokens_ += record.tokens;
   unshown_tokens_ += record.tokens;
   unshown_seconds_ += seconds;
   ++unshown_steps_, ++steps_;
@@ -229,14 +229,14 @@ void RunLog::step(const StepRecord& record) {
 
 void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
-  const trace::Overlap mean = mean_overlap(summary.ranks);
+  const trace::Overlap mean = mean_overlap(summary.ranks, std::max(1, steps_ - 1));
   if (mean.seconds > 0) {
-    print_overlap(out_, mean, number_of(summary.ranks), steps_);
+    print_overlap(out_, mean, number_of(summary.ranks), steps_ == 1);
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
          << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
   }
   out_.flush();
-  if (json_.is_open()) write_json(json_of(summary, mean, mfu(tokens_, modelled_seconds_)).dump());
+  if (json_.is_open()) write_json(json_of(summary, mean, mfu(tokens_ / steps_, mean.seconds)).dump());
 }
 
 // Flushes every line, so that the log of a killed run can be read up to its last step.
@@ -255,31 +255,24 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
                measured > 0 || predicted == 0 ? human_bytes(measured) : "-",
                predicted > 0 && measured > 0 ? formatted("%+.2f %%", 100 * difference) : "-"});
   };
-  const auto largest = [&](auto bytes_of) {
-    size_t bytes = 0;
-    for (const RankReport& rank : ranks) bytes = std::max(bytes, bytes_of(rank.memory));
-    return bytes;
-  };
   const auto total = [](const MemoryBytes& bytes) {
     return std::accumulate(bytes.begin(), bytes.end(), size_t{0});
   };
+  const RankReport& fullest = *std::ranges::max_element(
+      ranks, {}, [&](const RankReport& rank) { return total(rank.memory.measured); });
+  const RankMemory& memory = fullest.memory;
+  const MemoryBytes predicted = memory.predicted.total();
 
   out << "\nDevice memory at the peak";
-  if (ranks.size() > 1) out << ", the largest of " << number_of(ranks) << " ranks";
+  if (number_of(ranks) > 1)
+    out << " of rank " << fullest.rank << ", the fullest of " << number_of(ranks) << " ranks";
   out << '\n';
   print_row(out, summary_widths, {"", "predicted", "measured", "difference"});
+  for (size_t i = 0; i < purposes; ++i) row(purpose_names[i], predicted[i], memory.measured[i]);
+  row("sum", total(predicted), total(memory.measured));
+  if (memory.libraries > 0) row("CUDA, NCCL", memory.libraries, memory.measured_libraries);
   for (size_t i = 0; i < purposes; ++i) {
-    row(purpose_names[i], largest([&](const RankMemory& rank) { return rank.predicted.total()[i]; }),
-        largest([&](const RankMemory& rank) { return rank.measured[i]; }));
-  }
-  row("sum", largest([&](const RankMemory& rank) { return total(rank.predicted.total()); }),
-      largest([&](const RankMemory& rank) { return total(rank.measured); }));
-  if (const size_t libraries = largest([](const RankMemory& rank) { return rank.libraries; }); libraries > 0)
-    row("CUDA, NCCL", libraries, largest([](const RankMemory& rank) { return rank.measured_libraries; }));
-  for (size_t i = 0; i < purposes; ++i) {
-    const size_t unit_buffers =
-        largest([&](const RankMemory& rank) { return rank.predicted.unit_buffers[i]; });
-    if (unit_buffers > 0)
+    if (const size_t unit_buffers = memory.predicted.unit_buffers[i]; unit_buffers > 0)
       out << "  (" << purpose_names[i] << ": of which unit buffers " << human_bytes(unit_buffers) << ")\n";
   }
 }

@@ -45,7 +45,7 @@ struct RankMemory {
 struct RankReport {
   RankMemory memory;
   TrafficByOperation communication;
-  trace::Overlap overlap = {};   // modelled, of all steps
+  trace::Overlap overlap = {};   // modelled, of the steps from the second on, or of the only one
   int rank = 0, stands_for = 1;  // of the world (Peers)
 };
 
@@ -88,11 +88,11 @@ class RunLog {
   double unshown_tokens_ = 0;   // since the last printed line
   double unshown_seconds_ = 0;  // since the last printed line
   int unshown_steps_ = 0;
-  double tokens_ = 0, modelled_seconds_ = 0;  // of all steps
-  int steps_ = 0;                             // of this run: those before --load are not logged
+  double tokens_ = 0;  // of all steps
+  int steps_ = 0;      // of this run: those before --load are not logged
 };
 
-// Prints the bytes of each purpose, predicted and measured; with several ranks, the largest of all ranks.
+// Prints the bytes of each purpose, predicted and measured, of the rank that has most.
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);
 
 std::string human_bytes(double bytes);      // "1.50 MiB"

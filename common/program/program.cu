@@ -241,11 +241,14 @@ void Run::log_step() {
 // Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.
 // Returns the mean of all ranks.
 trace::Overlap Run::overlap_of_step(int64_t step, double from, double to) {
+  const bool is_second = step_begin_ == 0 && step_end_ > 0;
   step_begin_ = from, step_end_ = to;
   // What was taken may run across the border of two steps, or in the next one, which has been issued.
   std::erase_if(last_step_, [&](const trace::Interval& i) { return i.end <= from && i.step < step; });
   std::ranges::move(trace::take(), std::back_inserter(last_step_));
   const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
+  // Means leave out the first step: it waits for nothing that a step before it left running.
+  if (is_second) overlap_ = {};
   overlap_ += mine;
   const trace::Overlap::Stream communication = mine.all_communication();
   const std::vector<double> sums = peers_.sum({mine.compute, communication.seconds, communication.hidden});

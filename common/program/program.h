@@ -129,7 +129,8 @@ class Run {
   std::chrono::steady_clock::time_point wall_begin_;
   double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
   double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
-  // With modelled time only: the overlap of the run, and when the last step was, in s since origin_.
+  // With modelled time only: the overlap of the steps from the second on (of the first where there is no
+  // other), and when the last step was, in s since origin_.
   trace::Overlap overlap_;
   double step_begin_ = 0, step_end_ = 0;
   std::vector<trace::Interval> last_step_;

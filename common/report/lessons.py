@@ -18,7 +18,7 @@ import runs as logs
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROFILES = ROOT / "common" / "device" / "profiles"
-COMMON = ["--attention", "tensor-core", "--steps", "1", "--dry-run"]
+COMMON = ["--attention", "tensor-core", "--steps", "2", "--dry-run"]
 TERM = re.compile(r"(\w+)\(([\w-]+)\)")
 MARK = re.compile(r"^<!-- lessons (.+): (.+) -->\n(?=((?:.+\n)+))", re.M)  # above a paragraph or a table of a note
 NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.(\d+))?)(?: (us|ms|s|KiB|MiB|GiB|%))?(?![\w.]*\d)")
@@ -29,9 +29,9 @@ def percent(value):
     return f"{100 * value:.0f} %"
 
 
-# What a lesson can ask of a run, and how it is printed. A share is between 0 and 1; exposed: seconds of communication
-# while nothing is computed; idle: the share of the step in which nothing is computed. last_mfu: of the last step alone.
-# hidden_experts and seconds_experts: of the stream "experts" alone; a space in its name is a _.
+# What a lesson can ask of a run, and how it is printed: of a step from the second on, and of the fullest rank. A share is
+# between 0 and 1; exposed: seconds of communication while nothing is computed; idle: the share of the step in which nothing
+# is computed. hidden_experts and seconds_experts: of the stream "experts" alone; a space in its name is a _.
 VALUES = {
     "step": (lambda run: run.step_seconds, logs.human_seconds),
     "memory": (lambda run: sum(run.memory("measured").values()), logs.human_bytes),
@@ -39,7 +39,7 @@ VALUES = {
     "sent": (lambda run: run.sent_bytes, logs.human_bytes),
     "calls": (lambda run: run.calls, lambda value: f"{value:.0f}"),
     "exposed": (
-        lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]) / len(run.steps),
+        lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]),
         logs.human_seconds,
     ),
     "hidden": (lambda run: run.modelled["hidden"], percent),
@@ -53,9 +53,6 @@ def function_and_format(what):
     if what in VALUES:
         return VALUES[what]
     kind, _, rest = what.partition("_")
-    if kind == "last":
-        function, text = VALUES[rest]
-        return lambda run: function(run.last_step()), text
 
     def of_stream(run):
         streams, name = run.summary["streams"], rest.replace("_", " ")
@@ -65,7 +62,7 @@ def function_and_format(what):
 
     return {
         "hidden": (lambda run: of_stream(run)["hidden"], percent),
-        "seconds": (lambda run: of_stream(run)["seconds"] / len(run.steps), logs.human_seconds),
+        "seconds": (lambda run: of_stream(run)["seconds"], logs.human_seconds),
     }[kind]
 
 
@@ -113,7 +110,7 @@ class Lessons:
             try:
                 function_and_format(what), self.commands[name]
             except KeyError:
-                values = ", ".join([*VALUES, "last_VALUE", "hidden_STREAM", "seconds_STREAM"])
+                values = ", ".join([*VALUES, "hidden_STREAM", "seconds_STREAM"])
                 raise logs.Refused(f"{path}: {what}({name}); expected one of {values} of a run above") from None
 
     def texts_of_rows(self):
@@ -146,10 +143,9 @@ def roomy(gpu, folder, factors=()):
 
 
 def fits(run, gpu):
-    """Whether the run needs no more than this GPU's memory."""
+    """Whether each rank of the run needs no more than this GPU's memory."""
     memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
-    libraries = max(rank["libraries"]["estimated"] for rank in run.summary["memory"])
-    return value("memory", run) + libraries <= memory
+    return all(sum(r["measured"].values()) + r["libraries"]["estimated"] <= memory for r in run.summary["memory"])
 
 
 def all_runs(lessons, names, programs, folder, gpu):
@@ -188,7 +184,7 @@ def table(lessons, runs):
     return rows
 
 
-HOW_TO_READ = """memory: of a rank at the peak; (!) does not fit, and the rest is what it would be. sent: by a rank in a step.
+HOW_TO_READ = """memory: of the fullest rank at the peak; (!) does not fit, and the rest is what it would be. sent: by a rank in a step.
 hidden: share of the communication during which a GPU computes. idle: share of the step in which it does not."""
 
 

@@ -35,7 +35,7 @@ SECTIONS = {
     "memory": (
         "Memory",
         "What a rank's memory was used for at its peak: above as predicted before the run, below as measured. "
-        "The largest of all ranks.",
+        "Of the fullest rank.",
     ),
     "speed": (
         "Messages and time",

@@ -3,7 +3,6 @@
 A run is compared with the first one whose model has as many parameters: same settings, so their losses and gradient norms
 should be the same at every step but for rounding."""
 
-import copy
 import json
 import math
 import pathlib
@@ -11,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from statistics import mean
 
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
 
@@ -49,15 +49,8 @@ class Run:
 
     @property
     def modelled(self):
-        """Of the run: seconds, hidden, mfu. None where time is measured."""
+        """Of a step, the mean from the second on: seconds, hidden, mfu. None where time is measured."""
         return self.summary["modelled"]
-
-    def last_step(self):
-        """The run, if it had no other step."""
-        run = copy.copy(self)
-        run.steps = self.steps[-1:]
-        run.summary = {**self.summary, "modelled": run.steps[0]["modelled"]}
-        return run
 
     @property
     def is_dry(self):
@@ -66,8 +59,8 @@ class Run:
 
     @property
     def step_seconds(self):
-        seconds = self.modelled["seconds"] if self.modelled else sum(step["seconds"] for step in self.steps)
-        return seconds / len(self.steps)
+        """The mean of the steps from the second on: the first waits for nothing that an earlier one began."""
+        return self.modelled["seconds"] if self.modelled else mean(step["seconds"] for step in self.steps[1:] or self.steps)
 
     @property
     def tokens_per_second(self):
@@ -89,8 +82,9 @@ class Run:
         return max(of(counts) for counts in self.summary["communication"]) / len(self.steps)
 
     def memory(self, which):
-        """Bytes by purpose: "predicted" or "measured", the largest of all ranks."""
-        return {purpose: max(rank[which][purpose] for rank in self.summary["memory"]) for purpose in PURPOSES}
+        """Bytes by purpose: "predicted" or "measured", of the fullest rank."""
+        fullest = max((rank[which] for rank in self.summary["memory"]), key=lambda bytes_: sum(bytes_.values()))
+        return {purpose: fullest[purpose] for purpose in PURPOSES}
 
     def reference(self, runs):
         """The first run that trains the same model for as many steps on the same tokens."""

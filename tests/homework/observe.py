@@ -175,14 +175,18 @@ def ring_lines(output):
 
 def facts_of_log(path):
     facts = {"loss": [], "grad_norm": [], "lr": [], "seconds": []}
+    times = []
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for line in lines:
             if "step" in line:
                 for name in ("loss", "grad_norm", "lr"):
                     facts[name].append(line[name])
+                times.append(line["modelled"])
         summary = lines[-1]["summary"]
-        facts["seconds"], facts["hidden"] = [summary["modelled"]["seconds"]], [summary["modelled"]["hidden"]]
+        facts["seconds"] = [sum(time["seconds"] for time in times)]
+        communication = sum(time["communication_seconds"] for time in times)
+        facts["hidden"] = [sum(time["communication_seconds"] * time["hidden"] for time in times) / (communication or 1)]
         for rank in summary["memory"]:
             for purpose, size in rank["measured"].items():
                 facts.setdefault("memory " + purpose, []).append(size)
