@@ -12,7 +12,9 @@ TEST_CASE("profile: the slower of moving and computing decides", "[profile]") {
   DeviceProfile gpu = load_profile("unit");
   gpu.memory_bandwidth = 100, gpu.memory_achievable = 0.5;
   gpu.flops_fp32 = 1000, gpu.flops_bf16 = 8000;
-  gpu.attention_forward_achievable = 0.5, gpu.attention_backward_achievable = 0.25;
+  gpu.tiled_attention = 0.5;
+  gpu.attention_64_forward = 0.5, gpu.attention_64_backward = 0.25;
+  gpu.attention_128_forward = 0.2, gpu.attention_128_backward = 0.1;
   gpu.kernel_seconds = 1;
   CHECK(gpu.seconds(little) == 1);
   CHECK(gpu.seconds(moves(200)) == 1 + 4);
@@ -20,6 +22,9 @@ TEST_CASE("profile: the slower of moving and computing decides", "[profile]") {
   CHECK(gpu.seconds({.bytes = 500, .flops = 2000}) == 1 + 10);
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores}) == 1 + 2);
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .backward = true}) == 1 + 4);
+  CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .head_size = 128}) == 1 + 5);
+  CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .backward = true, .head_size = 128}) ==
+        1 + 10);
 }
 
 TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[profile]") {
@@ -50,6 +55,25 @@ TEST_CASE("profile: on an H100, published rates of cuBLAS", "[profile]") {
   INFO("4096: " << teraflops(4096) << ", 8192: " << teraflops(8192) << " TFLOP/s");
   CHECK(teraflops(4096) == Approx(716).epsilon(0.01));  // measured
   CHECK(teraflops(8192) == Approx(795).epsilon(0.07));
+}
+
+// common/kernels/README.md: TFLOP/s of an H200 at 8,192 tokens, and of FlashAttention-2.
+TEST_CASE("profile: attention on Hopper is as fast as this project's kernels were", "[profile]") {
+  for (const char* name : {"h100", "h100-96gb", "h200", "h800"}) {
+    CAPTURE(name);
+    const DeviceProfile gpu = load_profile(name);
+    const auto teraflops = [&](int size, bool backward) {
+      const Cost cost = {
+          .flops = 1e15, .unit = Cost::Unit::tensor_cores, .backward = backward, .head_size = size};
+      return 1e-12 * cost.flops / gpu.seconds(cost);
+    };
+    CHECK(teraflops(64, false) == Approx(266).epsilon(0.005));
+    CHECK(teraflops(64, true) == Approx(183).epsilon(0.005));
+    CHECK(teraflops(128, false) == Approx(270).epsilon(0.005));
+    CHECK(teraflops(128, true) == Approx(160).epsilon(0.005));
+    CHECK(gpu.flash_forward * gpu.flops_bf16 * 1e-12 == Approx(319).epsilon(0.005));
+    CHECK(gpu.flash_backward * gpu.flops_bf16 * 1e-12 == Approx(285).epsilon(0.005));
+  }
 }
 
 TEST_CASE("profile: a profile that is written is read back", "[profile]") {

@@ -108,7 +108,7 @@ Request parse(int argc, char** argv) {
   app.add_option("--compare", r.compare, "two layouts, or more, beside each other")->expected(1, 1000);
   app.add_flag("--heatmap", r.heatmap, "models and numbers of nodes, up to --gpus: the best layout of each");
   app.add_option("--style", r.style_name,
-                 "whose implementation: pentatron, nanotron, megatron, or a file [pentatron]");
+                 "whose implementation: pentatron, flash, nanotron, megatron, or a file [pentatron]");
   for (const std::string axis : {"tp", "cp", "dp", "pp", "ep", "mbs", "zero"}) {
     const auto limit = [&r, axis](const std::string& numbers) { r.only += " " + axis + numbers; };
     app.add_option_function<std::string>("--" + axis, limit, "only layouts with so many: 4, or 1-8");

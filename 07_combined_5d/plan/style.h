@@ -22,8 +22,9 @@ namespace pentatron {
 
 struct Style {
   // The device: shares of what its profile says.
-  double memory_share = 1;   // bandwidth of all but products: kernels that are not fused move more
-  double product_share = 1;  // rate of products
+  double memory_share = 1;       // bandwidth of all but products: kernels that are not fused move more
+  double product_share = 1;      // rate of products
+  bool flash_attention = false;  // FlashAttention-2 in place of our attention on tensor cores
   double link_share = 1, network_share = 1;  // bandwidth inside a node; between nodes
   double crossing_seconds = 0;  // that a collective of tensor ranks on n nodes takes more, for each node
   // The host. It holds up the device if it takes longer than the device.
@@ -44,17 +45,18 @@ struct Style {
 
 inline const Style own_style;  // this project's
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, memory_share, product_share, link_share,
-                                                network_share, crossing_seconds, operation_seconds,
-                                                collective_seconds, pipelined_seconds, weights, activations,
-                                                logits_bytes, full_memory, retry_seconds, ranges)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Style, about, memory_share, product_share, flash_attention,
+                                                link_share, network_share, crossing_seconds,
+                                                operation_seconds, collective_seconds, pipelined_seconds,
+                                                weights, activations, logits_bytes, full_memory,
+                                                retry_seconds, ranges)
 
 // `name`: of a file in styles/, or its path. What it does not say is as in Style. Throws UsageError.
 inline Style style_of(const std::string& name) {
   const std::string shipped = std::string(PENTATRON_STYLES) + "/" + name + ".json";
   const bool is_name = name.find('/') == name.npos && std::filesystem::exists(shipped);
   require(is_name || std::filesystem::is_regular_file(name), "--style", name,
-          "pentatron, nanotron, megatron, or a file of a style");
+          "pentatron, flash, nanotron, megatron, or a file of a style");
   std::ifstream file(is_name ? shipped : name);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   require(json.is_object(), "--style", name, "a file with a JSON object");
@@ -93,6 +95,10 @@ inline std::string kind_of(const Style& style, const MeshShape& shape, const Dev
 inline DeviceProfile used_by(const Style& style, DeviceProfile gpu) {
   gpu.memory_achievable *= style.memory_share;
   gpu.product_achievable *= style.product_share;
+  if (style.flash_attention) {
+    gpu.attention_64_forward = gpu.attention_128_forward = gpu.flash_forward;
+    gpu.attention_64_backward = gpu.attention_128_backward = gpu.flash_backward;
+  }
   gpu.link_bandwidth *= style.link_share;
   gpu.network_bandwidth *= style.network_share;
   if (style.operation_seconds > 0) gpu.launch_seconds = style.operation_seconds;

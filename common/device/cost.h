@@ -13,6 +13,7 @@ struct Cost {
   double flops = 0;  // floating-point operations
   enum class Unit { cores, tensor_cores } unit = Unit::cores;
   bool backward = false;  // of attention, whose backward reaches a smaller share of the peak
+  int head_size = 0;      // likewise: it depends on this, too
   // A batch of matrix products [m, k] x [k, n], in elements of so many bytes.
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;

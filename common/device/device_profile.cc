@@ -33,8 +33,13 @@ constexpr Field fields[] = {
     {"tile_rows", &DeviceProfile::tile_rows, "elements"},
     {"tile_columns", &DeviceProfile::tile_columns, "elements"},
     {"multiprocessors", &DeviceProfile::multiprocessors, "number"},
-    {"attention_forward_achievable", &DeviceProfile::attention_forward_achievable, "share"},
-    {"attention_backward_achievable", &DeviceProfile::attention_backward_achievable, "share"},
+    {"tiled_attention", &DeviceProfile::tiled_attention, "share"},
+    {"attention_64_forward", &DeviceProfile::attention_64_forward, "share"},
+    {"attention_64_backward", &DeviceProfile::attention_64_backward, "share"},
+    {"attention_128_forward", &DeviceProfile::attention_128_forward, "share"},
+    {"attention_128_backward", &DeviceProfile::attention_128_backward, "share"},
+    {"flash_forward", &DeviceProfile::flash_forward, "share"},
+    {"flash_backward", &DeviceProfile::flash_backward, "share"},
     {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
     {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
     {"host_bandwidth", &DeviceProfile::host_bandwidth, "B/s"},
@@ -89,6 +94,12 @@ double DeviceProfile::flops(int element_bytes) const {
                               : flops_fp8;
 }
 
+double DeviceProfile::attention_achievable(const Cost& cost) const {
+  if (cost.unit == Cost::Unit::cores) return tiled_attention;
+  if (cost.head_size == 128) return cost.backward ? attention_128_backward : attention_128_forward;
+  return cost.backward ? attention_64_backward : attention_64_forward;
+}
+
 double DeviceProfile::seconds(const Cost& cost) const {
   const double moving = cost.bytes / (memory_bandwidth * memory_achievable);
   double computing = 0;
@@ -96,8 +107,7 @@ double DeviceProfile::seconds(const Cost& cost) const {
     computing = product_seconds(*this, cost);
   } else if (cost.flops > 0) {
     const double peak = cost.unit == Cost::Unit::tensor_cores ? flops_bf16 : flops_fp32;
-    computing =
-        cost.flops / (peak * (cost.backward ? attention_backward_achievable : attention_forward_achievable));
+    computing = cost.flops / (peak * attention_achievable(cost));
   }
   return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
 }

@@ -17,7 +17,11 @@ struct DeviceProfile {
   double product_achievable;                             // share of them that a large product reaches
   double tile_rows, tile_columns;                        // of the result, on which one multiprocessor works
   double multiprocessors;
-  double attention_forward_achievable, attention_backward_achievable;  // as product_achievable
+  // As product_achievable, of attention's kernels: tiled; on tensor cores, for heads of 64 and of 128; and of
+  // FlashAttention-2's, which others use (07's planner; common/report/published.py).
+  double tiled_attention;
+  double attention_64_forward, attention_64_backward, attention_128_forward, attention_128_backward;
+  double flash_forward, flash_backward;
   double kernel_seconds;                      // the shortest kernel, with the gap before it
   double launch_seconds;                      // of the host, for each operation
   double host_bandwidth;                      // bytes/s of a copy from or to pinned memory
@@ -28,6 +32,7 @@ struct DeviceProfile {
   double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
 
   double flops(int element_bytes) const;  // peak of products of such elements
+  double attention_achievable(const Cost& cost) const;
   double seconds(const Cost& cost) const;
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };

@@ -53,7 +53,8 @@ inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, 
   return {.bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
           .flops = count * 2 * pairs * b.head.head_size,
           .unit = unit,
-          .backward = backward};
+          .backward = backward,
+          .head_size = b.head.head_size};
 }
 
 // Naive attention's probabilities. kept: every sequence's, for backward; otherwise one's, computed again.

@@ -130,11 +130,14 @@ def dry_run(name, command, programs, folder, profile):
     return logs.Run(log)
 
 
-def roomy(gpu, folder, factors=()):
+def roomy(gpu, folder, factors=(), flash=False):
     """A profile of this GPU with more memory than any run needs, so that what does not fit has numbers, too. (name,
-    factor): what other numbers of it are multiplied by."""
+    factor): what other numbers of it are multiplied by. flash: with FlashAttention-2 in place of our attention."""
     numbers = json.loads((PROFILES / f"{gpu}.json").read_text())
     numbers["memory_bytes"]["value"] = 1e15
+    for name in ("attention_64", "attention_128") if flash else ():
+        for way in ("forward", "backward"):
+            numbers[f"{name}_{way}"] = numbers[f"flash_{way}"]
     for name, factor in factors:
         numbers[name]["value"] *= factor
     profile = folder / f"{gpu}.profile"

@@ -106,7 +106,7 @@ def check(published, build, folder, note):
             is_bf16, run.precision = run.precision == "bf16", "bf16"  # the build that is there; it takes all commands
             row = [line for line in lines if line.startswith(f"| {run.name} |")]
             wrong = "" if len(row) == 1 else f"{len(row)} rows in {note}, expected one"
-            profile = lessons.roomy(run.gpu, folder)
+            profile = lessons.roomy(run.gpu, folder, flash=True)
             if not wrong and run.command(build, profile)[2] == "1" and is_bf16:
                 ours = line_of(run.row(build, folder, profile)[0])
                 wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
@@ -147,7 +147,7 @@ def main():
     if given.check:
         return check(published, given.build, folder, given.check)
     factors = [factor(text) for text in given.scale]
-    profiles = {gpu: lessons.roomy(gpu, folder, factors) for gpu in {run.gpu for run in published}}
+    profiles = {gpu: lessons.roomy(gpu, folder, factors, flash=True) for gpu in {run.gpu for run in published}}
     print(line_of(HEAD), "|---" * len(HEAD) + "|", sep="\n", flush=True)
     errors, reasons = [], []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # runs of one process beside those of many

@@ -368,10 +368,12 @@ void bench_profile() {
   if (peak_flops() > 0) flops = peak_flops();
   profile.product_achievable = ceilings.flops / flops;
   if (can_run_tensor_core_attention()) {
-    const AttentionSpeed attention =
-        speed_of_attention(stream, blas, Attention::tensor_core, 16384, 4096, 2048, 64);
-    profile.attention_forward_achievable = attention.forward / flops;
-    profile.attention_backward_achievable = attention.backward / flops;
+    const auto shares_of = [&](int size, double& forward, double& backward) {
+      const auto speed = speed_of_attention(stream, blas, Attention::tensor_core, 16384, 8192, 2048, size);
+      forward = speed.forward / flops, backward = speed.backward / flops;
+    };
+    shares_of(64, profile.attention_64_forward, profile.attention_64_backward);
+    shares_of(128, profile.attention_128_forward, profile.attention_128_backward);
   }
   const AccumTensor few = work.statistics(1, 1);
   const auto kernel = [&] { accumulate(few.data, few.data, 1, stream); };
