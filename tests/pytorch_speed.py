@@ -7,7 +7,7 @@ A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorc
 bf16: flash attention, or an error) and optimizer. --compile compiles a layer, once for all of them, and the loss.
 A micro-batch that doesn't fit into memory is halved. Printed are medians over the steps after the warm-up. FLOPs
 are (6 N + 12 L h s) a token: N the parameters without the embedding table, L layers, h the model's width, s the
-sequence length; attention is not halved for causality.
+sequence length; attention is not halved for causality, as in torchtitan (llm.c halves it: 6 L h s).
 """
 
 import argparse

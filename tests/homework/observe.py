@@ -175,18 +175,17 @@ def ring_lines(output):
 
 def facts_of_log(path):
     facts = {"loss": [], "grad_norm": [], "lr": [], "seconds": []}
-    times = []
+    seconds = []  # of each step
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for line in lines:
             if "step" in line:
                 for name in ("loss", "grad_norm", "lr"):
                     facts[name].append(line[name])
-                times.append(line["modelled"])
+                seconds.append(line["modelled"]["seconds"])
         summary = lines[-1]["summary"]
-        facts["seconds"] = [sum(time["seconds"] for time in times)]
-        communication = sum(time["communication_seconds"] for time in times)
-        facts["hidden"] = [sum(time["communication_seconds"] * time["hidden"] for time in times) / (communication or 1)]
+        facts["seconds"] = [sum(seconds)]
+        facts["step"], facts["hidden"] = [summary["modelled"]["seconds"]], [summary["modelled"]["hidden"]]
         for rank in summary["memory"]:
             for purpose, size in rank["measured"].items():
                 facts.setdefault("memory " + purpose, []).append(size)
@@ -249,7 +248,7 @@ def differences(seen, reference):
     if seen.end != "ok":
         return {"end": [re.sub(r"\d+", "N", seen.end)]}
     result = {}
-    for name in sorted((set(seen.facts) | set(reference)) - {"hidden"}):  # follows from the time
+    for name in sorted((set(seen.facts) | set(reference)) - {"step", "hidden"}):  # they follow from the seconds of all steps
         here, there = seen.facts.get(name, [0]), reference.get(name, [0])
         if len(here) != len(there) or not all(same(a, b) for a, b in zip(here, there)):
             result[name] = here
