@@ -256,7 +256,7 @@ class Pipeline {
     Flight& f = flight(i);
     Activations& a = *f.activations;
     if (!a.range.embedding) {
-      hand_over(i, &Activations::output, input(i).x);
+      if (const Flight* before = flight_before(i)) hand_over(before->activations->output, input(i).x);
       wait_event(compute_, input(i).came);
       a.input() = {input(i).x.data, a.output.rows, a.output.columns};
     }
@@ -268,20 +268,23 @@ class Pipeline {
     Flight& f = flight(i);
     wait_event(compute_, f.gradient_came);
     wait_event(compute_, f.gradient_sent);  // that of the micro-batch that was here before
-    hand_over(i, &Activations::gradient, f.activations->gradient);
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
+    if (const Flight* before = flight_before(i)) {
+      wait_event(compute_, before->gradient_sent);  // that of the micro-batch that was there before
+      hand_over(f.activations->gradient, before->activations->gradient);
+    }
     if (i.action == Action::backward) f.read.record(compute_);
   }
 
-  // Where the stage that `i` needs a tensor from is on this rank, too, copies it from there.
-  void hand_over(const Instruction& i, Tensor Activations::*tensor, const Tensor& to) {
-    const auto source = source_of(schedule_, rank_, i);
-    if (!source || source->rank != rank_) return;
-    Flight& f = flight({i.action, i.micro_batch, source->chunk});
-    const Tensor from = f.activations.get()->*tensor;
+  // The flight of the stage before, if that stage is on this rank, too. It begins before this chunk's flight
+  // and ends after it. So this chunk copies both: the output from there, and the gradient to there.
+  Flight* flight_before(const Instruction& i) {
+    const auto before = neighbour(schedule_, rank_, i.chunk, /*next=*/false);
+    return before && before->rank == rank_ ? &flight({i.action, i.micro_batch, before->chunk}) : nullptr;
+  }
+  void hand_over(const Tensor& from, const Tensor& to) {
     CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
-    f.read.record(compute_);
   }
 
   Way way(const Instruction& i) const {

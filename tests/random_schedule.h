@@ -1,54 +1,53 @@
 // A random order that p ranks can compute, as the text of a file for --pp-schedule. Micro-batches come in any
-// order and leave in any other; every rank has the same two, because messages are not exchanged.
+// order and leave in any other. Only messages have an order: a rank takes them as the other one sent them.
 #pragma once
 
-#include <algorithm>
-#include <numeric>
+#include <map>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
+
+#include "../05_pipeline_parallel/schedule.h"
 
 namespace pentatron::tests {
 
-inline std::string random_schedule(int p, int m, bool splits_backward, std::mt19937& engine) {
-  struct Rank {
-    std::string line;
-    int forwards = 0, backwards = 0;
-    std::vector<int> late;  // weight gradients that can be computed
+inline std::string random_schedule(const Placement& places, int m, bool splits_backward,
+                                   std::mt19937& engine) {
+  struct Task {
+    char letter;
+    int micro_batch, stage;
   };
-  std::vector<int> come(m), leave(m);
-  std::iota(come.begin(), come.end(), 0);
-  std::shuffle(come.begin(), come.end(), engine);
-  std::iota(leave.begin(), leave.end(), 0);
-  std::shuffle(leave.begin(), leave.end(), engine);
-  std::vector<Rank> ranks(p);
-  const auto has = [&](const Rank& r, int i) {
-    const auto end = come.begin() + r.forwards;
-    return std::find(come.begin(), end, i) != end;
+  const int stages = static_cast<int>(places.size());
+  std::map<int, std::map<int, int>> stage_of;  // [ranks][chunks]
+  for (int stage = 0; stage < stages; ++stage) stage_of[places[stage].rank][places[stage].chunk] = stage;
+  std::map<int, std::string> words;  // [ranks]
+  // What can be computed, by letter, and by the ranks from which and to which the tensor goes.
+  std::map<std::tuple<char, int, int>, std::vector<Task>> ready;
+  const auto add = [&](const Task& task, int from) {
+    ready[{task.letter, from, places[task.stage].rank}].push_back(task);
   };
-  const int count = m * (splits_backward ? 3 : 2);  // instructions of a rank
-  for (int left = p * count; left > 0;) {
-    const int k = static_cast<int>(engine() % p);
-    Rank& r = ranks[k];
-    const int choice = static_cast<int>(engine() % 3);
-    std::string word;
-    if (choice == 0 && r.forwards < m && (k == 0 || ranks[k - 1].forwards > r.forwards)) {
-      word = "F" + std::to_string(come[r.forwards++]);
-    } else if (choice == 1 && r.backwards < m && has(r, leave[r.backwards]) &&
-               (k == p - 1 || ranks[k + 1].backwards > r.backwards)) {
-      r.late.push_back(leave[r.backwards]);
-      word = "B" + std::to_string(leave[r.backwards++]);
-    } else if (choice == 2 && splits_backward && !r.late.empty()) {
-      std::swap(r.late[engine() % r.late.size()], r.late.back());
-      word = "W" + std::to_string(r.late.back());
-      r.late.pop_back();
-    }
-    if (word.empty()) continue;
-    r.line += " " + word;
-    --left;
+  for (int i = 0; i < m; ++i) add({'F', i, 0}, places[0].rank);
+  while (!ready.empty()) {
+    const auto next = std::next(ready.begin(), engine() % ready.size());
+    const auto [letter, from, rank] = next->first;
+    std::vector<Task>& tasks = next->second;
+    const auto chosen = tasks.begin() + (from == rank ? engine() % tasks.size() : 0);
+    const auto [_, i, stage] = *chosen;
+    tasks.erase(chosen);
+    if (tasks.empty()) ready.erase(next);
+    const int chunk = places[stage].chunk;
+    words[rank] += " " + (letter + std::to_string(i)) + (chunk > 0 ? "." + std::to_string(chunk) : "");
+    if (letter == 'F' && stage + 1 < stages) add({'F', i, stage + 1}, rank);
+    if (letter == 'F' && stage + 1 == stages) add({'B', i, stage}, rank);
+    if (letter == 'B' && stage > 0) add({'B', i, stage - 1}, rank);
+    if (letter == 'B' && splits_backward) add({'W', i, stage}, rank);
   }
   std::string text;
-  for (const Rank& r : ranks) text += r.line + "\n";
+  for (const auto& [rank, chunks] : stage_of) {
+    for (const auto& [chunk, stage] : chunks) text += (chunk > 0 ? "," : "") + std::to_string(stage);
+    text += ":" + words[rank] + "\n";
+  }
   return text;
 }
 

@@ -51,8 +51,8 @@ inline Technique data_parallel(DpSync sync, double bucket_mb = 25) {
   return {Technique::data_parallel, sync, bucket_mb};
 }
 inline Technique zero(int stage) { return {.kind = Technique::zero, .stage = stage}; }
-inline Technique pipeline(const std::string& file) {
-  return {.kind = Technique::pipeline, .schedule = PpSchedule::from_file, .file = file};
+inline Technique pipeline(const std::string& file, int chunks = 1) {
+  return {.kind = Technique::pipeline, .schedule = PpSchedule::from_file, .chunks = chunks, .file = file};
 }
 inline Technique pipeline(PpSchedule schedule, int chunks = 1) {
   return {.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks};
@@ -63,17 +63,21 @@ inline Technique grouped(PpSchedule schedule) {
 }
 
 // The same random order of m micro-batches on all ranks, which does not end with the last.
-inline Technique odd_order(int m, bool splits_backward) {
+inline Technique odd_order(int m, bool splits_backward, const Placement& places) {
+  const int p = mpi_tests::ranks(), chunks = static_cast<int>(places.size()) / p;
   std::mt19937 engine(m);
   for (;;) {
-    const std::string file = tests::random_schedule(mpi_tests::ranks(), m, splits_backward, engine);
-    const Schedule schedule = parse_schedule("file", file, mpi_tests::ranks(), m);
+    const std::string file = tests::random_schedule(places, m, splits_backward, engine);
+    const Schedule schedule = parse_schedule("file", file, p, m);
     try {
       if (m > 1 && last_micro_batch(checked(schedule).ranks[0], 0) == m - 1) continue;
-      return pipeline(file);
+      return pipeline(file, chunks);
     } catch (const ScheduleError&) {  // its messages stop it
     }
   }
+}
+inline Technique odd_order(int m, bool splits_backward) {
+  return odd_order(m, splits_backward, looped(mpi_tests::ranks(), 1));
 }
 
 template <class Region = TensorParallel>

@@ -169,6 +169,7 @@ TEST_CASE("05: memory is as predicted", "[05][memory]") {
   for (const int m : {3, 8}) {
     activation_bytes(odd_order(m, false), m);
     activation_bytes(odd_order(m, true), m);
+    activation_bytes(odd_order(m, true, v_shaped(p)), m);
   }
 }
 
