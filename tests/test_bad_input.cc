@@ -104,16 +104,25 @@ TEST_CASE("05: a pipeline of which some ranks do not fit is refused with one lin
   CHECK(outcome.err.starts_with("--model, --micro-batch-size, --seq-len: a run that needs "));
 }
 
-TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {
+// Rank 0 writes, and all ranks end together: so mpirun says nothing of its own.
+void check_full_disk(const std::string& program, const std::string& before) {
   const TemporaryFolder folder;
+  const std::string log = folder.path() + "/log.json";
   for (const std::string option : {"--log-json", "--trace"}) {
-    const Outcome outcome = run(folder, "--steps 1 " + option + " /dev/full");
+    const std::string kept = option == "--trace" ? " --log-json " + log : "";
+    const Outcome outcome = run(folder, "--steps 1 " + option + " /dev/full" + kept, program, before);
     INFO(outcome.err);
     CHECK(outcome.status == 1);
-    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
-    CHECK(outcome.err.find(option) != std::string::npos);
-    CHECK(outcome.err.find("cannot write /dev/full; is the disk full?") != std::string::npos);
+    CHECK(outcome.err == option + ": cannot write /dev/full; is the disk full?\n");
   }
+  CHECK(read_file(log).find("\n{\"summary\":") != std::string::npos);
+}
+
+TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {
+  check_full_disk("01_single_gpu", "");
+}
+TEST_CASE("02: a full disk ends a run of several ranks with one line and status 1", "[02][bad-input]") {
+  check_full_disk("02_data_parallel", "mpirun -n 2 ");
 }
 
 // A limit on the size of a file stands for a disk that is full.

@@ -62,7 +62,7 @@ void print_profile(std::ostream& out, const std::vector<Interval>& intervals);
 // stands_for: how many ranks do the same (Peers).
 std::string chrome_events(const std::vector<Interval>& intervals, int rank, int stands_for = 1);
 
-// Writes the events of all ranks as one trace.
-void write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);
+// Writes the events of all ranks as one trace. Returns whether it could.
+bool write_chrome(const std::string& path, const std::vector<std::string>& events /*[ranks]*/);
 
 }  // namespace pentatron::trace

@@ -75,7 +75,8 @@ class RunLog {
   // The first line of the log. `options`: a JSON object.
   void begin(const std::string& options, const std::string& precision);
   void step(const StepRecord& record);
-  void summary(const Summary& summary);  // the table on the terminal, and the last line of the log
+  void summary(const Summary& summary);             // the table on the terminal, and the last line of the log
+  bool is_written() const { return json_.good(); }  // each line so far
 
  private:
   double mfu(double tokens, double seconds) const;

@@ -269,6 +269,7 @@ void Run::summarize(const MemoryPrediction& predicted,
     log_->summary(summary);
   }
   show_last_step();
+  require_written("--log-json", options_.log_json, !log_ || log_->is_written());
   if (preempted_ && steps_done_ < options_.steps) {
     throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
                        std::to_string(options_.steps) + "; with --save " + options_.save +
@@ -291,8 +292,13 @@ void Run::show_last_step() {
   if (!options_.trace.empty()) {
     const std::vector<std::string> events =
         peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));
-    if (log_) trace::write_chrome(options_.trace, events);
+    require_written("--trace", options_.trace, !log_ || trace::write_chrome(options_.trace, events));
   }
+}
+
+void Run::require_written(const std::string& option, const std::string& path, bool written) {
+  if (peers_.largest({written ? 0.0 : 1.0})[0] > 0)
+    throw RunError(option + ": cannot write " + path + "; is the disk full?");
 }
 
 void Run::show_sample(const std::string& text) const {

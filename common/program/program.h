@@ -110,6 +110,8 @@ class Run {
   [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
   trace::Overlap overlap_of_step(int64_t step, double from, double to);
   void show_last_step();
+  // Throws RunError on all ranks if rank 0 could not write the file of an option.
+  void require_written(const std::string& option, const std::string& path, bool written);
 
   const Options& options_;
   Peers& peers_ = peers();
