@@ -561,7 +561,7 @@ bench: programs $(BUILD)/bench
 	$(BUILD)/bench profile > $(BUILD)/gpu.json  # for --gpu of a CPU build
 	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
 	  --micro-batch-size 4 --global-batch-size 4 --log-every 1 --steps 3 --profile $(ARGS)
-	mpirun -n $(RANKS) $(BUILD)/collectives
+	[ $(RANKS) -lt 2 ] || mpirun -n $(RANKS) $(BUILD)/collectives
 
 # Everything that only a GPU can tell, in one report: builds, then measures for nine minutes at most.
 gpu-check:

@@ -45,8 +45,8 @@ void train(const Options& options) {
     }
     optimizer.add_norm_squared(totals.norm_squared());
     optimizer.step(step, totals.norm_squared());
-    checkpoints.after_update(step);
     run.end_step();
+    checkpoints.after_update(step);
   }
   checkpoints.finish();
   run.summarize(predicted);

@@ -50,8 +50,8 @@ void train(const DataParallelOptions& options, World& world) {
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
-    checkpoints.after_update(step);
     run.end_step();
+    checkpoints.after_update(step);
   }
   checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}});

@@ -19,9 +19,10 @@ struct DataParallelOptions : virtual Options {
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
 };
 
-// 25, or an eighth of all gradients (of 4 bytes) where that is less.
+// 25, or an eighth of all gradients (of 4 bytes) where that is less; with 1 % more, the padding of units
+// needs no ninth bucket.
 inline double default_bucket_mb(const ModelConfig& model) {
-  return std::min(25.0, 4e-6 * static_cast<double>(parameter_count(model)) / 8);
+  return std::min(25.0, 1.01 * 4e-6 * static_cast<double>(parameter_count(model)) / 8);
 }
 
 inline void declare_options(CommandLine& line, DataParallelOptions& o) {

@@ -52,9 +52,9 @@ void train(const ZeroOptions& options, World& world) {
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
-    checkpoints.after_update(step);
     zero.weights_changed();
     run.end_step();
+    checkpoints.after_update(step);
   }
   checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}});

@@ -54,9 +54,9 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
     optimizer.add_norm_squared(totals.norm_squared());
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
     optimizer.step(step, totals.norm_squared());
-    checkpoints.after_update(step);
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
     run.end_step();
+    checkpoints.after_update(step);
   }
   checkpoints.finish();
   run.summarize(predicted, shape.degrees());                                                          // 02

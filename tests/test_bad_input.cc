@@ -204,6 +204,20 @@ TEST_CASE("05: a loss that is NaN ends the run with one line", "[05][bad-input][
   }
 }
 
+// The update by a rate of 1000 makes numbers that are none, a few steps later.
+TEST_CASE("01: a step with NaN is not saved", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save";
+  const Outcome outcome =
+      run(folder,
+          "--lr 1000 --steps 20 --save-every 1 --micro-batch-size 2 --global-batch-size 2 --save " + save);
+  INFO(outcome.err);
+  REQUIRE(outcome.err.starts_with("step "));
+  const int last = std::stoi(outcome.err.substr(5)) - 1;
+  CHECK(read_file(save + "/latest") == "step_00000" + std::to_string(last) + "\n");
+  CHECK(std::distance(std::filesystem::directory_iterator(save), {}) == last + 2);
+}
+
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {
   const TemporaryFolder folder;
   const std::string these_tests = std::filesystem::read_symlink("/proc/self/exe").filename().string();

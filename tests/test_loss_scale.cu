@@ -62,11 +62,14 @@ TEST_CASE("fp16: a loss scale of 1 loses gradients that 65536 keeps", "[01]") {
   }
 }
 
+// The first step that is taken moves weights by the learning rate of its number. For AdamW it is the first.
 TEST_CASE("fp16: a scale that is too large falls until nothing overflows", "[01]") {
-  const Options options = text_options(0x1p40);
+  Options options = text_options(0x1p40);
+  options.steps = options.warmup_steps = 100, options.weight_decay = 0;
   TestModel model(options);
   const std::vector<HostBatch> batches = random_batches(options, 1);
-  const std::vector<double> before = model.weights(0);
+  const auto master = [&] { return to_host(model.optimizer->states(0).back(), model.stream); };
+  const std::vector<double> before = model.weights(0), master_before = master();
   int step = 0;
   double factor = options.loss_scale;
   for (bool overflowed = true; overflowed; ++step) {
@@ -82,6 +85,10 @@ TEST_CASE("fp16: a scale that is too large falls until nothing overflows", "[01]
     CHECK(now.factor == (overflowed ? factor / 2 : factor));
     factor = now.factor;
   }
+  double moved = 0;
+  const std::vector<double> after = master();
+  for (size_t i = 0; i < after.size(); ++i) moved = std::max(moved, std::abs(after[i] - master_before[i]));
+  CHECK(moved == Approx(learning_rate(options, step - 1)).epsilon(0.01));
   CHECK(step > 5);
   CHECK(factor > 65536);
 }

@@ -67,4 +67,8 @@ TEST_CASE("02: the primer refuses wrong options, once", "[02][primer][bad-input]
     CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
     CHECK(outcome.err.starts_with(arguments.substr(0, arguments.find(' ')) + ": "));
   }
+  const Outcome alone = run(folder, "", "collectives");
+  CHECK(alone.status == 2);
+  CHECK(alone.out.empty());
+  CHECK(alone.err == "mpirun -n: 1 is not valid; expected 2 ranks or more\n");
 }

@@ -598,7 +598,7 @@ __device__ LossScale next_loss_scale(LossScale now, bool overflow) {
 __global__ void step_factors_kernel(double* norm_squared, double max_norm, double lr, double beta1,
                                     double beta2, int64_t step, LossScale* scale, StepFactors* factors) {
   if (is_first_thread()) {
-    double unscale = 1, taken = static_cast<double>(step);  // steps that were not skipped
+    double unscale = 1, taken = static_cast<double>(step);  // steps not skipped
     const bool overflow = !(norm_squared[0] < INFINITY);
     if (scale != nullptr) {
       unscale = 1 / static_cast<double>(scale->factor);

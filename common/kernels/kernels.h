@@ -152,7 +152,8 @@ struct StepFactors {
 // Computes them for step number `step` (from 1). The gradients' factor is min(1, max_norm / (norm + 1e-6)),
 // as PyTorch's clip_grad_norm_, and 1 when max_norm is 0. If the norm is not finite, the step is skipped.
 // With a loss scale, norm_squared is first divided by its square. Then the scale is set for the next step: it
-// doubles after so many good steps, and halves, down to 1, after one that overflowed.
+// doubles after so many good steps, and halves, down to 1, after one that overflowed. AdamW's corrections do
+// not count skipped steps. (Without a loss scale no step follows one: the run ends.)
 constexpr int steps_to_double_scale = 2000;
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
                   StepFactors* factors, cudaStream_t stream);

@@ -170,7 +170,9 @@ void Run::end_step() {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
-  if (issued_.size() == 2) log_step();
+  // A save waits for the device anyway. So what is saved has been logged, and has no NaN in it.
+  const bool is_saved = options_.save_every > 0 && (trace::here.step + 1) % options_.save_every == 0;
+  while (issued_.size() > (is_saved ? 0 : 1)) log_step();
 }
 
 int64_t Run::next_step(int64_t step) {

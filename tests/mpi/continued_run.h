@@ -55,8 +55,8 @@ inline Trained train(const CombinedCase& c, World& world, const std::string& sav
   for (int64_t step = checkpoints.first_step(); step < c.options.steps; ++step) {
     model.accumulate(batches_of_step(c.options, static_cast<int>(step)));
     model.optimizer.step(step, model.totals.norm_squared());
-    checkpoints.after_update(step);  // as in main.cu, before the host has waited for the update
     for (UnitHooks* hooks : model.seams.hooks) hooks->weights_changed();
+    checkpoints.after_update(step);  // before the host has waited for the update
     model.totals.wait();
     result.losses.push_back(model.totals.host_loss());
   }

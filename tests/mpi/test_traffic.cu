@@ -271,6 +271,16 @@ TEST_CASE("02: traffic of all ways to sum gradients is 2 all", "[02][traffic]") 
   check_traffic(data_parallel(DpSync::bucket, 0.010));
   check_traffic(data_parallel(DpSync::bucket));
 }
+// Of the tiny model, and for each number of ranks: units are padded to divide by it.
+TEST_CASE("02: the default bucket makes eight of all gradients", "[02][traffic]") {
+  CombinedOptions options = uneven_options(1, 1);
+  options.model = CombinedOptions().model;
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  ParallelModel model(options, data_parallel(DpSync::bucket, default_bucket_mb(options.model)), world, ranks);
+  model.train_step(0, random_batches(options, 0));
+  CHECK(world.traffic().at("all_reduce").calls == 8);
+}
 TEST_CASE("03: traffic of stage 0 is 2 all", "[03][traffic]") { check_traffic(zero(0)); }
 TEST_CASE("03: traffic of stage 1 is 2 all", "[03][traffic]") { check_traffic(zero(1)); }
 TEST_CASE("03: traffic of stage 2 is (m + 1) all", "[03][traffic]") { check_traffic(zero(2)); }
