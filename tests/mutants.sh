@@ -44,6 +44,7 @@ run() {
     ranks) ;;
     nccl) build=build/cpu-fp32 ;;
     fp8) build=build/cpu-fp8 ;;
+    bf16) build=build/cpu-bf16 ;;
     threads) build=build/cpu-fp64-thread ;;
     lesson | published) build=build/cpu-bf16 ;;
     *) echo "unknown kind of test: $kind" >&2; exit 2 ;;

@@ -9,7 +9,7 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
       ranks(communicator),
       copies(world,
              technique.kind == Technique::pipeline ? replicas_of(schedule(), ranks.rank())
-                                                   : std::vector{ranks.rank()},
+                                                   : std::vector{world.rank()},
              "copies"),
       parameters(technique.layout(ranks, copies, units_of(parts_of_model()))) {
   options.sequence_parallel = technique.sequence_parallel;
