@@ -22,11 +22,13 @@ namespace {
 
 constexpr int no_peer = -1;
 
-// NCCL over MPI copies to and from a GPU in a stream of its own for each communicator.
-#if defined(NCCL_OVER_MPI) && !defined(CUDA_CPU)
-constexpr int streams_of_nccl = 1;
-#else
+// On a GPU NCCL makes two streams for each communicator. One of them waits for each operation; the other has
+// work with CUDA graphs only (NCCL 2.30, enqueue.cc). With one rank an operation is a copy, and no stream of
+// NCCL's waits. NCCL over MPI has one stream, too.
+#ifdef CUDA_CPU
 constexpr int streams_of_nccl = 0;
+#else
+constexpr int streams_of_nccl = 1;
 #endif
 
 template <class T>
@@ -151,6 +153,7 @@ World::World(int* argc, char*** argv) {
   const std::vector<std::string> gpus = all_gather(host + device_uuid(), ranks_);
   share_device(static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_])));
   check_versions();
+  count_streams(streams_of_nccl);  // NCCL's for the order of launches, of all communicators
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
   process_ = rank_, processes_ = ranks_;
   peers_before_ = std::exchange(peers_now, this);
@@ -160,6 +163,7 @@ World::World(int* argc, char*** argv) {
 // before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
 // for a while: until all have come.
 World::~World() {
+  count_streams(-streams_of_nccl);
   peers_now = peers_before_;
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();
@@ -343,7 +347,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
   NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
   const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
   watched_ = world_.watchdog().add(name, number, processes, comm_);
-  count_streams(streams_of_nccl);
+  if (ranks_ > 1) count_streams(streams_of_nccl);
   world_.communicators_.insert(this);
 }
 
@@ -353,7 +357,7 @@ Communicator::~Communicator() {
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
   ncclCommDestroy(comm_);
-  count_streams(-streams_of_nccl);
+  if (ranks_ > 1) count_streams(-streams_of_nccl);
 }
 
 template <class T, class Issue>
