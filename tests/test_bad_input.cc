@@ -218,6 +218,25 @@ TEST_CASE("01: a step with NaN is not saved", "[01][bad-input][checkpoint]") {
   CHECK(std::distance(std::filesystem::directory_iterator(save), {}) == last + 2);
 }
 
+// Another seed gives the second rank other weights, and all updates are the same.
+TEST_CASE("02: ranks with other weights end the run with one line and status 1", "[02][bad-input][mpirun]") {
+  const TemporaryFolder folder;
+  const std::string program =
+                        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "02_data_parallel",
+                    options = " --layers 2 --steps 2 --seed ";
+  const auto with_seed = [&](const char* seed) {
+    return run(folder, options + seed, "02_data_parallel",
+               "mpirun -n 1 '" + program + "'" + options + "1 : ");
+  };
+  const Outcome same = with_seed("1"), other = with_seed("2");
+  CAPTURE(same.err, other.err);
+  CHECK(same.status == 0);
+  CHECK(same.err.empty());
+  CHECK(other.status == 1);
+  CHECK(other.err.starts_with("step 2: lm_head.weight is not the same on all ranks; "));
+  CHECK(std::count(other.err.begin(), other.err.end(), '\n') == 1);
+}
+
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {
   const TemporaryFolder folder;
   const std::string these_tests = std::filesystem::read_symlink("/proc/self/exe").filename().string();

@@ -133,6 +133,16 @@ std::vector<Shard> Parameters::shards() const {
   return all;
 }
 
+std::vector<Shard> Parameters::held() const {
+  std::vector<Shard> all = shards();
+  for (Shard& shard : all) {
+    const ParameterGroup& group = groups_[shard.group];
+    real* const whole = group.flat_[shard.unit].weights;
+    if (whole != nullptr) shard = {shard.group, shard.unit, 0, group.size(shard.unit), whole, nullptr};
+  }
+  return all;
+}
+
 std::vector<ParameterRange> Parameters::ranges(const Shard& shard) const {
   std::vector<ParameterRange> result;
   for (const Parameter& p : parameters_) {

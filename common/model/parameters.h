@@ -172,6 +172,8 @@ class Parameters {
   // The shards of all groups, and the parts of parameters in a shard, in order.
   std::vector<Shard> shards() const;
   std::vector<ParameterRange> ranges(const Shard& shard) const;
+  // All weights that this rank holds now: whole units where they have memory, and shards of the others.
+  std::vector<Shard> held() const;
   // The ranges that this rank counts in a sum over all ranks. Each element of the model counts on one rank.
   std::vector<ParameterRange> counted_ranges(const Shard& shard) const;
 

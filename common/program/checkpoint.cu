@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <sstream>
 #include <system_error>
 
 #include "kernels/kernels.h"
@@ -216,6 +218,42 @@ void Checkpoints::load_state(const SafetensorsFolder& folder, const std::string&
 
 // ---- Saving
 
+void compare_weights(const Parameters& parameters, int64_t steps) {
+  const Peers& ranks = peers();
+  if (is_dry_run() || ranks.ranks() == 1) return;
+  CUDA_CHECK(cudaDeviceSynchronize());  // weights may be on their way
+  const PinnedArray<real> host(1 << 17);
+  std::ostringstream mine;  // a line for each part of a parameter: its name and place, its checksum
+  for (const Shard& shard : parameters.held()) {
+    for (const ParameterRange& range : parameters.ranges(shard)) {
+      uint32_t checksum = 0;
+      for (size_t done = 0; done < range.size; done += host.size()) {
+        const real* const from = shard.weights + range.begin_in_shard + done;
+        const size_t bytes = std::min(host.size(), range.size - done) * sizeof(real);
+        CUDA_CHECK(cudaMemcpy(host.data(), from, bytes, cudaMemcpyDeviceToHost));
+        checksum ^= crc32_of(reinterpret_cast<const std::byte*>(host.data()), bytes);
+      }
+      mine << range.parameter->name << ':' << global_runs(range).front().first << '+' << range.size << ' '
+           << checksum_text(checksum) << '\n';
+    }
+  }
+  std::map<std::string, std::map<std::string, std::vector<std::string>>> ranks_of;  // a part, with a checksum
+  const std::vector<std::string> all = ranks.gather(mine.str());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::istringstream lines(all[rank]);
+    for (std::string part, checksum; lines >> part >> checksum;)
+      ranks_of[part][checksum].push_back(rank_name(static_cast<int>(rank)));
+  }
+  std::string words;
+  for (const auto& [part, copies] : ranks_of) {
+    if (copies.size() == 1 || !words.empty()) continue;
+    words = text("step ", steps, ": ", part.substr(0, part.find(':')), " is not the same on all ranks");
+    for (const auto& [checksum, names] : copies) words += "; " + checksum + " on " + join(names, ", ");
+  }
+  if (ranks.largest({words.empty() ? 0.0 : 1.0})[0] > 0)
+    throw RunError(words.empty() ? "rank 0 says why" : words);
+}
+
 void Checkpoints::after_update(int64_t step) {
   done_ = step + 1;
   const bool due = options_.save_every > 0 && done_ % options_.save_every == 0;
@@ -231,6 +269,7 @@ void Checkpoints::finish() {
 
 std::string Checkpoints::save() {
   if (options_.save.empty()) return {};
+  compare_weights(parameters_, done_);
   const bool is_first = ranks_.rank() == 0;
   const std::string path = (fs::path(options_.save) / checkpoint_name(done_)).string();
   const std::string part = (fs::path(options_.save) / "new.part").string();

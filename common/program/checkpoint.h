@@ -35,6 +35,10 @@ constexpr size_t checkpoint_buffer = 16 << 20;  // bytes of a rank's pinned memo
 // UsageError if the checkpoint has not what the model needs.
 void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream);
 
+// Compares checksums of the weights that several ranks hold: hardly a loss shows a wrong bit. Throws RunError
+// where they differ; on rank 0 it names a parameter, and who has what. All ranks call this.
+void compare_weights(const Parameters& parameters, int64_t steps);
+
 class Checkpoints {
  public:
   // With --load, sets the optimizer's states. With --save, makes the folder. Throws UsageError. All ranks
@@ -42,9 +46,10 @@ class Checkpoints {
   Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute);
 
   int64_t first_step() const { return first_step_; }  // of this run
-  // After the optimizer's step: saves, if this step is one of --save-every. A failure is a line.
+  // After the optimizer's step: saves, if this step is one of --save-every. A failure is a line. Throws
+  // RunError if ranks should hold the same weights and do not.
   void after_update(int64_t step);
-  // Saves the last step, also where a signal has ended the run. Throws RunError if that fails.
+  // Saves the last step, also where a signal has ended the run. Throws RunError if that fails, or likewise.
   void finish();
 
  private:

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "kernels/attention.h"
+#include "program/checkpoint.h"
 #include "program/preemption.h"
 #include "program/program.h"
 
@@ -272,6 +273,7 @@ void Run::summarize(const MemoryPrediction& predicted,
   }
   show_last_step();
   require_written("--log-json", options_.log_json, !log_ || log_->is_written());
+  compare_weights(trained_, steps_done_);
   if (preempted_ && steps_done_ < options_.steps) {
     throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
                        std::to_string(options_.steps) + "; with --save " + options_.save +

@@ -96,8 +96,8 @@ class Run {
   void end_step();  // all work of the step has been issued
   // The step after this one, or options.steps if a signal has asked the run to end. The same on all ranks.
   int64_t next_step(int64_t step);
-  // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if a signal has
-  // ended the run.
+  // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if ranks
+  // should hold the same weights and do not, or if a signal has ended the run.
   void summarize(const MemoryPrediction& predicted,
                  const std::vector<std::pair<std::string, int>>& layout = {});
   void show_sample(const std::string& text) const;

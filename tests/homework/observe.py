@@ -17,6 +17,7 @@ from sources import ROOT
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
 OUTPUT_BYTES = 32 << 20  # of a file that a run writes
 NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
+COPIES = r"^step \d+: \S+ is not the same on all ranks"  # said after the log is written
 PARITY = ("loss", "grad_norm", "lr", "values")  # the rest is what it costs
 
 
@@ -122,6 +123,8 @@ def observe(machine, run, seed=None, races=False, keep=None):
             seen.end = "a data race" if seen.races else end_of(status, output)
             if "ring_all_reduce failed" in output:  # of large arrays; what a few numbers became is printed before
                 seen.end, seen.facts = "ok", facts_of_primer(output, "other sums than NCCL's")
+            elif re.search(COPIES, output, re.M):  # the numbers say first where it began
+                seen.facts = facts_of_log(log)
         elif any(option.startswith("--show-") for option in run.options):
             seen.facts = {"picture": output.splitlines()}
         elif main:
@@ -144,7 +147,7 @@ def end_of(status, output):
             return found.group()
     if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
         return "it hangs"
-    if found := re.search(r"^step \d+: the loss is .*", output, re.M):  # a number that is NaN or infinite
+    if found := re.search(rf"^step \d+: the loss is .*|{COPIES}", output, re.M):  # it is NaN or infinite, or the copies differ
         return found.group()
     lines = [line.strip() for line in output.splitlines()
              if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I) and not re.search(r"hwloc|libuc", line)]
@@ -244,14 +247,15 @@ def same(a, b, tolerance=NUMBERS):
 
 
 def differences(seen, reference):
-    """{name: what was seen}, of the facts that differ from the reference's. "end" if it did not end well."""
-    if seen.end != "ok":
-        return {"end": [re.sub(r"\d+", "N", seen.end)]}
+    """{name: what was seen}, of the facts that differ from the reference's. "end" if it did not end well, and its numbers
+    do not say why."""
     result = {}
     for name in sorted((set(seen.facts) | set(reference)) - {"step", "hidden"}):  # they follow from the seconds of all steps
         here, there = seen.facts.get(name, [0]), reference.get(name, [0])
         if len(here) != len(there) or not all(same(a, b) for a, b in zip(here, there)):
             result[name] = here
+    if seen.end != "ok" and not (seen.facts and set(result) & set(PARITY)):
+        return {"end": [re.sub(r"\d+", "N", seen.end)]}
     return result
 
 

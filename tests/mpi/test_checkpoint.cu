@@ -251,6 +251,102 @@ TEST_CASE("07: a second run in a folder is refused, and a folder that disappears
   CHECK(complaint([&] { make(second); }).empty());  // nobody else saves there now
 }
 
+namespace {
+
+// Changes one bit of a parameter, if this rank holds some of it.
+void flip_bit(const Parameters& parameters, const std::string& name) {
+  for (const Shard& shard : parameters.held()) {
+    for (const ParameterRange& range : parameters.ranges(shard)) {
+      if (range.parameter->name != name) continue;
+      real* const at = shard.weights + range.begin_in_shard;
+      std::byte bytes[sizeof(real)];
+      CUDA_CHECK(cudaMemcpy(bytes, at, sizeof bytes, cudaMemcpyDeviceToHost));
+      bytes[0] ^= std::byte{1};
+      CUDA_CHECK(cudaMemcpy(at, bytes, sizeof bytes, cudaMemcpyHostToDevice));
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("07: ranks that hold the same weights notice that a bit differs", "[07][checkpoint]") {
+  const int r = mpi_tests::ranks();
+  if (r == 1) return;
+  World world(nullptr, nullptr);
+  struct Flip {
+    MeshShape shape;
+    int zero_stage, experts;
+    std::string name;
+    bool is_shared;  // by the last rank and another one
+  };
+  const std::string norm = "model.norm.weight", head = "lm_head.weight",
+                    expert = text("model.layers.0.mlp.experts.", 2 * r - 1, ".up_proj.weight");
+  std::vector<Flip> flips = {
+      {{1, 1, r, 1, 1}, 0, 0, norm, true},       {{1, 1, r, 1, 1}, 1, 0, head, true},
+      {{1, 1, r, 1, 1}, 2, 0, norm, true},       {{1, 1, r, 1, 1}, 3, 0, head, false},
+      {{1, r, 1, 1, 1}, 0, 0, head, true},       {{r, 1, 1, 1, 1}, 0, 0, norm, true},
+      {{r, 1, 1, 1, 1}, 0, 0, head, false},      {{1, 1, 1, r, 1}, 0, 0, head, false},
+      {{1, 1, r, 1, 1}, 0, 2 * r, expert, true}, {{1, 1, r, 1, r}, 0, 2 * r, expert, false},
+      {{1, 1, r, 1, r}, 0, 2 * r, norm, true}};
+  if (r % 2 == 0) flips.push_back({{1, 1, 1, r, 1, 2}, 0, 0, head, true});
+  for (const auto& [shape, zero_stage, experts, name, is_shared] : flips) {
+    CAPTURE(shape.tp, shape.cp, shape.dp, shape.pp, shape.ep, zero_stage, name);
+    CombinedCase c = checkpoint_case(shape, zero_stage, experts);
+    if (shape.copies == 2) c.options.pp_schedule = PpSchedule::dualpipe, c.options.vpp = 2;
+    c.options.model.layers = shape.copies * shape.pp;
+    CombinedModel model(c, world);
+    model.accumulate(batches_of_step(c.options, 0));
+    model.update(0);
+    const auto words = [&] {
+      try {
+        compare_weights(model.parameters, 1);
+      } catch (const RunError& error) {
+        CHECK(error.status == 1);
+        return std::string("refused: ") + error.what();
+      }
+      return std::string();
+    };
+    CHECK(words().empty());
+    if (world.rank() == r - 1) flip_bit(model.parameters, name);
+    const std::string refusal = words();
+    CHECK(refusal.empty() != is_shared);
+    if (!is_shared) continue;
+    if (world.rank() > 0) {
+      CHECK(refusal == "refused: rank 0 says why");  // no line: the rank would go on
+      continue;
+    }
+    CHECK(refusal.starts_with("refused: step 1: " + name + " is not the same on all ranks; "));
+    CHECK(std::count(refusal.begin(), refusal.end(), ';') == 2);  // one after each checksum but the last
+    const std::string last = text("rank ", r - 1);
+    CHECK((refusal.ends_with(last) || refusal.find(last + ";") != std::string::npos));
+  }
+}
+
+TEST_CASE("07: weights that differ between ranks are not saved", "[07][checkpoint]") {
+  if (mpi_tests::ranks() == 1) return;
+  World world(nullptr, nullptr);
+  const SharedFolder folder(world);
+  CombinedCase c = checkpoint_case({1, 1, mpi_tests::ranks(), 1, 1}, 1);
+  c.options.save = folder.path();
+  c.options.save_every = 1;
+  c.options.as_json = "{}";
+  CombinedModel model(c, world);
+  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute);
+  if (world.rank() == 1) flip_bit(model.parameters, "lm_head.weight");
+  const auto status = [](const auto& work) {
+    try {
+      work();
+    } catch (const RunError& error) {
+      return error.status;
+    }
+    return 0;
+  };
+  CHECK(status([&] { checkpoints.after_update(0); }) == 1);
+  CHECK(status([&] { checkpoints.finish(); }) == 1);
+  CHECK(!std::filesystem::exists(folder.path() + "/step_000001"));
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {
 
