@@ -169,6 +169,10 @@ def check_answers(folder):
     same = [run(build / "plan", *model, *words[2:]).stdout.split("\n", 1) for model in
             (["--config", folder / "config.json"], ["--model", "llama-3.2-1b"])]  # fmt: skip
     expect(same[0][1].split("mpirun")[0] == same[1][1].split("mpirun")[0], "a config.json is its preset")
+    (folder / "tied.json").write_text(json.dumps(sizes | {"tie_word_embeddings": True, "attention_dropout": 0.1}))
+    said = run(build / "plan", "--config", folder / "tied.json", *words[2:]).stdout.splitlines()
+    expect("1.50G parameters" in said[0] and said[1].startswith("its head is the embedding, which makes 1.24G parameters")
+           and said[2].startswith("its attention_dropout is above 0"), f"what a config.json has otherwise is said: {said[:3]}")  # fmt: skip
     expect(run(build / "plan", "--layers", 4).stdout.startswith("a model: 4 layers"), "a model of one's own is not called tiny")
     (folder / "rows.csv").write_text("1.3B,1,1,1,1,64,1,0\n1.3B,1,1,32,8,1,1,0\n")
     lines = run(build / "plan", "--style", "nanotron", "--score", folder / "rows.csv").stdout.splitlines()

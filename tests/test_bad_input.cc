@@ -183,6 +183,32 @@ TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[
                 "--load: " + weights + " is not valid; expected a safetensors file; ");
 }
 
+// --model has another scaling than the folder, as it may have another rope_theta.
+TEST_CASE("01: a checkpoint's rotary scaling is not lost", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save", sizes =
+                                                        " --layers 1 --micro-batch-size 2 "
+                                                        "--global-batch-size 2 ";
+  REQUIRE(run(folder, "--steps 1 --save " + save + sizes).status == 0);
+  std::string config = read_file(save + "/step_000001/config.json");
+  const std::string none = "\"rope_scaling\": null";
+  REQUIRE(config.find(none) != config.npos);
+  config.replace(config.find(none), none.size(),
+                 R"("rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
+                   "high_freq_factor": 4, "original_max_position_embeddings": 16})");
+  std::ofstream(save + "/step_000001/config.json") << config;
+  for (const std::string load : {"--load", "--load-weights"}) {
+    const std::string from = load + " " + save + (load == "--load" ? "" : "/step_000001");
+    check_refused(folder, from + " --model tiny" + sizes,
+                  load + ": " + save +
+                      "/step_000001 is not valid; expected the same model; "
+                      "rope_scaling is null, and was {\"rope_type\":\"llama3\"");
+    const std::string next = folder.path() + "/next" + load;
+    REQUIRE(run(folder, from + sizes + "--steps 2 --save " + next).status == 0);
+    CHECK(read_file(next + "/step_000002/config.json").find("\"factor\": 8.0") != std::string::npos);
+  }
+}
+
 // Weights whose last number, one of the head, is NaN: 05's last rank finds it.
 TEST_CASE("05: a loss that is NaN ends the run with one line", "[05][bad-input][mpirun]") {
   const TemporaryFolder folder;

@@ -78,6 +78,13 @@ TEST_CASE("options: presets have the published number of parameters", "[options]
   CHECK(parameters("llama-3.1-405b") == 405'853'388'800);
 }
 
+TEST_CASE("options: Llama 3.1 and 3.2 have their published rotary scaling", "[options]") {
+  CHECK(parse({"--model", "llama-2-7b"}).model.rope_scaling == pentatron::RopeScaling{});
+  CHECK(parse({"--model", "llama-3.2-1b"}).model.rope_scaling == pentatron::RopeScaling{32, 1, 4, 8192});
+  for (const char* name : {"llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"})
+    CHECK(parse({"--model", name}).model.rope_scaling == pentatron::RopeScaling{8, 1, 4, 8192});
+}
+
 TEST_CASE("options: a size overrides the preset's, wherever it stands", "[options]") {
   for (const Options& options :
        {parse({"--model", "llama-2-7b", "--layers", "4"}), parse({"--layers=4", "--model=llama-2-7b"})}) {

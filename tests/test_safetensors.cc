@@ -267,6 +267,13 @@ TEST_CASE("checkpoint: a model's config is read as it was written", "[01][checkp
   read_model_config("--load", folder.path(), read);
   CHECK(model_difference(read, model) == "");
   CHECK(read.rope_scaling == model.rope_scaling);
+  const std::string scaling = R"({"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,)"
+                              R"("high_freq_factor":4.0,"original_max_position_embeddings":64})";
+  read.rope_scaling = {};
+  CHECK(model_difference(model, read) == "rope_scaling is " + scaling + ", and was null");
+  CHECK(model_difference(read, model) == "rope_scaling is null, and was " + scaling);
+  read.rope_scaling = model.rope_scaling;
+  CHECK(read.remarks.empty());
   model.d_ff = 41;
   CHECK(model_difference(model, read) == "intermediate_size is 41, and was 40");
   model.d_ff = 40, model.balance = Balance::bias;
@@ -289,16 +296,39 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
   CHECK(words("") == "");
   CHECK(words(R"(, "sliding_window": null, "head_dim": 4, "hidden_act": "silu")") == "");
   CHECK(words(R"(, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"})") == "");
-  for (const std::string more : {R"("attention_bias": true)", R"("mlp_bias": true)",
-                                 R"("sliding_window": 4096)", R"("hidden_act": "gelu")", R"("head_dim": 16)",
-                                 R"("model_type": "qwen2")", R"("quantization_config": {})"}) {
+  for (const std::string more :
+       {R"("attention_bias": true)", R"("mlp_bias": true)", R"("sliding_window": 4096)",
+        R"("hidden_act": "gelu")", R"("head_dim": 16)", R"("model_type": "qwen2")",
+        R"("quantization_config": {})", R"("architectures": ["LlamaForTokenClassification"])",
+        R"("rope_interleaved": true)", R"("partial_rotary_factor": 0.5)", R"("attention_multiplier": 0.1)",
+        R"("embedding_multiplier": 12)", R"("residual_multiplier": 0.2)", R"("logits_scaling": 8)"}) {
     INFO(more);
     CHECK(words(", " + more).find(more.substr(1, more.find('"', 1) - 1) + " to be ") != std::string::npos);
   }
   CHECK(words(R"(, "rope_scaling": {"type": "yarn", "factor": 4})")
             .ends_with("type to be \"llama3\"; it is \"yarn\""));
+  CHECK(words(R"(, "rope_scaling": {"factor": 4})").ends_with("expected a rope_type beside factor"));
+  CHECK(words(R"(, "rope_parameters": {"partial_rotary_factor": 0.5})")
+            .ends_with("partial_rotary_factor to be 1; it is 0.5"));
+  CHECK(words(R"(, "rope_parameters": {}, "rope_scaling": {"rope_type": "default"})")
+            .ends_with("expected rope_parameters or rope_scaling, and not both"));
+  CHECK(words(R"(, "architectures": ["LlamaForCausalLM"], "rope_interleaved": false,
+                 "rope_scaling": null, "partial_rotary_factor": 1.0)") == "");
   CHECK(words(R"(, "num_key_value_heads": -1)").find("num_key_value_heads to be a whole number") !=
         std::string::npos);
+}
+
+TEST_CASE("checkpoint: what changes training alone is a remark", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  folder.write("config.json", R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 24,
+    "vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": true,
+    "attention_dropout": 0.1})");
+  ModelConfig model;
+  read_model_config("--load-weights", folder.path(), model);
+  CHECK(parameter_count(model) == 2728);
+  CHECK(model.remarks ==
+        "its head is the embedding, which makes 2.22k parameters; here it is a matrix of its own: 2.73k\n"
+        "its attention_dropout is above 0; here nothing is dropped\n");
 }
 
 // ---- Tokenizers

@@ -42,10 +42,8 @@ double quantity(const std::string& option, const std::string& words) {
   return number * unit->second;
 }
 
-// The options of 07 for the sizes of a config.json of Hugging Face.
-std::vector<std::string> sizes_of(const std::string& config) {
-  ModelConfig m = {};
-  read_model_config("--config", config, m);
+// The options of 07 for the sizes of a model.
+std::vector<std::string> sizes_of(const ModelConfig& m) {
   std::vector<std::pair<std::string, int>> sizes = {{"--layers", m.layers}, {"--d-model", m.d_model},
                                                     {"--heads", m.heads},   {"--kv-heads", m.kv_heads},
                                                     {"--d-ff", m.d_ff},     {"--vocab-size", m.vocab_size}};
@@ -143,9 +141,14 @@ Request parse(int argc, char** argv) {
           "how many, such as 2T, with --price and --days");
   require(!r.heatmap || r.days == 0, "--days", r.days, "none: each cell of a heatmap says its days");
   r.style = style_of(r.style_name);
-  if (!config.empty()) r.model = sizes_of(config);
+  ModelConfig of_config = {};
+  if (!config.empty()) {
+    read_model_config("--config", config, of_config);
+    r.model = sizes_of(of_config);
+  }
   for (const std::string& word : app.remaining()) r.model.push_back(word);
   r.base = parse_model(r.model);
+  r.base.model.remarks = of_config.remarks;
   const auto given = [&](const char* option) { return is_given(r.model, option); };
   refuse_left_out(r.base, given);
   const bool has_sizes = std::ranges::any_of(
@@ -201,9 +204,11 @@ std::vector<std::pair<const char*, double>> parts(const StepCost& c) {
 void print_header(const Request& r) {
   const ModelConfig& m = r.base.model;
   std::printf(
-      "%s: %d layers, width %d, %s parameters, %d sequences of %d tokens a step; %d %s GPUs, %.0f a node\n\n",
+      "%s: %d layers, width %d, %s parameters, %d sequences of %d tokens a step; %d %s GPUs, %.0f a "
+      "node\n%s\n",
       m.name.c_str(), m.layers, m.d_model, human_count(static_cast<double>(parameter_count(m))).c_str(),
-      r.base.global_batch_size, r.base.sequence_length, r.gpus, r.gpu.name.c_str(), r.gpu.gpus_per_node);
+      r.base.global_batch_size, r.base.sequence_length, r.gpus, r.gpu.name.c_str(), r.gpu.gpus_per_node,
+      m.remarks.c_str());
 }
 
 void print_plans(const std::vector<Plan>& plans) {

@@ -22,7 +22,7 @@ enum class Balance { loss, bias, none };
 
 // The sizes of a Llama decoder.
 struct ModelConfig {
-  std::string name;  // of the preset, such as tiny
+  std::string name;  // of the preset, such as tiny, or the folder that it was read from
   int layers;
   int d_model;     // width of the residual stream
   int heads;       // query heads
@@ -38,6 +38,8 @@ struct ModelConfig {
   int top_k = 2;           // experts that each token is sent to
   int shared_experts = 0;  // further experts of a layer, which every token is sent to
   Balance balance = Balance::loss;
+
+  std::string remarks = {};  // what the config.json of another program has otherwise: lines
 
   int head_size() const { return d_model / heads; }
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }

@@ -10,6 +10,7 @@
 
 #include "model/mapped_file.h"
 #include "program/command_line.h"
+#include "program/log.h"
 #include "ranks/shared_file.h"
 
 namespace pentatron {
@@ -70,11 +71,15 @@ class JsonFile {
 
 // "llama3", or none. Transformers 5 writes rope_parameters, and rope_theta into it.
 void read_rope(const JsonFile& config, ModelConfig& model) {
+  config.check(!config.has("rope_parameters") || !config.has("rope_scaling"),
+               "rope_parameters or rope_scaling, and not both");
   const JsonFile rope = config.part(config.has("rope_parameters") ? "rope_parameters" : "rope_scaling");
   model.rope_theta = rope.number("rope_theta", config.number("rope_theta", 1e4));
   const char* const key = rope.has("rope_type") ? "rope_type" : "type";
   model.rope_scaling = {};
+  rope.only("partial_rotary_factor", 1);
   if (!rope.has("factor")) return rope.only(key, "default");
+  rope.check(rope.has(key), "a rope_type beside factor");
   rope.only(key, "llama3");
   model.rope_scaling = {rope.number("factor", 1), rope.number("low_freq_factor", 1),
                         rope.number("high_freq_factor", 4),
@@ -170,13 +175,30 @@ void read_model_config(const std::string& option, const std::string& folder, Mod
     if (experts.has("shared_experts")) model.shared_experts = experts.whole("shared_experts", 0, 1024);
     if (experts.has("balance_bias")) model.balance = Balance::bias;
   }
-  config.only("model_type", model.experts > 0 ? "pentatron_experts" : "llama");
-  config.only("hidden_act", "silu");
-  config.only("attention_bias", false);
-  config.only("mlp_bias", false);
-  config.only("sliding_window", nullptr);
-  config.only("quantization_config", nullptr);
-  config.only("head_dim", model.d_model / model.heads);
+  const std::pair<const char*, Json> all_that_is_here[] = {
+      {"model_type", model.experts > 0 ? "pentatron_experts" : "llama"},
+      {"architectures", Json::array({model.experts > 0 ? "PentatronExperts" : "LlamaForCausalLM"})},
+      {"hidden_act", "silu"},
+      {"head_dim", model.d_model / model.heads},
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"sliding_window", nullptr},
+      {"quantization_config", nullptr},
+      {"rope_interleaved", false},
+      {"partial_rotary_factor", 1},
+      {"attention_multiplier", nullptr},
+      {"embedding_multiplier", 1},
+      {"residual_multiplier", 1},
+      {"logits_scaling", 1}};
+  for (const auto& [key, value] : all_that_is_here) config.only(key, value);
+  model.remarks.clear();
+  if (config.has("tie_word_embeddings") && config.json()["tie_word_embeddings"] == true) {
+    const int64_t here = parameter_count(model), there = here - int64_t{model.vocab_size} * model.d_model;
+    model.remarks = text("its head is the embedding, which makes ", human_count(there),
+                         " parameters; here it is a matrix of its own: ", human_count(here), "\n");
+  }
+  if (config.has("attention_dropout") && config.json()["attention_dropout"] != 0)
+    model.remarks += "its attention_dropout is above 0; here nothing is dropped\n";
 }
 
 std::string model_config_text(const ModelConfig& m, int sequence_length, const std::string& type) {
@@ -188,6 +210,7 @@ std::string model_config_text(const ModelConfig& m, int sequence_length, const s
                  {"num_attention_heads", m.heads},
                  {"num_key_value_heads", m.kv_heads},
                  {"vocab_size", m.vocab_size},
+                 {"rope_scaling", nullptr},
                  {"max_position_embeddings", sequence_length},
                  {"hidden_act", "silu"},
                  {"attention_bias", false},

@@ -36,7 +36,7 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
 
 // Takes the model's sizes and its experts from FOLDER/config.json, or from a file that is given instead of a
 // folder. Throws UsageError, naming `option`, if the file can't be read, or if it asks for something that
-// would change the result and that is not here.
+// would change the result and that is not here. What changes training alone becomes a remark.
 void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model);
 
 // The text of config.json. sequence_length: what the model was trained on; type: of the weights, in PyTorch's

@@ -19,19 +19,18 @@ struct Preset {
   double lr;
 };
 
-// Sizes as published with each model's weights. The head is always untied here, and the Llama 3 presets have
-// no rotary scaling, which only concerns sequences longer than the model was first trained on.
+// As published with each model's weights. The head is always untied here.
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> table = {
-      // name, layers, d_model, heads, kv_heads, d_ff, vocab_size, rope_theta, norm_epsilon
+      // name, layers, d_model, heads, kv_heads, d_ff, vocab_size, rope_theta, norm_epsilon, rope_scaling
       {{"tiny", 8, 64, 8, 8, 192, 256, 1e4, 1e-5}, 128, 3e-3},
       {{"smollm-135m", 30, 576, 9, 3, 1536, 49152, 1e4, 1e-5}, 1024, 3e-4},
       {{"smollm-1.7b", 24, 2048, 32, 32, 8192, 49152, 1e4, 1e-5}, 1024, 3e-4},
-      {{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5}, 1024, 3e-4},
+      {{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5, {32, 1, 4, 8192}}, 1024, 3e-4},
       {{"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 1e4, 1e-5}, 1024, 3e-4},
-      {{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5}, 1024, 3e-4},
-      {{"llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5}, 1024, 1.5e-4},
-      {{"llama-3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5, 1e-5}, 1024, 8e-5},
+      {{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 3e-4},
+      {{"llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 1.5e-4},
+      {{"llama-3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 8e-5},
   };
   return table;
 }
@@ -260,6 +259,7 @@ void parse_options(int argc, const char* const* argv, std::string_view descripti
     read_model_config(options.load_option(), options.load_folder, saved);
     const std::string difference = model_difference(options.model, saved);
     require(difference.empty(), options.load_option(), options.load_folder, "the same model; ", difference);
+    options.model.remarks = saved.remarks;
   }
   if (options.data.empty() && !line.given("--data")) options.data = PENTATRON_CORPUS;
   if (!line.given("--attention")) options.attention = default_attention(options.model, attention);

@@ -33,8 +33,11 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   std::printf("device      %s, %s, %d rank%s", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
   if (present < ranks) std::printf(", of which %d are there and stand for all", present);
   std::printf("\n");
-  std::istringstream lines(places);
-  for (std::string line; std::getline(lines, line);) std::printf("host        %s\n", line.c_str());
+  const auto print_lines = [](const char* label, const std::string& text) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) std::printf("%-11s %s\n", label, line.c_str());
+  };
+  print_lines("host", places);
   if (is_modelled()) {
     std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
                 is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
@@ -42,6 +45,7 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
               human_count(parameters).c_str());
+  print_lines("model", m.remarks);
   std::printf("data        %s: %s tokens, unigram entropy %.3f nats a token\n", options.data.c_str(),
               human_count(data.size()).c_str(), data.unigram_entropy());
   std::printf("batch       %d sequences of %d tokens, %d at a time, %d steps\n", options.global_batch_size,
