@@ -573,41 +573,7 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
   }
 }
 
-// Prints the table of 07_combined_5d/experts.md, for the tiny model with eight experts; asked for by its tag.
-TEST_CASE("07: table of experts", "[.experts-table]") {
-  mpi_tests::set_time_limit(300);
-  if (mpi_tests::rank() == 0)
-    std::printf(
-        "ep  room | weights gradients optimizer activations communication, KiB | rows: elements a step\n");
-  for (const double capacity : {0.0, 2.0}) {
-    for (int ep = 1; ep <= mpi_tests::ranks(); ep *= 2) {
-      CombinedOptions options = test_options<CombinedOptions>(
-          /*layers=*/8, /*d_model=*/64, /*heads=*/8, /*kv_heads=*/8, /*d_ff=*/192,
-          /*vocab_size=*/256, /*sequence=*/128, /*micro_batch=*/4,
-          /*global_batch=*/4 * mpi_tests::ranks());
-      options.model.experts = 8;
-      options.model.top_k = 2;
-      options.ep = ep;
-      options.expert_buffer = capacity;
-      options.zero_stage = 0;
-      World world(nullptr, nullptr);
-      const MemoryBytes before = memory_in_use();
-      CombinedModel model({{.dp = mpi_tests::ranks(), .ep = ep}, options}, world);
-      model.accumulate(random_batches(options, 0));
-      model.update(0);
-      const TrafficByOperation traffic = model.mesh.experts.traffic();
-      const auto rows = traffic.find("all_to_all_v");
-      const double elements = rows == traffic.end() ? 0 : rows->second.sent_bytes / sizeof(real);
-      const double least = -world.largest({-elements})[0], most = world.largest({elements})[0];
-      if (world.rank() > 0) continue;
-      std::printf("%2d %5.1f |", ep, capacity);
-      for (size_t i = 0; i < purposes; ++i) std::printf(" %zu", (memory_in_use()[i] - before[i]) / 1024);
-      std::printf(" | %.0f to %.0f\n", least, most);
-    }
-  }
-}
-
-// Prints another table of experts.md: the three ways to balance, on the project's text. One rank.
+// Prints a table of 07_combined_5d/experts.md, asked for by its tag: the three ways to balance, on one rank.
 TEST_CASE("07: table of balance", "[.balance-table]") {
   mpi_tests::set_time_limit(3000);
   CombinedOptions options =
