@@ -53,7 +53,6 @@ void train(const ZeroOptions& options, World& world) {
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(step, totals.norm_squared());
     zero.weights_changed();
-    checkpoints.after_update(step);
     run.end_step();
     checkpoints.after_update(step);
   }

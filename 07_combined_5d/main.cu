@@ -55,7 +55,6 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
     optimizer.step(step, totals.norm_squared());
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
-    checkpoints.after_update(step);
     run.end_step();
     checkpoints.after_update(step);
   }
