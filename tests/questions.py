@@ -149,7 +149,7 @@ def unproven(comment, block, slow, answer):
     if not slow and any(is_slow for is_slow, _ in commands):
         return None
     shown = answer + "".join(printed(command) for _, command in commands)
-    values = eval("[" + ", ".join(re.findall(r"^= (.*)$", comment, re.M)) + "]", vars(math).copy())
+    values = eval("[" + ", ".join(re.findall(r"^= (.*)$", comment, re.M)) + "]", vars(math) | {unit: UNITS[unit][0] for unit in ("KiB", "MiB", "GiB")})
     wrong = [number for number in to_prove(block) if not number.is_in(numbers_in(shown)) and not any(map(number.is_one, values))]
     if not wrong:
         return None
