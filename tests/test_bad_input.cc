@@ -240,7 +240,7 @@ TEST_CASE("01: a step with NaN is not saved", "[01][bad-input][checkpoint]") {
   INFO(outcome.err);
   REQUIRE(outcome.err.starts_with("step "));
   const int last = std::stoi(outcome.err.substr(5)) - 1;
-  CHECK(read_file(save + "/latest") == "step_00000" + std::to_string(last) + "\n");
+  CHECK(std::stoi(read_file(save + "/latest").substr(5)) == last);
   CHECK(std::distance(std::filesystem::directory_iterator(save), {}) == last + 2);
 }
 

@@ -273,11 +273,12 @@ TEST_CASE("02: traffic of all ways to sum gradients is 2 all", "[02][traffic]") 
 }
 // Of the tiny model, and for each number of ranks: units are padded to divide by it.
 TEST_CASE("02: the default bucket makes eight of all gradients", "[02][traffic]") {
-  CombinedOptions options = uneven_options(1, 1);
-  options.model = CombinedOptions().model;
+  const CombinedOptions options = test_options<CombinedOptions>(8, 64, 8, 8, 192, 256, /*sequence=*/8,
+                                                                /*micro_batch=*/1, mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
-  ParallelModel model(options, data_parallel(DpSync::bucket, default_bucket_mb(options.model)), world, ranks);
+  const double bucket_mb = default_bucket_mb(options.model) / 4 * sizeof(accum);
+  ParallelModel model(options, data_parallel(DpSync::bucket, bucket_mb), world, ranks);
   model.train_step(0, random_batches(options, 0));
   CHECK(world.traffic().at("all_reduce").calls == 8);
 }
