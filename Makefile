@@ -169,7 +169,7 @@ LIBRARIES += -lz
 TEST_LIBRARIES := $(if $(wildcard $(addsuffix /catch2/catch_all.hpp,/usr/include /usr/local/include $(subst :, ,$(PACKAGE_HEADERS)))),-lCatch2)
 
 # ---- Building --------------------------------------------------------------------------------------------------------
-.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens bench gpu-check gpu-bundle clean published tour test-tour test-questions notes-slow hour book test-book help FORCE
+.PHONY: setup all tested programs tsan-cases run lessons lessons-programs diff fuzz mutants homework grade fingerprints homework-check format compile-commands environments test test-format test-hosts test-slurm sanitize test-hf test-kills test-plan test-fold plan calibrate report test-report sweep precisions check tokens text bench gpu-check gpu-bundle clean published tour test-tour test-questions notes-slow hour book test-book help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -456,6 +456,9 @@ tokens:
 	@common/setup.sh cpu ensurepip.py:python3-venv
 	@$(call venv,tokens)
 	@build/python-tokens/bin/python common/tokens.py "$(TEXT)" "$(VOCAB)" "$(TOKENIZER)" "$(or $(TO),.)"
+# What --sample prints, as text:  build/cpu-fp32/01_single_gpu --load run --sample 100 | make -s text
+text:
+	@build/python-tokens/bin/python common/tokens.py --text "$(or $(TOKENIZER),tokenizer.json)"
 
 # Against Hugging Face's transformers: their models here, ours there.
 test-hf:

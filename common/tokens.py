@@ -1,6 +1,6 @@
 """Text to tokens: make tokens TEXT=FILE VOCAB=4096. Trains a byte-level BPE, or takes an existing tokenizer, and writes
 tokens.bin, tokenizer.json and tokenizer_config.json into a folder. A token has 16 bits (nanoGPT's form) or, where the
-vocabulary has more than 65,536, 32 bits after llm.c's header."""
+vocabulary has more than 65,536, 32 bits after llm.c's header. make text: the other way, of what --sample prints."""
 
 import array
 import json
@@ -77,4 +77,7 @@ def main(text, vocabulary, existing, to):
     print(f"{folder / 'tokens.bin'}: {count:,} tokens, vocabulary {size:,}; beside it tokenizer.json")
 
 
-main(*sys.argv[1:])
+if sys.argv[1] == "--text":  # of the numbers in the last line, as --sample prints them
+    print(Tokenizer.from_file(sys.argv[2]).decode([int(number) for number in sys.stdin.read().splitlines()[-1].split()]))
+else:
+    main(*sys.argv[1:])

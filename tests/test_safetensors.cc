@@ -10,7 +10,6 @@
 #include "files.h"
 #include "model/safetensors.h"
 #include "program/checkpoint_folder.h"
-#include "program/tokenizer.h"
 
 using namespace pentatron;
 using pentatron::tests::TemporaryFolder;
@@ -329,39 +328,4 @@ TEST_CASE("checkpoint: what changes training alone is a remark", "[01][checkpoin
   CHECK(model.remarks ==
         "its head is the embedding, which makes 2.22k parameters; here it is a matrix of its own: 2.73k\n"
         "its attention_dropout is above 0; here nothing is dropped\n");
-}
-
-// ---- Tokenizers
-// ----------------------------------------------------------------------------------------------
-
-TEST_CASE("tokenizer: tokens are bytes again", "[01][checkpoint]") {
-  const TemporaryFolder folder;
-  const std::string path = folder.write("tokenizer.json", R"({"decoder": {"type": "ByteLevel"},
-    "added_tokens": [{"id": 5, "content": "<|end|>"}],
-    "model": {"vocab": {"a": 0, "Ġthe": 1, "Ċ": 2, "Ã¤": 3, "Ń": 4}}})");
-  const Tokenizer tokenizer(path);
-  CHECK(tokenizer[1] == " the");
-  CHECK(tokenizer[2] == "\n");
-  CHECK(tokenizer[3] == "\xc3\xa4");
-  CHECK(tokenizer[4] == "\xad");  // the last byte that has no character of its own
-  CHECK(tokenizer[5] == "<|end|>");
-  CHECK(tokenizer[6] == "\ufffd");
-  CHECK(tokenizer.find("\n") == 2);
-  CHECK(tokenizer.find("b") == -1);
-  CHECK(tokenizer_beside(folder.path() + "/tokens.bin") == path);
-  CHECK(tokenizer_beside(folder.path() + "/text") == "");
-  const Tokenizer llama2(
-      folder.write("b", R"({"decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
-    "model": {"vocab": {"<0x0A>": 0, "▁a▁b": 1}}})"));
-  CHECK(llama2[0] == "\n");
-  CHECK(llama2[1] == " a b");
-  const auto refused = [&](const std::string& text, const std::string& expected) {
-    const std::string file = folder.write("c", text);
-    CHECK(complaint_of_file([&] { Tokenizer{file}; }) ==
-          "--data: " + file + " is not valid; expected " + expected);
-  };
-  refused("{", "a tokenizer.json with a vocabulary");
-  refused(R"({"model": {"vocab": {}}, "decoder": {"type": "WordPiece"}})",
-          "a decoder ByteLevel or ByteFallback");
-  refused(R"({"model": {"vocab": {"a": -1}}, "decoder": {"type": "ByteLevel"}})", "token numbers below 2^24");
 }

@@ -13,7 +13,6 @@
 #include "kernels/kernels.h"
 #include "program/checkpoint.h"
 #include "program/checkpoint_folder.h"
-#include "program/tokenizer.h"
 
 namespace pentatron {
 namespace {
@@ -383,10 +382,9 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
   write_file(folder / "trainer_state.json",
              trainer_state_text(done_, precision_name, std::string(to_string(options_.optimizer)),
                                 options_.as_json, scale));
-  const fs::path tokenizer = tokenizer_beside(options_.data);
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
-    const fs::path from = tokenizer.parent_path() / name;
-    if (tokenizer.empty() || !fs::exists(from)) continue;
+    const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
+    if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;
     fs::copy_file(from, folder / name);
     flush_to_disk(folder / name);
   }

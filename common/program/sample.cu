@@ -1,9 +1,7 @@
 #include <cmath>
-#include <optional>
 
 #include "kernels/kernels.h"
 #include "program/sample.h"
-#include "program/tokenizer.h"
 
 namespace pentatron {
 namespace {
@@ -33,11 +31,7 @@ std::string write_sample(const Options& options, const Parameter& head,
   const std::vector<int32_t> targets(input.size(), ignored_target);
   PinnedArray<real> row(head.local_rows);
 
-  const std::string path = tokenizer_beside(options.data);
-  const std::optional<Tokenizer> tokenizer =
-      path.empty() ? std::nullopt : std::make_optional<Tokenizer>(path);
-  const int32_t line_break = tokenizer ? std::max(tokenizer->find("\n"), 0) : '\n';
-  std::vector<int32_t> tokens = {std::min(line_break, vocabulary - 1)};
+  std::vector<int32_t> tokens = {std::min<int32_t>('\n', vocabulary - 1)};
   while (std::ssize(tokens) <= options.sample) {
     const int64_t seen = std::min<int64_t>(std::ssize(tokens), window);
     std::copy(tokens.end() - seen, tokens.end(), input.begin());  // causality masks what follows
@@ -60,9 +54,7 @@ std::string write_sample(const Options& options, const Parameter& head,
 
   std::string text;
   for (size_t i = 1; i < tokens.size(); ++i) {
-    text += tokenizer           ? (*tokenizer)[tokens[i]]
-            : vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i]))
-                                : std::to_string(tokens[i]) + " ";
+    text += vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i])) : std::to_string(tokens[i]) + " ";
   }
   return text;
 }

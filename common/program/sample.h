@@ -12,8 +12,8 @@
 
 namespace pentatron {
 
-// Draws options.sample tokens after a line break; (options.seed, position) decides each. Returns their text
-// or, if the data came without a tokenizer and tokens are not bytes, their numbers.
+// Draws options.sample tokens after token 10, a line break in bytes; (options.seed, position) decides each.
+// Returns their text or, if tokens are not bytes, their numbers (common/tokens.py makes text of them).
 //   head       the head's matrix: its rows on this rank are this rank's part of the vocabulary
 //   forward    returns this rank's logits, [rows, its part of the vocabulary], or nothing if it has none
 //   positions  of the rows of `forward`; empty: the whole sequence
