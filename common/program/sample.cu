@@ -54,7 +54,8 @@ std::string write_sample(const Options& options, const Parameter& head,
 
   std::string text;
   for (size_t i = 1; i < tokens.size(); ++i) {
-    text += vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i])) : std::to_string(tokens[i]) + " ";
+    text +=
+        vocabulary <= 256 ? std::string(1, static_cast<char>(tokens[i])) : std::to_string(tokens[i]) + " ";
   }
   return text;
 }
