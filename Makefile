@@ -458,6 +458,7 @@ tokens:
 	@build/python-tokens/bin/python common/tokens.py "$(TEXT)" "$(VOCAB)" "$(TOKENIZER)" "$(or $(TO),.)"
 # What --sample prints, as text:  build/cpu-fp32/01_single_gpu --load run --sample 100 | make -s text
 text:
+	@$(call venv,tokens)
 	@build/python-tokens/bin/python common/tokens.py --text "$(or $(TOKENIZER),tokenizer.json)"
 
 # Against Hugging Face's transformers: their models here, ours there.

@@ -33,9 +33,10 @@ QUESTION = re.compile(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</detail
 SESSION = re.compile(r"^    \$ ((?:.*[\\|]\n)*.*)\n?((?:    (?!\$ ).*\n?)*)", re.M)
 BLOCK = re.compile(r"((?:^<!-- (?:numbers|lessons)\b(?:.|\n)*?-->\n)*)((?:^(?!<!--).*\S.*\n)+)", re.M)
 COMMAND = re.compile(r"^(slow )?\$ ((?:.*\\\n)*.*)$", re.M)
-NUMBER = re.compile(r"(?<![\w.,^-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s)(?![\w/]))?"
+NUMBER = re.compile(r"(?<![\w.,^-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s|tokens/s)(?![\w/]))?"
                     r"(?![\w^]|[.,]\d)")
 UNITS = {"us": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1, "s"), "%": (0.01, "share"), "TFLOP/s": (1e12, "FLOP/s"), "bytes": (1, "bytes"),
+         "tokens/s": (1, "tokens/s"),
          "GB/s": (1e9, "bytes/s"), "TB/s": (1e12, "bytes/s")}
 UNITS |= {f"{letter}{i}B": ((1024 if i else 1000) ** n, "bytes") for n, letter in enumerate("KMGT", 1) for i in ("i", "")}
 
