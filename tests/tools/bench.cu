@@ -369,7 +369,7 @@ void bench_profile() {
   profile.product_achievable = ceilings.flops / flops;
   if (can_run_tensor_core_attention()) {
     const auto shares_of = [&](int size, double& forward, double& backward) {
-      const auto speed = speed_of_attention(stream, blas, Attention::tensor_core, 16384, 8192, 2048, size);
+      const auto speed = speed_of_attention(stream, blas, Attention::tensor_core, 32768, 8192, 2048, size);
       forward = speed.forward / flops, backward = speed.backward / flops;
     };
     shares_of(64, profile.attention_64_forward, profile.attention_64_backward);
