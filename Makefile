@@ -387,8 +387,7 @@ NOTES := $(wildcard README.md 0*/*.md common/*/README.md common/*/*/README.md te
 test-questions notes-slow:
 	@common/setup.sh
 	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=fp32 SANITIZE= BLOCK_THREADS= programs
-	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= \
-	  $(addprefix build/cpu-bf16/,01_single_gpu 02_data_parallel 03_zero 07_combined_5d plan)
+	@$(MAKE) --no-print-directory BACKEND=cpu PRECISION=bf16 SANITIZE= BLOCK_THREADS= programs
 	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $(NOTES)
 
 # What a stage adds:  make diff-03;  the lines of main.cu alone, of any two programs:  make diff A=02 B=experts.
