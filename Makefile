@@ -34,9 +34,9 @@ BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 SHARED := build/$(BACKEND)$(SUFFIX)
 HOST := build/host$(addprefix -,$(SANITIZE))
 # The rooms of common, from the bottom up: a file includes only files of its own room and of rooms below.
-ROOMS := device kernels model ranks program
+ROOMS := clock device kernels tensor_cores model ranks checkpoint run
 # What runs on several ranks, needs MPI and NCCL: everything but 01.
-PARALLEL_SOURCES := $(wildcard common/ranks/*.cu) common/program/parallel_program.cu
+PARALLEL_SOURCES := $(wildcard common/ranks/*.cu) common/run/parallel_program.cu
 PROGRAMS := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
 # Programs beside the main.cu of their stage.
 SIDE_PROGRAMS := 02_data_parallel/collectives 07_combined_5d/experts
@@ -61,11 +61,11 @@ batch_of = $(if $(2),$(shell mkdir -p build/batches; lines=$$(printf '#include "
 share = $(shell printf '%s\n' $(2) | awk 'NR % $(subst of, == ,$(1))')
 batches_of = $(foreach n,$(if $(word 13,$(3)),2of0 2of1,1of0),$(call batch_of,$(1)-$(n)$(if $(filter cu,$(2)),-$(notdir $(BUILD))).$(2),$(call share,$(n),$(3))))
 batches = $(call objects,$(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batches_of,$(1),$(kind),$(filter-out $(ALONE),$(filter %.$(kind),$(2))))))
-COMMON := $(call batches,kernels,$(wildcard common/kernels/*.cu)) $(call batches,common,$(filter-out common/kernels/%.cu $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
+COMMON := $(call batches,kernels,$(wildcard common/kernels/*.cu common/tensor_cores/*.cu)) $(call batches,common,$(filter-out common/kernels/%.cu common/tensor_cores/%.cu $(PARALLEL_SOURCES),$(wildcard $(ROOMS:%=common/%/*.cc) $(ROOMS:%=common/%/*.cu))))
 PARALLEL := $(call batches,parallel,$(PARALLEL_SOURCES))
 STANDINS := $(if $(filter cpu,$(BACKEND)),$(call batches,standin_cuda,$(wildcard common/cpu/cuda/*.cc)))
 # The stand-ins model the time of a GPU.
-PROFILE := $(patsubst %,$(HOST)/common/device/%.cc.o,device_profile errors)
+PROFILE := $(patsubst %,$(HOST)/common/%.cc.o,clock/device_profile device/errors)
 # NCCL over MPI: on a GPU the same sources, but for the one file that reaches device memory.
 NCCL_CPU := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc)) \
   common/cpu/nccl/$(if $(filter cpu,$(BACKEND)),device_access_cpu.cc,device_access_cuda.cu)
@@ -106,7 +106,7 @@ TEST_PROGRAMS := $(if $(MPI_TESTS),$(BUILD)/mpi_tests$(TAG:%=-%)) $(BUILD)/tests
 SANITIZER_thread := -fsanitize=thread
 SANITIZER_address := -fsanitize=address,undefined
 SANITIZER := $(addsuffix $() -fno-sanitize-recover=all -Wno-maybe-uninitialized,$(SANITIZER_$(SANITIZE)))
-DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/device/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_STYLES=\"$(CURDIR)/07_combined_5d/plan/styles\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
+DEFINES := -DPENTATRON_PROFILES=\"$(CURDIR)/common/clock/profiles\" -DPENTATRON_CORPUS=\"$(CURDIR)/common/corpus.txt\" -DPENTATRON_STYLES=\"$(CURDIR)/07_combined_5d/plan/styles\" -DPENTATRON_TESTS=\"$(CURDIR)/tests\"
 BUILD_DEFINES_fp64 := -DPRECISION=64
 BUILD_DEFINES_fp32 := -DPRECISION=32
 BUILD_DEFINES_bf16 := -DPRECISION=16
@@ -205,7 +205,7 @@ $(BUILD)/01_single_gpu $(PARALLEL_PROGRAMS) $(BUILD)/bench $(BUILD)/logits $(TES
 
 # Kernels, what carries them out, and the search for layouts (of bf16) are to be fast. All else is to be compiled quickly:
 # -Og takes a fifth less time than -O1. Tests of the stand-ins look at what the optimiser made of kernels.
-OPTIMIZE = $(or $(if $(filter common/kernels/% common/cpu/% build/batches/standin_% build/batches/kernels% tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
+OPTIMIZE = $(or $(if $(filter common/kernels/% common/tensor_cores/% common/cpu/% build/batches/standin_% build/batches/kernels% tests/cpu/test_% tests/tools/% $(if $(filter bf16,$(PRECISION)),%/plan.cu),$<),-O3),\
   $(if $(filter build/batches/tests%.cc tests/main.cc,$<),-O0),$(if $(filter cuda,$(BACKEND)),-O1,-Og))
 
 # With a GPU, what has kernels is CUDA; all else is C++, which nvcc compiles in half the time.

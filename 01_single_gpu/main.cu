@@ -1,12 +1,12 @@
 // 01: one GPU. A step loops over micro-batches (gradient accumulation), then updates the weights.
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 
 using namespace pentatron;
 

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <functional>
 
-#include "program/program.h"
 #include "ring_all_reduce.h"
+#include "run/program.h"
 
 using namespace pentatron;
 

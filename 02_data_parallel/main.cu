@@ -1,13 +1,13 @@
 // 02: data parallelism. Each rank computes the gradients of its own micro-batches; data_parallel.h sums them.
+#include "checkpoint/checkpoint.h"
 #include "data_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 
 using namespace pentatron;
 

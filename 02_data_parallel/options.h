@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "program/options.h"
+#include "run/options.h"
 
 namespace pentatron {
 

@@ -8,7 +8,7 @@
 //   Part p takes the same route, p ranks further on. All parts travel at the same time.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 #include "ranks/comm.h"
 
 namespace pentatron {

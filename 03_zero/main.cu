@@ -1,13 +1,13 @@
 // 03: ZeRO. As 02, but the data-parallel ranks shard optimizer states, gradients and weights (zero.h).
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "options.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 #include "zero.h"
 
 using namespace pentatron;

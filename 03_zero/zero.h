@@ -14,7 +14,7 @@
 #include <array>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 #include "model/seams.h"
 #include "ranks/comm.h"
 

@@ -1,13 +1,13 @@
 // 04: tensor parallelism. All ranks train on the same micro-batches. Each holds a part of every matrix, and
 // tensor_parallel.h sums the partial results.
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 #include "tensor_parallel.h"
 
 using namespace pentatron;

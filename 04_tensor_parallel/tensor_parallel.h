@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/loss.h"
 #include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"

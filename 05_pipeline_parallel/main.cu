@@ -1,13 +1,13 @@
 // 05: pipeline parallelism. Each rank holds some layers; micro-batches go through them as a schedule says.
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "pipeline.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 #include "workbench/draw_schedule.h"
 
 using namespace pentatron;

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "program/options.h"
+#include "run/options.h"
 
 namespace pentatron {
 

@@ -14,8 +14,8 @@
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/transformer.h"
-#include "program/totals.h"
 #include "ranks/comm.h"
+#include "run/totals.h"
 
 namespace pentatron {
 

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 #include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"

@@ -1,14 +1,14 @@
 // 06: context parallelism. Each rank has a part of every sequence; its queries see the keys of the others.
 #include "../02_data_parallel/data_parallel.h"
+#include "checkpoint/checkpoint.h"
 #include "context_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 
 using namespace pentatron;
 

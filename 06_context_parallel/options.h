@@ -1,7 +1,7 @@
 // The options of context parallelism.
 #pragma once
 
-#include "program/options.h"
+#include "run/options.h"
 
 namespace pentatron {
 

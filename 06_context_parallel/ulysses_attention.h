@@ -16,6 +16,7 @@
 
 #include <vector>
 
+#include "kernels/elementwise.h"
 #include "ring_attention.h"
 
 namespace pentatron {

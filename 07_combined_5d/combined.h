@@ -17,7 +17,7 @@
 #include "fold.h"
 #include "mesh.h"
 #include "model/batch.h"
-#include "program/program.h"
+#include "run/program.h"
 
 namespace pentatron {
 

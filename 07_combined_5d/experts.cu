@@ -1,15 +1,15 @@
 // The program of 02 with experts in the place of the MLP (expert_parallel.h). The data-parallel ranks share
 // out the experts: dp = ep. Compare this file with main.cu of 02.
 #include "../02_data_parallel/data_parallel.h"
+#include "checkpoint/checkpoint.h"
 #include "expert_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 
 using namespace pentatron;
 

@@ -1,13 +1,13 @@
 // 07: all techniques at once. This is 01; each new or changed line ends with the stage that it comes from.
+#include "checkpoint/checkpoint.h"
 #include "combined.h"  // 02-07
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
-#include "program/sample.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/sample.h"
+#include "run/totals.h"
 
 using namespace pentatron;
 

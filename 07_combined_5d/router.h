@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/expert_kernels.h"
+#include "kernels/experts.h"
 #include "model/seams.h"
 #include "options.h"
-#include "program/totals.h"
 #include "ranks/comm.h"
+#include "run/totals.h"
 
 namespace pentatron {
 

@@ -158,7 +158,7 @@ deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-540}))
 run_tests bf16
 for what in kernels attention training; do part 60 "speed of $what, bf16" build/cuda-bf16/bench $what; done
 part 20 "shared memory cycles of an mma" tests/tools/shared_cycles.py \
-  build/cuda-bf16/objects/common/kernels/attention_tensor_core.cu.o
+  build/cuda-bf16/objects/common/tensor_cores/attention.cu.o
 real="--model smollm-1.7b --seq-len 2048 --micro-batch-size 4 --attention tensor-core --recompute selective --steps 3"
 part 60 "fp8 training" build/cuda-fp8/01_single_gpu $real --global-batch-size 8
 reserve=200

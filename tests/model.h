@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
+#include "kernels/loss.h"
 #include "model/batch.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "program/options.h"
-#include "program/totals.h"
+#include "run/options.h"
+#include "run/totals.h"
 
 namespace pentatron {
 

@@ -179,7 +179,7 @@ def check_answers(folder):
     expect(len(lines) == 3 and "pp" in lines[1] and float(lines[2].split(",")[8]) > 0, "a bad row of --score is an error in its row")
     run(build / "plan", "--gpu", "a100", "--style", "megatron", "--profile", folder / "megatron.json")
     style = json.loads(pathlib.Path("07_combined_5d/plan/styles/megatron.json").read_text())
-    ours, theirs = (json.loads(path.read_text()) for path in (pathlib.Path("common/device/profiles/a100.json"), folder / "megatron.json"))
+    ours, theirs = (json.loads(path.read_text()) for path in (pathlib.Path("common/clock/profiles/a100.json"), folder / "megatron.json"))
     differ = {name for name, of_theirs in theirs.items() if name != "name" and of_theirs["value"] != ours[name]["value"]}
     share = theirs["memory_achievable"]["value"] / ours["memory_achievable"]["value"]
     flash = {f"attention_{size}_{way}" for size in (64, 128) for way in ("forward", "backward")}

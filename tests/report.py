@@ -50,7 +50,7 @@ def predicted_memory(command):
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.json")
         gpu = pathlib.Path(folder, "gpu.json")
-        profile = json.loads(pathlib.Path("common/device/profiles/h100.json").read_text())
+        profile = json.loads(pathlib.Path("common/clock/profiles/h100.json").read_text())
         profile["memory_bytes"]["value"] = 256 * 2**30  # whether it fits is another question
         gpu.write_text(json.dumps(profile))
         done = subprocess.run(

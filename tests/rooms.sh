@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files.
 #
-#   common/ROOM   includes its own room and rooms below
+#   common/ROOM   includes its own room and rooms below, and device/errors.h
 #   0N_stage      includes common and earlier stages, and names no later stage's technique
 #   common        names no technique; only seams.h says who overrides its four seams, and that a model may have
 #                 experts is in its config, in the log, and in their kernels
@@ -9,7 +9,7 @@
 #                 same name outside of functions
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}"
-rooms=(device kernels model ranks program)  # from the bottom up
+rooms=(clock device kernels tensor_cores model ranks checkpoint run)  # from the bottom up
 # What only this stage and later ones speak of.
 words=([3]='(?-i:ZeRO)|zero_stage|reshard' [4]='tensor.(parallel|ranks)|sequence.parallel' [5]='pipeline|bubble|1f1b|zb.h1'
   [6]='context.(parallel|ranks)|\bring.attention|zigzag' [7]='expert|\bmesh')
@@ -33,9 +33,9 @@ allowed=''
 for room in "${rooms[@]}"; do
   allowed+="${allowed:+|}$room/"
   for file in common/$room/*.*; do
-    lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"modelled_link.h"')
+    lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"(modelled_link|device/errors).h"')
     case $room-$file in
-      *seams.h | *expert_kernels*) ;;
+      *seams.h | *kernels/experts*) ;;
       *config.* | *checkpoint_folder.* | *log.*) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}" "$file") ;;
       *) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}|${words[7]}" "$file") ;;
     esac

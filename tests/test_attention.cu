@@ -6,9 +6,9 @@
 
 #include "device.h"
 #include "kernels/attention.h"
-#include "program/options.h"
-#include "program/program.h"
 #include "reference_attention.h"
+#include "run/options.h"
+#include "run/program.h"
 #ifdef CUDA_CPU
 #include <cuda_warps.h>
 #endif

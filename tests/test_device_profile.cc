@@ -1,8 +1,8 @@
-// The time of an operation on a modelled GPU (device/device_profile.h).
+// The time of an operation on a modelled GPU (clock/device_profile.h).
 #include <string>
 
 #include "catch.h"
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 #include "device/errors.h"
 #include "files.h"
 

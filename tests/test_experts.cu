@@ -6,7 +6,7 @@
 
 #include "device.h"
 #include "finite_differences.h"
-#include "kernels/expert_kernels.h"
+#include "kernels/experts.h"
 #include "model.h"
 
 namespace pentatron {

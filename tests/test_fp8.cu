@@ -9,9 +9,9 @@
 
 #include "catch.h"
 #include "device.h"
-#include "kernels/codes_product.h"
 #include "kernels/config.h"
 #include "reference.h"
+#include "tensor_cores/codes_product.h"
 
 namespace pentatron {
 namespace {

@@ -4,7 +4,11 @@
 #include "device.h"
 #include "finite_differences.h"
 #include "kernels/attention.h"
-#include "kernels/kernels.h"
+#include "kernels/embedding.h"
+#include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/rotary.h"
+#include "kernels/swiglu.h"
 
 namespace pentatron {
 namespace {

@@ -1,4 +1,4 @@
-// Every kernel of kernels.h, and the ranges and reductions that kernels are made of (cuda.h), against plain
+// Every kernel but attention, and the ranges and reductions that kernels are made of (cuda.h), against plain
 // loops in double, at sizes that are no multiple of anything and at sizes beyond one block, one band, one
 // part.
 #include <algorithm>
@@ -7,8 +7,14 @@
 #include <utility>
 
 #include "device.h"
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer.h"
 #include "kernels/pack.h"
+#include "kernels/rotary.h"
+#include "kernels/swiglu.h"
 
 namespace pentatron {
 

@@ -2,7 +2,7 @@
 
 #include "catch.h"
 #include "model/memory.h"
-#include "program/options.h"
+#include "run/options.h"
 
 using namespace pentatron;
 

@@ -9,7 +9,7 @@
 #include "../07_combined_5d/options.h"
 #include "catch.h"
 #include "files.h"
-#include "program/options.h"
+#include "run/options.h"
 
 using namespace pentatron;
 using pentatron::tests::TemporaryFolder;

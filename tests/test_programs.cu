@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "clock/timeline.h"
 #include "device/cuda.h"
-#include "device/timeline.h"
 #include "files.h"
 
 namespace {

@@ -6,10 +6,10 @@
 #include <random>
 
 #include "catch.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/safetensors.h"
 #include "device/errors.h"
 #include "files.h"
-#include "model/safetensors.h"
-#include "program/checkpoint_folder.h"
 
 using namespace pentatron;
 using pentatron::tests::TemporaryFolder;

@@ -11,8 +11,8 @@
 #include "device.h"
 #include "files.h"
 #include "model.h"
-#include "program/program.h"
-#include "program/totals.h"
+#include "run/program.h"
+#include "run/totals.h"
 
 namespace pentatron {
 namespace {

@@ -6,7 +6,7 @@
 #include "kernels/attention.h"
 #include "model.h"
 #include "model/memory.h"
-#include "program/program.h"
+#include "run/program.h"
 
 using namespace pentatron;
 

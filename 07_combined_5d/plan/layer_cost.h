@@ -1,10 +1,10 @@
 // The kernels of a layer, and what it waits for the other ranks of its tensor, context and expert groups: in
-// the order of transformer.cu, with each kernel's cost as its launch declares it (device/cost.h).
+// the order of transformer.cu, with each kernel's cost as its launch declares it (clock/cost.h).
 #pragma once
 
 #include "../../common/cpu/nccl/modelled_link.h"
 #include "../combined.h"
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 #include "style.h"
 
 namespace pentatron {

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "calculator.h"
+#include "checkpoint/checkpoint_folder.h"
 #include "explain.h"
-#include "program/checkpoint_folder.h"
 #include "score.h"
 
 using namespace pentatron;

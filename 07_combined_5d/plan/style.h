@@ -14,9 +14,9 @@
 #include <string>
 
 #include "../mesh.h"
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 #include "device/errors.h"
-#include "program/log.h"
+#include "run/log.h"
 
 namespace pentatron {
 

@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 #include "device/errors.h"
 #include "device/trace.h"
 

@@ -1,5 +1,5 @@
 // Ranges of work on a stream. Nsight always sees their names (NVTX). While a trace is taken, they are
-// also recorded; device/timeline.h makes a table, a picture or a Chrome trace of them (Perfetto opens it). On
+// also recorded; clock/timeline.h makes a table, a picture or a Chrome trace of them (Perfetto opens it). On
 // a GPU two events time each range; the stand-in counts its time (cpu/cuda/README.md).
 //
 // Recording is a property of the process, because a kernel launch anywhere in it opens a range.
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "device/cost.h"
-#include "device/timeline.h"
+#include "clock/cost.h"
+#include "clock/timeline.h"
 
 namespace pentatron::trace {
 

@@ -4,8 +4,8 @@
 //
 // There are three kinds. Naive attention stores the scores and uses cuBLAS products (attention.cu). Tiled
 // attention never stores them (attention_tiled.cu), and neither do tiles on tensor cores, which compute the
-// same faster (attention_tensor_core.cu). Besides the output, each forward keeps `lse`, the logarithm of each
-// row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
+// same faster (tensor_cores/attention.cu). Besides the output, each forward keeps `lse`, the logarithm of
+// each row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 #include "device/tensor.h"
 #include "kernels/config.h"
-#include "kernels/kernels.h"
 #include "kernels/matmul.h"
+#include "kernels/rotary.h"
 
 namespace pentatron {
 

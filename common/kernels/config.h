@@ -22,7 +22,7 @@ constexpr int64_t largest_operand(int64_t rows, int64_t in, int64_t out) {
   return std::max((rows + 127) / 128 * 128 * std::max(in, out), in * out);
 }
 
-// Partial sums of the gradient norm (sum_of_squares in kernels.h).
+// Partial sums of the gradient norm (sum_of_squares in optimizer.h).
 inline constexpr int norm_parts = 1024;
 
 }  // namespace pentatron

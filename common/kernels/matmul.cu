@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <atomic>
-#include <cstdio>
 #include <tuple>
 
 #include "device/kernel.h"
-#include "kernels/codes_product.h"
 #include "kernels/matmul.h"
 
 namespace pentatron {
@@ -20,14 +17,8 @@ __global__ void write_addresses_kernel(AddressList list, int count, void** to) {
   for (const int i : block_range(count)) to[i] = list.of[i];
 }
 
-namespace {
-
 // Products of fp64 matrices sum in fp64, all others in fp32.
-constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
-
-// Rows of tokens: activations, and their gradients.
-Operand tokens(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
-Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
+static constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
 // Row-major c = a b^T + beta c, which is column-major c^T = b a^T + beta c^T.
 template <class C>
@@ -40,44 +31,23 @@ void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matr
       c.data, data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
-// Says it once. On the CPU all products are emulated.
-void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]] const Operand& b) {
-#ifndef CUDA_CPU
-  static std::atomic<bool> told = false;
-  if (told.exchange(true)) return;
-  std::fprintf(stderr, "fp8: cuBLAS can't multiply [%lld, %lld] x [%lld, %lld]; such products are emulated\n",
-               (long long)(a.rows()), (long long)(a.columns()), (long long)(b.columns()),
-               (long long)(b.rows()));
+#if PRECISION == 16
+template void gemm(const Blas&, const Operand&, const Operand&, accum, Tensor);
 #endif
-}
+template void gemm(const Blas&, const Operand&, const Operand&, accum, AccumTensor);
 
-// c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
-template <class C>
-void fp8_product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c,
-                 const char* name, bool new_b = true) {
-  CodesProduct codes(blas, a, b, c);
-  const auto quantised = [&](int which, const Operand& operand, bool is_new) {
-    const Fp8Matrix out = blas.operand(which, codes.possible());
-    if (is_new) quantise(operand.x, operand.transpose, operand.tile, out, blas.stream());
-    return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no, operand.tile};
-  };
-  const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
-  trace::Range range(blas.stream(), name,
-                     products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0, true));
-  if (codes.possible()) {
-    codes.run(beta, c.data);
-  } else {
-    tell_of_emulation(a, b);
-    gemm(blas, a_values, b_values, beta, c);
-  }
-}
+namespace {
+
+// Rows of tokens: activations, and their gradients.
+Operand tokens(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
+Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
 
 // c = a b^T + beta c.
 template <class C>
 void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c,
              const char* name) {
   if (c.rows == 0) return;
-  if (blas.in_fp8()) return fp8_product(blas, a, b, beta, c, name);
+  if (blas.in_fp8()) return fp8_gemm(blas, a, b, beta, c, name);
   trace::Range range(
       blas.stream(), name,
       products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0, blas.of_layers()));
@@ -159,11 +129,6 @@ Blas::Blas(cudaStream_t stream, int64_t layer_operand) : stream_(stream), of_lay
 
 Blas::~Blas() { cublasDestroy(handle_); }
 
-Fp8Matrix Blas::operand(int which, bool codes) const {
-  real* const memory = operands_[which].data();
-  return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which].data(), codes ? nullptr : memory};
-}
-
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
   product(blas, tokens(x, Transpose::no), weights(weight, Transpose::no), 0, y, "gemm_forward");
 }
@@ -174,8 +139,8 @@ void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBloc
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
     };
     for (int64_t i = 0; i < x.count; ++i) {
-      fp8_product(blas, tokens(block(x, i), Transpose::no), weights(weight, Transpose::no), 0, block(y, i),
-                  "gemm_forward", /*new_b=*/i == 0);
+      fp8_gemm(blas, tokens(block(x, i), Transpose::no), weights(weight, Transpose::no), 0, block(y, i),
+               "gemm_forward", /*new_b=*/i == 0);
     }
     return;
   }

@@ -7,13 +7,30 @@
 #include <vector>
 
 #include "device/tensor.h"
-#include "kernels/fp8.h"
 
 namespace pentatron {
 
 // If the call fails: prints the call, the error's text, file:line and rank, and ends the process.
 #define CUBLAS_CHECK(call) pentatron::check_cublas((call), #call, __FILE__, __LINE__)
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line);
+
+enum class Transpose { no, yes };
+
+// Which elements of an operand share a scale, where a product is in fp8: 128 of a row, or a square of them.
+enum class Fp8Tile { row, square };
+constexpr int fp8_tile = 128;
+struct Fp8Matrix;  // an operand in 8 bits (tensor_cores/fp8.h)
+
+// An operand of a product a b^T: x, or its transpose. Its rows lie along the sum, as tensor cores read 8
+// bits. tile: which of its elements share a scale in fp8.
+struct Operand {
+  Tensor x;
+  Transpose transpose;
+  Fp8Tile tile;
+  bool transposed() const { return transpose == Transpose::yes; }
+  int64_t rows() const { return transposed() ? x.columns : x.rows; }
+  int64_t columns() const { return transposed() ? x.rows : x.columns; }
+};
 
 // Memory of a handle's own, with which cuBLAS repeats its results. Kernels of Hopper want 32 MiB.
 #ifndef CUDA_CPU
@@ -42,7 +59,7 @@ class Blas {
 
   bool of_layers() const { return of_layers_; }
   bool in_fp8() const { return has_fp8_products && of_layers_; }
-  // Work space for the first (0) or second operand: for codes and scales or, without `codes`, their worth.
+  // Work space for the first (0) or second operand: for codes and scales or, without `codes`, dequantised.
   Fp8Matrix operand(int which, bool codes) const;
   std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
 
@@ -54,6 +71,14 @@ class Blas {
   DeviceArray<real> operands_[2];  // in fp8: values, or codes
   DeviceArray<float> scales_[2];
 };
+
+// Row-major c = a b^T + beta c. In fp8 builds the operands are quantised first (tensor_cores/fp8.cu); new_b:
+// false if b is the one of the last product. `name` labels traces.
+template <class C>
+void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c);
+template <class C>
+void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
+              bool new_b = true);
 
 // y = x W^T. In all three there may be no rows. In fp8 the operands are quantised: activations, weights and
 // gradients, with scales along the sum (fp8.h).

@@ -13,9 +13,9 @@ namespace pentatron {
 // Rows are batch x sequence; all arrays are [rows].
 struct Batch {
   const int32_t* tokens;
-  const int32_t* targets;        // the next token, or ignored_target (kernels.h)
+  const int32_t* targets;        // the next token, or ignored_target (kernels/loss.h)
   const int32_t* positions;      // in the sequence, for the rotary embedding
-  const int32_t* by_token;       // rows sorted by token (kernels.h, embedding_backward)
+  const int32_t* by_token;       // rows sorted by token (embedding_backward)
   double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
   double inverse_micro_batches;  // 1 / micro-batches of the global batch
   bool last;                     // true for the last micro-batch of the step on this rank

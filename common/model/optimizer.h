@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/loss.h"
+#include "kernels/optimizer.h"
 #include "model/config.h"
 #include "model/parameters.h"
 

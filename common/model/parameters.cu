@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
 #include "model/parameters.h"
 
 namespace pentatron {

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/attention.h"
+#include "kernels/swiglu.h"
 #include "model/seams.h"
 
 namespace pentatron {

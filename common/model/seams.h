@@ -115,7 +115,8 @@ class TensorRegion {
   // entered(x) returns again what enter(x) did, [rows, d], for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
-  // Combines the cross-entropy's statistics (kernels.h) of all tensor ranks' vocabulary slices, in place.
+  // Combines the cross-entropy's statistics (kernels/loss.h) of all tensor ranks' vocabulary slices, in
+  // place.
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 

@@ -2,7 +2,11 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/kernels.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/rotary.h"
 #include "model/memory.h"
 #include "model/transformer.h"
 
@@ -19,7 +23,7 @@ std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
   return units;
 }
 
-// The model's frequencies (kernels.h), with its scaling.
+// The model's frequencies (kernels/rotary.h), with its scaling.
 static std::vector<double> rotary_frequencies(const ModelConfig& model) {
   std::vector<double> frequencies = rotary_frequencies(model.rope_theta, model.head_size());
   const auto [factor, low, high, original_positions] = model.rope_scaling;

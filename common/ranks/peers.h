@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 
 namespace pentatron {
 

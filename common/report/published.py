@@ -123,7 +123,7 @@ def check(published, build, folder, note):
 def factor(text):
     name, _, value = text.partition("=")
     if not isinstance(json.loads((lessons.PROFILES / "h100.json").read_text()).get(name), dict):
-        raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X, a number of common/device/profiles/h100.json")
+        raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X, a number of common/clock/profiles/h100.json")
     try:
         return name, float(value)
     except ValueError:

@@ -31,7 +31,7 @@ class Sandbox(Machine):
         for path in ("/etc/alternatives", "/etc/ld.so.cache", ROOT / ".mpich"):
             argv += ["--ro-bind-try", str(path), str(path)]
         argv += ["--ro-bind", "/sys", "/sys", "--proc", "/proc", "--dev", "/dev", "--size", str(256 << 20), "--tmpfs", "/tmp"]
-        seen = [ROOT / "common/device/profiles"]
+        seen = [ROOT / "common/clock/profiles"]
         if building:
             argv += ["--bind", tree, tree, "--chdir", tree]
         else:

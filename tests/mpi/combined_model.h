@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "../../07_combined_5d/combined.h"
+#include "checkpoint/checkpoint.h"
 #include "model.h"
 #include "mpi_tests.h"
-#include "program/checkpoint.h"
 
 namespace pentatron {
 

@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <random>
 
+#include "checkpoint/checkpoint.h"
 #include "combined_model.h"
 #include "files.h"
 #include "gather.h"
 #include "parity.h"
-#include "program/checkpoint.h"
 
 namespace pentatron {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 #include "modelled_link.h"
 #include "mpi_tests.h"
 #include "ranks/comm.h"

@@ -6,8 +6,8 @@
 
 #include "model.h"
 #include "mpi_tests.h"
-#include "program/program.h"
 #include "ranks/comm.h"
+#include "run/program.h"
 
 namespace pentatron {
 

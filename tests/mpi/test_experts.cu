@@ -7,7 +7,7 @@
 #include "gather.h"
 #include "memory_check.h"
 #include "parity.h"
-#include "program/program.h"
+#include "run/program.h"
 
 namespace pentatron {
 namespace {

@@ -1,6 +1,6 @@
 // fp16 in every layout: the gradients of one rank, and steps that all ranks skip together.
+#include "checkpoint/checkpoint_folder.h"
 #include "continued_run.h"
-#include "program/checkpoint_folder.h"
 #include "reference.h"
 
 #ifdef REAL_IS_HALF

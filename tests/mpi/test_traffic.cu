@@ -6,7 +6,7 @@
 #include "memory_check.h"
 #include "model/memory.h"
 #include "parallel_model.h"
-#include "program/program.h"
+#include "run/program.h"
 
 #if __has_include(<cuda_cpu.h>)
 #include <cuda_cpu.h>

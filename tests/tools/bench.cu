@@ -1,6 +1,6 @@
 // bench [kernels] [attention] [training] [profile]: how fast this device trains, and how near each kernel
 // comes to what the device can do. What a kernel moves or computes is what its launch declares
-// (device/cost.h), which the modelled time uses too. The ceilings are measured in the same run: the bandwidth
+// (clock/cost.h), which the modelled time uses too. The ceilings are measured in the same run: the bandwidth
 // of a copy for what is bound by memory, a large square cuBLAS product for the products. `profile` prints
 // what was measured as a file for --gpu. With a GPU the sizes are those of real models; without one they are
 // small, and times are modelled.
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "../model.h"
-#include "device/device_profile.h"
+#include "clock/device_profile.h"
 #include "kernels/attention.h"
-#include "program/program.h"
+#include "run/program.h"
 
 using namespace pentatron;
 

@@ -2,10 +2,10 @@
 // output. tests/hugging_face.py compares them with those of transformers.
 #include <cstdio>
 
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/transformer.h"
-#include "program/checkpoint.h"
-#include "program/program.h"
+#include "run/program.h"
 
 using namespace pentatron;
 

@@ -9,8 +9,8 @@
 #include <functional>
 #include <vector>
 
-#include "device/device_profile.h"
-#include "device/timeline.h"
+#include "clock/device_profile.h"
+#include "clock/timeline.h"
 
 namespace cuda_cpu {
 

@@ -1,0 +1,395 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <system_error>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "kernels/elementwise.h"
+#include "kernels/loss.h"
+
+namespace pentatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class T>
+constexpr NumberType number_type = std::is_same_v<T, double>   ? NumberType::fp64
+                                   : std::is_same_v<T, float>  ? NumberType::fp32
+                                   : std::is_same_v<T, __half> ? NumberType::fp16
+                                                               : NumberType::bf16;
+
+constexpr const char* torch_names[] = {"float64", "float32", "float16", "bfloat16"};  // of a NumberType
+
+// A parameter, or one of its states, as a file has it. A norm's weight is a vector.
+StoredTensor stored(const Parameter& p, NumberType type, const std::string& state) {
+  StoredTensor tensor{state.empty() ? p.name : p.name + "." + state, type, {p.rows, p.columns}};
+  if (p.tensor_split == TensorSplit::held_outside) tensor.shape = {p.columns};
+  return tensor;
+}
+
+// All parameters, or these states of them.
+std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
+                                 const std::vector<std::string>& states = {""}) {
+  std::vector<StoredTensor> tensors;
+  for (const Parameter& p : parameters.all()) {
+    for (const std::string& state : states) tensors.push_back(stored(p, type, state));
+  }
+  return tensors;
+}
+
+constexpr const char* master_name = "master";  // of a state
+constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
+
+// ---- Loading
+
+// Copies the elements of `range` from a stored tensor to the device, where `to` is the first one's place.
+template <class T>
+void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cudaStream_t stream) {
+  const PinnedArray<T> host(std::min(range.size, checkpoint_buffer / sizeof(T)));
+  size_t filled = 0;
+  const auto send = [&] {
+    CUDA_CHECK(cudaMemcpyAsync(to, host.data(), filled * sizeof(T), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    to += filled;
+    filled = 0;
+  };
+  const NumberType type = from.description.type;
+  for (const GlobalRuns& runs : global_runs(range)) {
+    for (int64_t i = 0; i < runs.count * runs.length; ++i) {
+      const int64_t at = runs.first + i / runs.length * runs.stride + i % runs.length;
+      host[filled++] = static_cast<T>(static_cast<accum>(number_at(type, from.data, at)));
+      if (filled == host.size()) send();
+    }
+  }
+  if (filled > 0) send();
+}
+
+// Fills a shard of the weights, or of a state of them, at `to`.
+template <class T>
+void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRange>& ranges,
+                const std::string& state, T* to, cudaStream_t stream) {
+  for (const ParameterRange& range : ranges) {
+    StoredTensor tensor = stored(*range.parameter, number_type<T>, state);
+    // A head that is tied to the embedding is not stored.
+    if (tensor.name == head_name && !folder.has(head_name)) tensor.name = embedding_name;
+    load_range(folder.find(tensor.name, tensor.shape), range, to + range.begin_in_shard, stream);
+  }
+}
+
+// A checkpoint of this project's has these tensors, and no other ones. Their types are those of the precision
+// that wrote it.
+void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
+  for (const StoredTensor& tensor : expected) (void)found.find(tensor.name, tensor.shape);
+  require(found.tensors().size() == expected.size(), found.option(), found.path(), expected.size(),
+          " tensors; it has ", found.tensors().size());
+}
+
+bool has_masters(const SafetensorsFolder& optimizer) {
+  return optimizer.has(std::string(embedding_name) + "." + master_name);
+}
+
+}  // namespace
+
+void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
+  if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
+  const SafetensorsFolder weights(options.load_option(), options.load_folder, "model");
+  std::optional<SafetensorsFolder> masters;  // with more digits, if another precision has written the weights
+  if (!options.load.empty()) {
+    check_tensors(weights, stored(parameters, number_type<real>));
+    masters.emplace(options.load_option(), options.load_folder, "optimizer");
+    if (!has_masters(*masters)) masters.reset();
+  }
+  for (const Shard& shard : parameters.shards()) {
+    fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
+    load_shard(masters ? *masters : weights, parameters.ranges(shard), masters ? master_name : "",
+               shard.weights, stream);
+  }
+}
+
+Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer,
+                         cudaStream_t compute)
+    : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute) {
+  if (options.save.empty() && options.load_folder.empty()) return;
+  refuse_if_failed([&] { check_files(); });
+  if (!options.load.empty()) load_states();
+  if (!options.load_weights.empty() && has_master_weights) load_masters();
+  const double steps = static_cast<double>(first_step_);  // a host may not see the folder of the others
+  const std::vector<double> most = ranks_.largest({steps, -steps});
+  require(most[0] == -most[1], options.resume ? "--resume" : "--load",
+          options.resume ? options.save : options.load_folder,
+          "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
+  if (options.save.empty()) return;
+  refuse_if_failed([&] { take_folder(); });
+  buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
+}
+
+// What has gone wrong in `work` on the first rank where something has, or nothing. Rank 0 knows it, and
+// prints it.
+std::string Checkpoints::failure(const std::function<void()>& work) const {
+  std::string words;
+  try {
+    work();
+  } catch (const UsageError& error) {
+    words = error.what();
+  } catch (const std::system_error& error) {
+    words = error.code().message();
+  }
+  if (ranks_.largest({words.empty() ? 0.0 : 1.0})[0] == 0) return {};
+  for (const std::string& of_rank : ranks_.gather(words)) {
+    if (!of_rank.empty()) return of_rank;
+  }
+  return "rank 0 says why";
+}
+
+void Checkpoints::refuse_if_failed(const std::function<void()>& work) const {
+  if (const std::string words = failure(work); !words.empty()) throw UsageError(words);
+}
+
+// This rank's part of the tensors that are read must have their checksums.
+void Checkpoints::check_files() const {
+  for (const char* const name : {"model", "optimizer"}) {
+    if (options_.load_folder.empty() || (name == std::string_view("optimizer") && options_.load.empty()))
+      continue;
+    SafetensorsFolder(options_.load_option(), options_.load_folder, name)
+        .check(ranks_.rank(), ranks_.ranks());
+  }
+}
+
+// Rank 0 makes the folder of --save, and locks it.
+void Checkpoints::take_folder() {
+  if (ranks_.rank() > 0) return;
+  std::error_code error;
+  fs::create_directories(options_.save, error);
+  if (!error && access(options_.save.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  require(!error, "--save", options_.save, "a folder that can be written (", error.message(), ")");
+  const std::string other = lock_.take(options_.save);
+  require(other.empty(), "--save", options_.save, "a folder that no other run saves in (", other, " does)");
+}
+
+void Checkpoints::load_states() {
+  const char* const option = options_.load_option();
+  const TrainerState state = read_trainer_state(option, options_.load_folder);
+  const std::string optimizer(to_string(options_.optimizer));
+  require(state.optimizer == optimizer, option, options_.load_folder, "--optimizer ", optimizer, "; it was ",
+          state.optimizer);
+  first_step_ = state.steps;
+  if (const std::vector<double>& scale = state.loss_scale; has_loss_scale && !scale.empty()) {
+    const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
+    optimizer_.set_loss_scale({number(0), number(1), number(2)});
+  }
+  const SafetensorsFolder folder(option, options_.load_folder, "optimizer");
+  const std::vector<std::string> names = optimizer_.state_names();
+  std::vector<std::string> names_there = names;
+  std::erase(names_there, master_name);
+  if (has_masters(folder)) names_there.emplace_back(master_name);
+  check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
+  for (size_t k = 0; k < names.size(); ++k) {
+    if (names[k] != master_name || has_masters(folder)) load_state(folder, names[k], k);
+  }
+  if (has_master_weights && !has_masters(folder)) load_masters();
+  if (ranks_.rank() > 0) return;
+  std::string changed = changed_options(options_, state);
+  if (state.precision != precision_name)
+    changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
+  std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
+              static_cast<long long>(first_step_), changed.c_str());
+}
+
+// Weights may have more digits than `real`: the master weights keep them. These come last among the states.
+void Checkpoints::load_masters() {
+  load_state({options_.load_option(), options_.load_folder, "model"}, "",
+             optimizer_.state_names().size() - 1);
+}
+
+// Fills state number k of all shards from the tensors that have this state's name.
+void Checkpoints::load_state(const SafetensorsFolder& folder, const std::string& name, size_t k) {
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i)
+    load_shard(folder, parameters_.ranges(shards[i]), name, optimizer_.states(i)[k].data, compute_);
+}
+
+// ---- Saving
+
+void compare_weights(const Parameters& parameters, int64_t steps) {
+  const Peers& ranks = peers();
+  if (is_dry_run() || ranks.ranks() == 1) return;
+  CUDA_CHECK(cudaDeviceSynchronize());  // weights may be on their way
+  const PinnedArray<real> host(1 << 17);
+  std::ostringstream mine;  // a line for each part of a parameter: its name and place, its checksum
+  for (const Shard& shard : parameters.held()) {
+    for (const ParameterRange& range : parameters.ranges(shard)) {
+      uint32_t checksum = 0;
+      for (size_t done = 0; done < range.size; done += host.size()) {
+        const real* const from = shard.weights + range.begin_in_shard + done;
+        const size_t bytes = std::min(host.size(), range.size - done) * sizeof(real);
+        CUDA_CHECK(cudaMemcpy(host.data(), from, bytes, cudaMemcpyDeviceToHost));
+        checksum ^= crc32_of(reinterpret_cast<const std::byte*>(host.data()), bytes);
+      }
+      mine << range.parameter->name << ':' << global_runs(range).front().first << '+' << range.size << ' '
+           << checksum_text(checksum) << '\n';
+    }
+  }
+  std::map<std::string, std::map<std::string, std::vector<std::string>>> ranks_of;  // a part, with a checksum
+  const std::vector<std::string> all = ranks.gather(mine.str());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::istringstream lines(all[rank]);
+    for (std::string part, checksum; lines >> part >> checksum;)
+      ranks_of[part][checksum].push_back(rank_name(static_cast<int>(rank)));
+  }
+  std::string words;
+  for (const auto& [part, copies] : ranks_of) {
+    if (copies.size() == 1 || !words.empty()) continue;
+    words = text("step ", steps, ": ", part.substr(0, part.find(':')), " is not the same on all ranks");
+    for (const auto& [checksum, names] : copies) words += "; " + checksum + " on " + join(names, ", ");
+  }
+  if (ranks.largest({words.empty() ? 0.0 : 1.0})[0] > 0)
+    throw RunError(words.empty() ? "rank 0 says why" : words);
+}
+
+void Checkpoints::after_update(int64_t step) {
+  done_ = step + 1;
+  const bool due = options_.save_every > 0 && done_ % options_.save_every == 0;
+  if (!due || done_ == options_.steps) return;  // finish() saves the last one
+  const std::string error = save();
+  if (!error.empty() && ranks_.rank() == 0) std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
+}
+
+void Checkpoints::finish() {
+  if (done_ == saved_) return;
+  if (const std::string error = save(); !error.empty()) throw RunError(error);
+}
+
+std::string Checkpoints::save() {
+  if (options_.save.empty()) return {};
+  compare_weights(parameters_, done_);
+  const bool is_first = ranks_.rank() == 0;
+  const std::string path = (fs::path(options_.save) / checkpoint_name(done_)).string();
+  const std::string part = (fs::path(options_.save) / "new.part").string();
+  std::vector<File> all = files();
+  std::string error = failure([&] {
+    if (!is_first) return;
+    fs::remove_all(part);  // of a run that was killed
+    fs::create_directory(part);
+  });
+  if (error.empty()) error = failure([&] { write(part, all); });
+  if (error.empty()) error = failure([&] { complete(part, all); });
+  std::error_code ignored;
+  if (is_first) fs::remove_all(part, ignored);  // what has failed, or what was replaced
+  if (!error.empty()) return "--save: " + path + " can not be written: " + error;
+  saved_ = done_;
+  if (is_first) std::printf("checkpoint  %s is saved\n", path.c_str());
+  std::fflush(stdout);
+  return {};
+}
+
+std::vector<Checkpoints::File> Checkpoints::files() const {
+  File weights{"model.safetensors", stored(parameters_, number_type<real>), {}, {}};
+  File states{
+      "optimizer.safetensors", stored(parameters_, number_type<accum>, optimizer_.state_names()), {}, {}};
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    weights.arrays.push_back({shards[i].weights});
+    states.arrays.emplace_back();
+    for (const AccumTensor& state : optimizer_.states(i)) states.arrays[i].push_back(state.data);
+  }
+  std::vector<File> all = {weights, states};
+  for (File& file : all) {
+    for (StoredTensor& tensor : file.tensors) tensor.checksum = checksum_text(0);  // it has its size
+    safetensors_header(file.tensors);                                              // says where each lies
+    file.checksums.resize(file.tensors.size());
+  }
+  return all;
+}
+
+// Writes the elements that this rank counts to their places.
+void Checkpoints::write(const std::string& part, std::vector<File>& files) {
+  const std::vector<Shard> shards = parameters_.shards();
+  for (File& file : files) {
+    SharedFile on_disk(part + "/" + file.name);
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const std::vector<const void*>& arrays = file.arrays[i];
+      for (const ParameterRange& range : parameters_.counted_ranges(shards[i])) {
+        const size_t first = (range.parameter - parameters_.all().data()) * arrays.size();
+        for (size_t k = 0; k < arrays.size(); ++k)
+          write_range(range, arrays[k], file.tensors[first + k], file.checksums[first + k], on_disk);
+      }
+    }
+    on_disk.flush();
+  }
+}
+
+// They follow each other in the shard. In the file they are runs with gaps, if the rank has a part of each
+// row.
+void Checkpoints::write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
+                              uint32_t& checksum, SharedFile& file) {
+  const size_t element = bytes_of(tensor.type);
+  const auto* from = static_cast<const std::byte*>(shard) + range.begin_in_shard * element;
+  for (const GlobalRuns& runs : global_runs(range)) {
+    const size_t bytes = runs.count * runs.length * element,
+                 length = runs.length == runs.stride ? bytes : runs.length * element;
+    for (size_t done = 0; done < bytes;) {
+      const size_t end = std::min(done + checkpoint_buffer, bytes);
+      const std::byte* data = to_host(from + done, end - done);
+      while (done < end) {
+        const size_t run = done / length, in_run = done % length,
+                     size = std::min(length - in_run, end - done);
+        const uint64_t place = (runs.first + run * runs.stride) * element + in_run;
+        file.write(data, size, tensor.begin + place);
+        checksum ^= checksum_part(tensor, place, data, size);
+        done += size;
+        data += size;
+      }
+    }
+    from += bytes;
+  }
+}
+
+// Copies some of what the optimizer has updated, and waits.
+const std::byte* Checkpoints::to_host(const void* from, size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(buffer_.data(), from, bytes, cudaMemcpyDeviceToHost, compute_));
+  CUDA_CHECK(cudaStreamSynchronize(compute_));
+  return buffer_.data();
+}
+
+// Rank 0 makes a checkpoint of what all ranks have written.
+void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
+  for (File& file : files) file.checksums = ranks_.exclusive_or(file.checksums);
+  if (ranks_.rank() > 0) return;
+  const fs::path folder = part;
+  for (File& file : files) {
+    for (size_t i = 0; i < file.tensors.size(); ++i)
+      file.tensors[i].checksum = checksum_text(file.checksums[i]);
+    const std::string header = safetensors_header(file.tensors);
+    SharedFile on_disk(folder / file.name);
+    on_disk.write(reinterpret_cast<const std::byte*>(header.data()), header.size(), 0);
+    on_disk.flush();
+  }
+  std::vector<double> scale;
+  if (has_loss_scale) {
+    LossScale now;
+    std::memcpy(&now, to_host(optimizer_.loss_scale(), sizeof now), sizeof now);
+    scale = {now.factor, now.good_steps, now.skipped};
+  }
+  write_file(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
+                                                       torch_names[static_cast<int>(number_type<real>)]));
+  write_file(folder / "trainer_state.json",
+             trainer_state_text(done_, precision_name, std::string(to_string(options_.optimizer)),
+                                options_.as_json, scale));
+  for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
+    const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
+    if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;
+    fs::copy_file(from, folder / name);
+    flush_to_disk(folder / name);
+  }
+  publish_checkpoint(part, done_);
+}
+
+}  // namespace pentatron

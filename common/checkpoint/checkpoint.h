@@ -1,0 +1,88 @@
+// Checkpoints: folders in Hugging Face's format. A run writes them between steps, and any layout can read
+// them.
+//
+//   DIR/step_000200/model.safetensors      weights, under the names that declare_transformer gives them
+//                   config.json            the model's sizes
+//                   optimizer.safetensors  the optimizer's states: NAME.moment1, NAME.moment2, NAME.master
+//                   trainer_state.json     the step, and the options of the run
+//   DIR/latest                             the name of the newest complete checkpoint
+//
+// The declarations say where each element of each tensor lies in a file. So every rank writes the elements
+// that its optimizer updates, and nothing is gathered; and every rank reads those that it needs, whoever has
+// written them. A checksum of each tensor is in its file's header; it is made of the ranks' parts.
+//
+// Training waits while a checkpoint is saved. It is written into DIR/new.part, and renamed when all of it is
+// on the disk. So a run may be killed at any moment: what has another name is complete.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "model/optimizer.h"
+#include "model/parameters.h"
+#include "ranks/peers.h"
+#include "ranks/shared_file.h"
+#include "run/options.h"
+
+namespace pentatron {
+
+constexpr size_t checkpoint_buffer = 16 << 20;  // bytes of a rank's pinned memory, for copies
+
+// Sets the weights of this rank's shards: initial values, or what --load or --load-weights reads. Throws
+// UsageError if the checkpoint has not what the model needs.
+void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream);
+
+// Compares checksums of the weights that several ranks hold: hardly a loss shows a wrong bit. Throws RunError
+// where they differ; on rank 0 it names a parameter, and who has what. All ranks call this.
+void compare_weights(const Parameters& parameters, int64_t steps);
+
+class Checkpoints {
+ public:
+  // With --load, sets the optimizer's states. With --save, makes the folder. Throws UsageError. All ranks
+  // construct it, and call each function, at the same steps.
+  Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute);
+
+  int64_t first_step() const { return first_step_; }  // of this run
+  // After the optimizer's step: saves, if this step is one of --save-every. A failure is a line. Throws
+  // RunError if ranks should hold the same weights and do not.
+  void after_update(int64_t step);
+  // Saves the last step, also where a signal has ended the run. Throws RunError if that fails, or likewise.
+  void finish();
+
+ private:
+  struct File {
+    std::string name;
+    std::vector<StoredTensor> tensors;             // equally many of each parameter
+    std::vector<std::vector<const void*>> arrays;  // [shards, this number], on the device
+    std::vector<uint32_t> checksums;               // [tensors]
+  };
+  std::string failure(const std::function<void()>& work) const;
+  void refuse_if_failed(const std::function<void()>& work) const;
+  void check_files() const;
+  void take_folder();
+  void load_states();
+  void load_masters();
+  void load_state(const SafetensorsFolder& folder, const std::string& name, size_t k);
+
+  std::string save();  // returns what went wrong, or nothing
+  std::vector<File> files() const;
+  void write(const std::string& part, std::vector<File>& files);
+  void write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
+                   uint32_t& checksum, SharedFile& file);
+  void complete(const std::string& part, std::vector<File>& files);
+  const std::byte* to_host(const void* from, size_t bytes);
+
+  const Options& options_;
+  Parameters& parameters_;
+  Optimizer& optimizer_;
+  cudaStream_t compute_;
+  const Peers& ranks_ = peers();
+  int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
+  FolderLock lock_;                                // of --save, on rank 0
+  PinnedArray<std::byte> buffer_;
+};
+
+}  // namespace pentatron

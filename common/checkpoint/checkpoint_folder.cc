@@ -1,0 +1,253 @@
+#include "checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "model/mapped_file.h"
+#include "ranks/shared_file.h"
+#include "run/command_line.h"
+#include "run/log.h"
+
+namespace pentatron {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// The values of a file, which is a JSON object; every complaint names option and file.
+class JsonFile {
+ public:
+  JsonFile(const std::string& option, const fs::path& path) : option_(option), path_(path.string()) {
+    const MappedFile file(option, path_);
+    const char* const begin = reinterpret_cast<const char*>(file.bytes().data());
+    json_ = Json::parse(begin, begin + file.bytes().size(), nullptr, false);
+    check(json_.is_object(), "a JSON object");
+  }
+  JsonFile(const JsonFile& of, const Json& part) : option_(of.option_), path_(of.path_), json_(part) {}
+
+  template <class... Expected>
+  void check(bool good, const Expected&... expected) const {
+    require(good, option_, path_, expected...);
+  }
+  const Json& json() const { return json_; }
+  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+  // A part, which is an object; empty if there is none.
+  JsonFile part(const char* key) const {
+    if (!has(key)) return {*this, Json::object()};
+    check(json_[key].is_object(), key, " to be an object");
+    return {*this, json_[key]};
+  }
+  int whole(const char* key, int lowest, int highest) const {
+    check(has(key), "a value of ", key);
+    const Json& value = json_[key];
+    check(value.is_number_integer() && value >= lowest && value <= highest, key,
+          " to be a whole number from ", lowest, " to ", highest, "; it is ", value.dump());
+    return value;
+  }
+  std::string words(const char* key) const {
+    check(has(key) && json_[key].is_string(), "a text for ", key);
+    return json_[key];
+  }
+  double number(const char* key, double preset) const {
+    if (!has(key)) return preset;
+    check(json_[key].is_number() && json_[key] > 0, key, " to be a number above 0");
+    return json_[key];
+  }
+  // Refuses every value but `expected`. What is missing has it.
+  void only(const char* key, const Json& expected) const {
+    const Json& value = has(key) ? json_[key] : expected;
+    check(value == expected, key, " to be ", expected.dump(), "; it is ", value.dump());
+  }
+
+ private:
+  std::string option_, path_;
+  Json json_;
+};
+
+// "llama3", or none. Transformers 5 writes rope_parameters, and rope_theta into it.
+void read_rope(const JsonFile& config, ModelConfig& model) {
+  config.check(!config.has("rope_parameters") || !config.has("rope_scaling"),
+               "rope_parameters or rope_scaling, and not both");
+  const JsonFile rope = config.part(config.has("rope_parameters") ? "rope_parameters" : "rope_scaling");
+  model.rope_theta = rope.number("rope_theta", config.number("rope_theta", 1e4));
+  const char* const key = rope.has("rope_type") ? "rope_type" : "type";
+  model.rope_scaling = {};
+  rope.only("partial_rotary_factor", 1);
+  if (!rope.has("factor")) return rope.only(key, "default");
+  rope.check(rope.has(key), "a rope_type beside factor");
+  rope.only(key, "llama3");
+  model.rope_scaling = {rope.number("factor", 1), rope.number("low_freq_factor", 1),
+                        rope.number("high_freq_factor", 4),
+                        rope.whole("original_max_position_embeddings", 1, 1 << 30)};
+  rope.check(model.rope_scaling.low_freq_factor < model.rope_scaling.high_freq_factor,
+             "low_freq_factor to be below high_freq_factor");
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t steps) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step_%06lld", static_cast<long long>(steps));
+  return name;
+}
+
+std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file) {
+  std::string newest;
+  std::getline(std::ifstream(fs::path(folder) / "latest"), newest);
+  std::error_code ignored;
+  for (const fs::path& path : {fs::path(folder), fs::path(folder) / newest}) {
+    if (fs::exists(path / file, ignored)) return path.string();
+  }
+  throw UsageError(option, folder,
+                   "a folder with " + file + ", or one of --save that has a complete checkpoint");
+}
+
+void publish_checkpoint(const std::string& part, int64_t steps) {
+  const fs::path folder = fs::path(part).parent_path(), path = folder / checkpoint_name(steps);
+  flush_to_disk(part);
+  if (fs::exists(path))
+    check_errno(renameat2(AT_FDCWD, part.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0);
+  else
+    fs::rename(part, path);
+  flush_to_disk(folder);
+  write_file(folder / "latest.part", checkpoint_name(steps) + "\n");
+  fs::rename(folder / "latest.part", folder / "latest");
+  flush_to_disk(folder);
+}
+
+std::string trainer_state_text(int64_t steps, const std::string& precision, const std::string& optimizer,
+                               const std::string& options_as_json, const std::vector<double>& loss_scale) {
+  Json state = {{"format", 1},
+                {"step", steps},
+                {"precision", precision},
+                {"optimizer", optimizer},
+                {"options", Json::parse(options_as_json)}};
+  if (!loss_scale.empty()) state["loss_scale"] = loss_scale;
+  return state.dump(2) + "\n";
+}
+
+TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint) {
+  const fs::path folder = fs::path(checkpoint).lexically_normal();
+  const JsonFile file(option, folder / "trainer_state.json");
+  file.check(file.has("format") && file.json()["format"] == 1, "format 1");
+  TrainerState result;
+  result.steps = file.whole("step", 0, 1'000'000'000);
+  result.precision = file.words("precision");
+  result.optimizer = file.words("optimizer");
+  if (file.has("loss_scale")) {
+    const Json& scale = file.json()["loss_scale"];
+    file.check(
+        scale.is_array() && scale.size() == 3 && std::ranges::all_of(scale, &Json::is_number) && scale[0] > 0,
+        "a loss scale of three numbers");
+    result.loss_scale = scale.get<std::vector<double>>();
+  }
+  const JsonFile options = file.part("options");
+  for (const auto& [name, value] : options.json().items())
+    result.options[name] = value.is_string() ? value.get<std::string>() : value.dump();
+  const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+  file.check(!name.starts_with("step_") || name == checkpoint_name(result.steps),
+             "the steps of its folder's name; it says ", result.steps);
+  return result;
+}
+
+void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model) {
+  const JsonFile config(option,
+                        fs::is_directory(folder) ? fs::path(folder) / "config.json" : fs::path(folder));
+  model.name = folder;
+  model.layers = config.whole("num_hidden_layers", 1, 1000);
+  model.d_model = config.whole("hidden_size", 2, 65536);
+  model.heads = config.whole("num_attention_heads", 1, 1024);
+  model.kv_heads =
+      config.has("num_key_value_heads") ? config.whole("num_key_value_heads", 1, 1024) : model.heads;
+  model.d_ff = config.whole("intermediate_size", 1, 1'000'000);
+  model.vocab_size = config.whole("vocab_size", 2, 1'000'000);
+  model.norm_epsilon = config.number("rms_norm_eps", 1e-6);
+  read_rope(config, model);
+  const JsonFile experts = config.part("pentatron_experts");
+  model.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
+  if (model.experts > 0) {
+    model.top_k = experts.whole("top_k", 1, 1024);
+    if (experts.has("shared_experts")) model.shared_experts = experts.whole("shared_experts", 0, 1024);
+    if (experts.has("balance_bias")) model.balance = Balance::bias;
+  }
+  const std::pair<const char*, Json> all_that_is_here[] = {
+      {"model_type", model.experts > 0 ? "pentatron_experts" : "llama"},
+      {"architectures", Json::array({model.experts > 0 ? "PentatronExperts" : "LlamaForCausalLM"})},
+      {"hidden_act", "silu"},
+      {"head_dim", model.d_model / model.heads},
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"sliding_window", nullptr},
+      {"quantization_config", nullptr},
+      {"rope_interleaved", false},
+      {"partial_rotary_factor", 1},
+      {"attention_multiplier", nullptr},
+      {"embedding_multiplier", 1},
+      {"residual_multiplier", 1},
+      {"logits_scaling", 1}};
+  for (const auto& [key, value] : all_that_is_here) config.only(key, value);
+  model.remarks.clear();
+  if (config.has("tie_word_embeddings") && config.json()["tie_word_embeddings"] == true) {
+    const int64_t here = parameter_count(model), there = here - int64_t{model.vocab_size} * model.d_model;
+    model.remarks = text("its head is the embedding, which makes ", human_count(there),
+                         " parameters; here it is a matrix of its own: ", human_count(here), "\n");
+  }
+  if (config.has("attention_dropout") && config.json()["attention_dropout"] != 0)
+    model.remarks += "its attention_dropout is above 0; here nothing is dropped\n";
+}
+
+std::string model_config_text(const ModelConfig& m, int sequence_length, const std::string& type) {
+  Json config = {{"architectures", {"LlamaForCausalLM"}},
+                 {"model_type", "llama"},
+                 {"hidden_size", m.d_model},
+                 {"intermediate_size", m.d_ff},
+                 {"num_hidden_layers", m.layers},
+                 {"num_attention_heads", m.heads},
+                 {"num_key_value_heads", m.kv_heads},
+                 {"vocab_size", m.vocab_size},
+                 {"rope_scaling", nullptr},
+                 {"max_position_embeddings", sequence_length},
+                 {"hidden_act", "silu"},
+                 {"attention_bias", false},
+                 {"mlp_bias", false},
+                 {"rms_norm_eps", m.norm_epsilon},
+                 {"rope_theta", m.rope_theta},
+                 {"tie_word_embeddings", false},
+                 {"bos_token_id", nullptr},
+                 {"eos_token_id", nullptr},
+                 {"torch_dtype", type}};
+  const RopeScaling& rope = m.rope_scaling;
+  if (rope.factor != 1) {
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", rope.factor},
+                              {"low_freq_factor", rope.low_freq_factor},
+                              {"high_freq_factor", rope.high_freq_factor},
+                              {"original_max_position_embeddings", rope.original_positions}};
+    config["max_position_embeddings"] = std::max(sequence_length, rope.original_positions);
+  }
+  if (m.experts > 0) {  // transformers has no such model
+    config["architectures"] = {"PentatronExperts"};
+    config["model_type"] = "pentatron_experts";
+    config["pentatron_experts"] = {{"experts", m.experts}, {"top_k", m.top_k}};
+    if (m.shared_experts > 0) config["pentatron_experts"]["shared_experts"] = m.shared_experts;
+    if (m.has_balance_bias()) config["pentatron_experts"]["balance_bias"] = true;
+  }
+  return config.dump(2) + "\n";
+}
+
+std::string model_difference(const ModelConfig& model, const ModelConfig& saved) {
+  const Json here = Json::parse(model_config_text(model, 0, "")),
+             there = Json::parse(model_config_text(saved, 0, ""));
+  for (const auto& [name, value] : here.items()) {
+    const Json was = there.value(name, Json());
+    if (value != was) return text(name, " is ", value.dump(), ", and was ", was.dump());
+  }
+  return {};
+}
+
+}  // namespace pentatron

@@ -1,0 +1,223 @@
+#include "checkpoint/safetensors.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "device/errors.h"
+
+namespace pentatron {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* metadata_name = "__metadata__";
+const std::string checksum_key = "crc32 ";
+constexpr uint64_t size_field = 8;              // bytes
+constexpr uint64_t most_elements = 1ull << 56;  // so that no product overflows
+
+template <class T>
+T load_as(const std::byte* array, uint64_t i) {
+  T value;
+  std::memcpy(&value, array + i * sizeof value, sizeof value);
+  return value;
+}
+
+// IEEE 754's binary16: a sign, 5 bits of exponent, 10 of fraction.
+double load_fp16(const std::byte* array, uint64_t i) {
+  const auto bits = load_as<uint16_t>(array, i);
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double value = std::ldexp(exponent == 0 ? fraction : 1024 + fraction, std::max(exponent, 1) - 25);
+  if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
+  return bits >> 15 ? -value : value;
+}
+
+double load_bf16(const std::byte* array, uint64_t i) {  // the upper half of an fp32
+  return std::bit_cast<float>(uint32_t{load_as<uint16_t>(array, i)} << 16);
+}
+
+struct TypeEntry {
+  const char* name;
+  size_t bytes;
+  double (*load)(const std::byte* array, uint64_t i);
+};
+constexpr TypeEntry types[] = {  // in the order of NumberType
+    {"F64", 8, load_as<double>},
+    {"F32", 4, [](const std::byte* array, uint64_t i) -> double { return load_as<float>(array, i); }},
+    {"F16", 2, load_fp16},
+    {"BF16", 2, load_bf16}};
+const TypeEntry& entry_of(NumberType type) { return types[static_cast<int>(type)]; }
+
+// One entry of a header. Throws std::string: what is wrong with it.
+StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin,
+                        uint64_t data_bytes) {
+  StoredTensor tensor{name, NumberType::fp32, {}};
+  std::string type;
+  std::array<uint64_t, 2> offsets;
+  try {
+    entry.at("dtype").get_to(type);
+    entry.at("shape").get_to(tensor.shape);
+    entry.at("data_offsets").get_to(offsets);
+  } catch (const Json::exception&) {
+    throw name + " has no dtype, shape and data_offsets";
+  }
+  const auto known = std::ranges::find(types, type, &TypeEntry::name);
+  if (known == std::end(types)) throw name + " has the type " + type;
+  tensor.type = static_cast<NumberType>(known - types);
+  uint64_t elements = 1;
+  for (const int64_t size : tensor.shape) {
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements) || elements > most_elements)
+      throw name + " has a wrong shape";
+  }
+  const auto [begin, end] = offsets;
+  if (begin > end || end > data_bytes)
+    throw name + " lies outside the file's " + std::to_string(data_bytes) + " bytes of tensors";
+  tensor.begin = data_begin + begin;
+  if (end - begin != tensor.bytes())
+    throw name + " has " + std::to_string(end - begin) + " bytes, not those of its shape";
+  return tensor;
+}
+
+// Throws std::string.
+std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
+  if (file.size() < size_field) throw std::string("it has fewer than 8 bytes");
+  const uint64_t size = load_as<uint64_t>(file.data(), 0);
+  if (size > file.size() - size_field) throw std::string("it is cut off, or it is none");
+  const char* const text = reinterpret_cast<const char*>(file.data()) + size_field;
+  const Json header = Json::parse(text, text + size, nullptr, false);
+  if (!header.is_object()) throw std::string("its header is no JSON object");
+  uint64_t end = size_field + size;
+  const Json metadata = header.value(metadata_name, Json::object());
+  std::vector<StoredTensor> tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == metadata_name) continue;
+    tensors.push_back(read_entry(name, entry, end, file.size() - end));
+    const std::string key = checksum_key + name;
+    if (metadata.contains(key) && metadata[key].is_string()) tensors.back().checksum = metadata[key];
+  }
+  std::ranges::stable_sort(tensors, {}, [](const auto& t) { return std::pair(t.begin, t.bytes()); });
+  for (const StoredTensor& tensor : tensors) {
+    if (tensor.begin != end) throw tensor.name + " overlaps the tensor before it, or leaves a gap";
+    end += tensor.bytes();
+  }
+  if (end != file.size()) throw std::to_string(file.size() - end) + " bytes belong to no tensor";
+  return tensors;
+}
+
+}  // namespace
+
+size_t bytes_of(NumberType type) { return entry_of(type).bytes; }
+std::string_view to_string(NumberType type) { return entry_of(type).name; }
+
+uint64_t StoredTensor::elements() const {
+  return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies());
+}
+
+std::string safetensors_header(std::vector<StoredTensor>& tensors) {
+  Json header = {{metadata_name, {{"format", "pt"}}}};  // transformers asks for it
+  uint64_t begin = 0;
+  for (const StoredTensor& tensor : tensors) {
+    header[metadata_name][checksum_key + tensor.name] = tensor.checksum;
+  }
+  for (const StoredTensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", to_string(tensor.type)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {begin, begin + tensor.bytes()}}};
+    begin += tensor.bytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that tensors are aligned
+  const uint64_t size = text.size();
+  uint64_t at = size_field + size;
+  for (StoredTensor& tensor : tensors) {
+    tensor.begin = at;
+    at += tensor.bytes();
+  }
+  return std::string(reinterpret_cast<const char*>(&size), size_field) + text;
+}
+
+double number_at(NumberType type, const std::byte* array, uint64_t i) {
+  return entry_of(type).load(array, i);
+}
+
+std::string checksum_text(uint32_t checksum) {
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", checksum);
+  return digits;
+}
+
+uint32_t crc32_of(const std::byte* data, size_t bytes) {
+  return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes));
+}
+
+// crc32_combine moves its first argument by the bytes that follow, and takes the exclusive or with the
+// second.
+uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes) {
+  const uint64_t after = tensor.bytes() - place - bytes;
+  return static_cast<uint32_t>(crc32_combine(crc32_of(data, bytes), 0, static_cast<z_off_t>(after)));
+}
+
+SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::string& folder,
+                                     const std::string& stem)
+    : option_(option), path_((std::filesystem::path(folder) / (stem + ".safetensors")).string()) {
+  const std::string index_path = path_ + ".index.json";
+  std::set<std::string> names = {stem + ".safetensors"};
+  std::error_code ignored;
+  if (!std::filesystem::exists(path_, ignored) && std::filesystem::exists(index_path, ignored)) {
+    const MappedFile file(option, index_path);
+    const char* const text = reinterpret_cast<const char*>(file.bytes().data());
+    const Json index = Json::parse(text, text + file.bytes().size(), nullptr, false);
+    names.clear();
+    if (index.is_object() && index.contains("weight_map") && index["weight_map"].is_object()) {
+      for (const auto& [tensor, name] : index["weight_map"].items()) {
+        if (name.is_string() && name.get<std::string>().find('/') == std::string::npos) names.insert(name);
+      }
+    }
+    if (names.empty()) throw UsageError(option, index_path, "a weight_map that names files");
+  }
+  for (const std::string& name : names) {
+    const std::string path = (std::filesystem::path(folder) / name).string();
+    const std::span<const std::byte> file = files_.emplace_back(option, path).bytes();
+    try {
+      for (const StoredTensor& tensor : read_header(file))
+        tensors_[tensor.name] = {tensor, &file[tensor.begin]};
+    } catch (const std::string& fault) {
+      throw UsageError(option, path, "a safetensors file; " + fault);
+    }
+  }
+}
+
+void SafetensorsFolder::check(int rank, int ranks) const {
+  int number = 0;
+  for (const auto& [name, tensor] : tensors_) {
+    const std::string& expected = tensor.description.checksum;
+    if (number++ % ranks != rank || expected.empty()) continue;
+    const std::string found = checksum_text(crc32_of(tensor.data, tensor.description.bytes()));
+    if (found == expected) continue;
+    throw UsageError(
+        option_, path_,
+        name + " with the checksum " + expected + "; it has " + found + " (the file is damaged)");
+  }
+}
+
+const FoundTensor& SafetensorsFolder::find(const std::string& name, const std::vector<int64_t>& shape) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) throw UsageError(option_, path_, "a tensor " + name);
+  if (found->second.description.shape != shape) {
+    throw UsageError(option_, path_,
+                     name + " of shape " + Json(shape).dump() + "; it has " +
+                         Json(found->second.description.shape).dump());
+  }
+  return found->second;
+}
+
+}  // namespace pentatron

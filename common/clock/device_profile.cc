@@ -1,0 +1,152 @@
+#include "clock/device_profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "device/errors.h"
+
+namespace pentatron {
+namespace {
+
+struct Field {
+  const char* name;
+  double DeviceProfile::*value;
+  const char* unit;
+  bool may_be_none = false;
+  bool must_be_positive() const { return std::string_view(unit) != "s" && !may_be_none; }  // a divisor
+};
+constexpr Field fields[] = {
+    {"memory_bytes", &DeviceProfile::memory_bytes, "B"},
+    {"memory_bandwidth", &DeviceProfile::memory_bandwidth, "B/s"},
+    {"memory_achievable", &DeviceProfile::memory_achievable, "share"},
+    {"flops_fp64", &DeviceProfile::flops_fp64, "FLOP/s"},
+    {"flops_fp32", &DeviceProfile::flops_fp32, "FLOP/s"},
+    {"flops_bf16", &DeviceProfile::flops_bf16, "FLOP/s"},
+    {"flops_fp8", &DeviceProfile::flops_fp8, "FLOP/s"},
+    {"product_achievable", &DeviceProfile::product_achievable, "share"},
+    {"tile_rows", &DeviceProfile::tile_rows, "elements"},
+    {"tile_columns", &DeviceProfile::tile_columns, "elements"},
+    {"multiprocessors", &DeviceProfile::multiprocessors, "number"},
+    {"tiled_attention", &DeviceProfile::tiled_attention, "share"},
+    {"attention_64_forward", &DeviceProfile::attention_64_forward, "share"},
+    {"attention_64_backward", &DeviceProfile::attention_64_backward, "share"},
+    {"attention_128_forward", &DeviceProfile::attention_128_forward, "share"},
+    {"attention_128_backward", &DeviceProfile::attention_128_backward, "share"},
+    {"flash_forward", &DeviceProfile::flash_forward, "share"},
+    {"flash_backward", &DeviceProfile::flash_backward, "share"},
+    {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
+    {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
+    {"host_bandwidth", &DeviceProfile::host_bandwidth, "B/s"},
+    {"link_latency", &DeviceProfile::link_latency, "s"},
+    {"link_bandwidth", &DeviceProfile::link_bandwidth, "B/s"},
+    {"network_latency", &DeviceProfile::network_latency, "s"},
+    {"network_bandwidth", &DeviceProfile::network_bandwidth, "B/s"},
+    {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
+    {"ll_bandwidth", &DeviceProfile::ll_bandwidth, "B/s", true},
+    {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s"},
+};
+
+std::string known_profiles() {
+  std::set<std::string> names;
+  std::error_code ignored;
+  for (const auto& file : std::filesystem::directory_iterator(PENTATRON_PROFILES, ignored))
+    names.insert(file.path().stem());
+  std::string list;
+  for (const std::string& name : names) list += name + ", ";
+  return list + "or a file with such numbers";
+}
+
+// The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
+// long sum is split into parts. A library chooses tile size and parts, so the best of some choices counts.
+// The result is written when the sums are complete; no computing is left that could hide the writing.
+double product_seconds(const DeviceProfile& p, const Cost& c) {
+  struct Tile {
+    double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded
+  };
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tile tile : {Tile{1, 1}, Tile{0.5, 0.85}, Tile{0.25, 0.6}}) {
+    const double rows = p.tile_rows * tile.size, columns = p.tile_columns * tile.size;
+    const double tiles = std::ceil(c.m / rows) * std::ceil(c.n / columns) * c.batch;
+    for (const double parts : {1.0, 2.0, 4.0, 8.0}) {
+      if (parts > 1 && (tiles * parts > p.multiprocessors || c.k / parts < 512)) break;
+      const double waves = std::ceil(tiles * parts / p.multiprocessors);
+      const double flops = waves * p.multiprocessors * 2 * rows * columns * c.k / parts;
+      const double rate = p.flops(c.element_bytes) * p.product_achievable * tile.efficiency;
+      const double partial_sums = parts > 1 ? 2 * sizeof(float) * parts * c.m * c.n * c.batch : 0;
+      best = std::min(best, flops / rate + partial_sums / (p.memory_bandwidth * p.memory_achievable));
+    }
+  }
+  return best + c.result_bytes / (p.memory_bandwidth * p.memory_achievable);
+}
+
+}  // namespace
+
+double DeviceProfile::flops(int element_bytes) const {
+  return element_bytes == 8   ? flops_fp64
+         : element_bytes == 4 ? flops_fp32
+         : element_bytes == 2 ? flops_bf16
+                              : flops_fp8;
+}
+
+double DeviceProfile::attention_achievable(const Cost& cost) const {
+  if (cost.unit == Cost::Unit::cores) return tiled_attention;
+  if (cost.head_size == 128) return cost.backward ? attention_128_backward : attention_128_forward;
+  return cost.backward ? attention_64_backward : attention_64_forward;
+}
+
+double DeviceProfile::seconds(const Cost& cost) const {
+  const double moving = cost.bytes / (memory_bandwidth * memory_achievable);
+  double computing = 0;
+  if (cost.batch > 0) {
+    computing = product_seconds(*this, cost);
+  } else if (cost.flops > 0) {
+    const double peak = cost.unit == Cost::Unit::tensor_cores ? flops_bf16 : flops_fp32;
+    computing = cost.flops / (peak * attention_achievable(cost));
+  }
+  return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
+}
+
+DeviceProfile load_profile(const std::string& gpu) {
+  const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
+  const bool is_name = gpu.find('/') == gpu.npos && std::filesystem::exists(shipped);
+  if (!is_name && !std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles());
+  std::ifstream file(is_name ? shipped : gpu);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles());
+  DeviceProfile profile = {};
+  profile.name = is_name ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
+  for (const Field& field : fields) {
+    const auto found = json.find(field.name);
+    const bool is_number = found != json.end() && found->is_object() && found->contains("value") &&
+                           (*found)["value"].is_number();
+    const double value = is_number ? (*found)["value"].get<double>() : -1;
+    if (!is_number || !(value >= 0) || (value == 0 && field.must_be_positive())) {
+      throw UsageError("--gpu", gpu,
+                       std::string("a number \"value\" ") +
+                           (field.must_be_positive() ? "above 0" : "of 0 or more") + " for \"" + field.name +
+                           "\" in this file");
+    }
+    profile.*field.value = value;
+  }
+  return profile;
+}
+
+std::string to_json(const DeviceProfile& profile, const std::string& source) {
+  std::ostringstream out;
+  out << "{\n \"name\": " << nlohmann::json(profile.name);
+  for (const Field& field : fields) {
+    out << ",\n " << nlohmann::json(field.name) << ": {\"value\": " << nlohmann::json(profile.*field.value)
+        << ", \"unit\": " << nlohmann::json(field.unit) << ",\n  \"source\": " << nlohmann::json(source)
+        << "}";
+  }
+  out << "\n}\n";
+  return out.str();
+}
+
+}  // namespace pentatron

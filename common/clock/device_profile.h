@@ -1,0 +1,52 @@
+// A GPU in some twenty numbers, and how long an operation would take on it. profiles/ has one JSON file for
+// each GPU; each number there names its source. No CUDA here.
+#pragma once
+
+#include <string>
+
+#include "clock/cost.h"
+
+namespace pentatron {
+
+struct DeviceProfile {
+  std::string name;
+  double memory_bytes;
+  double memory_bandwidth;                               // bytes/s
+  double memory_achievable;                              // share of it that a good kernel reaches
+  double flops_fp64, flops_fp32, flops_bf16, flops_fp8;  // FLOP/s of dense products
+  double product_achievable;                             // share of them that a large product reaches
+  double tile_rows, tile_columns;                        // of the result, on which one multiprocessor works
+  double multiprocessors;
+  // As product_achievable, of attention's kernels: tiled; on tensor cores, for heads of 64 and of 128; and of
+  // FlashAttention-2's, which others use (07's planner; common/report/published.py).
+  double tiled_attention;
+  double attention_64_forward, attention_64_backward, attention_128_forward, attention_128_backward;
+  double flash_forward, flash_backward;
+  double kernel_seconds;                      // the shortest kernel, with the gap before it
+  double launch_seconds;                      // of the host, for each operation
+  double host_bandwidth;                      // bytes/s of a copy from or to pinned memory
+  double link_latency, link_bandwidth;        // s, bytes/s each way, of a GPU within its node
+  double network_latency, network_bandwidth;  // likewise between nodes
+  double gpus_per_node;
+  double ll_bandwidth;  // bytes/s of NCCL's protocol LL in a node, at most; 0: links are used as they are
+  double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
+
+  double flops(int element_bytes) const;  // peak of products of such elements
+  double attention_achievable(const Cost& cost) const;
+  double seconds(const Cost& cost) const;
+  double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
+};
+
+// What a program asks of the GPU that the CPU build models.
+struct DeviceConfig {
+  std::string gpu;       // name or file of its profile; empty: h100
+  bool dry_run = false;  // nothing is computed, only counted
+};
+
+// `gpu`: a shipped profile's name, or a file. UsageError if it is unknown, or lacks a number that is valid.
+DeviceProfile load_profile(const std::string& gpu);
+
+// A profile as a file: each number with the source that is given for all of them.
+std::string to_json(const DeviceProfile& profile, const std::string& source);
+
+}  // namespace pentatron

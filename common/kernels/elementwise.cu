@@ -1,0 +1,131 @@
+#include "kernels/elementwise.h"
+#include "kernels/pack.h"
+
+namespace pentatron {
+
+template <int width>
+__global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
+  for (size_t i : grid_range(size, width)) {
+    Pack<width> sum = load<width>(x + i);
+    sum += load<width>(branch + i);
+    store(out + i, sum);
+  }
+}
+
+void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
+  const int width = width_for(out.size(), x.data, branch.data, out.data);
+  launch(width == 1 ? residual_add_kernel<1> : residual_add_kernel<pack_width>, elementwise_grid(out.size()),
+         moves(3 * real_bytes * out.size()), stream, x.data, branch.data, out.size(), out.data);
+}
+
+template <int width>
+__global__ void accumulate_kernel(In<accum> term, Out<accum> sum, size_t size) {
+  for (size_t i : grid_range(size, width)) {
+    Pack<width> total = load<width>(sum + i);
+    total += load<width>(term + i);
+    store(sum + i, total);
+  }
+}
+
+void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream) {
+  const int width = width_for(size, term, sum);
+  launch(width == 1 ? accumulate_kernel<1> : accumulate_kernel<pack_width>, elementwise_grid(size),
+         moves(3 * accum_bytes * size), stream, term, sum, size);
+}
+
+void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream) {
+  const AccumTensor sum = gradient.sum;
+  if (gradient.add) return accumulate(term.data, sum.data, sum.size(), stream);
+  CUDA_CHECK(cudaMemcpyAsync(sum.data, term.data, sum.bytes(), cudaMemcpyDeviceToDevice, stream));
+}
+
+template <int width>
+__global__ void round_to_real_kernel(In<accum> x, Out<real> out, size_t size) {
+  for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
+}
+
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
+  const int width = width_for(size, x, out);
+  launch(width == 1 ? round_to_real_kernel<1> : round_to_real_kernel<pack_width>, elementwise_grid(size),
+         moves((accum_bytes + real_bytes) * size), stream, x, out, size);
+}
+
+// Element j of the row lies in part j / part_columns, and each part has `rows` rows.
+template <int width, class T>
+__global__ void split_columns_kernel(In<T> x, int64_t rows, int columns, int part_columns, Out<T> packed) {
+  const int64_t row = blockIdx.x;
+  for (int j : block_range(columns, width)) {
+    const int64_t part = j / part_columns;
+    store(packed + (part * rows + row) * part_columns + j % part_columns, load<width>(x + row * columns + j));
+  }
+}
+
+template <int width>
+__global__ void join_columns_kernel(In<real> packed, int64_t rows, int columns, int part_columns,
+                                    Out<real> x) {
+  const int64_t row = blockIdx.x;
+  for (int j : block_range(columns, width)) {
+    const int64_t part = j / part_columns;
+    store(x + row * columns + j, load<width>(packed + (part * rows + row) * part_columns + j % part_columns));
+  }
+}
+
+template <class T>
+void split_columns(Matrix<T> x, int parts, T* packed, cudaStream_t stream) {
+  const int columns = static_cast<int>(x.columns), width = width_for(columns / parts, x.data, packed);
+  launch(width == 1 ? split_columns_kernel<1, T> : split_columns_kernel<pack_width, T>,
+         block_a_row(x.rows, columns / width), moves(2 * x.bytes()), stream, x.data, x.rows, columns,
+         columns / parts, packed);
+}
+
+void join_columns(const real* packed, int parts, Tensor x, cudaStream_t stream) {
+  const int columns = static_cast<int>(x.columns), width = width_for(columns / parts, x.data, packed);
+  launch(width == 1 ? join_columns_kernel<1> : join_columns_kernel<pack_width>,
+         block_a_row(x.rows, columns / width), moves(2 * x.bytes()), stream, packed, x.rows, columns,
+         columns / parts, x.data);
+}
+
+template void split_columns(Tensor, int, real*, cudaStream_t);
+#if PRECISION == 16
+template void split_columns(AccumTensor, int, accum*, cudaStream_t);
+#endif
+
+// Number `index` of a sequence of normal numbers: each Philox block gives four, by two Box-Muller transforms.
+// Not inlined, because a vectorised loop may round its last elements differently, and a slice of a matrix
+// must have the bits of the whole.
+__device__ __attribute__((noinline)) double normal_number(PhiloxKey key, uint64_t index) {
+  constexpr double two_to_minus_32 = 1.0 / 4294967296.0, two_pi = 6.283185307179586;
+  const PhiloxBlock bits = philox4x32(0, index / 4, key);
+  const int pair = index % 4 / 2;
+  const double u1 = (bits.word[2 * pair] + 0.5) * two_to_minus_32,
+               u2 = bits.word[2 * pair + 1] * two_to_minus_32;
+  return sqrt(-2 * log(u1)) * (index % 2 == 0 ? cos(two_pi * u2) : sin(two_pi * u2));
+}
+
+__global__ void fill_normal_kernel(real* weights, size_t first, size_t size, int64_t columns,
+                                   int64_t first_row, int64_t first_column, int64_t global_columns,
+                                   uint32_t key0, uint32_t key1, double standard_deviation) {
+  for (size_t i : grid_range(size)) {
+    const uint64_t row = first_row + (first + i) / columns, column = first_column + (first + i) % columns;
+    const double normal = normal_number({{key0, key1}}, row * global_columns + column);
+    weights[i] = real(static_cast<accum>(standard_deviation * normal));
+  }
+}
+
+void fill_normal(real* weights, size_t first, size_t size, GlobalSlice slice, PhiloxKey key,
+                 double standard_deviation, cudaStream_t stream) {
+  launch(fill_normal_kernel, elementwise_grid(size), moves(real_bytes * size), stream, weights, first, size,
+         slice.columns, slice.first_row, slice.first_column, slice.global_columns, key.word[0], key.word[1],
+         standard_deviation);
+}
+
+__global__ void fill_constant_kernel(real* weights, size_t size, accum value) {
+  for (size_t i : grid_range(size)) weights[i] = real(value);
+}
+
+void fill_constant(real* weights, size_t size, double value, cudaStream_t stream) {
+  launch(fill_constant_kernel, elementwise_grid(size), moves(real_bytes * size), stream, weights, size,
+         value);
+}
+
+}  // namespace pentatron

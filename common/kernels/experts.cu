@@ -1,0 +1,307 @@
+#include "kernels/experts.h"
+#include "kernels/pack.h"
+
+namespace pentatron {
+
+// ---- The choice -------------------------------------------------------------------------------------------
+
+// One thread a row.
+__global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t rows, int experts, int top_k,
+                                    Out<int32_t> chosen) {
+  for (size_t row : grid_range(rows)) {
+    accum* const x = logits + row * experts;
+    const auto softmax = [&] {
+      accum largest = x[0], sum = 0;
+      for (int e = 1; e < experts; ++e) largest = std::max(largest, x[e]);
+      for (int e = 0; e < experts; ++e) sum += x[e] = exp(x[e] - largest);
+      for (int e = 0; e < experts; ++e) x[e] /= sum;
+    };
+    if (bias != nullptr) softmax();
+    const auto score = [&](int e) { return bias == nullptr ? x[e] : x[e] + accum(bias[e]); };
+    accum last = INFINITY;  // the score chosen last, and its expert
+    int last_expert = -1;
+    for (int k = 0; k < top_k; ++k) {
+      int best = -1;
+      for (int e = 0; e < experts; ++e) {
+        const bool left = score(e) < last || (score(e) == last && e > last_expert);
+        if (left && (best < 0 || score(e) > score(best))) best = e;
+      }
+      if (best < 0)
+        best = k;  // all left are NaN: choose an expert that exists, so that the run goes on and shows it
+      chosen[row * top_k + k] = best;
+      last = score(best);
+      last_expert = best;
+    }
+    if (bias == nullptr) softmax();
+  }
+}
+
+void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t stream, const real* bias) {
+  launch(route_tokens_kernel, elementwise_grid(8 * logits.rows), moves(2 * logits.bytes()), stream,
+         logits.data, bias, logits.rows, logits.columns, chosen.columns, chosen.data);
+}
+
+// One thread a row. The gradient of a softmax: p * (d - sum of p * d).
+__global__ void route_tokens_backward_kernel(In<accum> probabilities, In<int32_t> chosen, In<accum> d_chosen,
+                                             In<accum> fractions, accum balance_scale,
+                                             const LossScale* loss_scale, size_t rows, int experts, int top_k,
+                                             Out<accum> d_logits) {
+  if (loss_scale != nullptr) balance_scale *= loss_scale->factor;
+  for (size_t row : grid_range(rows)) {
+    const accum* const p = probabilities + row * experts;
+    accum* const d = d_logits + row * experts;
+    for (int e = 0; e < experts; ++e) d[e] = balance_scale * fractions[e];
+    for (int k = 0; k < top_k; ++k) d[chosen[row * top_k + k]] += d_chosen[row * top_k + k];
+    accum mean = 0;
+    for (int e = 0; e < experts; ++e) mean += p[e] * d[e];
+    for (int e = 0; e < experts; ++e) d[e] = p[e] * (d[e] - mean);
+  }
+}
+
+void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, const accum* d_chosen,
+                           const accum* fractions, double balance_scale, AccumTensor d_logits,
+                           cudaStream_t stream, const LossScale* loss_scale) {
+  launch(route_tokens_backward_kernel, elementwise_grid(8 * probabilities.rows),
+         moves(2 * probabilities.bytes()), stream, probabilities.data, chosen.data, d_chosen, fractions,
+         balance_scale, loss_scale, probabilities.rows, probabilities.columns, chosen.columns, d_logits.data);
+}
+
+// One block an expert and 32 columns. Eight warps share out the rows, and their sums meet in block memory.
+constexpr int row_warps = threads_per_block / 32;
+__global__ void router_wgrad_kernel(In<accum> d_logits, In<real> x, int rows, int experts, int d, bool add,
+                                    Out<accum> d_router) {
+  const int expert = blockIdx.x, first = 32 * blockIdx.y, count = std::min(32, d - first);
+  accum* const of_warps = block_memory<accum>();  // [row_warps, 32]
+  for (int warp : warp_range(row_warps)) {
+    accum* const sums = of_warps + 32 * warp;
+    for (int j : lane_range(count)) sums[j] = 0;
+#pragma unroll 8  // as many loads are under way
+    for (int row = warp; row < rows; row += row_warps) {
+      const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
+      const real* const of_row = x + static_cast<size_t>(row) * d + first;
+      for (int j : lane_range(count)) sums[j] += factor * accum(of_row[j]);
+    }
+  }
+  __syncthreads();
+  accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
+  for (int j : block_range(count)) {
+    accum sum = add ? gradient[j] : 0;
+    for (int warp = 0; warp < row_warps; ++warp) sum += of_warps[32 * warp + j];
+    gradient[j] = sum;
+  }
+}
+
+void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_t stream) {
+  launch_with_memory(
+      router_wgrad_kernel, dim3(d_logits.columns, (x.columns + 31) / 32), 32 * row_warps * sizeof(accum),
+      moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()), stream,
+      d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add, d_router.sum.data);
+}
+
+// ---- The layout of the copies -----------------------------------------------------------------------------
+
+int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 64); }
+
+// One block a band of copies, one thread an expert. The threads of a block read the same copies, so from a
+// cache.
+__global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, Out<int32_t> of_band) {
+  const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
+  const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
+  for (int e : block_range(experts)) {
+    int32_t count = 0;
+#pragma unroll 8
+    for (size_t copy = begin; copy < end; ++copy) count += chosen[copy] == e;
+    of_band[static_cast<size_t>(blockIdx.x) * experts + e] = count;
+  }
+}
+
+// One thread an expert.
+__global__ void sum_bands_kernel(In<int32_t> of_band, int experts, int bands, Out<int32_t> counts) {
+  for (size_t e : grid_range(experts)) {
+    int32_t sum = 0;
+    for (int band = 0; band < bands; ++band) sum += of_band[static_cast<size_t>(band) * experts + e];
+    counts[e] = sum;
+  }
+}
+
+// One thread an expert. Copies lie by expert and, of one expert, by band.
+__global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, Out<int32_t> of_band) {
+  for (size_t e : grid_range(experts)) {
+    int32_t place = 0;
+    for (size_t before = 0; before < e; ++before) place += counts[before];
+    for (int band = 0; band < bands; ++band) {
+      int32_t& first = of_band[static_cast<size_t>(band) * experts + e];
+      const int32_t count = first;
+      first = place;
+      place += count;
+    }
+  }
+}
+
+// As count_copies_kernel.
+__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts,
+                                     In<int32_t> first_of_band, Out<int32_t> place) {
+  const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
+  const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
+  for (int e : block_range(experts)) {
+    int32_t next = first_of_band[static_cast<size_t>(blockIdx.x) * experts + e];
+#pragma unroll 8
+    for (size_t copy = begin; copy < end; ++copy)
+      if (chosen[copy] == e) place[copy] = next++;
+  }
+}
+
+void make_permutation(Matrix<int32_t> chosen, Matrix<int32_t> bands, Matrix<int32_t> counts,
+                      Matrix<int32_t> place, cudaStream_t stream) {
+  const int64_t copies = chosen.size(), experts = bands.columns;
+  launch(count_copies_kernel, block_a_row(bands.rows, experts), moves(chosen.bytes() + bands.bytes()), stream,
+         chosen.data, copies, experts, bands.data);
+  launch(sum_bands_kernel, elementwise_grid(8 * experts), moves(bands.bytes()), stream, bands.data, experts,
+         bands.rows, counts.data);
+  launch(first_places_kernel, elementwise_grid(8 * experts), moves(2 * bands.bytes()), stream, counts.data,
+         experts, bands.rows, bands.data);
+  launch(assign_places_kernel, block_a_row(bands.rows, experts), moves(2 * chosen.bytes()), stream,
+         chosen.data, copies, experts, bands.data, place.data);
+}
+
+// ---- Rows to their places and back ------------------------------------------------------------------------
+
+// sum += factor * row.
+template <int width>
+__device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
+  const Pack<width> term = load<width>(row);
+  for (int e = 0; e < width; ++e) sum[e] += factor * term[e];
+}
+
+// One block a copy.
+template <int width>
+__global__ void permute_tokens_kernel(In<real> x, In<int32_t> place, int top_k, int d, Out<real> copies) {
+  const size_t copy = blockIdx.x;
+  const real* const from = x + copy / top_k * d;
+  real* const to = copies + static_cast<size_t>(place[copy]) * d;
+  for (int j : block_range(d, width)) store(to + j, load<width>(from + j));
+}
+
+void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t stream) {
+  const int width = width_for(x.columns, x.data, copies.data);
+  launch(width == 1 ? permute_tokens_kernel<1> : permute_tokens_kernel<pack_width>,
+         block_a_row(place.size(), x.columns / width), moves(2 * copies.bytes()), stream, x.data, place.data,
+         place.columns, x.columns, copies.data);
+}
+
+template <int width>
+__global__ void permute_tokens_backward_kernel(In<real> d_copies, In<int32_t> place, int top_k,
+                                               In<accum> d_logits, In<real> router, int experts, int d,
+                                               bool add, Out<real> d_x) {
+  const size_t row = blockIdx.x;
+  for (int j : block_range(d, width)) {
+    Pack<width> sum = {};
+    if (add) add_scaled(1, d_x + row * d + j, sum);
+    for (int k = 0; k < top_k; ++k)
+      add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
+    for (int e = 0; e < experts; ++e)
+      add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
+    store(d_x + row * d + j, sum);
+  }
+}
+
+void permute_tokens_backward(Tensor d_copies, Matrix<int32_t> place, AccumTensor d_logits, Tensor router,
+                             Tensor d_x, cudaStream_t stream, bool add) {
+  const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
+  launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
+         block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + (add ? 2 : 1) * d_x.bytes()),
+         stream, d_copies.data, place.data, place.columns, d_logits.data, router.data, d_logits.columns,
+         d_x.columns, add, d_x.data);
+}
+
+template <int width>
+__global__ void combine_tokens_kernel(In<real> returned, In<accum> probabilities, In<int32_t> chosen,
+                                      In<int32_t> place, int experts, int top_k, int d, bool add,
+                                      Out<real> out) {
+  const size_t row = blockIdx.x;
+  for (int j : block_range(d, width)) {
+    Pack<width> sum = {};
+    if (add) add_scaled(1, out + row * d + j, sum);
+    for (int k = 0; k < top_k; ++k) {
+      const size_t copy = row * top_k + k;
+      const accum weight = probabilities[row * experts + chosen[copy]];
+      add_scaled(weight, returned + static_cast<size_t>(place[copy]) * d + j, sum);
+    }
+    store(out + row * d + j, sum);
+  }
+}
+
+void combine_tokens(Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen, Matrix<int32_t> place,
+                    Tensor out, cudaStream_t stream, bool add) {
+  const int width = width_for(out.columns, returned.data, out.data);
+  launch(width == 1 ? combine_tokens_kernel<1> : combine_tokens_kernel<pack_width>,
+         block_a_row(out.rows, out.columns / width), moves(returned.bytes() + (add ? 2 : 1) * out.bytes()),
+         stream, returned.data, probabilities.data, chosen.data, place.data, probabilities.columns,
+         chosen.columns, out.columns, add, out.data);
+}
+
+// One block a copy.
+template <int width>
+__global__ void combine_tokens_backward_kernel(In<real> d_out, In<real> returned, In<accum> probabilities,
+                                               In<int32_t> chosen, In<int32_t> place, int experts, int top_k,
+                                               int d, Out<real> d_returned, Out<accum> d_chosen) {
+  const size_t copy = blockIdx.x, row = copy / top_k;
+  const size_t at = static_cast<size_t>(place[copy]) * d;
+  const accum weight = probabilities[row * experts + chosen[copy]];
+  accum dot = 0;
+  for (int j : block_range(d, width)) {
+    Pack<width> incoming = load<width>(d_out + row * d + j), came = load<width>(returned + at + j);
+    for (int e = 0; e < width; ++e) {
+      dot += incoming[e] * came[e];
+      incoming[e] *= weight;
+    }
+    store(d_returned + at + j, incoming);
+  }
+  dot = block_sum(dot);
+  if (is_first_thread()) d_chosen[copy] = dot;
+}
+
+void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabilities, Matrix<int32_t> chosen,
+                             Matrix<int32_t> place, Tensor d_returned, accum* d_chosen, cudaStream_t stream) {
+  const int width = width_for(d_out.columns, d_out.data, returned.data, d_returned.data);
+  launch(width == 1 ? combine_tokens_backward_kernel<1> : combine_tokens_backward_kernel<pack_width>,
+         block_a_row(place.size(), d_out.columns / width), moves(2 * returned.bytes() + d_out.bytes()),
+         stream, d_out.data, returned.data, probabilities.data, chosen.data, place.data,
+         probabilities.columns, chosen.columns, d_out.columns, d_returned.data, d_chosen);
+}
+
+// ---- Balance ----------------------------------------------------------------------------------------------
+
+// One block in all.
+__global__ void add_balance_loss_kernel(In<accum> probabilities, In<accum> fractions, int rows, int experts,
+                                        accum scale, Out<accum> loss) {
+  accum sum = 0;
+  for (int row : block_range(rows)) {
+    for (int e = 0; e < experts; ++e)
+      sum += fractions[e] * probabilities[static_cast<size_t>(row) * experts + e];
+  }
+  sum = block_sum(sum);
+  if (is_first_thread()) loss[0] += scale * sum;
+}
+
+void add_balance_loss(AccumTensor probabilities, const accum* fractions, double scale, accum* loss,
+                      cudaStream_t stream) {
+  launch(add_balance_loss_kernel, dim3(1), moves(probabilities.bytes()), stream, probabilities.data,
+         fractions, probabilities.rows, probabilities.columns, scale, loss);
+}
+
+// One block an expert.
+__global__ void count_loads_kernel(In<int32_t> chosen, int copies, accum scale, bool add, Out<accum> loads) {
+  const int expert = blockIdx.x;
+  accum sum = 0;
+  for (int copy : block_range(copies)) sum += chosen[copy] == expert;
+  sum = block_sum(sum);
+  if (is_first_thread()) loads[expert] = (add ? loads[expert] : 0) + scale * sum;
+}
+
+void count_loads(Matrix<int32_t> chosen, double scale, Gradient loads, cudaStream_t stream) {
+  launch(count_loads_kernel, dim3(loads.sum.columns), moves(chosen.bytes() + loads.sum.bytes()), stream,
+         chosen.data, chosen.size(), scale, loads.add, loads.sum.data);
+}
+
+}  // namespace pentatron

@@ -1,0 +1,124 @@
+#include "run/command_line.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+namespace pentatron {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;  // keys stay in their order
+
+// A file that is there, or a folder that can have it.
+void check_writable(const std::string& option, const std::string& path) {
+  std::error_code ignored;
+  const fs::path parent = fs::path(path).parent_path(), folder = parent.empty() ? "." : parent;
+  const bool exists = fs::exists(path, ignored);
+  const fs::path written = exists ? fs::path(path) : folder;
+  require(fs::is_directory(written, ignored) != exists && access(written.c_str(), W_OK) == 0, option, path,
+          "a file that can be written");
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty()) return false;
+  std::error_code ignored;  // a file that does not exist yet equals no other
+  return fs::equivalent(a, b, ignored) || fs::weakly_canonical(fs::absolute(a, ignored), ignored) ==
+                                              fs::weakly_canonical(fs::absolute(b, ignored), ignored);
+}
+
+}  // namespace
+
+std::string join(const std::vector<std::string>& words, const std::string& separator) {
+  std::string joined;
+  for (const std::string& word : words) joined += (joined.empty() ? "" : separator) + word;
+  return joined;
+}
+
+CommandLine::CommandLine(std::string_view description)
+    : app_(std::make_unique<CLI::App>(std::string(description))) {
+  app_->get_formatter()->column_width(36);
+  app_->set_help_flag("--help", "print this text and end")->group("Help");
+  app_->allow_extras();  // parse() complains later: a wrong value may have caused them
+}
+CommandLine::~CommandLine() = default;
+
+void CommandLine::footer(const std::string& words) { app_->footer(words); }
+
+void CommandLine::add(const std::string& option, const std::string& placeholder, const std::string& preset,
+                      const std::string& help, std::function<void(const std::string&)> assign,
+                      std::function<OptionValue()> value) {
+  const std::string shown = preset.empty() ? help : help + " [" + preset + "]";
+  CLI::Option* added = app_->add_option(option, CLI::callback_t(), shown);
+  added->type_name(placeholder)->group(group_);
+  added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  entries_.push_back({added, std::move(assign), std::move(value)});
+}
+
+void CommandLine::flag(const std::string& option, bool& value, const std::string& help,
+                       const std::function<void()>& then) {
+  CLI::Option* added = app_->add_flag(option, help);
+  added->group(group_);
+  const auto set = [&value, then](const std::string&) {
+    value = true;
+    if (then) then();
+  };
+  entries_.push_back({added, set, [&value] { return value; }});
+}
+
+void CommandLine::parse(int argc, const char* const* argv) {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    throw HelpRequest(app_->help());
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string message = error.what();  // "--steps: 1 required ..."
+    throw UsageError(message.substr(0, message.find_first_of(": ")) +
+                     ": value missing; expected one after it");
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  for (const Entry& entry : entries_) {
+    if (entry.option->count() > 0) entry.assign(entry.option->results().back());
+  }
+  if (!app_->remaining().empty()) {
+    throw UsageError(app_->remaining().front() + ": unknown option; expected one of those that --help lists");
+  }
+}
+
+bool CommandLine::given(const std::string& option) const {
+  const CLI::Option* const found = app_->get_option_no_throw(option);
+  return found && found->count() > 0;
+}
+
+void CommandLine::assign(const std::string& name, const std::string& value) {
+  for (const Entry& entry : entries_) {
+    if (entry.option->get_lnames().front() == name) entry.assign(value);
+  }
+}
+
+void CommandLine::check_files() const {
+  for (const auto& [option, path] : outputs_) {
+    if (path.empty()) continue;
+    for (const auto& [input, its_path] : inputs_) {
+      require(!same_file(path, its_path), option, path, "another file than that of ", input);
+    }
+    check_writable(option, path);
+    for (const auto& [other, its_path] : outputs_) {
+      if (other == option) break;
+      require(!same_file(path, its_path), option, path, "another file than that of ", other);
+    }
+  }
+}
+
+std::string CommandLine::as_json() const {
+  Json json;
+  for (const Entry& entry : entries_) {
+    std::visit([&](const auto& value) { json[entry.option->get_lnames().front()] = value; }, entry.value());
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // a path may have any bytes
+}
+
+}  // namespace pentatron

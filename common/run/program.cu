@@ -1,0 +1,316 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <numeric>
+#include <sstream>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/preemption.h"
+#include "kernels/attention.h"
+#include "run/program.h"
+
+namespace pentatron {
+namespace {
+
+bool is_modelled() { return !modelled_gpu().empty(); }
+
+size_t sum_of(const MemoryBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), size_t{0}); }
+
+// What is taken of this rank's GPU, without the tensors; 0 where others use it, too, or where there is none.
+size_t measured_libraries() {
+  if (is_modelled() || processes_of_device() > 1) return 0;
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return total - free - sum_of(memory_in_use());
+}
+
+void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks, int present,
+                  const std::string& places) {
+  const ModelConfig& m = options.model;
+  const cudaDeviceProp device = this_device();
+  std::printf("device      %s, %s, %d rank%s", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
+  if (present < ranks) std::printf(", of which %d are there and stand for all", present);
+  std::printf("\n");
+  const auto print_lines = [](const char* label, const std::string& text) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) std::printf("%-11s %s\n", label, line.c_str());
+  };
+  print_lines("host", places);
+  if (is_modelled()) {
+    std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
+                is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
+  }
+  std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
+              m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,
+              human_count(parameters).c_str());
+  print_lines("model", m.remarks);
+  std::printf("data        %s: %s tokens, unigram entropy %.3f nats a token\n", options.data.c_str(),
+              human_count(data.size()).c_str(), data.unigram_entropy());
+  std::printf("batch       %d sequences of %d tokens, %d at a time, %d steps\n", options.global_batch_size,
+              options.sequence_length, options.micro_batch_size, options.steps);
+  std::printf("optimizer   %s, lr %g after %d steps, attention %s, recompute %s\n\n",
+              std::string(to_string(options.optimizer)).c_str(), options.lr, options.warmup_steps,
+              std::string(to_string(options.attention)).c_str(),
+              std::string(to_string(options.recompute)).c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int run_program(const std::function<void()>& program) try {
+  set_work_queues();
+  program();
+  return 0;
+} catch (const HelpRequest& help) {
+  std::cout << help.what();
+  return 0;
+} catch (const RunError& error) {
+  std::cerr << error.what() << '\n';
+  return error.status;
+} catch (const UsageError& error) {
+  std::cerr << error.what() << '\n';
+  return exit_bad_usage;
+}
+
+size_t free_device_memory() {
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return std::min(free, total / processes_of_device());
+}
+
+void require_memory(const MemoryPrediction& predicted) {
+  const Peers& ranks = peers();
+  size_t of_libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
+  if (is_dry_run()) of_libraries = ranks.library_bytes();
+  if (!is_modelled()) of_libraries = ranks.library_bytes() - ranks.context_bytes();
+  // Ranks may need different amounts, and all refuse together. Some of the memory may have been allocated.
+  const double needed = sum_of(predicted.total()), there = free_device_memory() + sum_of(memory_in_use());
+  const std::vector<double> most =
+      ranks.largest({needed + of_libraries - there, needed, double(of_libraries), -there});
+  const double lack = most[0], total = most[1], libraries = most[2], available = -most[3];
+  if (lack <= 0) return;
+  const std::string needs = human_bytes(total) + ", and CUDA and NCCL about " + human_bytes(libraries);
+  if (is_dry_run()) {
+    throw RunError("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
+                   human_bytes(available));
+  }
+  throw UsageError("--model, --micro-batch-size, --seq-len",
+                   "a run that needs " + (libraries > 0 ? needs : human_bytes(total)),
+                   "at most the " + human_bytes(available) + " of device memory that are free");
+}
+
+Attention fastest_attention(int head_size, double error) {
+  if (error <= tensor_core_tolerance) return Attention::tensor_core;
+  return head_size <= largest_tiled_head ? Attention::tiled : Attention::naive;
+}
+
+Attention default_attention([[maybe_unused]] const ModelConfig& model, [[maybe_unused]] Attention on_cpu) {
+#ifdef CUDA_CPU
+  return on_cpu;
+#else
+  const int size = model.head_size();
+  double error = INFINITY;
+  if (can_run_tensor_core_attention() && (size == 64 || size == 128)) {
+    const Stream stream("check of tensor cores");
+    error = tensor_core_error(size, stream);
+    if (!(error <= tensor_core_tolerance)) {
+      std::fprintf(stderr, "attention on tensor cores differs by %.1g from tiled attention, which is used\n",
+                   error);
+    }
+  }
+  return fastest_attention(size, error);
+#endif
+}
+
+double peak_flops() {
+#ifdef CUDA_CPU
+  return cuda_cpu::profile().flops(sizeof(real));
+#else
+  const cudaDeviceProp device = this_device();
+  const std::string_view name = device.name;
+  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
+  if (PRECISION != 16) return 0;
+  if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989.4e12;
+  return has("A100") ? 312e12 : 0;
+#endif
+}
+
+double flops_per_token(const TrainingConfig& training) {
+  const ModelConfig& m = training.model;
+  const double in_products =
+      static_cast<double>(active_parameter_count(m) - int64_t{m.vocab_size} * m.d_model);
+  return 6 * in_products + 12.0 * m.layers * m.d_model * training.sequence_length;
+}
+
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals)
+    : options_(options), totals_(totals), trained_(parameters) {
+  if (!options.save.empty()) listen_for_preemption();
+  check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use())})[0]));
+  const std::string places = peers_.places();
+  const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
+  if (peers_.rank() == 0) {
+    log_.emplace(std::cout, RunLog::Config{options.log_json, options.steps, options.log_every,
+                                           flops_per_token(options), peak_flops(), peers_.ranks()});
+    log_->begin(options.as_json, precision_name);
+    print_banner(options, data, parameters.global_size(), peers_.ranks(), present, places);
+  }
+  peers_.begin_counting();
+  peers_.largest({0});  // all ranks meet here, so their times begin together
+  if (is_modelled()) trace::start();
+  origin_ = begin_ = now();
+  wall_begin_ = std::chrono::steady_clock::now();
+}
+
+void Run::begin_step(int64_t step) {
+  trace::here = {.step = step};
+  const bool is_traced = step + 1 == options_.steps && (!options_.trace.empty() || options_.profile);
+  if (!is_traced || is_modelled()) return;
+  peers_.largest({0});  // all ranks meet here, so their traces begin together
+  trace::start();
+}
+
+void Run::end_step() {
+  totals_.send(trained_.loss_scale());
+  const double memory = static_cast<double>(sum_of(memory_peak()));
+  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
+  // A save waits for the device anyway. So what is saved has been logged, and has no NaN in it.
+  const bool is_saved = options_.save_every > 0 && (trace::here.step + 1) % options_.save_every == 0;
+  while (issued_.size() > (is_saved ? 0 : 1)) log_step();
+}
+
+int64_t Run::next_step(int64_t step) {
+  steps_done_ = step + 1;
+  if (!preempted_ && steps_done_ < options_.steps) return steps_done_;
+  log_steps();
+  return options_.steps;
+}
+
+// The line has the loss and the norm of the first rank where one of them is NaN or infinite. Rank 0 prints it
+// (run_program_on_ranks).
+void Run::end_at(int64_t step, bool is_finite) {
+  CUDA_CHECK(cudaDeviceSynchronize());  // the next step has been issued, and needs what ends with the run
+  const auto word = [](double x) { return std::isnan(x) ? "nan" : text(x); };  // without its sign
+  std::string words = "step " + std::to_string(step + 1) + ": the loss is " + word(totals_.host_loss()) +
+                      ", the gradient norm " + word(totals_.host_norm());
+  const std::vector<std::string> all = peers_.gather(is_finite ? "" : words);
+  std::vector<std::string> names;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;
+    if (names.empty()) words = all[rank];
+    names.push_back(rank_name(static_cast<int>(rank)));
+  }
+  if (names.size() < all.size()) words += ", on " + join(names, ", ") + " alone";
+  throw RunError(words);
+}
+
+void Run::log_steps() {
+  while (!issued_.empty()) log_step();
+}
+
+void Run::log_step() {
+  const Issued issued = issued_.front();
+  issued_.pop_front();
+  totals_.receive();
+  const double seconds = totals_.ended().time - begin_;
+  const std::chrono::duration<double> wall = totals_.ended().wall - wall_begin_;
+  const bool is_finite = is_dry_run() || has_loss_scale ||
+                         (std::isfinite(totals_.host_loss()) && std::isfinite(totals_.host_norm()));
+  const std::vector<double> largest =
+      peers_.largest({seconds, issued.memory, issued.sent - sent_bytes_, wall.count(),
+                      static_cast<double>(is_preempted()), is_finite ? 0.0 : 1.0});
+  preempted_ = largest[4] > 0;  // on all ranks after the same step, whichever of them was asked
+  sent_bytes_ = issued.sent;
+  wall_seconds_ += largest[3];
+  final_loss_ = totals_.host_loss();
+  StepRecord record{.step = issued.step + 1,
+                    .loss = final_loss_,
+                    .grad_norm = totals_.host_norm(),
+                    .lr = learning_rate(options_, issued.step),
+                    .tokens = int64_t{options_.global_batch_size} * options_.sequence_length,
+                    .seconds = largest[3],
+                    .memory_peak = static_cast<size_t>(largest[1]),
+                    .comm_bytes = static_cast<size_t>(largest[2] + 0.5),
+                    .computed = !is_dry_run()};
+  if (trained_.loss_scale() != nullptr) {
+    const LossScale scale = totals_.host_loss_scale();
+    record.scale = {scale.factor, static_cast<int64_t>(scale.skipped)};
+  }
+  const double begin = begin_ - origin_, end = begin + largest[0];
+  if (is_modelled()) record.modelled = overlap_of_step(issued.step, begin, end);
+  if (log_) log_->step(record);
+  if (largest[5] > 0) end_at(issued.step, is_finite);
+  begin_ += largest[0];
+  wall_begin_ = totals_.ended().wall;
+}
+
+// Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.
+// Returns the mean of all ranks.
+trace::Overlap Run::overlap_of_step(int64_t step, double from, double to) {
+  const bool is_second = step_begin_ == 0 && step_end_ > 0;
+  step_begin_ = from, step_end_ = to;
+  // What was taken may run across the border of two steps, or in the next one, which has been issued.
+  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.end <= from && i.step < step; });
+  std::ranges::move(trace::take(), std::back_inserter(last_step_));
+  const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
+  // Means leave out the first step: it waits for nothing that a step before it left running.
+  if (is_second) overlap_ = {};
+  overlap_ += mine;
+  const trace::Overlap::Stream communication = mine.all_communication();
+  const std::vector<double> sums = peers_.sum({mine.compute, communication.seconds, communication.hidden});
+  const double ranks = peers_.ranks();
+  return {to - from, sums[0] / ranks, {{"", {sums[1] / ranks, sums[2] / ranks}}}};
+}
+
+void Run::summarize(const MemoryPrediction& predicted,
+                    const std::vector<std::pair<std::string, int>>& layout) {
+  log_steps();
+  trace::stop();
+  const RankMemory memory = {predicted, memory_peak(), peers_.library_bytes(), measured_libraries()};
+  const std::vector<std::string> reports =
+      peers_.gather(to_text({memory, peers_.traffic(), overlap_, peers_.rank(), peers_.stands_for()}));
+  if (log_) {
+    Summary summary{layout, trained_.global_size(), final_loss_, wall_seconds_, {}};
+    for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
+    log_->summary(summary);
+  }
+  show_last_step();
+  require_written("--log-json", options_.log_json, !log_ || log_->is_written());
+  compare_weights(trained_, steps_done_);
+  if (preempted_ && steps_done_ < options_.steps) {
+    throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
+                       std::to_string(options_.steps) + "; with --save " + options_.save +
+                       " --resume it goes on",
+                   exit_preempted);
+  }
+}
+
+// The picture, --profile, --trace.
+void Run::show_last_step() {
+  if (log_ && step_end_ > step_begin_) {
+    constexpr int width = 96;  // characters
+    std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, "
+                 "# communication (+ under half), . an eighth or less\n"
+              << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
+  }
+  if (!is_modelled()) last_step_ = trace::take();
+  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != steps_done_ - 1; });
+  if (options_.profile && log_ && !last_step_.empty()) trace::print_profile(std::cout, last_step_);
+  if (!options_.trace.empty()) {
+    const std::vector<std::string> events =
+        peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));
+    require_written("--trace", options_.trace, !log_ || trace::write_chrome(options_.trace, events));
+  }
+}
+
+void Run::require_written(const std::string& option, const std::string& path, bool written) {
+  if (peers_.largest({written ? 0.0 : 1.0})[0] > 0)
+    throw RunError(option + ": cannot write " + path + "; is the disk full?");
+}
+
+void Run::show_sample(const std::string& text) const {
+  if (log_ && !text.empty()) std::cout << "\nThe model writes:\n" << printable(text) << '\n';
+}
+
+}  // namespace pentatron

@@ -1,0 +1,141 @@
+// What all programs do around their training loop: start, refuse bad input, time the steps, write the
+// log, and print at the end what the run has used.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/cuda.h"
+#include "kernels/matmul.h"
+#include "model/batch.h"
+#include "model/data.h"
+#include "model/memory.h"
+#include "model/optimizer.h"
+#include "model/parameters.h"
+#include "run/log.h"
+#include "run/options.h"
+#include "run/totals.h"
+
+namespace pentatron {
+
+// Calls `program` and returns the exit status: 0; after bad input 2, and that of a RunError, both with one
+// line on stderr.
+int run_program(const std::function<void()>& program);
+
+class World;  // ranks/comm.h
+// As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
+int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
+void configure(World& world, const CommunicationConfig& config);
+// Makes the world larger than what is there, where the options ask for that (07).
+inline void fold_world(const Options&, World&) {}
+
+// main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
+// --attention in a CPU build.
+template <class ProgramOptions>
+int run_program(int argc, char** argv, std::string_view description, void (*train)(const ProgramOptions&),
+                Attention attention = Attention::naive) {
+  return run_program([&] {
+    const auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
+    configure_device(options);
+    train(options);
+  });
+}
+template <class ProgramOptions>
+int run_program(int argc, char** argv, std::string_view description,
+                void (*train)(const ProgramOptions&, World&), Attention attention = Attention::naive) {
+  return run_program_on_ranks(argc, argv, [&](World& world) {
+    auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
+    fit_to_ranks(options, peers().ranks());
+    configure(world, options);
+    fold_world(options, world);
+    train(options, world);
+  });
+}
+
+// Transformer has two handles: for the products of layers, and for the head's.
+constexpr size_t two_workspaces = 2 * blas_workspace;
+constexpr ElementSizes element_sizes = {sizeof(real),   sizeof(accum),  has_master_weights,
+                                        two_workspaces, has_loss_scale, has_fp8_products};
+
+size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
+// What a rank needs that has this share of the model, and that trains on one of `data_ranks` parts of the
+// batch.
+inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ranks = 1,
+                                       const RankShare& share = {}) {
+  return predict_memory(config, element_sizes, micro_batches_of_a_rank(config, data_ranks), share);
+}
+// Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
+// CUDA and NCCL take. All ranks call this, when the communicators exist, and all throw if one lacks
+// memory: the message has the largest need and the smallest memory of any rank.
+void require_memory(const MemoryPrediction& predicted);
+
+// The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
+// infinite where tensor cores cannot be used.
+Attention fastest_attention(int head_size, double error);
+
+// Peak of one device in FLOP/s. Of a modelled GPU: that of products of `real`. Of a real GPU: its
+// vendor's dense bf16 peak; 0 where it is not known or another precision is used.
+double peak_flops();
+
+// Floating-point operations of training on one token, forward and backward: 6 N + 12 L d s. N leaves out
+// the embedding table, and what a token does not use. Recomputed operations do not count.
+// Attention is not halved for causality.
+double flops_per_token(const TrainingConfig& training);
+
+// A run from its first step to its summary. It times the steps and writes the log and the trace. A step is
+// logged when the next one has been issued: then the device has work while the host waits for the loss.
+class Run {
+ public:
+  Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals);
+
+  void begin_step(int64_t step);
+  void end_step();  // all work of the step has been issued
+  // The step after this one, or options.steps if a signal has asked the run to end. The same on all ranks.
+  int64_t next_step(int64_t step);
+  // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if ranks
+  // should hold the same weights and do not, or if a signal has ended the run.
+  void summarize(const MemoryPrediction& predicted,
+                 const std::vector<std::pair<std::string, int>>& layout = {});
+  void show_sample(const std::string& text) const;
+
+ private:
+  // Waits for the oldest step that has not been logged, and logs it. Throws RunError if its loss or norm is
+  // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)
+  void log_step();
+  void log_steps();                                        // all of them
+  [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
+  trace::Overlap overlap_of_step(int64_t step, double from, double to);
+  void show_last_step();
+  // Throws RunError on all ranks if rank 0 could not write the file of an option.
+  void require_written(const std::string& option, const std::string& path, bool written);
+
+  const Options& options_;
+  Peers& peers_ = peers();
+  StepTotals& totals_;
+  const Parameters& trained_;
+  bool preempted_ = false;
+  int64_t steps_done_ = 0;
+  std::optional<RunLog> log_;  // on rank 0
+
+  // What is known of a step when it has been issued: bytes at the memory's peak, and those sent so far.
+  struct Issued {
+    int64_t step;
+    double memory, sent;
+  };
+  std::deque<Issued> issued_;  // not logged: two at most
+
+  std::chrono::steady_clock::time_point wall_begin_;
+  double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
+  double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
+  // With modelled time only: the overlap of the steps from the second on (of the first where there is no
+  // other), and when the last step was, in s since origin_.
+  trace::Overlap overlap_;
+  double step_begin_ = 0, step_end_ = 0;
+  std::vector<trace::Interval> last_step_;
+};
+
+}  // namespace pentatron

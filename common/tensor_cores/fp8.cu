@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+
+#include "device/kernel.h"
+#include "kernels/pack.h"
+#include "tensor_cores/codes_product.h"
+#include "tensor_cores/fp8.h"
+
+namespace pentatron {
+
+// The smallest power of two that, as a divisor, makes numbers of e4m3 of those up to `largest`: they reach
+// 448, which is 0.875 x 2^9. It is at least 2^-100, so that its inverse is a normal float.
+static __device__ float scale_of(float largest) {
+  if (largest == 0) return 1;
+  if (largest == INFINITY) return NAN;
+  int exponent = 0;
+  const float fraction = frexpf(largest, &exponent);
+  return ldexpf(1, std::max(-100, exponent - 9 + (fraction > 0.875f ? 1 : 0)));
+}
+
+// The square of 128 x 128 of a matrix that a block has. at(): the index of the square's element (i, j) in the
+// matrix. of(): that of the same element in the matrix x of which it is the transpose, or a copy.
+struct Square {
+  int64_t tiles_of_row, tile_row, tile_column;
+  int64_t first_row, first_column, rows, columns;
+  bool transposed;
+  int height, width;
+  __device__ Square(int64_t rows, int64_t columns, Transpose transpose)
+      : tiles_of_row((columns + fp8_tile - 1) / fp8_tile),
+        tile_row(blockIdx.x / tiles_of_row),
+        tile_column(blockIdx.x % tiles_of_row),
+        first_row(tile_row * fp8_tile),
+        first_column(tile_column * fp8_tile),
+        rows(rows),
+        columns(columns),
+        transposed(transpose == Transpose::yes),
+        height(static_cast<int>(std::min(int64_t{fp8_tile}, rows - first_row))),
+        width(static_cast<int>(std::min(int64_t{fp8_tile}, columns - first_column))) {}
+  __device__ int64_t at(int i, int j) const { return (first_row + i) * columns + first_column + j; }
+  __device__ int64_t of(int i, int j) const {
+    return transposed ? (first_column + j) * rows + first_row + i : at(i, j);
+  }
+  // Where the scale of row i's tile is, and that of the square.
+  __device__ int64_t scale_of_row(int i) const { return tile_column * rows + first_row + i; }
+  __device__ int64_t scale_of_square() const { return tile_row * ((tiles_of_row + 3) / 4 * 4) + tile_column; }
+};
+
+// A block's part of x begins a row every 65 words of the shared memory, so that the lanes of a warp, which
+// read neighbours of a row or of a column, use different banks.
+constexpr int row_of_square = fp8_tile + 2;
+
+// The square as it lies in x is read by packs, half a warp a row (a pack is 8 elements). Then a warp has a
+// row of the result, which is a column of the square if x is transposed.
+template <Fp8Tile tile, int width>
+__global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
+                                Transpose transpose, Fp8Matrix out) {
+  const Square square(rows, columns, transpose);
+  const bool transposed = square.transposed;
+  const int lanes = lanes_for(fp8_tile / width);
+  real* const values = block_memory<real>();
+  float largest = 0;
+  for (int i : warp_range(transposed ? square.width : square.height, lanes)) {
+    for (int j : lane_range(transposed ? square.height : square.width, width, lanes)) {
+      const Pack<width> pack = load<width>(x + (transposed ? square.of(j, i) : square.of(i, j)));
+      for (int e = 0; e < width; ++e) largest = fmaxf(largest, fabsf(float(pack[e])));
+      constexpr int part = std::min(2, width);
+      for (int e = 0; e < width; e += part) {
+        Pack<part> word;
+        for (int k = 0; k < part; ++k) word[k] = pack[e + k];
+        store(values + i * row_of_square + j + e, word);
+      }
+    }
+  }
+  if (tile == Fp8Tile::row) {
+    __syncthreads();
+  } else {
+    largest = block_reduce(largest, 0.0f, [](float a, float b) { return fmaxf(a, b); });
+  }
+
+  for (int i : warp_range(square.height)) {
+    const real* const row = values + (transposed ? i : i * row_of_square);
+    const int step = transposed ? row_of_square : 1;
+    if (tile == Fp8Tile::row) {
+      largest = 0;
+      for (int j : lane_range(square.width)) largest = fmaxf(largest, fabsf(float(row[j * step])));
+      largest = lane_max(largest);
+    }
+    const float scale = scale_of(largest), inverse = 1 / scale;  // exact: a power of two
+    for (int j : lane_range(square.width)) {
+      const __nv_fp8_storage_t code =
+          __nv_cvt_float_to_fp8(float(row[j * step]) * inverse, __NV_SATFINITE, __NV_E4M3);
+      if (out.values) {
+        out.values[square.at(i, j)] = real(float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
+      } else {
+        out.codes[square.at(i, j)] = code;
+      }
+    }
+    const bool has_scale = !out.values && (tile == Fp8Tile::row || i == 0);
+    for ([[maybe_unused]] int once : lane_range(has_scale ? 1 : 0))
+      out.scales[tile == Fp8Tile::row ? square.scale_of_row(i) : square.scale_of_square()] = scale;
+  }
+}
+
+template <int width>
+auto kernel_of(Fp8Tile tile) {
+  return tile == Fp8Tile::row ? quantise_kernel<Fp8Tile::row, width>
+                              : quantise_kernel<Fp8Tile::square, width>;
+}
+
+void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaStream_t stream) {
+  if (x.size() == 0) return;
+  const auto [rows, columns] =
+      transpose == Transpose::yes ? std::pair(x.columns, x.rows) : std::pair(x.rows, x.columns);
+  const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + fp8_tile - 1) / fp8_tile); };
+  const Grid squares(dim3(tiles(rows) * tiles(columns)), fp8_tile);
+  const auto kernel = width_for(x.columns, x.data) == 1 ? kernel_of<1>(tile) : kernel_of<pack_width>(tile);
+  const double codes = 1.0 * x.size();  // bytes, as a GPU would write them; their scales are few
+  launch_with_memory(kernel, squares, fp8_tile * row_of_square * sizeof(real), moves(x.bytes() + codes),
+                     stream, x.data, rows, columns, transpose, out);
+}
+
+Fp8Matrix Blas::operand(int which, bool codes) const {
+  real* const memory = operands_[which].data();
+  return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which].data(), codes ? nullptr : memory};
+}
+
+// Says it once. On the CPU all products are emulated.
+static void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]] const Operand& b) {
+#ifndef CUDA_CPU
+  static std::atomic<bool> told = false;
+  if (told.exchange(true)) return;
+  std::fprintf(stderr, "fp8: cuBLAS can't multiply [%lld, %lld] x [%lld, %lld]; such products are emulated\n",
+               (long long)(a.rows()), (long long)(a.columns()), (long long)(b.columns()),
+               (long long)(b.rows()));
+#endif
+}
+
+// c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
+template <class C>
+void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
+              bool new_b) {
+  CodesProduct codes(blas, a, b, c);
+  const auto quantised = [&](int which, const Operand& operand, bool is_new) {
+    const Fp8Matrix out = blas.operand(which, codes.possible());
+    if (is_new) quantise(operand.x, operand.transpose, operand.tile, out, blas.stream());
+    return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no, operand.tile};
+  };
+  const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
+  trace::Range range(blas.stream(), name,
+                     products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0, true));
+  if (codes.possible()) {
+    codes.run(beta, c.data);
+  } else {
+    tell_of_emulation(a, b);
+    gemm(blas, a_values, b_values, beta, c);
+  }
+}
+
+#if PRECISION == 16
+template void fp8_gemm(const Blas&, const Operand&, const Operand&, accum, Tensor, const char*, bool);
+#endif
+template void fp8_gemm(const Blas&, const Operand&, const Operand&, accum, AccumTensor, const char*, bool);
+
+}  // namespace pentatron
