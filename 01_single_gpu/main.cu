@@ -1,5 +1,4 @@
 // 01: one GPU. A step loops over micro-batches (gradient accumulation), then updates the weights.
-#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -21,8 +20,7 @@ void train(const Options& options) {
 
   Parameters parameters;
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(options);
-  require_memory(predicted);
+  const MemoryPrediction predicted = require_memory(predict_memory(options));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
@@ -30,25 +28,19 @@ void train(const Options& options) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    for (const Batch& batch : loader.load(step, compute)) {
+  while (run.next_step()) {
+    for (const Batch& batch : loader.load(run.step(), compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
     }
     optimizer.add_norm_squared(totals.norm_squared());
-    optimizer.step(step, totals.norm_squared());
-    run.end_step();
-    checkpoints.after_update(step);
+    optimizer.step(run.step(), totals.norm_squared());
   }
-  checkpoints.finish();
   run.summarize(predicted);
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));

@@ -1,5 +1,4 @@
 // 02: data parallelism. Each rank computes the gradients of its own micro-batches; data_parallel.h sums them.
-#include "checkpoint/checkpoint.h"
 #include "data_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
@@ -22,9 +21,9 @@ void train(const DataParallelOptions& options, World& world) {
 
   Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(options, world.ranks(), {.replicas = {world.ranks()}});
   Communicator data_ranks(world, world.all(), "data");
-  require_memory(predicted);
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(options, world.ranks(), {.replicas = {world.ranks()}}));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
@@ -33,15 +32,12 @@ void train(const DataParallelOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    for (const Batch& batch : loader.load(step, compute)) {
+  while (run.next_step()) {
+    for (const Batch& batch : loader.load(run.step(), compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
@@ -49,11 +45,8 @@ void train(const DataParallelOptions& options, World& world) {
     data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
-    optimizer.step(step, totals.norm_squared());
-    run.end_step();
-    checkpoints.after_update(step);
+    optimizer.step(run.step(), totals.norm_squared());
   }
-  checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));

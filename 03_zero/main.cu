@@ -1,5 +1,4 @@
 // 03: ZeRO. As 02, but the data-parallel ranks shard optimizer states, gradients and weights (zero.h).
-#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -23,10 +22,9 @@ void train(const ZeroOptions& options, World& world) {
 
   Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(
-      options, world.ranks(), {.replicas = {world.ranks()}, .sharded_states = options.zero_stage});
   Communicator data_ranks(world, world.all(), "data");
-  require_memory(predicted);
+  const MemoryPrediction predicted = require_memory(predict_memory(
+      options, world.ranks(), {.replicas = {world.ranks()}, .sharded_states = options.zero_stage}));
   Zero zero(options.zero_stage, parameters.group(), data_ranks, compute);
   load_or_initialise(options, parameters, compute);
   zero.weights_changed();
@@ -35,15 +33,12 @@ void train(const ZeroOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    for (const Batch& batch : loader.load(step, compute)) {
+  while (run.next_step()) {
+    for (const Batch& batch : loader.load(run.step(), compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
@@ -51,12 +46,9 @@ void train(const ZeroOptions& options, World& world) {
     zero.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     data_ranks.sum_scalars(totals.data(), totals.size, compute);
-    optimizer.step(step, totals.norm_squared());
+    optimizer.step(run.step(), totals.norm_squared());
     zero.weights_changed();
-    run.end_step();
-    checkpoints.after_update(step);
   }
-  checkpoints.finish();
   run.summarize(predicted, {{"dp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute));

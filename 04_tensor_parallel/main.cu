@@ -1,6 +1,5 @@
 // 04: tensor parallelism. All ranks train on the same micro-batches. Each holds a part of every matrix, and
 // tensor_parallel.h sums the partial results.
-#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -22,10 +21,9 @@ void train(const TensorParallelOptions& options, World& world) {
 
   Parameters parameters({.tensor_rank = world.rank(), .tensor_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted =
-      predict_memory(options, 1, tensor_parallel_share(options, world.ranks()));
   Communicator tensor_ranks(world, world.all(), "tensor", tensor_blocks);
-  require_memory(predicted);
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(options, 1, tensor_parallel_share(options, world.ranks())));
   TensorParallel tensor_parallel(options, rows_of(options, {}).inside, tensor_ranks, compute);
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
@@ -34,15 +32,12 @@ void train(const TensorParallelOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    for (const Batch& batch : loader.load(step, compute)) {
+  while (run.next_step()) {
+    for (const Batch& batch : loader.load(run.step(), compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
       if (world.rank() == 0) totals.add_loss(activations->loss);  // all ranks have it: it counts once
@@ -50,11 +45,8 @@ void train(const TensorParallelOptions& options, World& world) {
     tensor_parallel.sum_partial_gradients(parameters);
     optimizer.add_norm_squared(totals.norm_squared());
     tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
-    optimizer.step(step, totals.norm_squared());
-    run.end_step();
-    checkpoints.after_update(step);
+    optimizer.step(run.step(), totals.norm_squared());
   }
-  checkpoints.finish();
   run.summarize(predicted, {{"tp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world));

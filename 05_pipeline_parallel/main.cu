@@ -1,5 +1,4 @@
 // 05: pipeline parallelism. Each rank holds some layers; micro-batches go through them as a schedule says.
-#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -27,10 +26,9 @@ void train(const PipelineOptions& options, World& world) {
   Communicator copies(world, replicas_of(schedule, world.rank()), "copies");
   Parameters parameters({.groups = {{copies.rank(), copies.ranks()}}, .units = units_of(chunks)});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted =
-      predict_memory(options, 1, pipeline_share(schedule, world.rank(), chunks));
   Communicator pipeline_ranks(world, world.all(), "pipeline");
-  require_memory(predicted);
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(options, 1, pipeline_share(schedule, world.rank(), chunks)));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
@@ -38,23 +36,17 @@ void train(const PipelineOptions& options, World& world) {
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   Pipeline pipeline(schedule, world, world.all(), chunks, model, compute);
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    pipeline.run(loader.load(step, compute), &totals);
+  while (run.next_step()) {
+    pipeline.run(loader.load(run.step(), compute), &totals);
     sum_gradients(parameters, copies, compute);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
-    optimizer.step(step, totals.norm_squared());
-    run.end_step();
-    checkpoints.after_update(step);
+    optimizer.step(run.step(), totals.norm_squared());
   }
-  checkpoints.finish();
   run.summarize(predicted, {{"pp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return pipeline.forward(batch); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world));

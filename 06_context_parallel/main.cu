@@ -1,6 +1,5 @@
 // 06: context parallelism. Each rank has a part of every sequence; its queries see the keys of the others.
 #include "../02_data_parallel/data_parallel.h"
-#include "checkpoint/checkpoint.h"
 #include "context_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
@@ -22,11 +21,10 @@ void train(const ContextParallelOptions& options, World& world) {
 
   Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(
-      options, 1, context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}}));
   Communicator context_ranks(world, world.all(), "context");
   Communicator gradient_ranks(world, world.all(), "gradients");
-  require_memory(predicted);
+  const MemoryPrediction predicted = require_memory(predict_memory(
+      options, 1, context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}})));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const auto attention = context_attention(options, context_ranks);
@@ -38,15 +36,12 @@ void train(const ContextParallelOptions& options, World& world) {
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, 0, 1, positions);
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    for (const Batch& batch : loader.load(step, compute)) {
+  while (run.next_step()) {
+    for (const Batch& batch : loader.load(run.step(), compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
@@ -54,11 +49,8 @@ void train(const ContextParallelOptions& options, World& world) {
     data_parallel.finish_gradient_sync();
     optimizer.add_norm_squared(totals.norm_squared());
     gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
-    optimizer.step(step, totals.norm_squared());
-    run.end_step();
-    checkpoints.after_update(step);
+    optimizer.step(run.step(), totals.norm_squared());
   }
-  checkpoints.finish();
   run.summarize(predicted, {{"cp", world.ranks()}});
   const auto logits = [&](const Batch& batch) { return model.forward(batch, *activations); };
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));

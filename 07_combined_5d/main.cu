@@ -1,5 +1,4 @@
 // 07: all techniques at once. This is 01; each new or changed line ends with the stage that it comes from.
-#include "checkpoint/checkpoint.h"
 #include "combined.h"  // 02-07
 #include "model/batch.h"
 #include "model/memory.h"
@@ -27,8 +26,8 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
 
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
-  const MemoryPrediction predicted = predict_memory(options, element_sizes, shape, world.rank());  // 02-07
-  require_memory(predicted);
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(options, element_sizes, shape, world.rank()));        // 02-07
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   load_or_initialise(options, parameters, compute);
@@ -39,26 +38,20 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
   Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
   Optimizer optimizer(options, parameters, compute);
-  Checkpoints checkpoints(options, parameters, optimizer, compute);
   BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);
-  Run run(options, data, parameters, totals);
+  Run run(options, data, parameters, optimizer, totals);
 
-  for (int64_t step = checkpoints.first_step(); step < options.steps; step = run.next_step(step)) {
-    run.begin_step(step);
-    totals.reset();
-    pipeline.run(loader.load(step, compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
-    feed_forward.add_balance_loss(totals);                                             // 07
-    for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                // 02, 03
-    tensor_parallel.sum_partial_gradients(parameters);                                 // 04
+  while (run.next_step()) {
+    pipeline.run(loader.load(run.step(), compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
+    feed_forward.add_balance_loss(totals);                                                   // 07
+    for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                      // 02, 03
+    tensor_parallel.sum_partial_gradients(parameters);                                       // 04
     optimizer.add_norm_squared(totals.norm_squared());
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
-    optimizer.step(step, totals.norm_squared());
+    optimizer.step(run.step(), totals.norm_squared());
     for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();  // 03
-    run.end_step();
-    checkpoints.after_update(step);
   }
-  checkpoints.finish();
   run.summarize(predicted, shape.degrees());                                                          // 02
   const auto logits = [&](const Batch& batch) { return mesh.one_replica(pipeline.forward(batch)); };  // 05
   run.show_sample(write_sample(options, parameters[ids.head], logits, compute, world, positions));    // 02

@@ -92,18 +92,16 @@ TEST_CASE("a step's time ends where the device ended it, not where the host look
   options.data = PENTATRON_CORPUS, options.as_json = "{}", options.log_json = folder.path() + "/log";
   options.steps = 2;
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
-  const Parameters parameters;
+  Parameters parameters;
+  Optimizer optimizer(options, parameters, device.stream);
   StepTotals totals(device.stream);
   const auto begin = std::chrono::steady_clock::now();
   double first = 0;
   {
-    Run run(options, data, parameters, totals);
-    for (int64_t step = 0; step < options.steps; step = run.next_step(step)) {
-      run.begin_step(step);
-      totals.reset();
-      run.end_step();
+    Run run(options, data, parameters, optimizer, totals);
+    while (run.next_step()) {
+      if (run.step() == 0) continue;
       device.stream.synchronize();
-      if (step > 0) continue;
       first = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }

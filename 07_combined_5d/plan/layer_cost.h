@@ -5,6 +5,7 @@
 #include "../../common/cpu/nccl/modelled_link.h"
 #include "../combined.h"
 #include "clock/device_profile.h"
+#include "kernels/norm.h"
 #include "style.h"
 
 namespace pentatron {

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <sstream>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/preemption.h"
 #include "kernels/attention.h"
 #include "run/program.h"
@@ -80,7 +79,7 @@ size_t free_device_memory() {
   return std::min(free, total / processes_of_device());
 }
 
-void require_memory(const MemoryPrediction& predicted) {
+MemoryPrediction require_memory(const MemoryPrediction& predicted) {
   const Peers& ranks = peers();
   size_t of_libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
   if (is_dry_run()) of_libraries = ranks.library_bytes();
@@ -90,7 +89,7 @@ void require_memory(const MemoryPrediction& predicted) {
   const std::vector<double> most =
       ranks.largest({needed + of_libraries - there, needed, double(of_libraries), -there});
   const double lack = most[0], total = most[1], libraries = most[2], available = -most[3];
-  if (lack <= 0) return;
+  if (lack <= 0) return predicted;
   const std::string needs = human_bytes(total) + ", and CUDA and NCCL about " + human_bytes(libraries);
   if (is_dry_run()) {
     throw RunError("memory: a rank needs " + needs + "; the modelled " + modelled_gpu() + " has " +
@@ -144,8 +143,13 @@ double flops_per_token(const TrainingConfig& training) {
   return 6 * in_products + 12.0 * m.layers * m.d_model * training.sequence_length;
 }
 
-Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals)
-    : options_(options), totals_(totals), trained_(parameters) {
+Run::Run(const Options& options, const TokenData& data, Parameters& parameters, Optimizer& optimizer,
+         StepTotals& totals)
+    : options_(options),
+      totals_(totals),
+      trained_(parameters),
+      checkpoints_(options, parameters, optimizer, totals.stream()),
+      step_(checkpoints_.first_step() - 1) {
   if (!options.save.empty()) listen_for_preemption();
   check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use())})[0]));
   const std::string places = peers_.places();
@@ -163,28 +167,36 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
   wall_begin_ = std::chrono::steady_clock::now();
 }
 
-void Run::begin_step(int64_t step) {
-  trace::here = {.step = step};
-  const bool is_traced = step + 1 == options_.steps && (!options_.trace.empty() || options_.profile);
-  if (!is_traced || is_modelled()) return;
-  peers_.largest({0});  // all ranks meet here, so their traces begin together
-  trace::start();
+bool Run::next_step() {
+  if (step_ >= checkpoints_.first_step()) end_step();
+  if (preempted_ || step_ + 1 >= options_.steps) {
+    log_steps();
+    checkpoints_.finish();
+    return false;
+  }
+  ++step_;
+  begin_step();
+  return true;
+}
+
+void Run::begin_step() {
+  trace::here = {.step = step_};
+  const bool is_traced = step_ + 1 == options_.steps && (!options_.trace.empty() || options_.profile);
+  if (is_traced && !is_modelled()) {
+    peers_.largest({0});  // all ranks meet here, so their traces begin together
+    trace::start();
+  }
+  totals_.reset();
 }
 
 void Run::end_step() {
   totals_.send(trained_.loss_scale());
   const double memory = static_cast<double>(sum_of(memory_peak()));
-  issued_.push_back({trace::here.step, memory, sent_bytes(peers_.traffic())});
+  issued_.push_back({step_, memory, sent_bytes(peers_.traffic())});
   // A save waits for the device anyway. So what is saved has been logged, and has no NaN in it.
-  const bool is_saved = options_.save_every > 0 && (trace::here.step + 1) % options_.save_every == 0;
+  const bool is_saved = options_.save_every > 0 && (step_ + 1) % options_.save_every == 0;
   while (issued_.size() > (is_saved ? 0 : 1)) log_step();
-}
-
-int64_t Run::next_step(int64_t step) {
-  steps_done_ = step + 1;
-  if (!preempted_ && steps_done_ < options_.steps) return steps_done_;
-  log_steps();
-  return options_.steps;
+  checkpoints_.after_update(step_);
 }
 
 // The line has the loss and the norm of the first rank where one of them is NaN or infinite. Rank 0 prints it
@@ -277,9 +289,9 @@ void Run::summarize(const MemoryPrediction& predicted,
   }
   show_last_step();
   require_written("--log-json", options_.log_json, !log_ || log_->is_written());
-  compare_weights(trained_, steps_done_);
-  if (preempted_ && steps_done_ < options_.steps) {
-    throw RunError("a signal ended the run after step " + std::to_string(steps_done_) + " of " +
+  compare_weights(trained_, step_ + 1);
+  if (preempted_ && step_ + 1 < options_.steps) {
+    throw RunError("a signal ended the run after step " + std::to_string(step_ + 1) + " of " +
                        std::to_string(options_.steps) + "; with --save " + options_.save +
                        " --resume it goes on",
                    exit_preempted);
@@ -295,7 +307,7 @@ void Run::show_last_step() {
               << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
   }
   if (!is_modelled()) last_step_ = trace::take();
-  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != steps_done_ - 1; });
+  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != step_; });
   if (options_.profile && log_ && !last_step_.empty()) trace::print_profile(std::cout, last_step_);
   if (!options_.trace.empty()) {
     const std::vector<std::string> events =

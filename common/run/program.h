@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "device/cuda.h"
 #include "kernels/matmul.h"
 #include "model/batch.h"
@@ -69,9 +70,9 @@ inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ra
   return predict_memory(config, element_sizes, micro_batches_of_a_rank(config, data_ranks), share);
 }
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
-// CUDA and NCCL take. All ranks call this, when the communicators exist, and all throw if one lacks
-// memory: the message has the largest need and the smallest memory of any rank.
-void require_memory(const MemoryPrediction& predicted);
+// CUDA and NCCL take; else returns it. All ranks call this, when the communicators exist, and all throw if
+// one lacks memory: the message has the largest need and the smallest memory of any rank.
+MemoryPrediction require_memory(const MemoryPrediction& predicted);
 
 // The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
 // infinite where tensor cores cannot be used.
@@ -86,16 +87,19 @@ double peak_flops();
 // Attention is not halved for causality.
 double flops_per_token(const TrainingConfig& training);
 
-// A run from its first step to its summary. It times the steps and writes the log and the trace. A step is
-// logged when the next one has been issued: then the device has work while the host waits for the loss.
+// A run from its first step to its summary. It times the steps, writes the log and the trace, and loads and
+// saves checkpoints. A step is logged when the next one has been issued: then the device has work while the
+// host waits for the loss.
 class Run {
  public:
-  Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals);
+  Run(const Options& options, const TokenData& data, Parameters& parameters, Optimizer& optimizer,
+      StepTotals& totals);
 
-  void begin_step(int64_t step);
-  void end_step();  // all work of the step has been issued
-  // The step after this one, or options.steps if a signal has asked the run to end. The same on all ranks.
-  int64_t next_step(int64_t step);
+  // Ends a step, all of whose work has been issued: sends its totals, and saves a checkpoint if one is due.
+  // Then begins the next one, and returns true; or, after the last one or if a signal has asked the run to
+  // end, logs and saves what is not yet, and returns false. The same on all ranks.
+  bool next_step();
+  int64_t step() const { return step_; }  // from 0
   // Prints and logs the summary. `layout`: the degree of each dimension. Throws RunError if ranks
   // should hold the same weights and do not, or if a signal has ended the run.
   void summarize(const MemoryPrediction& predicted,
@@ -103,6 +107,8 @@ class Run {
   void show_sample(const std::string& text) const;
 
  private:
+  void begin_step();
+  void end_step();
   // Waits for the oldest step that has not been logged, and logs it. Throws RunError if its loss or norm is
   // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)
   void log_step();
@@ -117,8 +123,9 @@ class Run {
   Peers& peers_ = peers();
   StepTotals& totals_;
   const Parameters& trained_;
+  Checkpoints checkpoints_;
+  int64_t step_;
   bool preempted_ = false;
-  int64_t steps_done_ = 0;
   std::optional<RunLog> log_;  // on rank 0
 
   // What is known of a step when it has been issued: bytes at the memory's peak, and those sent so far.

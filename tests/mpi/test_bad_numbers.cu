@@ -20,18 +20,16 @@ std::string end_of_run(const Spoil& spoil) {
   options.steps = 4;
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
-  const Parameters parameters;
+  Parameters parameters;
+  Optimizer optimizer(options, parameters, compute);
   StepTotals totals(compute);
   std::ostringstream log;
   std::streambuf* const terminal = std::cout.rdbuf(log.rdbuf());
   std::string line;
   try {
-    Run run(options, data, parameters, totals);
-    for (int64_t step = 0; step < options.steps; step = run.next_step(step)) {
-      run.begin_step(step);
-      totals.reset();
-      if (step == 1) spoil(totals, compute);
-      run.end_step();
+    Run run(options, data, parameters, optimizer, totals);
+    while (run.next_step()) {
+      if (run.step() == 1) spoil(totals, compute);
     }
   } catch (const RunError& error) {
     line = error.what();
