@@ -6,7 +6,7 @@ set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
 notes=("$@")
-[ $# -gt 0 ] || notes=(README.md .github/*.md 0*/*.md common/*/README.md common/*/*/README.md tests/*.md tests/homework/*.md)
+[ $# -gt 0 ] || notes=(README.md .github/*.md 0*/*.md 0*/*/*.md common/README.md common/*/README.md common/*/*/README.md tests/*.md tests/homework/*.md)
 passed=0 failed=0
 
 for note in "${notes[@]}"; do

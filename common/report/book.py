@@ -20,8 +20,8 @@ import formulas
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
-    "The stages": ["0*/README.md", "0*/*.md"],
-    "Below the stages": ["common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
+    "The stages": ["0*/README.md", "0*/*.md", "0*/*/*.md"],
+    "Below the stages": ["common/README.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
     "Homework and tests": ["tests/homework/[!H]*.md", "tests/README.md"],
 }
 ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
