@@ -1,7 +1,4 @@
-#include <cmath>
-
 #include "kernels/attention.h"
-#include "kernels/swiglu.h"
 #include "model/seams.h"
 
 namespace pentatron {
@@ -61,55 +58,6 @@ void AttentionCore::backward(const Blas& blas, AttentionShape shape, const Atten
   if (t.out.data != nullptr) attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
   attention_backward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.lse, g.d_out,
                      g.d_out_dot_out, g.memory, false, g.d_q, g.d_k, g.d_v);
-}
-
-double initial_deviation(int64_t fan_in) { return std::sqrt(1.0 / (3.0 * fan_in)); }
-
-void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int layer) {
-  const std::string prefix = "model.layers." + std::to_string(layer) + "." + name_;
-  const int unit = unit_of_layer(layer), d = model.d_model, f = width_ * model.d_ff;
-  const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
-  gate_.resize(std::max<size_t>(gate_.size(), layer + 1));
-  gate_[layer] = parameters.declare({prefix + "gate_proj.weight", unit, f, d, TensorSplit::by_output, into});
-  f_ = parameters[gate_[layer]].local_rows;
-  parameters.declare({prefix + "up_proj.weight", unit, f, d, TensorSplit::by_output, into});
-  parameters.declare({prefix + "down_proj.weight", unit, d, f, TensorSplit::by_input, out_of});
-}
-
-FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int64_t rows) const {
-  return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
-}
-
-FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int64_t rows) const {
-  return FeedForward::allocate_kept(arena, rows);
-}
-
-Tensor FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,
-                            Tensor normed, const FeedForwardTensors& kept, bool recomputing,
-                            TensorRegion& region, Tensor partial) {
-  const Tensor gate_up = kept.gate_up, product = kept.product;
-  region.enter_linear(blas, normed, parameters.weights(gate_[layer], 2), gate_up);
-  swiglu_forward(gate_up, product, blas.stream());
-  if (recomputing) return {};
-  return region.leave_linear(blas, product, parameters.weights(gate_[layer] + 2), partial);
-}
-
-void FeedForward::backward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,
-                           Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
-                           const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
-                           Tensor d_h) {
-  const int unit = unit_of_layer(layer), gate = gate_[layer], down = gate + 2;
-  const Tensor gate_up = kept.gate_up, product = kept.product;
-  const Tensor d_gate_up = gradients.gate_up, d_product = gradients.product;
-  linear_dgrad(blas, d_partial, parameters.weights(down), d_product);
-  queue.push(unit,
-             [=, &blas, &parameters] { linear_wgrad(blas, d_partial, product, parameters.gradients(down)); });
-  swiglu_backward(d_product, gate_up, d_gate_up, blas.stream());
-  queue.prefetch(region, normed);
-  linear_dgrad(blas, d_gate_up, parameters.weights(gate, 2), d_h);
-  queue.push(unit, [=, &blas, &parameters, &region] {
-    linear_wgrad(blas, d_gate_up, region.entered(normed), parameters.gradients(gate, 2));
-  });
 }
 
 }  // namespace pentatron
