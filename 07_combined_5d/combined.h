@@ -2,6 +2,7 @@
 // checks of the options, the prediction of memory, and data parallelism or ZeRO for each parameter group.
 #pragma once
 
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -70,8 +71,15 @@ inline void fold_world(const CombinedOptions& options, World& world) {
   if (options.ranks == 0 || options.show_mesh || options.show_schedule) return;
   const MeshShape shape = mesh_shape(options, options.ranks);
   const DeviceProfile gpu = load_profile(options.gpu.empty() ? "h100" : options.gpu);
-  const int ranks_per_node = world.ranks_per_node(static_cast<int>(gpu.gpus_per_node));
-  world.fold(shape.ranks(), present_ranks(options, shape, ranks_per_node));
+  const char* const given = std::getenv("NCCL_CPU_RANKS_PER_NODE");  // also by --ranks-per-node
+  const int ranks_per_node = given ? std::max(std::atoi(given), 1) : static_cast<int>(gpu.gpus_per_node);
+  const PresentRanks present = present_ranks(options, shape, ranks_per_node);
+  if (world.ranks() != std::ssize(present.ranks)) {
+    throw UsageError(
+        "mpirun -n", std::to_string(world.ranks()),
+        std::to_string(present.ranks.size()) + ", the ranks that differ of " + std::to_string(shape.ranks()));
+  }
+  world.fold(shape.ranks(), present.ranks, present.stand_for[world.rank()]);
 }
 
 // Rank 0 prints the pictures of --show-mesh and --show-schedule. Returns true if either option is set: then

@@ -38,6 +38,11 @@ inline bool sit_alike(const MeshShape& shape, int sharing, int ranks_per_node) {
   return even(shape.tp) && even(shape.tp * sharing) && (shape.pp == 1 || even(shape.ranks() / shape.pp));
 }
 
+// Which ranks of a folded world are there, ascending, and how many ranks do what each of them does.
+struct PresentRanks {
+  std::vector<int> ranks, stand_for;
+};
+
 // The ranks that have to be there: all, if they sit otherwise on one node than on another.
 inline PresentRanks present_ranks(const CombinedOptions& options, const MeshShape& shape,
                                   int ranks_per_node) {

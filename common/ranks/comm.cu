@@ -5,9 +5,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <iomanip>
-#include <limits>
 #include <numeric>
+#include <optional>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "ranks/comm.h"
@@ -20,8 +21,6 @@
 namespace pentatron {
 namespace {
 
-constexpr int no_peer = -1;
-
 // On a GPU NCCL makes two streams for each communicator. One of them waits for each operation; the other has
 // work with CUDA graphs only (NCCL 2.30, enqueue.cc). With one rank an operation is a copy, and no stream of
 // NCCL's waits. NCCL over MPI has one stream, too.
@@ -30,17 +29,6 @@ constexpr int streams_of_nccl = 0;
 #else
 constexpr int streams_of_nccl = 1;
 #endif
-
-template <class T>
-constexpr ncclDataType_t nccl_type = ncclFloat;
-template <>
-constexpr ncclDataType_t nccl_type<double> = ncclDouble;
-template <>
-constexpr ncclDataType_t nccl_type<__nv_bfloat16> = ncclBfloat16;
-template <>
-constexpr ncclDataType_t nccl_type<__half> = ncclHalf;
-template <>
-constexpr ncclDataType_t nccl_type<int32_t> = ncclInt32;
 
 // Combines each value over all ranks.
 template <class T>
@@ -52,18 +40,6 @@ std::vector<T> reduce(Watchdog& watchdog, const std::vector<T>& values, MPI_Data
                            MPI_COMM_WORLD, &request));
   wait(request);
   return result;
-}
-
-// Throws UsageError if `link` is not valid, or if real NCCL communicates, which models no link.
-void check_link(const std::string& link) {
-  if (link.empty()) return;
-#ifdef NCCL_OVER_MPI
-  std::string expected;
-  if (!nccl_mpi::parse_link(link, &expected))
-    throw UsageError("--link", link, expected.substr(expected.find(' ') + 1));  // it begins with "expected"
-#else
-  throw UsageError("--link", link, "no modelled link with real NCCL; build with NCCL=mpi");
-#endif
 }
 
 // What each rank says: fewer than MPI_MAX_PROCESSOR_NAME characters.
@@ -123,12 +99,10 @@ void check_nccl(ncclResult_t status, const char* call, const char* file, int lin
 
 World::World(int* argc, char*** argv) {
   set_work_queues();
-  // Those that the user has set stay.
-  const std::pair<const char*, const char*> variables[] = {
-      {"CUDA_MODULE_LOADING", "EAGER"},     // a kernel loaded late may wait behind a collective
-      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},  // operations start in the order in which the host issues them
-      {"NCCL_RUNTIME_CONNECT", "0"}};       // ranks connect at once, not during collectives
-  for (const auto& [name, value] : variables) setenv(name, value, 0);
+  constexpr int unless_set = 0;                           // what the user has set stays
+  setenv("CUDA_MODULE_LOADING", "EAGER", unless_set);     // a kernel loaded late may wait behind a collective
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", unless_set);  // operations start in the host's order
+  setenv("NCCL_RUNTIME_CONNECT", "0", unless_set);        // ranks connect at once, not during collectives
   int running = 0, provided = 0;
   MPI_CHECK(MPI_Initialized(&running));
   started_mpi_ = !running;
@@ -199,38 +173,31 @@ void World::configure(const CommunicationConfig& config) {
     throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   configure_device(config);
   watchdog_->set_timeout(config.timeout);
-  check_link(config.link);
-  if (!config.link.empty()) setenv("NCCL_CPU_LINK", config.link.c_str(), true);
-  if (config.ranks_per_node > 0) {
+  if (config.ranks_per_node > 0)
     setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(config.ranks_per_node).c_str(), true);
-  }
-}
-
-int World::ranks_per_node(int of_gpu) const {
+  if (config.link.empty()) return;
+  setenv("NCCL_CPU_LINK", config.link.c_str(), true);
 #ifdef NCCL_OVER_MPI
-  std::string reason;  // a wrong one is refused with the first communicator
-  nccl_mpi::Network network;
-  network.ranks_per_node = of_gpu;
-  if (const auto found = nccl_mpi::network_from_environment(network, &reason)) return found->ranks_per_node;
+  std::string expected;
+  if (!nccl_mpi::parse_link(config.link, &expected)) {
+    expected.erase(0, expected.find(' ') + 1);  // it begins with "expected"
+    throw UsageError("--link", config.link, expected);
+  }
+#else
+  throw UsageError("--link", config.link, "no modelled link with real NCCL; build with NCCL=mpi");
 #endif
-  return of_gpu;
 }
 
-void World::fold(int ranks, const PresentRanks& present) {
-  const size_t wanted = present.ranks.size();
-  if (processes_ != static_cast<int>(wanted)) {
-    throw UsageError("mpirun -n", std::to_string(processes_),
-                     std::to_string(wanted) + ", the ranks that differ of " + std::to_string(ranks));
-  }
-  rank_ = present.ranks[process_], ranks_ = ranks;
-  stands_for_ = present.stand_for[process_];
-  present_ = present.ranks;
+void World::fold(int ranks, const std::vector<int>& present, int stands_for) {
+  rank_ = present[process_], ranks_ = ranks;
+  stands_for_ = stands_for;
+  present_ = present;
 }
 
 int World::process_of(int rank) const {
   if (present_.empty()) return rank;
-  const auto found = std::lower_bound(present_.begin(), present_.end(), rank);
-  return found != present_.end() && *found == rank ? static_cast<int>(found - present_.begin()) : -1;
+  const auto found = std::ranges::find(present_, rank);
+  return found != present_.end() ? static_cast<int>(found - present_.begin()) : -1;
 }
 
 std::vector<double> World::largest(const std::vector<double>& values) const {
@@ -313,8 +280,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
                            int most_blocks)
     : world_(world),
       members_(members),
-      name_(world.keep(name)),
-      stream_(name_, /*urgent=*/true),
+      stream_(name.c_str(), /*urgent=*/true),
       ranks_(static_cast<int>(members.size())),
       channels_(ranks_ > 1 ? most_blocks : 0) {
   const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
@@ -360,29 +326,20 @@ Communicator::~Communicator() {
   if (ranks_ > 1) count_streams(-streams_of_nccl);
 }
 
-template <class T, class Issue>
-void Communicator::issue(const char* operation, size_t elements, double sent_share, int peer,
-                         const Issue& call) {
-  if (in_group_) {
-    call();
-    pending_.push_back({operation, elements, peer});
-  } else {
-    trace::Range range(stream_, operation, moves(elements * sent_share * sizeof(T)));
-    world_.watchdog().begin(stream_);
-    {
-      const Watchdog::Call in(world_.watchdog(), operation);
-      call();
-    }
-    world_.watchdog().note(operation, watched_, elements, peer, stream_);
-  }
+void Communicator::issue(const char* operation, size_t elements, double sent_bytes, int peer,
+                         const std::function<void()>& call) {
+  std::optional<Group> alone;
+  if (!in_group_) alone.emplace(*this, operation, moves(sent_bytes));
+  call();
+  world_.watchdog().note(operation, watched_, elements, peer);
   Traffic& t = traffic_[operation];
   t.calls += 1;
   t.elements += elements;
-  t.sent_bytes += elements * sent_share * sizeof(T);
+  t.sent_bytes += sent_bytes;
 }
 
-Communicator::Group::Group(Communicator& communicator)
-    : communicator_(communicator), range_(communicator.stream_, "group") {
+Communicator::Group::Group(Communicator& communicator, const char* name, const Cost& cost)
+    : communicator_(communicator), range_(communicator.stream_, name, cost) {
   communicator_.world_.watchdog().begin(communicator_.stream_);
   NCCL_CHECK(ncclGroupStart());
   communicator_.in_group_ = true;
@@ -390,119 +347,20 @@ Communicator::Group::Group(Communicator& communicator)
 
 Communicator::Group::~Group() {
   Communicator& c = communicator_;
+  Watchdog& watchdog = c.world_.watchdog();
   {
-    const Watchdog::Call call(c.world_.watchdog(), "ncclGroupEnd");
+    const Watchdog::Call call(watchdog, range_.name());
     NCCL_CHECK(ncclGroupEnd());
   }
-  for (const Pending& p : c.pending_)
-    c.world_.watchdog().note(p.operation, c.watched_, p.elements, p.peer, c.stream_);
-  c.pending_.clear();
+  watchdog.end(c.stream_);
   c.in_group_ = false;
-}
-
-template <class T>
-void Communicator::all_reduce(const T* in, T* out, size_t size, ncclRedOp_t op) {
-  issue<T>("all_reduce", size, 2.0 * (ranks_ - 1) / ranks_, no_peer,
-           [&] { NCCL_CHECK(ncclAllReduce(in, out, size, nccl_type<T>, op, comm_, stream_)); });
-}
-
-template <class T>
-void Communicator::reduce_scatter(const T* in, T* out, size_t size, ncclRedOp_t op) {
-  issue<T>("reduce_scatter", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer,
-           [&] { NCCL_CHECK(ncclReduceScatter(in, out, size, nccl_type<T>, op, comm_, stream_)); });
-}
-
-template <class T>
-void Communicator::all_gather(const T* in, T* out, size_t size) {
-  issue<T>("all_gather", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer,
-           [&] { NCCL_CHECK(ncclAllGather(in, out, size, nccl_type<T>, comm_, stream_)); });
-}
-
-template <class T>
-void Communicator::broadcast(T* data, size_t size, int root) {
-  const bool last_of_ring = rank_ == (root + ranks_ - 1) % ranks_;  // it passes nothing on
-  issue<T>("broadcast", size, last_of_ring ? 0 : 1, root,
-           [&] { NCCL_CHECK(ncclBroadcast(data, data, size, nccl_type<T>, root, comm_, stream_)); });
-}
-
-template <class T>
-void Communicator::send(const T* data, size_t size, int peer) {
-  issue<T>("send", size, 1, peer,
-           [&] { NCCL_CHECK(ncclSend(data, size, nccl_type<T>, peer, comm_, stream_)); });
-}
-
-template <class T>
-void Communicator::receive(T* data, size_t size, int peer) {
-  issue<T>("receive", size, 0, peer,
-           [&] { NCCL_CHECK(ncclRecv(data, size, nccl_type<T>, peer, comm_, stream_)); });
-}
-
-template <class T>
-void Communicator::connect(int to, int from, T* scratch) {
-  {
-    const Group exchange(*this);
-    send(scratch, 1, to);
-    receive(scratch + 1, 1, from);
-  }
-  stream_.synchronize();
-}
-
-template <class T>
-void Communicator::all_to_all(const T* in, T* out, size_t size) {
-  issue<T>("all_to_all", size * ranks_, (ranks_ - 1.0) / ranks_, no_peer, [&] {
-    NCCL_CHECK(ncclGroupStart());
-    for (int peer = 0; peer < ranks_; ++peer) {
-      NCCL_CHECK(ncclSend(in + peer * size, size, nccl_type<T>, peer, comm_, stream_));
-      NCCL_CHECK(ncclRecv(out + peer * size, size, nccl_type<T>, peer, comm_, stream_));
-    }
-    NCCL_CHECK(ncclGroupEnd());
-  });
-}
-
-template <class T>
-void Communicator::all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out) {
-  size_t elements = 0, sent = 0;
-  for (const Part<T>& part : in) {
-    elements += part.count;
-    if (part.peer != rank_) sent += part.count;
-  }
-  issue<T>("all_to_all_v", elements, elements == 0 ? 0 : static_cast<double>(sent) / elements, no_peer, [&] {
-    NCCL_CHECK(ncclGroupStart());
-    for (const Part<T>& part : in) {
-      if (part.count > 0)
-        NCCL_CHECK(ncclSend(part.data, part.count, nccl_type<T>, part.peer, comm_, stream_));
-    }
-    for (const Part<T>& part : out) {
-      if (part.count > 0)
-        NCCL_CHECK(ncclRecv(part.data, part.count, nccl_type<T>, part.peer, comm_, stream_));
-    }
-    NCCL_CHECK(ncclGroupEnd());
-  });
 }
 
 void Communicator::sum_scalars(double* values, size_t size, cudaStream_t compute) {
   wait_stream(stream_, compute);
-  issue<double>("scalars", size, 2.0 * (ranks_ - 1) / ranks_, no_peer, [&] {
-    NCCL_CHECK(ncclAllReduce(values, values, size, ncclDouble, ncclSum, comm_, stream_));
-  });
+  issue("scalars", size, 2 * bytes_of_ring<double>(size), no_peer,
+        [&] { NCCL_CHECK(ncclAllReduce(values, values, size, ncclDouble, ncclSum, comm_, stream_)); });
   wait_stream(compute, stream_);
 }
-
-#define PENTATRON_INSTANTIATE(T)                                                    \
-  template void Communicator::all_reduce<T>(const T*, T*, size_t, ncclRedOp_t);     \
-  template void Communicator::reduce_scatter<T>(const T*, T*, size_t, ncclRedOp_t); \
-  template void Communicator::all_gather<T>(const T*, T*, size_t);                  \
-  template void Communicator::broadcast<T>(T*, size_t, int);                        \
-  template void Communicator::send<T>(const T*, size_t, int);                       \
-  template void Communicator::receive<T>(T*, size_t, int);                          \
-  template void Communicator::connect<T>(int, int, T*);                             \
-  template void Communicator::all_to_all<T>(const T*, T*, size_t);                  \
-  template void Communicator::all_to_all_v<T>(const std::vector<Part<T>>&, const std::vector<Part<T>>&);
-PENTATRON_INSTANTIATE(float)
-PENTATRON_INSTANTIATE(double)
-PENTATRON_INSTANTIATE(__nv_bfloat16)
-PENTATRON_INSTANTIATE(__half)
-PENTATRON_INSTANTIATE(int32_t)
-#undef PENTATRON_INSTANTIATE
 
 }  // namespace pentatron

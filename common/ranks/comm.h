@@ -1,17 +1,16 @@
-// The ranks and how they communicate. A `World` is this process among all that mpirun started, or, folded,
-// among more of which only those are there. It uses MPI where the hosts have to agree, and owns the watchdog.
-// A `Communicator` is a thin layer over an ncclComm_t and a stream of its own. Collectives are issued to that
-// stream; only events order it against other streams.
+// The ranks and how they communicate. A `Communicator` is a thin layer over an ncclComm_t and a stream of its
+// own. Collectives are issued to that stream; only events order it against other streams. The `World` is this
+// process among all that mpirun started, or among more of which only those are there (a dry run of 07). It
+// uses MPI where the hosts have to agree, and owns the watchdog, which hears of each operation.
 #pragma once
 
 #include <mpi.h>
 #include <nccl.h>
 
-#include <map>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "device/precision.h"
@@ -26,7 +25,161 @@ namespace pentatron {
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line);
 
-class Communicator;
+class World;
+
+// The most thread blocks (NCCL: CTAs) of one operation. A block of NCCL's keeps a multiprocessor from the
+// products that run beside it, also while it waits for another rank, and NCCL takes 24 to 32 if it may. These
+// numbers follow from what hides an operation; they were not measured. NCCL_MAX_CTAS replaces all of them.
+constexpr int edge_blocks = 4;     // messages of two ranks: short, and posted early, so they wait long
+constexpr int data_blocks = 8;     // beside backward, which is longer than they are
+constexpr int tensor_blocks = 16;  // forward waits for them
+
+class Communicator {
+ public:
+  // `members`: ranks of the world; member i becomes rank i. All members call this, and no other rank. Its
+  // stream is urgent: a collective need not wait until a kernel that fills the GPU has drained.
+  Communicator(World& world, const std::vector<int>& members, const std::string& name,
+               int most_blocks = data_blocks);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  World& world() const { return world_; }
+  const std::vector<int>& members() const { return members_; }  // ranks of the world
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  cudaStream_t stream() const { return stream_; }  // runs all its operations
+  int channels() const { return channels_; }       // of NCCL; 0 with one rank
+
+  // Operations on device buffers of `count` elements a rank. They return at once and run on stream().
+  // In place: `in` may be `out` (all_reduce), the rank's own part of `out` (all_gather), or contain
+  // `out` as the rank's own part (reduce_scatter). T: a type of nccl_type.
+  template <class T>
+  void all_reduce(const T* in, T* out, size_t count, ncclRedOp_t op = ncclSum) {
+    issue("all_reduce", count, 2 * bytes_of_ring<T>(count), no_peer,
+          [&] { NCCL_CHECK(ncclAllReduce(in, out, count, nccl_type(in), op, comm_, stream_)); });
+  }
+  template <class T>
+  void reduce_scatter(const T* in /*[ranks, count]*/, T* out /*[count]*/, size_t count,
+                      ncclRedOp_t op = ncclSum) {
+    issue("reduce_scatter", ranks_ * count, bytes_of_ring<T>(ranks_ * count), no_peer,
+          [&] { NCCL_CHECK(ncclReduceScatter(in, out, count, nccl_type(in), op, comm_, stream_)); });
+  }
+  template <class T>
+  void all_gather(const T* in /*[count]*/, T* out /*[ranks, count]*/, size_t count) {
+    issue("all_gather", ranks_ * count, bytes_of_ring<T>(ranks_ * count), no_peer,
+          [&] { NCCL_CHECK(ncclAllGather(in, out, count, nccl_type(in), comm_, stream_)); });
+  }
+  template <class T>
+  void broadcast(T* data, size_t count, int root) {
+    const bool last_of_ring = rank_ == (root + ranks_ - 1) % ranks_;  // it passes nothing on
+    issue("broadcast", count, last_of_ring ? 0 : count * sizeof(T), root,
+          [&] { NCCL_CHECK(ncclBroadcast(data, data, count, nccl_type(data), root, comm_, stream_)); });
+  }
+  template <class T>
+  void send(const T* data, size_t count, int peer) {
+    issue("send", count, count * sizeof(T), peer,
+          [&] { NCCL_CHECK(ncclSend(data, count, nccl_type(data), peer, comm_, stream_)); });
+  }
+  template <class T>
+  void receive(T* data, size_t count, int peer) {
+    issue("receive", count, 0, peer,
+          [&] { NCCL_CHECK(ncclRecv(data, count, nccl_type(data), peer, comm_, stream_)); });
+  }
+  // Part i of `in` goes to rank i, and part i of `out` comes from rank i.
+  template <class T>
+  void all_to_all(const T* in /*[ranks, count]*/, T* out /*[ranks, count]*/, size_t count) {
+    issue("all_to_all", ranks_ * count, bytes_of_ring<T>(ranks_ * count), no_peer, [&] {
+      for (int peer = 0; peer < ranks_; ++peer) {
+        NCCL_CHECK(ncclSend(in + peer * count, count, nccl_type(in), peer, comm_, stream_));
+        NCCL_CHECK(ncclRecv(out + peer * count, count, nccl_type(out), peer, comm_, stream_));
+      }
+    });
+  }
+  // The same with parts of any size; a rank may have several parts, or none. Between two ranks the
+  // parts match in order.
+  template <class T>
+  struct Part {
+    T* data;
+    size_t count;
+    int peer;
+  };
+  template <class T>
+  void all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out) {
+    size_t elements = 0, sent = 0;
+    for (const auto& [data, count, peer] : in) elements += count, sent += peer == rank_ ? 0 : count;
+    issue("all_to_all_v", elements, sent * sizeof(T), no_peer, [&] {
+      for (const auto& [data, count, peer] : in) {
+        if (count > 0) NCCL_CHECK(ncclSend(data, count, nccl_type(data), peer, comm_, stream_));
+      }
+      for (const auto& [data, count, peer] : out) {
+        if (count > 0) NCCL_CHECK(ncclRecv(data, count, nccl_type(data), peer, comm_, stream_));
+      }
+    });
+  }
+
+  // Sums a few doubles in device memory, values[size], over the ranks. The sum waits for `compute`, and
+  // `compute` for the sum. Its traffic is counted as "scalars".
+  void sum_scalars(double* values, size_t size, cudaStream_t compute);
+
+  // Sends an element to rank `to`, receives one from rank `from`, and waits. NCCL connects two ranks at
+  // their first exchange, which may block the host. It is better to do that before other operations are
+  // under way.
+  template <class T>
+  void connect(int to, int from, T* scratch /*[2]*/) {
+    {
+      const Group exchange(*this);
+      send(scratch, 1, to);
+      receive(scratch + 1, 1, from);
+    }
+    stream_.synchronize();
+  }
+
+  // Collects the operations of this communicator that are issued while it exists. Its destructor starts them
+  // together, as one. An operation by itself is a group of one.
+  class Group {
+   public:
+    explicit Group(Communicator& communicator, const char* name = "group", const Cost& cost = little);
+    ~Group();
+    Group(const Group&) = delete;
+
+   private:
+    Communicator& communicator_;
+    trace::Range range_;
+  };
+
+  const TrafficByOperation& traffic() const { return traffic_; }
+  void reset_traffic() { traffic_.clear(); }
+
+ private:
+  static constexpr int no_peer = -1;
+
+  static constexpr ncclDataType_t nccl_type(const float*) { return ncclFloat; }
+  static constexpr ncclDataType_t nccl_type(const double*) { return ncclDouble; }
+  static constexpr ncclDataType_t nccl_type(const __nv_bfloat16*) { return ncclBfloat16; }
+  static constexpr ncclDataType_t nccl_type(const __half*) { return ncclHalf; }
+  static constexpr ncclDataType_t nccl_type(const int32_t*) { return ncclInt32; }
+
+  // What each rank passes on when a buffer of so many elements goes round a ring once.
+  template <class T>
+  double bytes_of_ring(size_t elements) const {
+    return elements * ((ranks_ - 1.0) / ranks_) * sizeof(T);
+  }
+  // Runs `call`, which issues an operation to NCCL, and tells the trace, the watchdog and the traffic
+  // counts.
+  void issue(const char* operation, size_t elements, double sent_bytes, int peer,
+             const std::function<void()>& call);
+
+  World& world_;
+  const std::vector<int> members_;
+  Stream stream_;
+  Watchdog::Watched* watched_ = nullptr;
+  ncclComm_t comm_ = nullptr;
+  int rank_ = 0, ranks_ = 1;
+  int channels_ = 0;
+  TrafficByOperation traffic_;
+  bool in_group_ = false;
+};
 
 // With CUDA_MODULE_LOADING=EAGER: bytes, measured on an H200 (CUDA 13.0, NCCL 2.28).
 constexpr size_t context_with_all_kernels = 1408 << 20;
@@ -40,11 +193,6 @@ constexpr size_t library_bytes(int channels) {
   return context_with_all_kernels + channels * buffers_of_channel;
 }
 
-// Which ranks of a folded world are there, ascending, and how many ranks do what each of them does.
-struct PresentRanks {
-  std::vector<int> ranks, stand_for;
-};
-
 class World : public Peers {
  public:
   // Starts MPI, unless it is running already (as in tests). Picks this rank's GPU: the rank's number on
@@ -57,21 +205,16 @@ class World : public Peers {
   // Sets the watchdog's timeout, the modelled GPU and its links. Called before the first allocation and
   // the first communicator. Throws UsageError.
   void configure(const CommunicationConfig& config);
-  // What is said elsewhere of the modelled network, where the GPU says `of_gpu`.
-  int ranks_per_node(int of_gpu) const;
 
-  // From now on the world has `ranks` ranks; only those present are there, one for each process. Of a dry
-  // run, before the first communicator. Throws UsageError if mpirun started another number of processes.
-  // Messages about failures go on to number the processes.
-  void fold(int ranks, const PresentRanks& present);
+  // From now on the world has `ranks` ranks, of which only `present` are there, one for each process. This
+  // one stands for so many that do what it does. Of a dry run, before the first communicator. Messages about
+  // failures go on to number the processes.
+  void fold(int ranks, const std::vector<int>& present, int stands_for);
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   int stands_for() const override { return stands_for_; }
   Watchdog& watchdog() { return *watchdog_; }
-  // Returns a copy that lives as long as the watchdog, which may report a communicator that no longer
-  // exists.
-  const char* keep(const std::string& name) { return names_.insert(name).first->c_str(); }
 
   // Host values (peers.h). All ranks call these, in the same order. A rank that waits yields its core.
   std::vector<double> largest(const std::vector<double>& values) const override;
@@ -100,115 +243,9 @@ class World : public Peers {
   int stands_for_ = 1;
   std::vector<std::string> hosts_;  // of each process
   bool started_mpi_ = false;
-  std::set<std::string> names_;
   std::set<Communicator*> communicators_;
   std::unique_ptr<Watchdog> watchdog_;
   Peers* peers_before_;
-};
-
-// The most thread blocks (NCCL: CTAs) of one operation. A block of NCCL's keeps a multiprocessor from the
-// products that run beside it, also while it waits for another rank, and NCCL takes 24 to 32 if it may. These
-// numbers follow from what hides an operation; they were not measured. NCCL_MAX_CTAS replaces all of them.
-constexpr int edge_blocks = 4;     // messages of two ranks: short, and posted early, so they wait long
-constexpr int data_blocks = 8;     // beside backward, which is longer than they are
-constexpr int tensor_blocks = 16;  // forward waits for them
-
-class Communicator {
- public:
-  // `members`: ranks of the world; member i becomes rank i. All members call this, and no other rank. Its
-  // stream is urgent: a collective need not wait until a kernel that fills the GPU has drained.
-  Communicator(World& world, const std::vector<int>& members, const std::string& name,
-               int most_blocks = data_blocks);
-  ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
-
-  World& world() const { return world_; }
-  const std::vector<int>& members() const { return members_; }  // ranks of the world
-  int rank() const { return rank_; }
-  int ranks() const { return ranks_; }
-  cudaStream_t stream() const { return stream_; }  // runs all its operations
-  int channels() const { return channels_; }       // of NCCL; 0 with one rank
-
-  // Sends an element to rank `to`, receives one from rank `from`, and waits. NCCL connects two ranks at
-  // their first exchange, which may block the host. It is better to do that before other operations are
-  // under way.
-  template <class T>
-  void connect(int to, int from, T* scratch /*[2]*/);
-
-  // Operations on device buffers of `count` elements a rank. They return at once and run on stream().
-  // In place: `in` may be `out` (all_reduce), the rank's own part of `out` (all_gather), or contain
-  // `out` as the rank's own part (reduce_scatter). T: float, double, __nv_bfloat16, __half,
-  // int32_t.
-  template <class T>
-  void all_reduce(const T* in, T* out, size_t count, ncclRedOp_t op = ncclSum);
-  template <class T>
-  void reduce_scatter(const T* in /*[ranks, count]*/, T* out /*[count]*/, size_t count,
-                      ncclRedOp_t op = ncclSum);
-  template <class T>
-  void all_gather(const T* in /*[count]*/, T* out /*[ranks, count]*/, size_t count);
-  template <class T>
-  void broadcast(T* data, size_t count, int root);
-  template <class T>
-  void send(const T* data, size_t count, int peer);
-  template <class T>
-  void receive(T* data, size_t count, int peer);
-  // Part i of `in` goes to rank i, and part i of `out` comes from rank i.
-  template <class T>
-  void all_to_all(const T* in /*[ranks, count]*/, T* out /*[ranks, count]*/, size_t count);
-  // The same with parts of any size; a rank may have several parts, or none. Between two ranks the
-  // parts match in order.
-  template <class T>
-  struct Part {
-    T* data;
-    size_t count;
-    int peer;
-  };
-  template <class T>
-  void all_to_all_v(const std::vector<Part<T>>& in, const std::vector<Part<T>>& out);
-
-  // Collects the operations that are issued while it exists. Its destructor starts them together, as
-  // one.
-  class Group {
-   public:
-    explicit Group(Communicator& communicator);
-    ~Group();
-    Group(const Group&) = delete;
-
-   private:
-    Communicator& communicator_;
-    trace::Range range_;
-  };
-
-  const TrafficByOperation& traffic() const { return traffic_; }
-  void reset_traffic() { traffic_.clear(); }
-
-  // Sums a few doubles in device memory, values[size], over the ranks. The sum waits for `compute`, and
-  // `compute` for the sum. Its traffic is counted as "scalars".
-  void sum_scalars(double* values, size_t size, cudaStream_t compute);
-
- private:
-  // Runs `call`, which issues an operation to NCCL, and tells the trace, the watchdog and the traffic
-  // counts. sent_share: the bytes that this rank sends, divided by those of `elements`.
-  template <class T, class Issue>
-  void issue(const char* operation, size_t elements, double sent_share, int peer, const Issue& call);
-
-  World& world_;
-  const std::vector<int> members_;
-  const char* name_;
-  Stream stream_;
-  Watchdog::Watched* watched_ = nullptr;
-  ncclComm_t comm_ = nullptr;
-  int rank_ = 0, ranks_ = 1;
-  int channels_ = 0;
-  TrafficByOperation traffic_;
-  struct Pending {
-    const char* operation;
-    size_t elements;
-    int peer;
-  };
-  bool in_group_ = false;
-  std::vector<Pending> pending_;  // issued in the open group
 };
 
 }  // namespace pentatron

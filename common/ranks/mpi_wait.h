@@ -3,7 +3,6 @@
 #pragma once
 
 #include <mpi.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,18 +29,17 @@ inline void check_mpi(int status, const char* call, const char* file, int line) 
 // between it yields at first, then sleeps, longer each time.
 inline bool wait_at_most(MPI_Request& request, double seconds) {
   using namespace std::chrono;
-  const auto begin = steady_clock::now(),
-             deadline = begin + duration_cast<nanoseconds>(duration<double>(seconds));
+  const auto begin = steady_clock::now();
   for (int tries = 0;; ++tries) {
     int done = 0;
     MPI_CHECK(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
     if (done) return true;
-    if (steady_clock::now() > deadline) return false;
+    const auto waited = steady_clock::now() - begin;
+    if (waited > duration<double>(seconds)) return false;
     if (tries < 20)
-      sched_yield();
+      std::this_thread::yield();
     else
-      std::this_thread::sleep_for(
-          std::clamp<nanoseconds>((steady_clock::now() - begin) / 8, microseconds(20), microseconds(200)));
+      std::this_thread::sleep_for(std::clamp<nanoseconds>(waited / 8, 20us, 200us));
   }
 }
 

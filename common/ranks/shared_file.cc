@@ -1,6 +1,5 @@
 #include "ranks/shared_file.h"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -15,8 +14,8 @@ void check_errno(bool good) {
   if (!good) throw std::system_error(errno, std::generic_category());
 }
 
-SharedFile::SharedFile(const std::string& path)
-    : file_(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)) {
+SharedFile::SharedFile(const std::string& path, int flags)
+    : file_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
   check_errno(file_ >= 0);
 }
 
@@ -53,13 +52,7 @@ std::string FolderLock::take(const std::string& folder) {
   return {};
 }
 
-void flush_to_disk(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  check_errno(file >= 0);
-  const bool good = fsync(file) == 0;
-  close(file);
-  check_errno(good);
-}
+void flush_to_disk(const std::string& path) { SharedFile(path, O_RDONLY).flush(); }
 
 void write_file(const std::string& path, const std::string& text) {
   std::filesystem::remove(path);

@@ -2,6 +2,8 @@
 // anything. What goes wrong with the disk is thrown as a std::system_error.
 #pragma once
 
+#include <fcntl.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,7 +17,7 @@ void check_errno(bool good);
 // positioned write moves no pointer that they share.
 class SharedFile {
  public:
-  explicit SharedFile(const std::string& path);  // creates the file if it is not there
+  explicit SharedFile(const std::string& path, int flags = O_WRONLY | O_CREAT);  // those of open()
   ~SharedFile();
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;

@@ -9,24 +9,24 @@
 
 namespace pentatron {
 
-// One operation that a rank has issued and that is not complete.
-struct UnfinishedOperation {
+// An operation to which a rank's stream has come, and that is not complete.
+struct WaitingOperation {
   uint64_t communicator;  // a number that its members have in common
   int64_t number;         // of the operation in its communicator, from 0
   int peer;               // rank of the world, or -1: all members
-  bool reached;           // its stream has come to it, so that it waits for other ranks only
 };
 
 struct WatchedCommunicator {
   std::vector<int> members;  // ranks of the world
-  int64_t issued;            // operations
+  int64_t come;              // operations to which the rank's stream has come
 };
 
 struct RankState {
   bool answers = false;
   bool in_call = false;  // the host is in a call that waits for all ranks
-  std::map<uint64_t, WatchedCommunicator> communicators;
-  std::vector<UnfinishedOperation> unfinished;
+  std::map<uint64_t, WatchedCommunicator> communicators = {};
+  std::vector<WaitingOperation> waiting = {};
+  std::string report = {};  // lines for the user
 };
 
 // The ranks for which others wait, and which wait for nobody themselves; or, if some ranks do not answer,

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,11 +49,11 @@ class Watchdog {
                ncclComm_t communicator);
   void remove(Watched* communicator);
 
-  // Called before an operation, or a group of operations, is issued to `stream`.
+  // Called before and after a group of operations is issued to `stream`; and, in between, for each of them.
+  // `operation` must outlive the watchdog. `peer`: its rank in the communicator, or -1.
   void begin(cudaStream_t stream);
-  // Notes an operation that has just been issued to `stream`. `peer`: its rank in the communicator, or -1.
-  // `operation` must outlive the watchdog.
-  void note(const char* operation, Watched* communicator, size_t elements, int peer, cudaStream_t stream);
+  void note(const char* operation, Watched* communicator, size_t elements, int peer);
+  void end(cudaStream_t stream);
 
   // Exists while the host is in a call that may wait for other ranks: a call of MPI, or one in which
   // NCCL connects ranks.
@@ -83,23 +84,15 @@ class Watchdog {
     std::atomic<size_t> elements = 0;
     std::atomic<int> peer = -1;      // of a send or receive, in the communicator
     std::atomic<double> issued = 0;  // seconds since the start
-    std::atomic<int64_t> first = 0;  // of the operations that were issued together
-    std::atomic<cudaEvent_t> reached = nullptr, done = nullptr;
+    std::atomic<int64_t> first = 0;  // of its group
+    cudaEvent_t reached = nullptr, done = nullptr;
   };
   static constexpr int64_t kept = 64;  // operations
 
-  void watch();
-  // What the run waits for, if anything: the oldest unfinished operation or, if there is none, a call
-  // of the host.
-  struct Waiting {
-    int64_t operation = -1, call = -1;  // numbers
-    bool operator==(const Waiting&) const = default;
-  };
-  Waiting oldest_unfinished() const;
+  void watch(const std::stop_token& stop);
+  std::string waits_for() const;
   bool reached(const Slot& slot) const;  // its stream has come to it
-  std::string report() const;
   RankState state();
-  std::string answer();  // a line with the state, then the report
   std::string error();
   void answer_questions();
   void ask_and_abort(const std::string& reason);
@@ -109,18 +102,16 @@ class Watchdog {
   std::atomic<double> timeout_ = 300;  // seconds
   std::array<Slot, kept> slots_;
   std::atomic<int64_t> issued_ = 0;
-  int64_t first_of_group_ = 0;
+  int64_t noted_ = 0;                        // issued, or in the open group
   std::atomic<const char*> call_ = nullptr;  // the call that the host is in
   std::atomic<double> called_ = 0;           // when it began; seconds since the start
   std::atomic<int64_t> calls_ = 0;           // calls that the host has returned from
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  bool asked_by_lower_rank_ = false;
-  double asked_ = 0;  // when; seconds since the start
-  std::mutex mutex_;  // guards communicators_ and stopping_
+  std::optional<double> asked_;  // when a lower rank asked, which reports for all; seconds since the start
+  std::mutex mutex_;             // guards communicators_
   std::deque<Watched> communicators_;
-  bool stopping_ = false;
-  std::condition_variable stop_;
-  std::thread thread_;
+  std::condition_variable_any stopped_;
+  std::jthread thread_;
 };
 
 }  // namespace pentatron
