@@ -89,7 +89,6 @@ class Zero : public UnitHooks {
     const GradientBuffer& buffer = gradient_buffer(unit);
     wait_event(compute_, buffer.free);
     group_.gradients(unit) = buffer.gradients;
-    group_.set_add(unit, false);  // another unit's gradients are in it
   }
 
   void after_gradients(int unit, bool last) override {
@@ -103,7 +102,7 @@ class Zero : public UnitHooks {
       if (own.add) accumulate(sum, own.own_gradients, group_.shard_size(unit), data_.stream());
       own.add = !last;
       gradient_buffer(unit).free.record(data_.stream());
-      all = nullptr;
+      all = nullptr;  // so the next micro-batch assigns what it writes
     } else if (last) {
       wait_stream(data_.stream(), compute_);
       if (stage_ == 0) data_.all_reduce(all, all, group_.size(unit));

@@ -101,7 +101,9 @@ void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
 
 void Parameters::end_gradients(int unit, bool last) {
   for (ParameterGroup& group : groups_) {
-    if (unit < std::ssize(group.flat_)) group.set_add(unit, !last);
+    if (unit >= std::ssize(group.flat_)) continue;
+    ParameterGroup::Flat& flat = group.flat_[unit];
+    flat.add = !last && flat.gradients != nullptr;  // a technique that took the memory back has the sum
   }
 }
 

@@ -96,8 +96,6 @@ class ParameterGroup {
   // time, so do not keep copies.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
-  // The next micro-batch adds to the unit's gradients, or (at first, and when `add` is false) assigns them.
-  void set_add(int unit, bool add) { flat_[unit].add = add; }
 
   // Allocates all units whole; each is one shard. flat_gradients() holds their gradients end to end.
   void allocate();
@@ -117,7 +115,7 @@ class ParameterGroup {
     size_t used = 0;  // elements declared so far
     real* weights = nullptr;
     accum* gradients = nullptr;
-    bool add = false;
+    bool add = false;  // the gradients are a sum of this step: the next micro-batch is added, else assigned
   };
   // Adds a parameter of `size` elements to a unit. Returns its offset.
   size_t declare(int unit, size_t size, bool held);
