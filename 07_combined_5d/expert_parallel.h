@@ -70,7 +70,6 @@ class ExpertParallel : public FeedForward {
         router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
         exchange_(options_.model.experts, experts, compute),
         compute_(compute) {
-    if (options_.model.experts == 0) return;
     sent_and_came_ = memory_.matrix<int32_t>(2, options_.model.experts);
     bands_ = memory_.matrix<int32_t>(copy_bands(rows_), options_.model.experts);
     d_chosen_ = memory_.matrix<accum>(rows_, options_.model.top_k);
@@ -88,7 +87,6 @@ class ExpertParallel : public FeedForward {
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
-    if (model.experts == 0) return FeedForward::declare(parameters, model, layer);
     router_.gate(layer) = declare_gate(options_, parameters, layer);
     declare_experts(model, own_, experts_.rank(), parameters, layer);
     if (has_shared()) shared_.declare(parameters, model, layer);
@@ -96,7 +94,6 @@ class ExpertParallel : public FeedForward {
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const override {
-    if (options_.model.experts == 0) return FeedForward::allocate_kept(arena, rows);
     const int e = options_.model.experts, d = options_.model.d_model;
     const auto a = std::make_shared<ExpertActivations>(
         ExpertActivations{{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
@@ -111,7 +108,6 @@ class ExpertParallel : public FeedForward {
   }
 
   FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const override {
-    if (options_.model.experts == 0) return FeedForward::allocate_gradients(arena, rows);
     const auto g = std::make_shared<ExpertGradients>(ExpertGradients{
         arena.matrix<real>(buffer_rows_, options_.model.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
         arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.model.experts),
@@ -120,7 +116,6 @@ class ExpertParallel : public FeedForward {
   }
 
   int64_t largest_operand(int64_t rows, int64_t d) const override {
-    if (options_.model.experts == 0) return FeedForward::largest_operand(rows, d);
     const int64_t shared = has_shared() ? shared_.largest_operand(rows, d) : 0;
     return std::max(shared, pentatron::largest_operand(buffer_rows_, d, 2 * f_));
   }
@@ -128,9 +123,6 @@ class ExpertParallel : public FeedForward {
   Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
                  const FeedForwardTensors& kept, bool recomputing, TensorRegion& region,
                  Tensor partial) override {
-    if (options_.model.experts == 0) {
-      return FeedForward::forward(blas, parameters, layer, batch, normed, kept, recomputing, region, partial);
-    }
     const Tensor h = region.enter(normed);
     ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
@@ -164,10 +156,6 @@ class ExpertParallel : public FeedForward {
                 Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
                 const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
                 Tensor d_h) override {
-    if (options_.model.experts == 0) {
-      return FeedForward::backward(blas, parameters, layer, batch, d_partial, normed, kept, gradients, region,
-                                   queue, d_h);
-    }
     const ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
     const Tensor d_returned = exchange_.one_rank() ? g.returned : permuted_;
@@ -262,7 +250,7 @@ class ExpertParallel : public FeedForward {
   const ExpertOptions options_;
   const int64_t rows_, f_;  // f: columns of this rank's part of an expert
   const int64_t copies_ = rows_ * options_.model.top_k;
-  const int64_t buffer_rows_ = options_.model.experts > 0 ? expert_buffer_rows(options_, rows_) : 0;
+  const int64_t buffer_rows_ = expert_buffer_rows(options_, rows_);
   Communicator& experts_;
   const int own_ = options_.model.experts / experts_.ranks();  // experts of this rank
   Router router_;

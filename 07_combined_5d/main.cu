@@ -1,4 +1,6 @@
 // 07: all techniques at once. This is 01; each new or changed line ends with the stage that it comes from.
+#include <optional>
+
 #include "combined.h"  // 02-07
 #include "model/batch.h"
 #include "model/memory.h"
@@ -15,14 +17,17 @@ namespace {
 void train(const CombinedOptions& options, World& world) {  // 02-07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
-  const MeshShape shape = mesh_shape(options, world.ranks());                                // 07
-  if (show_pictures(options, shape, world.rank())) return;                                   // 05, 07
-  Mesh mesh(shape, world);                                                                   // 07
-  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);   // 05
-  const auto positions = positions_of_rank(options, mesh.place.cp, shape.cp);                // 06
-  TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);         // 04
-  const auto attention = context_attention(options, mesh.context, shape.tp);                 // 06
-  ExpertParallel feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
+  const MeshShape shape = mesh_shape(options, world.ranks());                               // 07
+  if (show_pictures(options, shape, world.rank())) return;                                  // 05, 07
+  Mesh mesh(shape, world);                                                                  // 07
+  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);  // 05
+  const auto positions = positions_of_rank(options, mesh.place.cp, shape.cp);               // 06
+  TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);        // 04
+  const auto attention = context_attention(options, mesh.context, shape.tp);                // 06
+  std::optional<ExpertParallel> expert_mlp;                                                 // 07
+  if (options.model.experts > 0)
+    expert_mlp.emplace(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
+  FeedForward dense_mlp, &feed_forward = expert_mlp ? *expert_mlp : dense_mlp;        // 07
 
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
@@ -44,7 +49,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
 
   while (run.next_step()) {
     pipeline.run(loader.load(run.step(), compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
-    feed_forward.add_balance_loss(totals);                                                   // 07
+    if (expert_mlp) expert_mlp->add_balance_loss(totals);                                    // 07
     for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                      // 02, 03
     tensor_parallel.sum_partial_gradients(parameters);                                       // 04
     optimizer.add_norm_squared(totals.norm_squared());

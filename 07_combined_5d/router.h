@@ -62,7 +62,6 @@ class Router {
         compute_(compute),
         gate_(options.model.layers),
         bias_(options.model.layers) {
-    if (options_.model.experts == 0) return;
     loss_ = memory_.matrix<accum>(1, 1);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
@@ -75,7 +74,6 @@ class Router {
   // it. Call it once a step, after the last forward.
   AccumTensor balance_loss() const { return loss_; }
   void add_balance_loss(StepTotals& totals) {
-    if (options_.model.experts == 0) return;
     totals.add_loss(loss_);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }

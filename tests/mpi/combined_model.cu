@@ -9,7 +9,11 @@ CombinedModel::CombinedModel(const CombinedCase& c, World& world)
       positions(positions_of_rank(options, mesh.place.cp, of.shape.cp)),
       tensor_parallel(options, mesh.rows(options), mesh.tensor, compute),
       attention(context_attention(options, mesh.context, of.shape.tp)),
-      feed_forward(options, mesh.experts, compute, &mesh.context, &mesh.tensor),
+      with_experts(
+          options.model.experts > 0
+              ? std::make_unique<ExpertParallel>(options, mesh.experts, compute, &mesh.context, &mesh.tensor)
+              : nullptr),
+      feed_forward(with_experts ? *with_experts : dense_mlp),
       parameters(mesh.parameter_layout(units_of(chunks))),
       ids(declare_transformer(options.model, feed_forward, parameters)),
       dense(sync_gradients(options, mesh, parameters, dense_group, compute)),
@@ -27,8 +31,10 @@ CombinedModel::~CombinedModel() { CUDA_CHECK(cudaStreamSynchronize(compute)); }
 void CombinedModel::accumulate(const std::vector<HostBatch>& global) {
   totals.reset();
   pipeline.run(loader.load(global, compute), mesh.place.tp == 0 ? &totals : nullptr);
-  balance_loss = feed_forward.balance_loss().data ? to_host(feed_forward.balance_loss(), compute)[0] : 0;
-  feed_forward.add_balance_loss(totals);
+  if (with_experts) {
+    balance_loss = to_host(with_experts->balance_loss(), compute)[0];
+    with_experts->add_balance_loss(totals);
+  }
   for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();
   tensor_parallel.sum_partial_gradients(parameters);
   optimizer.add_norm_squared(totals.norm_squared());

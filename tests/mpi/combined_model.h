@@ -37,7 +37,9 @@ struct CombinedModel {
   const std::vector<int32_t> positions;
   TensorParallel tensor_parallel;
   std::unique_ptr<AttentionCore> attention;
-  ExpertParallel feed_forward;
+  FeedForward dense_mlp;
+  std::unique_ptr<ExpertParallel> with_experts;  // null: the MLP is dense
+  FeedForward& feed_forward;
   Parameters parameters;
   const TransformerParameters ids;
   const std::unique_ptr<UnitHooks> dense, experts;

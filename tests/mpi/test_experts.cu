@@ -604,8 +604,8 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
         model.model.backward(batch, *activations);
         model.totals.add_loss(activations->loss);
       }
-      const double of_balance = to_host(model.feed_forward.balance_loss(), model.compute)[0];
-      model.feed_forward.add_balance_loss(model.totals);
+      const double of_balance = to_host(model.with_experts->balance_loss(), model.compute)[0];
+      model.with_experts->add_balance_loss(model.totals);
       for (UnitHooks* hooks : model.seams.hooks) hooks->finish_gradient_sync();
       model.optimizer.add_norm_squared(model.totals.norm_squared());
       model.update(step);
