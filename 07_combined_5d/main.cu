@@ -27,7 +27,8 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   std::optional<ExpertParallel> expert_mlp;                                                 // 07
   if (options.model.experts > 0)
     expert_mlp.emplace(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
-  FeedForward dense_mlp, &feed_forward = expert_mlp ? *expert_mlp : dense_mlp;        // 07
+  FeedForward dense_mlp;
+  FeedForward& feed_forward = expert_mlp ? *expert_mlp : dense_mlp;  // 07
 
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
