@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 name=$1 ranks=${2:-}
-[ -n "$name" ] || { echo "T: which test? expected a name or its beginning, as in  make check T='05: deadlocks'" >&2; exit 2; }
+[ -n "$name" ] || { echo "T: which test? expected a name or its beginning, as in  make test T='05: deadlocks'" >&2; exit 2; }
 
 # File, precision (-: any) and name of each test, by tabs. A name may be cut into several strings.
 tests() {
@@ -36,19 +36,21 @@ output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 status=0
 while IFS=$'\t' read -r file precision test; do
-  case $precision in 64) build=fp64 ;; 16) build=bf16 ;; *) build=fp32 ;; esac
-  program=tests launcher=()
+  # A file says in which precisions it runs; the first will do.
+  build=$(sed -n 's|^// precisions: \([^ ]*\).*|\1|p' "$file")
+  case $precision in 64) build=fp64 ;; 16) build=bf16 ;; *) build=${build:-fp32} ;; esac
+  of_file=$(basename "${file%.*}") program=tests launcher=()
   case $file in
-    tests/mpi/*) program=mpi_tests launcher=(env UCX_LOG_LEVEL=error mpirun -n "${ranks:-4}") ;;&
-    tests/mpi/test_nccl_*) ;;
-    tests/mpi/*fp8.cu) build=fp8 ;;
-    tests/mpi/*loss_scale.cu) build=fp16 ;;
-    tests/mpi/*) [ "$build" = bf16 ] || build=fp64 ;;
+    tests/mpi/*) program=mpi_tests launcher=(env UCX_LOG_LEVEL=error mpirun -n "${ranks:-4}") ;;
   esac
-  folder=build/cpu-$build goal=build/cpu-$build/$program
-  case $file in *programs.cu | *faults.cc | *bad_input.cc | *primer.cc) goal=tested ;; esac  # they start the programs
-  case $file in *thread_sanitizer.cc) make --no-print-directory PRECISION=fp32 SANITIZE=thread tsan-cases || exit 1 ;; esac
-  make --no-print-directory BACKEND=cpu PRECISION=$build "$goal" || exit 1
+  folder=build/cpu-$build program+=-$of_file goals=()
+  # Some start programs.
+  case $file in
+    *programs.cu | *bad_input.cc | *primer.cc) goals=(programs) ;;
+    *faults.cc) goals=(programs "$folder/mpi_tests-$of_file") ;;
+    *thread_sanitizer.cc) goals=(build/cpu-fp32-thread/{,nccl_}tsan_cases build/cpu-fp32-block4-thread/tsan_cases) ;;
+  esac
+  make --no-print-directory BACKEND=cpu PRECISION="$build" "${goals[@]}" "$folder/$program" || exit 1
   echo "$test  ($build${launcher:+, ${ranks:-4} ranks})"
   escaped=${test//\\/\\\\} escaped=${escaped//,/\\,} escaped=${escaped//[/\\[}
   if "${launcher[@]}" "$folder/$program" "$escaped" > "$output" 2>&1; then

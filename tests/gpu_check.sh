@@ -10,6 +10,9 @@ set -uo pipefail
 unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
 
+for needed in nvcc nvidia-smi; do
+  command -v $needed > /dev/null || { echo "gpu-check needs nvcc and a GPU, and here is no $needed" >&2; exit 2; }
+done
 report=$1
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 reserve=0  # seconds that are kept for later parts
@@ -68,7 +71,7 @@ part() {
 }
 
 # want FOLDER PROGRAMS PACKAGE...: these programs are in the next build, unless one of the packages is missing.
-declare -A wanted=()  # by folder
+wanted=()
 want() {
   local programs package without=
   read -ra programs <<< "$2"
@@ -77,19 +80,13 @@ want() {
   for package in "${@:3}"; do
     case ":$missing:" in *":$package:"*) without+=${without:+, }$package ;; esac
   done
-  if [ -n "$without" ]; then skip "build of $1: $2" "no $without"; else wanted[$1]+=" ${programs[*]}"; fi
+  if [ -n "$without" ]; then skip "build of $1: $2" "no $without"; else wanted+=("${programs[@]}"); fi
 }
 
-# build NAME: a make for each folder; all share the jobs of one, so that no processor waits for a folder's last file.
+# build NAME: all that is wanted.
 build() {
-  local folder precision nccl
   [ ${#wanted[@]} -gt 0 ] || return
-  for folder in "${!wanted[@]}"; do
-    IFS=- read -r _ precision nccl <<< "$folder"
-    printf 'all: %s\n%s:\n\t+$(MAKE) -f Makefile BACKEND=cuda NCCL=%s PRECISION=%s%s\n' "$folder" "$folder" \
-      "${nccl:-nccl}" "$precision" "${wanted[$folder]}"
-  done > build/gpu-builds.mk
-  part 3600 "$1" make --no-print-directory -k -j "$(nproc)" -f build/gpu-builds.mk
+  part 3600 "$1" make --no-print-directory -k BACKEND=cuda "${wanted[@]}"
   wanted=()
 }
 
@@ -125,8 +122,8 @@ mkdir -p "$(dirname "$report")"
   git log -1 --format='commit %h %s' 2> /dev/null || cat .mpich/commit
 } > "$report" 2>&1
 
-common/setup.sh cuda 2>&1 | tee -a "$report"
-missing=$(common/packages.sh "$(command -v nvcc)" | sed 's/.*PACKAGES_MISSING=//')
+common/build/setup.sh cuda 2>&1 | tee -a "$report"
+missing=$(common/build/packages.sh "$(command -v nvcc)" | sed 's/.*PACKAGES_MISSING=//')
 case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *zlib* | *MPI*)
   say "make gpu-bundle, on a machine with a network, packs what Debian has of it" ;;
 esac
@@ -140,7 +137,7 @@ stages="${stages//\//} experts"
 want cuda-bf16 "bench 01_single_gpu" $base
 [ "$gpus" -lt 2 ] || want cuda-bf16 "02_data_parallel 03_zero 05_pipeline_parallel collectives" $base MPI NCCL
 want cuda-bf16 tests $base Catch2
-build "build for bf16, one rank"  # the other builds share its objects in build/host
+build "build for bf16, one rank"  # the other builds share its objects in build/cuda
 want cuda-fp64 tests $base Catch2
 want cuda-fp32 "tests 01_single_gpu" $base Catch2
 want cuda-fp16 tests $base Catch2

@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 builds=${1:-} folder=build/python-hf
 skip() { echo "skipped: PyTorch or transformers can not be installed here"; exit 0; }
-common/setup.sh cpu torch.py:python3-torch numpy.py:python3-numpy ensurepip.py:python3-venv || skip
+common/build/setup.sh cpu torch.py:python3-torch numpy.py:python3-numpy ensurepip.py:python3-venv || skip
 if [ ! -e $folder/ready ]; then
   rm -rf $folder
   { /usr/bin/python3 -m venv --system-site-packages $folder &&

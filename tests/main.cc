@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
   if (runner::rank() == 0) {
     if (none) {  // a filter may be wrong, or its test may be in another program or precision
       const std::string filter = argc > 1 ? argv[1] : "";
-      std::cout << "no test here is called " << filter << "; make check T='" << filter
+      std::cout << "no test here is called " << filter << "; make test T='" << filter
                 << "' looks everywhere, and names the nearest\n";
     }
     if (skipped > 0) std::cout << skipped << " skipped\n";

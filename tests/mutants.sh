@@ -32,15 +32,15 @@ file_of() { grep -lF -e "TEST_CASE(\"$1\"" -e "lesson $1" -e "run $1 " tests/les
 # run "KIND RANKS" TEST: builds what a test needs and runs it. Status 0: passed, 1: failed, 2: does not compile, 3: failed, but
 # ThreadSanitizer, which was to report a race, said nothing.
 run() {
-  local kind ranks build targets= tag  # of files: only that of the test is compiled
+  local kind ranks build targets=() tag  # of files: only that of the test is compiled
   read -r kind ranks <<< "$1"
   tag=$(basename "$(file_of "$2")" | sed 's/\..*//')
   build=build/cpu-fp64
   case $kind in
     tests) ;;
     host) build=build/cpu-fp32 ;;
-    faults) build=build/cpu-fp32 targets=tested tag= ;;
-    programs) targets=programs ;;
+    faults) build=build/cpu-fp32 targets=(programs build/cpu-fp32/mpi_tests-test_faults) ;;
+    programs) targets=(programs) ;;
     ranks) ;;
     nccl) build=build/cpu-fp32 ;;
     fp8) build=build/cpu-fp8 ;;
@@ -49,11 +49,10 @@ run() {
     lesson | published) build=build/cpu-bf16 ;;
     *) echo "unknown kind of test: $kind" >&2; exit 2 ;;
   esac
-  local sanitize=; [ "$kind" = threads ] && sanitize=thread
   local program=$build/${ranks:+mpi_}tests${tag:+-$tag}
-  case $kind in lesson | published) program=lessons-programs ;; esac
-  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION=${build:10:4} SANITIZE=$sanitize TAG=$tag \
-    W="$2" "$program" $targets > "$log" 2>&1 || return 2
+  case $kind in lesson | published) program=build/cpu-bf16/07_combined_5d ;; esac
+  case $kind-$2 in lesson-*fp8*) targets=(build/cpu-fp8/07_combined_5d) ;; esac
+  make -C "$tree" --no-print-directory BACKEND=cpu PRECISION="${build:10:4}" "$program" "${targets[@]}" > "$log" 2>&1 || return 2
   local command=("$tree/$program" "${2//,/\\,}")
   if [ -n "$ranks" ]; then command=(env UCX_MEM_EVENTS=n mpirun -n "$ranks" "${command[@]}"); fi
   if [ "$kind" = lesson ]; then command=(make -C "$tree" --no-print-directory lessons "W=$2"); fi

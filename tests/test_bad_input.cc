@@ -269,7 +269,7 @@ TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {
   const Outcome outcome = run(folder, "'log: lines of a step'", these_tests);
   CHECK(outcome.status == 3);
   CHECK(outcome.out.find("0 passed, 0 failed") != std::string::npos);
-  CHECK(outcome.out.find("no test here is called log: lines of a step; make check T=") != std::string::npos);
+  CHECK(outcome.out.find("no test here is called log: lines of a step; make test T=") != std::string::npos);
 }
 
 TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {

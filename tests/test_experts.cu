@@ -1,5 +1,6 @@
 // The kernels of experts against plain loops in double, and backward ones against differences of the forward
 // ones.
+// precisions: fp64 bf16
 #include <algorithm>
 #include <cmath>
 #include <numeric>

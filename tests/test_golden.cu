@@ -1,4 +1,5 @@
 // The whole model against PyTorch in float64: make_golden.py wrote the files that are read here.
+// precisions: fp64 bf16
 #include "catch.h"
 #include "golden.h"
 #include "model.h"

@@ -1,4 +1,5 @@
 // Each backward kernel against its forward kernel, by central differences.
+// precisions: fp64
 #if PRECISION == 64
 
 #include "device.h"

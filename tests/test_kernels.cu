@@ -1,6 +1,7 @@
 // Every kernel but attention, and the ranges and reductions that kernels are made of (cuda.h), against plain
 // loops in double, at sizes that are no multiple of anything and at sizes beyond one block, one band, one
 // part.
+// precisions: fp64 fp32 bf16 fp16
 #include <algorithm>
 #include <complex>
 #include <numeric>

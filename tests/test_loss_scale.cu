@@ -1,4 +1,5 @@
 // fp16: what a loss scale saves from becoming 0.
+// precisions: fp64 fp32 fp16
 #include "catch.h"
 #include "model.h"
 #include "model/data.h"

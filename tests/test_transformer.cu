@@ -1,5 +1,6 @@
 // The model as a whole: gradients against finite differences, recomputation, repeatability, memory, and that
 // it learns.
+// precisions: fp64 bf16
 #include <numeric>
 
 #include "catch.h"

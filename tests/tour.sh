@@ -40,7 +40,7 @@ change() {
   [ -z "$check" ] || return
   rm -rf "$copy"; mkdir -p "$copy/build/cpu-fp32"
   cp -a Makefile 0* common tests "$copy"
-  cp -a build/batches build/host build/cpu "$copy/build"
+  cp -a build/batches build/cpu "$copy/build"
   cp -a build/cpu-fp32/objects "$copy/build/cpu-fp32"
   say '' "Change line $line of $copy/$1 in your editor, where it says" "  $2" "to" "  $3"
   pause "Enter: changed, or the tour shall change it"
@@ -52,7 +52,8 @@ change() {
 fails() {
   say '' "$ $2 '$3'" ''
   [ -z "$check" ] || return
-  env -u MAKEFLAGS -u MAKELEVEL make -s -C "$copy" BACKEND=cpu PRECISION=fp32 TAG=test_primer "DEFINES=$DEFINES" $1 ||
+  # With this CURDIR the commands are those of this tree, and what it has compiled is not compiled again.
+  env -u MAKEFLAGS -u MAKELEVEL make -s -C "$copy" "CURDIR=$PWD" $1 ||
     { note 1 "$file does not compile"; return; }
   output=$(cd "$copy" && timeout 300 "$2" "$3" 2>&1 < /dev/null)
   grep -qE '^[0-9]+ passed, [1-9][0-9]* failed$' <<< "$output"

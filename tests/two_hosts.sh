@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Two hosts on one machine, for hosts.sh and slurm.sh, which source this. A host is a set of namespaces with its own name,
-# address, processes and shared memory. `needs` lists the commands that the hosts need, as common/setup.sh takes them.
+# address, processes and shared memory. `needs` lists the commands that the hosts need, as common/build/setup.sh takes them.
 # Where there can be no namespaces, one line says so, and the status is 2.
 #
 # The script itself is the first process of a namespace, so whatever ends it ends everything that it has started. It
@@ -12,7 +12,7 @@ if [ "${!#}" != inside ]; then
   if [ "$(id -u)" -ne 0 ] || ! unshare --net --uts --ipc --mount --pid --fork true 2> /dev/null; then
     echo "$name: skipped, because only root can make network namespaces, and some containers forbid it" >&2; exit 2
   fi
-  common/setup.sh cpu "${needs[@]}" ip:iproute2 pgrep:procps || exit 2
+  common/build/setup.sh cpu "${needs[@]}" ip:iproute2 pgrep:procps || exit 2
   exec unshare --net --mount --pid --fork --mount-proc --kill-child=KILL "$0" "$@" inside
 fi
 trap exit INT TERM

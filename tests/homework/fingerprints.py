@@ -37,7 +37,7 @@ def workplace(number, sandboxed=False):
     kept from it (sandbox.py)."""
     tree = ROOT / f"build/homework/{'sandbox' if sandboxed else 'tree'}-{number}"
     copy_tree(tree)
-    for folder in ("build/batches", "build/host", "build/host-thread", "build/cpu", "build/cpu-thread", folder_of(False), folder_of(True)):
+    for folder in ("build/batches", "build/cpu", "build/cpu-thread", folder_of(False), folder_of(True)):
         if not (tree / folder).exists() and (ROOT / folder).exists():
             shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*", "runs"))
     return Machine(tree)

@@ -9,7 +9,7 @@ SETUP = """#!/usr/bin/env bash
 # Runs once, when the image is made: packages, and everything that can be built before somebody hands in.
 set -e
 cd /autograder/source/pentatron
-common/setup.sh
+common/build/setup.sh
 apt-get install -y --no-install-recommends make python3 git
 make BACKEND=cpu PRECISION=fp64 {programs}
 make BACKEND=cpu PRECISION=fp64 SANITIZE=thread {races}

@@ -1,3 +1,4 @@
+// precisions: fp64 bf16 fp16 fp8
 #include "combined_model.h"
 
 namespace pentatron {

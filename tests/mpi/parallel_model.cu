@@ -1,3 +1,4 @@
+// precisions: fp64 bf16
 #include "parallel_model.h"
 
 namespace pentatron {

@@ -1,5 +1,6 @@
 // Checkpoints on several ranks: what any mesh has written, any other one reads; and the run goes on as if
 // nobody had interrupted it.
+// precisions: fp64 bf16
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // All techniques at once must do what one rank does alone: on every mesh, and on meshes, models and options
 // that are drawn at random.
+// precisions: fp64
 #include "device/precision.h"
 #if PRECISION == 64
 

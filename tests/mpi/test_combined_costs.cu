@@ -1,5 +1,6 @@
 // What each rank of a mesh holds and sends in a step, against what was predicted and against formulas, which
 // are written out here from the sizes of the model.
+// precisions: fp64
 #include <algorithm>
 
 #include "combined_model.h"

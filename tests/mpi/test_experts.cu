@@ -1,5 +1,6 @@
 // Experts: every layout does what one rank does, to about 1e-14 in fp64; what travels, and what memory it
 // takes.
+// precisions: fp64 bf16
 #include <cstdio>
 #include <numeric>
 

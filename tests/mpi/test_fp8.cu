@@ -1,4 +1,5 @@
 // fp8 in every layout: what is quantised is the same, however it is split.
+// precisions: fp8
 #include "combined_model.h"
 #include "gather.h"
 #include "memory_check.h"

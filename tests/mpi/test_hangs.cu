@@ -1,5 +1,6 @@
 // Ranks that hang on purpose, for test_faults.cc, which starts them one by one (they are hidden otherwise)
 // and reads what the watchdog says.
+// precisions: fp64 fp32
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
 // fp16 in every layout: the gradients of one rank, and steps that all ranks skip together.
+// precisions: fp16
 #include "checkpoint/checkpoint_folder.h"
 #include "continued_run.h"
 #include "reference.h"

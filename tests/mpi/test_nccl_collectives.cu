@@ -1,4 +1,5 @@
 // Every collective against a plain reference, over all types, operators, sizes and forms.
+// precisions: fp32
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,4 +1,5 @@
 // What is refused at the call, what ranks may not disagree on, and which communicators can be made.
+// precisions: fp32
 #include <cstdlib>
 
 #include "nccl_fixture.h"

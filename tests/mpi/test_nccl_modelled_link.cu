@@ -1,5 +1,6 @@
 // Modelled links: the formulas, what the environment may say, and that operations take the time, to the
 // nanosecond.
+// precisions: fp32
 #include <cmath>
 #include <cstdlib>
 #include <functional>

@@ -1,4 +1,5 @@
 // When operations start, wait, progress together, deadlock, and are aborted.
+// precisions: fp32
 #include <chrono>
 
 #include "nccl_fixture.h"

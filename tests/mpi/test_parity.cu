@@ -1,6 +1,7 @@
 // Whatever the technique, all ranks together must do what one rank does alone: the same initial weights to
 // the bit, in every step the same loss, gradient norm and gradients, and so the same weights. In fp64
 // agreement is about 1e-14, and a bug is not.
+// precisions: fp64
 #include "gather.h"
 #include "parallel_model.h"
 #include "parity.h"

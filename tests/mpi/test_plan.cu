@@ -1,6 +1,7 @@
 // The planner of 07 against published steps, and its search against single layouts. (tests/plan.py holds it
 // against dry runs.) The cases need no communication, so one rank is enough. It is one of four: both fp64 and
 // bf16 are tested on so many.
+// precisions: fp64 bf16
 #include <algorithm>
 #include <random>
 

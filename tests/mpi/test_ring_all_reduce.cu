@@ -1,4 +1,5 @@
 // The all-reduce that 02_data_parallel builds from sends and receives round a ring, against NCCL's.
+// precisions: fp64 bf16
 #include "../../02_data_parallel/ring_all_reduce.h"
 #include "array.h"
 #include "mpi_tests.h"

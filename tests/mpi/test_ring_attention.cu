@@ -1,5 +1,6 @@
 // Attention over context ranks without the model around it: which block a rank computes in each step, and
 // that the results are those of the whole sequence by plain loops, as exact on eight ranks as on one.
+// precisions: fp64 bf16
 #include <cmath>
 #include <ctime>
 #include <map>

@@ -1,5 +1,6 @@
 // Gradients are sums in `accum`. In bf16 each term has few digits, but a sum must not lose more of them. So
 // who adds, and when, changes only the last digits of `accum`.
+// precisions: fp64 bf16
 #include "gather.h"
 #include "parallel_model.h"
 #include "parity.h"

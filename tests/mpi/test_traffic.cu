@@ -1,5 +1,6 @@
 // What a step of 02, 03, 04 and 06 sends and what each rank holds, against formulas. They are written out
 // here from the sizes of the model; nothing is asked of the code under test.
+// precisions: fp64 bf16
 #include <algorithm>
 #include <numeric>
 

@@ -1,5 +1,6 @@
 // Modelled time, to the nanosecond: what a step takes is the longest path through its operations, which these
 // tests find by hand. On the GPU `unit` a layer takes a second forward and two backward.
+// precisions: fp64
 #include <nccl.h>
 
 #include "device/precision.h"

@@ -9,7 +9,7 @@
 # Where the first mpirun in PATH is not that of the MPI library, build/packages/bin gets one, for make's PATH.
 set -uo pipefail
 shopt -s nullglob
-cd "$(dirname "$0")/.." || exit
+cd "$(dirname "$0")/../.." || exit
 cxx=${CXX:-g++} nvcc=${1:-}
 multiarch=$("$cxx" -print-multiarch 2> /dev/null)
 cuda=${nvcc:+$(dirname "$(dirname "$(realpath "$nvcc")")")}

@@ -4,7 +4,7 @@
 # broken, come from PyPI, into build/python-packages. Elsewhere one line says what is missing. That is a failure; with cuda
 # only if nothing can be built without it.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
+cd "$(dirname "$0")/../.." || exit
 
 missing=()     # packages, by Debian's names
 from_pypi=()   # by pip's
@@ -14,7 +14,7 @@ has_command "${CXX:-g++}" || missing+=(g++)
 nvcc=''
 [ "${1:-cpu}" = cpu ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || nvcc=''
-found=$(common/packages.sh $nvcc)
+found=$(common/build/packages.sh $nvcc)
 IFS=: read -ra absent <<< "${found##*PACKAGES_MISSING=}"
 for package in "${absent[@]}"; do
   case $package in

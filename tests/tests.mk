@@ -1,0 +1,120 @@
+# Tests, checks and homework.
+# ---- Where a test runs -----------------------------------------------------------------------------------------------
+# A .cu file of tests says on one of its first lines in which precisions it runs. ALL has words: test_fp8.cu:bf16.
+# A .cc file knows no precision, and runs in fp32.
+ALL := $(shell awk '/^.. precisions: / { for (i = 3; i <= NF; ++i) print FILENAME ":" $$i }' tests/*.cu tests/mpi/*.cu)
+# $(call runs_in,CONFIGURATION): files. A sanitizer's fp32 has those of fp64, too. Without NCCL over MPI there are no
+# tests of it, and the planner does not know its times. A GPU has no stand-ins.
+also_fp64 = $(if $(filter fp32,$(words)),$(if $(filter thread address,$(words)),fp64))
+runs_in = $(filter-out $(if $(filter cpu mpi,$(words)),,tests/mpi/test_nccl_% tests/mpi/test_plan.cu),\
+  $(sort $(foreach p,$(words) $(also_fp64),$(patsubst %:$(p),%,$(filter %:$(p),$(ALL))))))
+several = $(filter tests/mpi/%,$(runs_in))
+one_process = $(filter-out tests/mpi/%,$(runs_in))
+any_precision = $(wildcard tests/test_*.cc $(if $(filter cpu,$(words)),tests/cpu/test_*.cc))
+# $(call tagged,TAG,FILES): those with a test of this tag, for tests-05, or that of this name, for tests-test_parity.
+tagged = $(or $(filter %/$(1).cc %/$(1).cu,$(2)),$(shell grep -l '\[$(1)\]' $(2) /dev/null))
+
+# $(call tests,CONFIGURATION): its programs of tests. tsan_cases has each race that ThreadSanitizer must see in a use of
+# the stand-ins, and its correct twin.
+RUN_ONE = tests/main.cc tests/one_process.cc $(call needs,$(1),tests)
+RUN_SEVERAL = tests/main.cc tests/mpi/ranks.cc $(call needs,$(1),mpi_tests)
+CASES := $(wildcard common/*/device_profile.cc common/*/errors.cc) $(STANDINS_cpu)
+define tests
+$(call link,$(1),tests,$(call objects,$(1),$(RUN_ONE) $(one_process) $(if $(filter fp32,$(words)),$(any_precision))))
+$(call link,$(1),mpi_tests,$(call objects,$(1),$(RUN_SEVERAL) $(several)))
+$(call link,$(1),tests-%,$(call objects,$(1),$(RUN_ONE)) \
+  $$$$(call objects,$(1),$$$$(call tagged,$$$$*,$(one_process) $(any_precision))))
+$(call link,$(1),mpi_tests-%,$(call objects,$(1),$(RUN_SEVERAL) $(filter %_model.cu %_hangs.cu,$(several))) \
+  $$$$(call objects,$(1),$$$$(call tagged,$$$$*,$(several))))
+$(call link,$(1),tsan_cases,$(call objects,$(1),tests/cpu/tsan_cases.cc $(CASES)))
+$(call link,$(1),nccl_tsan_cases,$(call objects,$(1),tests/cpu/nccl_tsan_cases.cc $(CASES) $(NCCL_cpu)))
+endef
+$(foreach c,$(CONFIGURATIONS),$(eval $(call tests,$(c))))
+
+# ---- Tests -----------------------------------------------------------------------------------------------------------
+# In fp32 and fp64 tests start the programs; in bf16 and fp8 the lessons do. Under ThreadSanitizer kernels are tested
+# with threads in a block, too.
+TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16 fp16 fp8)
+FOLDERS := $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
+IN_BLOCKS := $(if $(filter build/cpu-fp32-thread,$(FOLDERS)),build/cpu-fp32-block4-thread)
+RACES := build/cpu-fp32-thread/tsan_cases build/cpu-fp32-thread/nccl_tsan_cases build/cpu-fp32-block4-thread/tsan_cases
+TESTED := $(FOLDERS:%=%/tests) $(FOLDERS:%=%/mpi_tests) $(IN_BLOCKS:%=%/tests) $(if $(filter cpu,$(BACKEND)),$(RACES)) \
+  $(foreach folder,$(filter build/$(BACKEND)-fp32% build/$(BACKEND)-fp64%,$(FOLDERS)),$(PROGRAMS:%=$(folder)/%)) \
+  $(patsubst %,%/07_combined_5d,$(filter build/cpu-bf16 build/cpu-fp8,$(FOLDERS)))
+test: ## every test, of each precision;  T='part of a name' RANKS=4: those of this name, wherever they are
+test: $(if $(T),,$(TESTED))
+	@+$(if $(T),tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS)),\
+	  tests/run.sh '' $(FOLDERS) $(IN_BLOCKS))
+
+# $(call of_tag,TAG): the programs of these tests, in fp64, and those that they start: of a stage its own and 01.
+FP64 := build/$(BACKEND)-fp64$(SUFFIX)
+stage = $(filter $(PROGRAMS),$(foreach main,$(filter $(1)_%,$(MAINS)),$(call name_of,$(main))))
+of_tag = $(addprefix $(FP64)/,tests-$(1) mpi_tests-$(1) $(sort 01_single_gpu $(or $(stage),$(PROGRAMS)))) \
+  $(if $(shell grep -lF '[$(1)]' tests/test_*.c[cu] tests/*/test_*.c[cu]),,$(error test-$(1): no test has this tag; \
+    expected 01 to 07, or another word in brackets behind the name of a test))
+test-%: $$(call of_tag,$$*) ## the tests of stage 03 in fp64, or of another tag
+	@tests/run.sh '[$*]' $(FP64)
+sanitize: ## every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  S=thread P=fp64: a part
+	@+tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),$(PRECISIONS))"
+fuzz: ## random meshes, models, options of 07 against one rank;  N=100 SEED=1 FUZZ_RANKS='2 4 8', by turns
+fuzz: build/cpu-fp64$(addprefix -,$(SANITIZE))/mpi_tests
+	@tests/fuzz.sh $< $(or $(N),100) $(or $(SEED),1) $(or $(FUZZ_RANKS),2 3 4 6 8 8 8 8)
+test-plan: ## the planner against dry runs of 07;  N=60.  make test-fold: folded dry runs against whole ones
+test-plan: plan build/cpu-bf16/07_combined_5d
+	@python3 tests/plan.py build/cpu-bf16 $(or $(N),60) $(PLAN_RANKS)
+test-fold: build/cpu-bf16/07_combined_5d
+	@python3 tests/fold.py build/cpu-bf16 $(or $(N),60) $(FOLD_RANKS) $(addprefix --seed ,$(SEED))
+test-kills: ## runs that save are killed, or asked to end, at random moments, then go on;  N=30
+test-kills: $(PROGRAMS:%=build/cpu-fp64/%)
+	@tests/kills.sh build/cpu-fp64 $(or $(N),30)
+mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
+	@+set -f; $(or $(wildcard tests/mutants.sh),$(error a learner's tree has no mutants)) $(M)
+
+# ---- Tests with other programs ---------------------------------------------------------------------------------------
+test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
+test-hosts: $(PROGRAMS:%=build/cpu-fp32$(addprefix -,$(SANITIZE))/%)
+	@tests/hosts.sh $(<D)
+test-slurm: ## as root: README's job.sh under a real Slurm of two such hosts: requeued, a node down, its time over
+test-slurm: build/cpu-fp64/07_combined_5d
+	@tests/slurm.sh $(<D)
+test-hf: ## against Hugging Face's transformers: their models here, ours there
+test-hf: $(foreach p,fp32 fp64,$(addprefix build/cpu-$(p)/,$(PROGRAMS) logits))
+	@tests/hugging_face.sh build
+test-report: ## the page in a browser without a window;  make test-book: the book;  make test-tour: the first hour
+test-report: $(PROGRAMS:%=build/cpu-fp32/%) $(OF_REPORT) build/host/plan build/python-browser/ready
+	@tests/report.sh
+test-book: book build/python-browser/ready
+	@build/python-browser/bin/python tests/book.py build
+test-questions: ## the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
+test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%))
+	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $$(git ls-files '*.md')
+gpu-check: ## on a GPU: build, test, look for races, measure; one report, nine minutes after the build
+	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
+gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers
+	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
+
+# ---- The sources -----------------------------------------------------------------------------------------------------
+format: ## clang-format over all sources;  make test-format: what it would change
+format test-format:
+	@common/build/format.sh $(if $(filter format,$@),-i,--dry-run -Werror)
+clangd: ## build/compile_flags.txt: what clangd asks for, of this build
+	@mkdir -p build
+	@printf '%s\n' -xc++ $(filter-out $(CCACHE) $(CXX) $(NVCC),$(call flags,$(BUILD:build/%=%))) > build/compile_flags.txt
+
+# ---- Homework --------------------------------------------------------------------------------------------------------
+HOMEWORK = python3 tests/homework/homework.py
+GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT GRADING PAGES,$(if $($(name)),$(name)='$($(name))'))
+grade-%: ## what you wrote of stage 03: points, and what is wrong;  hint-03.2  races-03  paper-03  submit-03
+	@$(HOMEWORK) grade-stage $* $(GIVEN)
+races-% paper-% hint-% submit-% hunt-% gradescope-%:
+	@$(HOMEWORK) $(firstword $(subst -, ,$@)) $* $(GIVEN)
+homework: ## a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find
+	@$(HOMEWORK) homework $(GIVEN)
+grade: ## grade many:  IN=submissions/ OUT=grades.csv TERM=2027s GRADING=FILE PAGES=TO; gradescope-03: zip
+grade: $(if $(PAGES),build/python-report/ready)
+	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) grade $(GIVEN)
+homework-check: ## does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py
+homework-check: build/python-report/ready
+	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) check $(PART)
+fingerprints:
+	@set -f; $(HOMEWORK) fingerprints $(M)
