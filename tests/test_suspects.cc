@@ -5,7 +5,7 @@
 #include "device/errors.h"
 #include "files.h"
 #include "ranks/nccl_build.h"
-#include "ranks/suspects.h"
+#include "watchdog/suspects.h"
 
 using namespace pentatron;
 

@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "checkpoint/shared_file.h"
 #include "model/optimizer.h"
 #include "model/parameters.h"
 #include "ranks/peers.h"
-#include "ranks/shared_file.h"
 #include "run/options.h"
 
 namespace pentatron {

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/shared_file.h"
 #include "model/mapped_file.h"
-#include "ranks/shared_file.h"
 #include "run/command_line.h"
 #include "run/log.h"
 

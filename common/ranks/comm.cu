@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "ranks/comm.h"
-#include "ranks/mpi_wait.h"
 #include "ranks/nccl_build.h"
+#include "watchdog/mpi_wait.h"
 #ifdef NCCL_OVER_MPI
 #include "modelled_link.h"
 #endif

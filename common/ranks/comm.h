@@ -16,7 +16,7 @@
 #include "device/precision.h"
 #include "device/tensor.h"
 #include "ranks/peers.h"
-#include "ranks/watchdog.h"
+#include "watchdog/watchdog.h"
 
 // Failed calls print the call, the error's text, file:line and rank, and end every rank.
 #define NCCL_CHECK(call) pentatron::check_nccl((call), #call, __FILE__, __LINE__)

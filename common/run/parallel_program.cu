@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "ranks/comm.h"
-#include "ranks/mpi_wait.h"
 #include "run/program.h"
+#include "watchdog/mpi_wait.h"
 
 namespace pentatron {
 

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "ranks/suspects.h"
+#include "watchdog/suspects.h"
 
 namespace pentatron {
 

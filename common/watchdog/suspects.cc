@@ -1,4 +1,4 @@
-#include "ranks/suspects.h"
+#include "watchdog/suspects.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "ranks/shared_file.h"
+#include "checkpoint/shared_file.h"
 
 #include <sys/file.h>
 #include <unistd.h>

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "device/cuda.h"
-#include "ranks/mpi_wait.h"
-#include "ranks/watchdog.h"
+#include "watchdog/mpi_wait.h"
+#include "watchdog/watchdog.h"
 
 namespace pentatron {
 namespace {
