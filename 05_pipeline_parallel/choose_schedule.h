@@ -16,6 +16,19 @@ inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
   return options.pp_messages == PpMessages::grouped ? with_grouped_messages(schedule) : schedule;
 }
 
+// What else to choose where p ranks and m micro-batches do not fit a schedule; "" where they do.
+inline std::string instead_of(PpSchedule kind, int p, int m) {
+  if (kind == PpSchedule::interleaved && m % p != 0) {
+    return "1f1b, or micro-batches in multiples of the " + std::to_string(p) + " ranks; there are " +
+           std::to_string(m);
+  }
+  if (kind == PpSchedule::dualpipe && (p % 2 != 0 || m % 2 != 0)) {
+    return "dualpipe-v, or even numbers of ranks and micro-batches; there are " + std::to_string(p) +
+           " and " + std::to_string(m);
+  }
+  return "";
+}
+
 // Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
 // micro-batches or the layers fit no schedule, or a schedule cannot run. (complete_options has checked that
 // --vpp fits the schedule.)
@@ -27,16 +40,8 @@ inline void complete_pipeline_options(PipelineOptions& options, int ranks, int m
                      "the number of ranks, " + std::to_string(ranks) + ", unless with --show-schedule");
   }
   const int p = options.pp;
-  if (options.pp_schedule == PpSchedule::interleaved && m % p != 0) {
-    throw UsageError("--pp-schedule", "interleaved",
-                     "1f1b, or micro-batches in multiples of the " + std::to_string(p) +
-                         " ranks; there are " + std::to_string(m));
-  }
-  if (options.pp_schedule == PpSchedule::dualpipe && (p % 2 != 0 || m % 2 != 0)) {
-    throw UsageError("--pp-schedule", "dualpipe",
-                     "dualpipe-v, or even numbers of ranks and micro-batches; there are " +
-                         std::to_string(p) + " and " + std::to_string(m));
-  }
+  if (const std::string other = instead_of(options.pp_schedule, p, m); !other.empty())
+    throw UsageError("--pp-schedule", schedule_name(options), other);
   const Schedule schedule = make_schedule(options, p, m);
   if (options.model.layers < schedule.stages()) {
     throw UsageError("--layers", std::to_string(options.model.layers),

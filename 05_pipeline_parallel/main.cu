@@ -20,11 +20,9 @@ void train(const PipelineOptions& options, World& world) {
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
   const Schedule schedule = schedule_of(options);
-  if (options.show_schedule) return show_schedule(options, schedule.m, world.rank());
   const std::vector<LayerRange> chunks = layers_of_rank(options, schedule, world.rank());
 
-  Communicator copies(world, replicas_of(schedule, world.rank()), "copies");
-  Parameters parameters({.groups = {{copies.rank(), copies.ranks()}}, .units = units_of(chunks)});
+  Parameters parameters(pipeline_layout(schedule, world.rank(), chunks));
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator pipeline_ranks(world, world.all(), "pipeline");
   const MemoryPrediction predicted =
@@ -34,7 +32,7 @@ void train(const PipelineOptions& options, World& world) {
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
-  Pipeline pipeline(schedule, world, world.all(), chunks, model, compute);
+  Pipeline pipeline(schedule, world, world.all(), chunks, model, compute, &parameters);
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options);
   StepTotals totals(compute);
@@ -42,7 +40,6 @@ void train(const PipelineOptions& options, World& world) {
 
   while (run.next_step()) {
     pipeline.run(loader.load(run.step(), compute), &totals);
-    sum_gradients(parameters, copies, compute);
     optimizer.add_norm_squared(totals.norm_squared());
     pipeline_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(run.step(), totals.norm_squared());

@@ -18,13 +18,12 @@ namespace pentatron {
 // second, and so on; then the next p follow. Backward visits the chunks from last to first. With one chunk,
 // it is micro-batch n.
 inline Instruction nth(Action action, int n, int p, int v) {
-  const int turn = n / p % v;
-  return {action, n / (p * v) * p + n % p, action == Action::forward ? turn : v - 1 - turn};
+  const int chunk = n / p % v;
+  return {action, n / (p * v) * p + n % p, action == Action::forward ? chunk : v - 1 - chunk};
 }
 
-// Warm-up: `warm_up` forwards. Steady state: one forward and one backward in turn. Then the backwards that
-// are left.
-inline Instructions in_turn(int p, int m, int v, int warm_up, Action backward) {
+// Warm-up: `warm_up` forwards. Steady state: one forward, one backward. Then the backwards that are left.
+inline Instructions with_warm_up(int p, int m, int v, int warm_up, Action backward) {
   const int count = m * v;
   warm_up = std::min(warm_up, count);
   Instructions list;
@@ -37,17 +36,19 @@ inline Instructions in_turn(int p, int m, int v, int warm_up, Action backward) {
 
 // Every rank keeps all m micro-batches. The bubble is (p - 1)(T_F + T_B + T_W), where a micro-batch takes T_F
 // forward, T_B for the input gradient and T_W for the weight gradient.
-inline Instructions afab(int p, int m) { return in_turn(p, m, 1, m, Action::backward); }
+inline Instructions afab(int p, int m) { return with_warm_up(p, m, 1, m, Action::backward); }
 
 // Rank k has one warm-up forward for each rank behind it, and keeps p - k micro-batches. The same bubble.
-inline Instructions one_f_one_b(int p, int m, int k) { return in_turn(p, m, 1, p - k - 1, Action::backward); }
+inline Instructions one_f_one_b(int p, int m, int k) {
+  return with_warm_up(p, m, 1, p - k - 1, Action::backward);
+}
 
 // The last rank waits for p - 1 chunks, each 1/v of a rank's layers. So the bubble is 1/v of that of 1f1b,
 // and there are v times as many messages. The last rank's warm-up is p forwards in each of its first v - 1
 // chunks; each rank before it adds two. Needs m to be a multiple of p.
 inline Instructions interleaved(int p, int m, int v, int k) {
   const int warm_up = v == 1 ? p - k - 1 : 2 * (p - k - 1) + (v - 1) * p;
-  return in_turn(p, m, v, warm_up, Action::backward);
+  return with_warm_up(p, m, v, warm_up, Action::backward);
 }
 
 // The order of 1f1b, but rank k computes weight gradients k micro-batches late. So the stage before gets its
@@ -55,7 +56,7 @@ inline Instructions interleaved(int p, int m, int v, int k) {
 // The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
 inline Instructions zb_h1(int p, int m, int k) {
   Instructions list;
-  for (const Instruction& i : in_turn(p, m, 1, p - k - 1, Action::input_gradient)) {
+  for (const Instruction& i : with_warm_up(p, m, 1, p - k - 1, Action::input_gradient)) {
     list.push_back(i);
     if (i.action == Action::input_gradient && i.micro_batch >= k)
       list.push_back({Action::weight_gradient, i.micro_batch - k, 0});
@@ -159,7 +160,7 @@ inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
                 .p = p,
                 .m = m,
                 .v = v,
-                .places = is_v || is_dual ? v_shaped(p) : looped(p, v),
+                .placement = is_v || is_dual ? v_shaped(p) : looped(p, v),
                 .ranks = {},
                 .copies = is_dual ? 2 : 1};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));

@@ -6,8 +6,12 @@
 // waiting. Only events order the compute stream and these four, and say when a buffer may be used again.
 #pragma once
 
+#include <array>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "choose_schedule.h"
@@ -45,105 +49,46 @@ inline std::vector<LayerRange> layers_of_rank(const TrainingConfig& options, con
   return chunks;
 }
 
-// The way of one kind of message, from one rank of the pipeline to another.
-struct Way {
-  bool gradients;  // or activations
-  int from, to;
-  bool operator==(const Way&) const = default;
-};
-// All ways of the schedule, in an order that is the same on all ranks. It follows from the placement: usually
-// from each rank to the next one and back; with chunks in turns a ring; in a V two of each.
-inline std::vector<Way> ways_of(const Schedule& s) {
-  std::vector<Way> ways;
-  for (int n = 0; n + 1 < std::ssize(s.places); ++n) {
-    if ((n + 1) % s.stages() == 0) continue;  // a copy of the model ends here
-    const int before = s.places[n].rank, after = s.places[n + 1].rank;
-    for (const Way& way : {Way{false, before, after}, Way{true, after, before}}) {
-      if (before != after && std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(way);
-    }
-  }
-  return ways;
-}
-
-// The communicators of this rank's ways: each of two ranks, or for grouped messages one of all ranks.
-class Edges {
- public:
-  // `line`: the pipeline's ranks, as numbers in the world. All of them call this.
-  Edges(World& world, const std::vector<int>& line, const Schedule& schedule,
-        real* scratch /*[2], on the device*/)
-      : rank_(static_cast<int>(std::find(line.begin(), line.end(), world.rank()) - line.begin())) {
-    if (schedule.grouped_messages)
-      for_all_ = std::make_unique<Communicator>(world, line, "messages", edge_blocks);
-    for (const Way& way : ways_of(schedule)) {
-      const bool out = rank_ == way.from;
-      if (!out && rank_ != way.to) continue;
-      const std::string name =
-          std::string(way.gradients ? "gradients" : "activations") + (out ? " out" : " in");
-      const auto same = std::count_if(mine_.begin(), mine_.end(), [&](const auto& other) {
-        return other.first.gradients == way.gradients && (other.first.from == rank_) == out;
-      });
-      mine_.emplace_back(way, nullptr);
-      if (!for_all_) {
-        mine_.back().second = std::make_unique<Communicator>(world, std::vector{line[way.from], line[way.to]},
-                                                             name + (same > 0 ? " 2" : ""), edge_blocks);
-      }
-      of(way).connect(peer(way), peer(way), scratch);
-    }
-  }
-
-  // In the same order on all ranks, because ncclCommDestroy waits for the other end.
-  ~Edges() {
-    for (auto& [way, communicator] : mine_) communicator.reset();
-  }
-
-  Communicator& of(const Way& way) {
-    if (for_all_) return *for_all_;
-    return *std::find_if(mine_.begin(), mine_.end(), [&](const auto& m) { return m.first == way; })->second;
-  }
-  // The other end of a way, as a rank of its communicator.
-  int peer(const Way& way) const {
-    const bool out = rank_ == way.from;
-    if (for_all_) return out ? way.to : way.from;
-    return out ? 1 : 0;
-  }
-
- private:
-  const int rank_;  // of the pipeline
-  std::unique_ptr<Communicator> for_all_;
-  std::vector<std::pair<Way, std::unique_ptr<Communicator>>> mine_;
-};
-
 // The ranks with the same stages, ascending: this one, or with two copies of the model k and p - 1 - k. They
 // sum their gradients.
 inline std::vector<int> replicas_of(const Schedule& s, int rank) {
   if (s.copies == 1) return {rank};
   return {std::min(rank, s.p - 1 - rank), std::max(rank, s.p - 1 - rank)};
 }
-
-// Sums the gradients of all micro-batches over the copies of the model. `compute` waits for the sum.
-inline void sum_gradients(Parameters& parameters, Communicator& copies, cudaStream_t compute) {
-  if (copies.ranks() == 1) return;
-  const AccumTensor gradients = parameters.group().flat_gradients();
-  wait_stream(copies.stream(), compute);
-  copies.all_reduce(gradients.data, gradients.data, gradients.size());
-  wait_stream(compute, copies.stream());
+inline ParameterLayout pipeline_layout(const Schedule& s, int rank, const std::vector<LayerRange>& chunks) {
+  return {.groups = {{rank == replicas_of(s, rank)[0] ? 0 : 1, s.copies}}, .units = units_of(chunks)};
 }
 
 class Pipeline {
  public:
-  // `line`: as for Edges. `ranges`: the layers of this rank's chunks. Allocates activations for as many
-  // micro-batches as are in flight at once. Throws ScheduleError if the schedule cannot run.
+  // `line`: the pipeline's ranks, as numbers in the world. `ranges`: the layers of this rank's chunks.
+  // `parameters`: whose gradients the copies of the model sum in run(); null: the caller sums them. Allocates
+  // activations for as many micro-batches as are in flight at once. Throws ScheduleError if the schedule
+  // cannot run.
   Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
-           const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute)
+           const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute,
+           Parameters* parameters = nullptr)
       : rank_(std::find(line.begin(), line.end(), world.rank()) - line.begin()),
         schedule_(checked(schedule)),
         model_(model),
         compute_(compute),
-        chunks_(make_chunks(ranges)),
-        edges_(world, line, schedule_, chunks_[0].flights[0].activations->gradient.data) {}
+        parameters_(parameters),
+        chunks_(make_chunks(ranges)) {
+    connect_stages(world, line);
+    if (!parameters || schedule_.copies == 1) return;
+    std::vector<int> members;
+    for (const int rank : replicas_of(schedule_, rank_)) members.push_back(line[rank]);
+    copies_.emplace(world, members, "copies");
+  }
+
+  // In the same order on all ranks, because ncclCommDestroy waits for the other end.
+  ~Pipeline() {
+    for (auto& [of, communicator] : communicators_) communicator.reset();
+  }
 
   // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`.
-  // `totals` is null if another rank counts the same losses.
+  // `totals` is null if another rank counts the same losses. At the end each copy of the model has the
+  // gradients of all micro-batches.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
     for (size_t n = 0; n < list_.size(); ++n) {
       if (!is_message(list_[n].action)) {
@@ -154,26 +99,34 @@ class Pipeline {
       while (schedule_.grouped_messages && n + 1 < list_.size() && is_message(list_[n + 1].action)) ++n;
       exchange({list_.begin() + first, list_.begin() + n + 1});
     }
+    if (copies_) {
+      const AccumTensor gradients = parameters_->group().flat_gradients();
+      wait_stream(copies_->stream(), compute_);
+      copies_->all_reduce(gradients.data, gradients.data, gradients.size());
+      wait_stream(compute_, copies_->stream());
+    }
   }
 
   // Forward of one micro-batch, without backward. Returns the logits on the rank of the last stage, and an
   // empty tensor elsewhere.
   Tensor forward(const Batch& batch) {
     Tensor logits;
-    for (int c = 0; c < static_cast<int>(chunks_.size()); ++c) {
+    for (int c = 0; c < std::ssize(chunks_); ++c) {
       const Instruction i = {Action::forward, 0, c};
       if (schedule_.copy(rank_, c) != schedule_.copy_of(0)) continue;
-      if (receive_before(schedule_, rank_, i)) exchange({{Action::receive_activation, 0, c}});
+      const Instruction receive = {Action::receive_activation, 0, c}, send = {Action::send_activation, 0, c};
+      if (link_of(receive).communicator) exchange({receive});
       compute_forward(i, batch);
-      if (send_after(schedule_, rank_, i)) exchange({{Action::send_activation, 0, c}});
-      if (flight(i).activations->range.head) logits = flight(i).activations->logits;
+      if (link_of(send).communicator) exchange({send});
+      const Activations& a = *in_flight(i).activations;
+      if (a.range.head) logits = a.logits;
     }
     return logits;
   }
 
  private:
   // The memory of a micro-batch in flight in one chunk.
-  struct Flight {
+  struct InFlight {
     std::unique_ptr<Activations> activations;
     Event output_sent, gradient_came, gradient_sent;
     Event read;  // by the last that reads the gradient of a micro-batch
@@ -183,33 +136,77 @@ class Pipeline {
     Tensor x;          // [1, rows * d]
     Event came, used;  // used: the input gradient has read x
   };
+  // Where one kind of message goes to, or comes from.
+  struct Link {
+    Communicator* communicator = nullptr;
+    int peer = 0;  // the other end, as a rank of the communicator
+  };
   struct Chunk {
-    std::vector<Flight> flights;
-    std::vector<Input> inputs;             // [input_buffers]; none for the first stage
-    std::vector<int> flight_of, input_of;  // [micro-batches]
-    int last;                              // micro-batch
+    std::vector<InFlight> in_flight;
+    std::vector<Input> inputs;                // [input_buffers]; none for the first stage
+    std::vector<int> in_flight_of, input_of;  // [micro-batches]
+    int last;                                 // micro-batch
+    std::array<Link, message_streams> links;  // [stream_of]; none where there is no such message
+    std::optional<int> before;                // the chunk of this rank that is the stage before
   };
 
   std::vector<Chunk> make_chunks(const std::vector<LayerRange>& ranges) {
     const auto when =
         schedule_.splits_backward ? WeightGradients::on_request : WeightGradients::during_backward;
     std::vector<Chunk> chunks(ranges.size());
-    for (int c = 0; c < static_cast<int>(ranges.size()); ++c) {
-      chunks[c].flights = std::vector<Flight>(peak_in_flight(list_, c).until_weight_gradient);
-      for (Flight& flight : chunks[c].flights) flight.activations = model_.make_activations(ranges[c], when);
-      chunks[c].flight_of = assign_flights(schedule_, rank_, c).number;
-      chunks[c].input_of = assign_inputs(schedule_, rank_, c).number;
-      chunks[c].last = last_micro_batch(list_, c);
+    for (int c = 0; c < std::ssize(ranges); ++c) {
+      Chunk& chunk = chunks[c];
+      chunk.in_flight = std::vector<InFlight>(peak_in_flight(list_, c).until_weight_gradient);
+      for (InFlight& f : chunk.in_flight) f.activations = model_.make_activations(ranges[c], when);
+      chunk.in_flight_of = assign_activations(schedule_, rank_, c);
+      chunk.input_of = assign_inputs(schedule_, rank_, c);
+      chunk.last = last_micro_batch(list_, c);
       if (ranges[c].embedding) continue;
-      chunks[c].inputs = std::vector<Input>(input_buffers(schedule_, rank_, c));
-      for (Input& input : chunks[c].inputs) input.x = memory_.matrix<real>(1, model_.boundary_size());
+      const ModelChunk before = *neighbour(schedule_, rank_, c, -1);
+      if (before.rank == rank_) chunk.before = before.chunk;
+      chunk.inputs = std::vector<Input>(input_buffers(schedule_, rank_, c));
+      for (Input& input : chunk.inputs) input.x = memory_.matrix<real>(1, model_.boundary_size());
     }
     return chunks;
   }
 
-  Flight& flight(const Instruction& i) {
+  // Makes the communicators, in the same order on all ranks. A stage sends activations to the next one, and
+  // gets gradients from there. So each rank has two communicators with the next one; chunks share them. In a
+  // V there are two for the way down and two for the way up.
+  void connect_stages(World& world, const std::vector<int>& line) {
+    const Placement& stages = schedule_.placement;
+    for (int n = 0; n + 1 < std::ssize(stages); ++n) {
+      if ((n + 1) % schedule_.stages() == 0) continue;  // a copy of the model ends here
+      if (stages[n].rank == stages[n + 1].rank) continue;
+      connect(world, line, Action::send_activation, stages[n], stages[n + 1]);
+      connect(world, line, Action::send_gradient, stages[n + 1], stages[n]);
+    }
+  }
+  void connect(World& world, const std::vector<int>& line, Action send, ModelChunk from, ModelChunk to) {
+    const bool out = rank_ == from.rank, grouped = schedule_.grouped_messages;
+    if (!out && rank_ != to.rank) return;
+    auto& communicator = communicators_[grouped ? Key() : Key(send, from.rank, to.rank)];
+    if (!communicator) {
+      std::string name = send == Action::send_gradient ? "gradients" : "activations";
+      name += out ? " out" : " in";
+      if (!names_.insert(name).second) name += " 2";  // in a V
+      if (grouped) name = "messages";
+      const std::vector<int> members = grouped ? line : std::vector{line[from.rank], line[to.rank]};
+      communicator = std::make_unique<Communicator>(world, members, name, edge_blocks);
+    }
+    const int peer = grouped ? (out ? to.rank : from.rank) : (out ? 1 : 0);
+    real* const scratch = chunks_[0].in_flight[0].activations->gradient.data;
+    communicator->connect(peer, peer, scratch);
+    const int receive = stream_of(send) - 1;  // its other end
+    chunks_[out ? from.chunk : to.chunk].links[out ? stream_of(send) : receive] = {communicator.get(), peer};
+  }
+
+  Link& link_of(const Instruction& message) {
+    return chunks_[message.chunk].links[stream_of(message.action)];
+  }
+  InFlight& in_flight(const Instruction& i) {
     Chunk& chunk = chunks_[i.chunk];
-    return chunk.flights[chunk.flight_of[i.micro_batch]];
+    return chunk.in_flight[chunk.in_flight_of[i.micro_batch]];
   }
   Input& input(const Instruction& i) {
     Chunk& chunk = chunks_[i.chunk];
@@ -217,7 +214,7 @@ class Pipeline {
   }
 
   void compute(const Instruction& i, const std::vector<Batch>& batches, StepTotals* totals) {
-    Activations& a = *flight(i).activations;
+    Activations& a = *in_flight(i).activations;
     Batch batch = batches[i.micro_batch];
     batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
     if (i.action == Action::forward) {
@@ -225,7 +222,7 @@ class Pipeline {
       if (totals && a.range.head) totals->add_loss(a.loss);
     } else if (i.action == Action::weight_gradient) {
       model_.backward_weights(a);
-      flight(i).read.record(compute_);
+      in_flight(i).read.record(compute_);
     } else {
       compute_backward(i, batch);
     }
@@ -235,28 +232,27 @@ class Pipeline {
   void exchange(const Instructions& messages) {
     {
       std::optional<Communicator::Group> group;
-      if (messages.size() > 1) group.emplace(communicator(messages[0]));
+      if (messages.size() > 1) group.emplace(*link_of(messages[0]).communicator);
       for (const Instruction& i : messages) start(i);
     }
-    for (const Instruction& i : messages) completion(i).record(communicator(i).stream());
+    for (const Instruction& i : messages) completion(i).record(link_of(i).communicator->stream());
   }
   void start(const Instruction& i) {
+    if (is_send(i.action)) send(i);
     if (i.action == Action::receive_activation) receive_activation(i);
-    if (i.action == Action::send_activation) send_activation(i);
     if (i.action == Action::receive_gradient) receive_gradient(i);
-    if (i.action == Action::send_gradient) send_gradient(i);
   }
   Event& completion(const Instruction& i) {
     if (i.action == Action::receive_activation) return input(i).came;
-    if (i.action == Action::send_activation) return flight(i).output_sent;
-    return i.action == Action::receive_gradient ? flight(i).gradient_came : flight(i).gradient_sent;
+    if (i.action == Action::send_activation) return in_flight(i).output_sent;
+    return i.action == Action::receive_gradient ? in_flight(i).gradient_came : in_flight(i).gradient_sent;
   }
 
   void compute_forward(const Instruction& i, const Batch& batch) {
-    Flight& f = flight(i);
+    InFlight& f = in_flight(i);
     Activations& a = *f.activations;
     if (!a.range.embedding) {
-      if (const Flight* before = flight_before(i)) hand_over(before->activations->output, input(i).x);
+      if (const InFlight* before = in_flight_before(i)) hand_over(before->activations->output, input(i).x);
       wait_event(compute_, input(i).came);
       a.input() = {input(i).x.data, a.output.rows, a.output.columns};
     }
@@ -265,63 +261,50 @@ class Pipeline {
   }
 
   void compute_backward(const Instruction& i, const Batch& batch) {
-    Flight& f = flight(i);
+    InFlight& f = in_flight(i);
     wait_event(compute_, f.gradient_came);
     wait_event(compute_, f.gradient_sent);  // that of the micro-batch that was here before
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
-    if (const Flight* before = flight_before(i)) {
+    if (const InFlight* before = in_flight_before(i)) {
       wait_event(compute_, before->gradient_sent);  // that of the micro-batch that was there before
       hand_over(f.activations->gradient, before->activations->gradient);
     }
     if (i.action == Action::backward) f.read.record(compute_);
   }
 
-  // The flight of the stage before, if that stage is on this rank, too. It begins before this chunk's flight
-  // and ends after it. So this chunk copies both: the output from there, and the gradient to there.
-  Flight* flight_before(const Instruction& i) {
-    const auto before = neighbour(schedule_, rank_, i.chunk, /*next=*/false);
-    return before && before->rank == rank_ ? &flight({i.action, i.micro_batch, before->chunk}) : nullptr;
+  // The micro-batch in the stage before, if that stage is on this rank, too. There it is in flight earlier
+  // and longer than in this chunk. So this chunk copies both: the output from there, and the gradient to
+  // there.
+  InFlight* in_flight_before(const Instruction& i) {
+    const std::optional<int> before = chunks_[i.chunk].before;
+    return before ? &in_flight({i.action, i.micro_batch, *before}) : nullptr;
   }
   void hand_over(const Tensor& from, const Tensor& to) {
     CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
   }
 
-  Way way(const Instruction& i) const {
-    const bool gradients = i.action == Action::send_gradient || i.action == Action::receive_gradient;
-    const int peer = peer_of(schedule_, rank_, i).rank;
-    return is_send(i.action) ? Way{gradients, rank_, peer} : Way{gradients, peer, rank_};
+  void send(const Instruction& i) {
+    const auto [out, peer] = link_of(i);
+    const Activations& a = *in_flight(i).activations;
+    const Tensor tensor = i.action == Action::send_activation ? a.output : a.gradient;
+    wait_stream(out->stream(), compute_);
+    out->send(tensor.data, tensor.size(), peer);
   }
-  Communicator& communicator(const Instruction& i) { return edges_.of(way(i)); }
-  int peer(const Instruction& i) const { return edges_.peer(way(i)); }
 
   void receive_activation(const Instruction& i) {
-    Communicator& in = communicator(i);
-    wait_event(in.stream(), input(i).used);
-    in.receive(input(i).x.data, input(i).x.size(), peer(i));
-  }
-
-  void send_activation(const Instruction& i) {
-    Communicator& out = communicator(i);
-    const Tensor output = flight(i).activations->output;
-    wait_stream(out.stream(), compute_);
-    out.send(output.data, output.size(), peer(i));
+    const auto [in, peer] = link_of(i);
+    wait_event(in->stream(), input(i).used);
+    in->receive(input(i).x.data, input(i).x.size(), peer);
   }
 
   void receive_gradient(const Instruction& i) {
-    Communicator& in = communicator(i);
-    Flight& f = flight(i);
+    const auto [in, peer] = link_of(i);
+    InFlight& f = in_flight(i);
     const Tensor gradient = f.activations->gradient;
-    wait_event(in.stream(), f.read);  // that of the micro-batch that was here before
-    wait_event(in.stream(), f.gradient_sent);
-    in.receive(gradient.data, gradient.size(), peer(i));
-  }
-
-  void send_gradient(const Instruction& i) {
-    Communicator& out = communicator(i);
-    const Tensor gradient = flight(i).activations->gradient;
-    wait_stream(out.stream(), compute_);
-    out.send(gradient.data, gradient.size(), peer(i));
+    wait_event(in->stream(), f.read);  // that of the micro-batch that was here before
+    wait_event(in->stream(), f.gradient_sent);
+    in->receive(gradient.data, gradient.size(), peer);
   }
 
   const int rank_;  // of the pipeline
@@ -329,12 +312,17 @@ class Pipeline {
   const Instructions& list_ = schedule_.ranks[rank_];
   Transformer& model_;
   cudaStream_t compute_;
+  Parameters* const parameters_;
   DeviceArena memory_{Purpose::activations};
   std::vector<Chunk> chunks_;
-  Edges edges_;
+  // One for all messages if they are grouped, else one for each kind from one rank to another.
+  using Key = std::tuple<Action, int, int>;
+  std::map<Key, std::unique_ptr<Communicator>> communicators_;
+  std::set<std::string> names_;
+  std::optional<Communicator> copies_;  // of the model, which sum their gradients
 };
 
-// For the memory prediction: this rank's chunks, their flights and their input buffers.
+// For the memory prediction: this rank's chunks, the micro-batches in flight in each, and its input buffers.
 inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::vector<LayerRange>& chunks) {
   RankShare share;
   const Instructions& list = schedule.ranks[rank];

@@ -2,12 +2,13 @@
 // The executor (pipeline.h) runs one of them on a GPU, and the files in workbench/ check, time
 // and draw all of them. All of these treat all schedules alike.
 //
-// There are p ranks, m micro-batches, and v model chunks on each rank. Which stage a chunk is, is data, too:
-// the placement.
+// There are p ranks, m micro-batches, and v model chunks on each rank: its stages. Which stage a chunk is, is
+// data, too: the placement.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,25 +36,25 @@ struct Instruction {
 };
 using Instructions = std::vector<Instruction>;
 
-struct Place {
+struct ModelChunk {
   int rank, chunk;
-  bool operator==(const Place&) const = default;
+  bool operator==(const ModelChunk&) const = default;
 };
-using Placement = std::vector<Place>;  // [copies of the model, stages]
+using Placement = std::vector<ModelChunk>;  // [copies of the model, stages]
 
 // Rank k holds the stages k, p + k, 2p + k, ...
 inline Placement looped(int p, int v) {
-  Placement places;
-  for (int stage = 0; stage < p * v; ++stage) places.push_back({stage % p, stage / p});
-  return places;
+  Placement placement;
+  for (int stage = 0; stage < p * v; ++stage) placement.push_back({stage % p, stage / p});
+  return placement;
 }
 // Rank k holds the stages k and 2p - 1 - k. So rank 0 has both ends of the model, and the last rank hands
-// the middle over to itself. With two copies of the model (dualpipe), these places are those of stage k of
-// the first and stage p - 1 - k of the second.
+// the middle over to itself. With two copies of the model (dualpipe), these are stage k of the first copy and
+// stage p - 1 - k of the second.
 inline Placement v_shaped(int p) {
-  Placement places = looped(p, 1);
-  for (int rank = p - 1; rank >= 0; --rank) places.push_back({rank, 1});
-  return places;
+  Placement placement = looped(p, 1);
+  for (int rank = p - 1; rank >= 0; --rank) placement.push_back({rank, 1});
+  return placement;
 }
 
 inline bool is_v_shaped(PpSchedule kind) {
@@ -64,19 +65,20 @@ struct Schedule {
   std::string name;      // of an order above, or the path of a file
   bool splits_backward;  // input gradient and weight gradient are two instructions
   int p, m, v;           // ranks, micro-batches, model chunks a rank
-  Placement places;
+  Placement placement;
   std::vector<Instructions> ranks;
   int copies = 1;  // of the model; each has its part of the micro-batches, the first one the first part
   bool grouped_messages = false;  // those between two compute instructions are one group (with_messages)
 
   int stages() const { return p * v / copies; }
-  int place(int rank, int chunk) const {  // index in `places`
+  int index(int rank, int chunk) const {  // in `placement`
     const int looped = chunk * p + rank;  // where it mostly is
-    if (places[looped] == Place{rank, chunk}) return looped;
-    return static_cast<int>(std::find(places.begin(), places.end(), Place{rank, chunk}) - places.begin());
+    const ModelChunk wanted = {rank, chunk};
+    if (placement[looped] == wanted) return looped;
+    return static_cast<int>(std::ranges::find(placement, wanted) - placement.begin());
   }
-  int stage(int rank, int chunk) const { return place(rank, chunk) % stages(); }
-  int copy(int rank, int chunk) const { return place(rank, chunk) / stages(); }
+  int stage(int rank, int chunk) const { return index(rank, chunk) % stages(); }
+  int copy(int rank, int chunk) const { return index(rank, chunk) / stages(); }
   int copy_of(int micro_batch) const { return micro_batch * copies / m; }
 };
 
@@ -103,19 +105,6 @@ inline std::vector<Action> compute_actions(const Schedule& s) {
   return {Action::forward, Action::backward};
 }
 
-// The times of one chunk for one micro-batch, in any unit. `transfer`: of its messages to the next stage and
-// from there.
-struct Costs {
-  double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
-
-  double of(Action action) const {
-    if (is_message(action)) return transfer;
-    if (action == Action::forward) return forward;
-    return (action == Action::weight_gradient ? 0 : input_gradient) +
-           (action == Action::input_gradient ? 0 : weight_gradient);
-  }
-};
-
 // A rank has four streams for the messages of an edge: {activations, gradients} x {in, out}. Each stream has
 // a communicator of the two ranks. So no message waits for one of another kind.
 constexpr int message_streams = 4;
@@ -123,31 +112,23 @@ inline int stream_of(Action message) {
   return static_cast<int>(message) - static_cast<int>(Action::receive_activation);
 }
 
-// Whether the message is for the next stage or from there, not for the stage before or from there.
-inline bool towards_next(Action message) {
-  return message == Action::send_activation || message == Action::receive_gradient;
-}
-
-// The place of the stage after this chunk's (or before it); none at the ends of the pipeline.
-inline std::optional<Place> neighbour(const Schedule& s, int rank, int chunk, bool next) {
-  const int step = next ? 1 : -1, stage = s.stage(rank, chunk) + step;
+// The stage after that of a chunk, or with step -1 the one before it; none at the ends of the model.
+inline std::optional<ModelChunk> neighbour(const Schedule& s, int rank, int chunk, int step) {
+  const int stage = s.stage(rank, chunk) + step;
   if (stage < 0 || stage >= s.stages()) return {};
-  return s.places[s.place(rank, chunk) + step];
+  return s.placement[s.index(rank, chunk) + step];
 }
 // The other end of a message.
-inline Place peer_of(const Schedule& s, int rank, const Instruction& message) {
-  return *neighbour(s, rank, message.chunk, towards_next(message.action));
+inline ModelChunk peer_of(const Schedule& s, int rank, const Instruction& message) {
+  const bool next = message.action == Action::send_activation || message.action == Action::receive_gradient;
+  return *neighbour(s, rank, message.chunk, next ? 1 : -1);
 }
 
-// The place from which `compute` needs a tensor, and the place that needs its result. None: at the ends of
-// the pipeline, and for weight gradients.
-inline std::optional<Place> source_of(const Schedule& s, int rank, const Instruction& compute) {
+// Where `compute` gets a tensor from: forward from the stage before, backward from the stage after. None at
+// the ends of the model, and for weight gradients.
+inline std::optional<ModelChunk> source_of(const Schedule& s, int rank, const Instruction& compute) {
   if (compute.action == Action::weight_gradient) return {};
-  return neighbour(s, rank, compute.chunk, compute.action != Action::forward);
-}
-inline std::optional<Place> target_of(const Schedule& s, int rank, const Instruction& compute) {
-  if (compute.action == Action::weight_gradient) return {};
-  return neighbour(s, rank, compute.chunk, compute.action == Action::forward);
+  return neighbour(s, rank, compute.chunk, compute.action == Action::forward ? -1 : 1);
 }
 
 // The message that `compute` needs first (receive_before), and the message that sends its result
@@ -158,9 +139,11 @@ inline std::optional<Action> receive_before(const Schedule& s, int rank, const I
   return compute.action == Action::forward ? Action::receive_activation : Action::receive_gradient;
 }
 inline std::optional<Action> send_after(const Schedule& s, int rank, const Instruction& compute) {
-  const auto target = target_of(s, rank, compute);
+  if (compute.action == Action::weight_gradient) return {};
+  const bool forward = compute.action == Action::forward;
+  const auto target = neighbour(s, rank, compute.chunk, forward ? 1 : -1);
   if (!target || target->rank == rank) return {};
-  return compute.action == Action::forward ? Action::send_activation : Action::send_gradient;
+  return forward ? Action::send_activation : Action::send_gradient;
 }
 
 // ---- Messages -------------------------------------------------------------------------------------------
@@ -207,11 +190,11 @@ inline Schedule with_grouped_messages(Schedule s) {
 // ---- What an executor needs to know --------------------------------------------------------------------
 
 // The most micro-batches that a rank keeps at once for backward, in one chunk, or added over all chunks.
-struct InFlight {
+struct PeakInFlight {
   int until_input_gradient = 0, until_weight_gradient = 0;  // equal if backward is not split
 };
-inline InFlight peak_in_flight(const Instructions& list, std::optional<int> chunk = {}) {
-  InFlight now, peak;
+inline PeakInFlight peak_in_flight(const Instructions& list, std::optional<int> chunk = {}) {
+  PeakInFlight now, peak;
   for (const Instruction& i : list) {
     if (chunk && i.chunk != *chunk) continue;
     if (i.action == Action::forward) ++now.until_input_gradient, ++now.until_weight_gradient;
@@ -235,36 +218,26 @@ inline int input_buffers(const Schedule& s, int rank, int chunk) {
   return peak_in_flight(s.ranks[rank], chunk).until_input_gradient + ahead;
 }
 
-// Which of a chunk's buffers each micro-batch has. [micro-batches] each.
-struct Buffers {
-  std::vector<int> number;
-  std::vector<int> before;  // the micro-batch that had this buffer before in the step; -1: none
-};
-
-// Micro-batches may leave in another order than they came. So the free buffers form a queue: `take` takes the
-// buffer that is free for longest. At first all `count` are free; then the n-th take has the buffer of free
-// number n - count.
-inline Buffers assign_buffers(const Schedule& s, int rank, int chunk, int count, Action take, Action free) {
-  std::vector<int> taken, freed;  // micro-batches
+// Which of a chunk's buffers each micro-batch has, from `take` to `free`. Micro-batches may leave in another
+// order than they came. So the free buffers form a queue: `take` takes the buffer that is free for longest.
+inline std::vector<int> assign_buffers(const Schedule& s, int rank, int chunk, int count, Action take,
+                                       Action free) {
+  std::vector<int> buffer_of(s.m, 0), queue(count);
+  std::iota(queue.begin(), queue.end(), 0);
+  size_t taken = 0;
   for (const Instruction& i : s.ranks[rank]) {
-    if (i.chunk == chunk && i.action == take) taken.push_back(i.micro_batch);
-    if (i.chunk == chunk && i.action == free) freed.push_back(i.micro_batch);
+    if (i.chunk == chunk && i.action == take) buffer_of[i.micro_batch] = queue[taken++];
+    if (i.chunk == chunk && i.action == free) queue.push_back(buffer_of[i.micro_batch]);
   }
-  Buffers buffers = {std::vector<int>(s.m, 0), std::vector<int>(s.m, -1)};
-  for (int n = 0; n < std::ssize(taken); ++n) {
-    int &number = buffers.number[taken[n]], &before = buffers.before[taken[n]];
-    if (n >= count) before = freed[n - count];
-    number = n < count ? n : buffers.number[before];
-  }
-  return buffers;
+  return buffer_of;
 }
 
-// The buffers for a chunk's inputs, and those for what a micro-batch in flight keeps.
-inline Buffers assign_inputs(const Schedule& s, int rank, int chunk) {
+// The buffers for a chunk's inputs, and for the activations of its micro-batches in flight.
+inline std::vector<int> assign_inputs(const Schedule& s, int rank, int chunk) {
   return assign_buffers(s, rank, chunk, input_buffers(s, rank, chunk), fills_input(s, rank, chunk),
                         compute_actions(s)[1]);
 }
-inline Buffers assign_flights(const Schedule& s, int rank, int chunk) {
+inline std::vector<int> assign_activations(const Schedule& s, int rank, int chunk) {
   return assign_buffers(s, rank, chunk, peak_in_flight(s.ranks[rank], chunk).until_weight_gradient,
                         Action::forward, compute_actions(s).back());
 }

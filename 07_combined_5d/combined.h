@@ -82,11 +82,12 @@ inline void fold_world(const CombinedOptions& options, World& world) {
   world.fold(shape.ranks(), present.ranks, present.stand_for[world.rank()]);
 }
 
-// Rank 0 prints the pictures of --show-mesh and --show-schedule. Returns true if either option is set: then
-// the program does not train.
-inline bool show_pictures(const CombinedOptions& options, const MeshShape& shape, int rank) {
-  if (rank == 0 && options.show_mesh) std::cout << draw_mesh(shape);
-  if (options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp), rank);
+// With --show-mesh and --show-schedule, rank 0 prints the pictures, and the program does not train.
+inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
+  const MeshShape shape = mesh_shape(options, peers.ranks());
+  const bool first = peers.rank() == 0;
+  if (first && options.show_mesh) std::cout << draw_mesh(shape);
+  if (first && options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp));
   return options.show_mesh || options.show_schedule;
 }
 

@@ -18,7 +18,6 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   const MeshShape shape = mesh_shape(options, world.ranks());                               // 07
-  if (show_pictures(options, shape, world.rank())) return;                                  // 05, 07
   Mesh mesh(shape, world);                                                                  // 07
   const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);  // 05
   const auto positions = positions_of_rank(options, mesh.place.cp, shape.cp);               // 06

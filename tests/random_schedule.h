@@ -12,22 +12,23 @@
 
 namespace pentatron::tests {
 
-inline std::string random_schedule(const Placement& places, int m, bool splits_backward,
+inline std::string random_schedule(const Placement& placement, int m, bool splits_backward,
                                    std::mt19937& engine) {
   struct Task {
     char letter;
     int micro_batch, stage;
   };
-  const int stages = static_cast<int>(places.size());
+  const int stages = static_cast<int>(placement.size());
   std::map<int, std::map<int, int>> stage_of;  // [ranks][chunks]
-  for (int stage = 0; stage < stages; ++stage) stage_of[places[stage].rank][places[stage].chunk] = stage;
+  for (int stage = 0; stage < stages; ++stage)
+    stage_of[placement[stage].rank][placement[stage].chunk] = stage;
   std::map<int, std::string> words;  // [ranks]
   // What can be computed, by letter, and by the ranks from which and to which the tensor goes.
   std::map<std::tuple<char, int, int>, std::vector<Task>> ready;
   const auto add = [&](const Task& task, int from) {
-    ready[{task.letter, from, places[task.stage].rank}].push_back(task);
+    ready[{task.letter, from, placement[task.stage].rank}].push_back(task);
   };
-  for (int i = 0; i < m; ++i) add({'F', i, 0}, places[0].rank);
+  for (int i = 0; i < m; ++i) add({'F', i, 0}, placement[0].rank);
   while (!ready.empty()) {
     const auto next = std::next(ready.begin(), engine() % ready.size());
     const auto [letter, from, rank] = next->first;
@@ -36,7 +37,7 @@ inline std::string random_schedule(const Placement& places, int m, bool splits_b
     const auto [_, i, stage] = *chosen;
     tasks.erase(chosen);
     if (tasks.empty()) ready.erase(next);
-    const int chunk = places[stage].chunk;
+    const int chunk = placement[stage].chunk;
     words[rank] += " " + (letter + std::to_string(i)) + (chunk > 0 ? "." + std::to_string(chunk) : "");
     if (letter == 'F' && stage + 1 < stages) add({'F', i, stage + 1}, rank);
     if (letter == 'F' && stage + 1 == stages) add({'B', i, stage}, rank);

@@ -367,7 +367,7 @@ TEST_CASE("streams that share a work queue deadlock, and a program refuses it", 
   INFO(refused.err());
   CHECK(refused.status() == 2);
   CHECK(refused.err() ==
-        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 7, one for each "
+        "CUDA_DEVICE_MAX_CONNECTIONS: 1 is not valid; expected at least 6, one for each "
         "stream of this program\n");
 
   Job apart(folder, "[.hang-queue]", "mpi_tests", kPatient);  // with what the programs set

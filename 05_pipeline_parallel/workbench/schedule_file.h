@@ -22,8 +22,8 @@
 namespace pentatron {
 
 struct ScheduleLine {
-  std::string place;   // file:line
-  std::string stages;  // "0,3:", or empty
+  std::string location;  // file:line
+  std::string stages;    // "0,3:", or empty
   std::vector<std::string> words;
 };
 
@@ -54,19 +54,19 @@ inline void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
   }
   if (most == 0) return;
   s.v = static_cast<int>(most);
-  s.places.assign(s.p * s.v, {-1, -1});
+  s.placement.assign(s.p * s.v, {-1, -1});
   for (int rank = 0; rank < s.p; ++rank) {
     std::istringstream in(lines[rank].stages);
     int chunk = 0, stage = -1;
     for (char after = 0; chunk < s.v; ++chunk) {
       const bool read = static_cast<bool>(in >> stage >> after);
       if (!read || after != (chunk + 1 < s.v ? ',' : ':') || stage < 0 || stage >= s.stages() ||
-          s.places[stage].rank >= 0) {
+          s.placement[stage].rank >= 0) {
         throw UsageError(
-            "--pp-schedule", lines[rank].place + ": " + lines[rank].stages.substr(0, 20),
+            "--pp-schedule", lines[rank].location + ": " + lines[rank].stages.substr(0, 20),
             "stages such as 0,3: with each of 0 to " + std::to_string(s.stages() - 1) + " on one rank");
       }
-      s.places[stage] = {rank, chunk};
+      s.placement[stage] = {rank, chunk};
     }
   }
 }
@@ -83,7 +83,7 @@ inline Instructions read_line(const Schedule& s, const ScheduleLine& line) {
   std::vector done(s.v, std::vector<size_t>(s.m, 0));  // [chunks][micro-batches]: actions
   for (const std::string& word : line.words) {
     const auto check = [&](bool valid, const std::string& expected) {
-      if (!valid) throw UsageError("--pp-schedule", line.place + ": " + word.substr(0, 20), expected);
+      if (!valid) throw UsageError("--pp-schedule", line.location + ": " + word.substr(0, 20), expected);
     };
     const size_t action = letters.find(word[0]);
     int i = -1, chunk = 0;
@@ -103,7 +103,7 @@ inline Instructions read_line(const Schedule& s, const ScheduleLine& line) {
     for (int i = 0; i < s.m; ++i) {
       const size_t next = done[chunk][i];
       if (next < actions.size())
-        throw UsageError("--pp-schedule", line.place, spelled(next, i, chunk) + ", which is missing");
+        throw UsageError("--pp-schedule", line.location, spelled(next, i, chunk) + ", which is missing");
     }
   }
   return compute;

@@ -1,19 +1,41 @@
-// Plays a schedule without a GPU, by NCCL's rules. It finds out whether ranks wait for each other forever,
-// and computes when each instruction begins and ends.
+// Plays a schedule without a GPU, by NCCL's rules. It computes when each instruction begins and ends, and
+// refuses a schedule that cannot run: an instruction is missing or too early, a rank gets another message
+// than it expects, or ranks wait for each other forever.
 //
 //   compute    runs in the order of the list. Each instruction waits for the receive that it needs.
 //   messages   start in the order of the list, over all streams of a rank. A message waits until the one
 //              before it on its stream is complete. A send also waits until its tensor is computed, a receive
-//              until its buffer is free. Both complete `transfer` after both have started (rendezvous).
+//              until its buffer is free. NCCL has no tags: the n-th send meets the n-th receive at the other
+//              end. Both complete `transfer` after both have started (rendezvous).
 //   groups     grouped messages start together, when each of them can, and are over when all are complete.
 #pragma once
 
+#include <deque>
 #include <limits>
 #include <map>
+#include <tuple>
 
-#include "validate.h"
+#include "../schedule.h"
 
 namespace pentatron {
+
+// One line: the first violation with its rank and instruction, or for a deadlock each rank that waits.
+struct ScheduleError : UsageError {
+  using UsageError::UsageError;
+};
+
+// The times of one chunk for one micro-batch, in any unit. `transfer`: of its messages to the next stage and
+// from there.
+struct Costs {
+  double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
+
+  double of(Action action) const {
+    if (is_message(action)) return transfer;
+    if (action == Action::forward) return forward;
+    return (action == Action::weight_gradient ? 0 : input_gradient) +
+           (action == Action::input_gradient ? 0 : weight_gradient);
+  }
+};
 
 // When an instruction begins and ends. A message begins when this rank starts it, and ends when complete.
 struct Interval {
@@ -24,7 +46,7 @@ struct Simulation {
   double total;                              // until the last rank is done
   double work;                               // how long the rank that has most to do computes
   std::vector<std::vector<Interval>> times;  // [ranks][instructions]
-  std::vector<InFlight> in_flight;           // [ranks], over all chunks
+  std::vector<PeakInFlight> in_flight;       // [ranks], over all chunks
 
   double bubble() const { return total - work; }           // how long each rank is idle
   double bubble_ratio() const { return bubble() / work; }  // over work; a ratio r is r / (1 + r) of the total
@@ -35,27 +57,27 @@ class Simulator {
   // `costs`: [stages], or one for all. `streams`: each rank's streams for messages. 4, or 2 (one for each
   // direction of travel), or 1 for all. Throws ScheduleError.
   Simulator(const Schedule& schedule, std::vector<Costs> costs, int streams = message_streams)
-      : s_(schedule), costs_(std::move(costs)), streams_(schedule.grouped_messages ? 1 : streams) {}
+      : s_(schedule), costs_(std::move(costs)), streams_(schedule.grouped_messages ? 1 : streams) {
+    for (int rank = 0; rank < s_.p; ++rank) issue(rank);
+  }
 
-  // Throws ScheduleError.
+  // A rank's compute instructions run one after the other, and its messages start one after the other. The
+  // loop runs an operation when all times that it depends on are known. Throws ScheduleError.
   Simulation run() {
-    for (int rank = 0; rank < s_.p; ++rank) {
-      const Instructions& list = s_.ranks[rank];
-      ranks_[rank].times.assign(list.size(), {never, never});
-      for (size_t n = 0; n < list.size(); ++n)
-        (is_message(list[n].action) ? ranks_[rank].messages : ranks_[rank].computes).push_back(n);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int rank = 0; rank < s_.p; ++rank) {
+        while (run_next(rank, false) || run_next(rank, true)) moved = true;
+      }
     }
-    play();
+    refuse_deadlock();
     Simulation result = {};
     for (int rank = 0; rank < s_.p; ++rank) {
-      double work = 0;
-      for (int chunk = 0; chunk < s_.v; ++chunk)
-        work += s_.m / s_.copies *
-                (cost(rank, {Action::forward, 0, chunk}) + cost(rank, {Action::backward, 0, chunk}));
-      result.work = std::max(result.work, work);
-      result.total = std::max(result.total, ranks_[rank].computed);
-      result.times.push_back(ranks_[rank].times);
-      for (size_t n = 0; n < s_.ranks[rank].size(); ++n) result.times[rank][n].end = end(rank, n);
+      result.work = std::max(result.work, ranks_[rank].work);
+      result.total = std::max(result.total, ranks_[rank].free_at[false]);
+      std::vector<Interval>& times = result.times.emplace_back();
+      for (const Operation& o : ranks_[rank].operations)
+        times.insert(times.end(), o.last - o.first, {o.begin, o.end});
       result.in_flight.push_back(peak_in_flight(s_.ranks[rank]));
     }
     return result;
@@ -64,97 +86,114 @@ class Simulator {
  private:
   static constexpr double never = std::numeric_limits<double>::infinity();  // also: not known yet
 
+  // The instructions [first, last) of a list: one, or a group of messages.
+  struct Operation {
+    size_t first, last = 0;
+    std::vector<size_t> needs = {};  // operations of this rank, which are over before this one begins
+    double begin = never, end = never;
+    double latest = 0;    // end of a message that is complete
+    size_t complete = 0;  // messages
+  };
   struct Rank {
-    std::vector<Interval> times;                 // [instructions]; of a message in a group: its own end
-    std::vector<size_t> computes, messages;      // where they are in the list
-    size_t next_compute = 0, next_message = 0;   // index in computes, in messages
-    double computed = 0, started = 0;            // end of the last compute, begin of the last message
-    std::map<std::pair<int, int>, size_t> last;  // message on each stream: its index; by peer and stream
+    std::vector<Operation> operations;
+    size_t next[2] = {};     // operation that computes, that is of messages
+    double free_at[2] = {};  // when these may begin
+    double work = 0;
+  };
+  struct Message {
+    int rank;
+    size_t operation, n;  // n: in the list
   };
 
-  // When an instruction can begin, and the reason if that is never.
-  struct Wait {
-    double until = 0;
-    const char* reason = "";
-  };
+  [[noreturn]] void fail(int rank, size_t n, const std::string& reason) const {
+    throw ScheduleError(located(rank, n, reason));
+  }
+  std::string located(int rank, size_t n, const std::string& reason) const {
+    const Instructions& list = s_.ranks[rank];
+    return "rank " + std::to_string(rank) + ", instruction " + std::to_string(n) + " (" +
+           (n < list.size() ? to_string(list[n]) : "end of the list") + "): " + reason;
+  }
+
+  size_t number(const Instruction& i) const {
+    return (i.chunk * s_.m + i.micro_batch) * action_count + static_cast<int>(i.action);
+  }
+
+  // What an instruction waits for on its rank, beside its stream and a buffer.
+  std::vector<Instruction> needs_of(int rank, const Instruction& instruction) const {
+    const auto [action, i, chunk] = instruction;
+    const Action input_gradient = compute_actions(s_)[1];  // or all of backward
+    if (action == Action::receive_activation || action == Action::receive_gradient) return {};
+    if (action == Action::send_activation) return {{Action::forward, i, chunk}};
+    if (action == Action::send_gradient || action == Action::weight_gradient)
+      return {{input_gradient, i, chunk}};
+    std::vector<Instruction> needs;
+    if (action != Action::forward) needs.push_back({Action::forward, i, chunk});
+    const auto receive = receive_before(s_, rank, instruction);
+    const auto source = source_of(s_, rank, instruction);
+    if (receive) needs.push_back({*receive, i, chunk});
+    if (source && !receive) needs.push_back({action, i, source->chunk});  // on this rank
+    return needs;
+  }
+
+  // The host issues a rank's whole list at once. An instruction can only wait for what was issued before.
+  void issue(int rank) {
+    const Instructions& list = s_.ranks[rank];
+    std::vector<std::vector<Action>> actions(s_.v);  // [chunks]: of a micro-batch
+    size_t due = 0;                                  // instructions
+    for (int chunk = 0; chunk < s_.v; ++chunk) {
+      for (const Action compute : compute_actions(s_)) {
+        const Instruction i = {compute, 0, chunk};
+        if (const auto receive = receive_before(s_, rank, i)) actions[chunk].push_back(*receive);
+        actions[chunk].push_back(compute);
+        if (const auto send = send_after(s_, rank, i)) actions[chunk].push_back(*send);
+      }
+      due += actions[chunk].size() * s_.m / s_.copies;
+    }
+    if (list.size() < due)
+      fail(rank, list.size(), std::to_string(due - list.size()) + " instructions are missing");
+    std::vector<Operation>& operations = ranks_[rank].operations;
+    constexpr size_t none = -1;
+    std::vector<size_t> issued(s_.v * s_.m * action_count, none);  // [instructions]: operation
+    std::map<std::pair<int, int>, size_t> last_on_stream;          // operation
+    std::vector<std::vector<size_t>> received(s_.v), used(s_.v);   // [chunks]: inputs, by operation
+    for (size_t n = 0; n < list.size(); ++n) {
+      const auto [action, i, chunk] = list[n];
+      if (i < 0 || i >= s_.m || chunk < 0 || chunk >= s_.v || s_.copy_of(i) != s_.copy(rank, chunk) ||
+          std::ranges::find(actions[chunk], action) == actions[chunk].end() ||
+          issued[number(list[n])] != none)
+        fail(rank, n, "it is one too many");
+      const bool joins = s_.grouped_messages && n > 0 && is_message(action) && is_message(list[n - 1].action);
+      if (!joins) operations.push_back({n});
+      Operation& o = operations.back();
+      const size_t mine = issued[number(list[n])] = operations.size() - 1;
+      o.last = n + 1;
+      for (const Instruction& need : needs_of(rank, list[n])) {
+        if (issued[number(need)] == none) fail(rank, n, "the " + to_string(need) + " has to come first");
+        o.needs.push_back(issued[number(need)]);
+      }
+      if (is_message(action)) {
+        const auto [last, is_first] = last_on_stream.try_emplace(stream(rank, list[n]), mine);
+        if (last->second != mine) o.needs.push_back(last->second);
+        last->second = mine;
+      }
+      if (action == Action::backward || action == Action::input_gradient) used[chunk].push_back(mine);
+      if (action == Action::receive_activation) received[chunk].push_back(mine);
+    }
+    // A receive waits until its buffer is free.
+    for (int chunk = 0; chunk < s_.v; ++chunk) {
+      const size_t buffers = input_buffers(s_, rank, chunk);
+      for (size_t n = buffers; n < received[chunk].size(); ++n) {
+        Operation& receive = operations[received[chunk][n]];
+        if (used[chunk][n - buffers] > received[chunk][n]) fail(rank, receive.first, "no buffer is free");
+        receive.needs.push_back(used[chunk][n - buffers]);
+      }
+    }
+  }
 
   // A message costs what the stage does from which the edge leads to the next one.
   double cost(int rank, const Instruction& i) const {
-    const int stage = s_.stage(rank, i.chunk) - (is_message(i.action) && !towards_next(i.action) ? 1 : 0);
-    return costs_[stage % costs_.size()].of(i.action);
-  }
-
-  Interval& time(int rank, const Instruction& i) { return ranks_[rank].times[valid_.index(rank, i)]; }
-
-  // The instructions [first, second) of a list are one group of messages, or one other instruction.
-  std::pair<size_t, size_t> group_of(int rank, size_t index) const {
-    const Instructions& list = s_.ranks[rank];
-    std::pair<size_t, size_t> group = {index, index + 1};
-    if (!s_.grouped_messages || !is_message(list[index].action)) return group;
-    while (group.first > 0 && is_message(list[group.first - 1].action)) --group.first;
-    while (group.second < list.size() && is_message(list[group.second].action)) ++group.second;
-    return group;
-  }
-
-  // When an instruction is over, with its group.
-  double end(int rank, size_t index) const {
-    double latest = 0;
-    const auto [first, last] = group_of(rank, index);
-    for (size_t n = first; n < last; ++n) latest = std::max(latest, ranks_[rank].times[n].end);
-    return latest;
-  }
-
-  // ---- When each instruction runs -----------------------------------------------------------------------
-
-  // The host issues a rank's whole list at once. The rank's compute instructions run one after the other, and
-  // its messages start one after the other. The loop sets an instruction's times when all times that it
-  // depends on are known. If no more can be set, ranks that are not done are in a deadlock.
-  void play() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (int rank = 0; rank < s_.p; ++rank) {
-        while (compute_next(rank) || start_next(rank)) moved = true;
-      }
-    }
-    std::string waiting;
-    for (int rank = 0; rank < s_.p; ++rank) {
-      const std::vector<Interval>& times = ranks_[rank].times;
-      const auto first = std::ranges::find(times, never, &Interval::begin);
-      if (first == times.end()) continue;
-      const auto [stuck, wait] = wait_of(rank, first - times.begin());
-      waiting += (waiting.empty() ? " " : "; ") + located(s_, rank, stuck, wait.reason);
-    }
-    if (!waiting.empty()) throw ScheduleError("deadlock:" + waiting);
-  }
-
-  bool compute_next(int rank) {
-    Rank& r = ranks_[rank];
-    if (r.next_compute == r.computes.size()) return false;
-    const size_t n = r.computes[r.next_compute];
-    const double begin = std::max(r.computed, wait_of(rank, n).second.until);
-    if (begin == never) return false;
-    r.computed = begin + cost(rank, s_.ranks[rank][n]);
-    r.times[n] = {begin, r.computed};
-    ++r.next_compute;
-    return true;
-  }
-
-  bool start_next(int rank) {
-    Rank& r = ranks_[rank];
-    if (r.next_message == r.messages.size()) return false;
-    const auto [first, last] = group_of(rank, r.messages[r.next_message]);
-    const double begin = std::max(r.started, wait_of(rank, first).second.until);
-    if (begin == never) return false;
-    for (size_t n = first; n < last; ++n) {
-      const Instruction& i = s_.ranks[rank][n];
-      Interval &mine = r.times[n], &other = time(peer_of(s_, rank, i).rank, valid_.partner(rank, i));
-      mine.begin = r.started = begin;
-      mine.end = other.end =
-          std::max(mine.begin, other.begin) + cost(rank, i);  // never, until both have begun
-      r.last[stream(rank, i)] = n;
-    }
-    r.next_message += last - first;
-    return true;
+    const bool before = i.action == Action::send_gradient || i.action == Action::receive_activation;
+    return costs_[(s_.stage(rank, i.chunk) - (before ? 1 : 0)) % costs_.size()].of(i.action);
   }
 
   // With fewer streams than four for an edge, all edges share them.
@@ -163,50 +202,76 @@ class Simulator {
     return {peer, stream_of(message.action) * streams_ / message_streams};
   }
 
-  // The longest wait in the group of an instruction, and where it is.
-  std::pair<size_t, Wait> wait_of(int rank, size_t index) {
-    const auto [first, last] = group_of(rank, index);
-    std::pair<size_t, Wait> longest = {first, {}};
-    for (size_t n = first; n < last; ++n) {
-      const Instruction& i = s_.ranks[rank][n];
-      const Wait wait = is_message(i.action) ? message_wait(rank, i) : compute_wait(rank, i);
-      if (wait.until > longest.second.until) longest = {n, wait};
+  // Runs the next operation that computes, or the next one of messages, if it is known when that begins.
+  bool run_next(int rank, bool messages) {
+    Rank& r = ranks_[rank];
+    const Instructions& list = s_.ranks[rank];
+    size_t& next = r.next[messages];
+    while (next < r.operations.size() && is_message(list[r.operations[next].first].action) != messages)
+      ++next;
+    if (next == r.operations.size()) return false;
+    Operation& o = r.operations[next];
+    double begin = r.free_at[messages];
+    for (const size_t need : o.needs) begin = std::max(begin, r.operations[need].end);
+    if (begin == never) return false;
+    o.begin = r.free_at[messages] = begin;
+    if (messages) {
+      for (size_t n = o.first; n < o.last; ++n) start({rank, next, n});
+    } else {
+      r.work += cost(rank, list[o.first]);
+      o.end = r.free_at[messages] = begin + cost(rank, list[o.first]);
     }
-    return longest;
+    ++next;
+    return true;
   }
 
-  Wait compute_wait(int rank, const Instruction& i) {
-    if (const auto receive = receive_before(s_, rank, i)) {
-      return {end(rank, valid_.index(rank, {*receive, i.micro_batch, i.chunk})),
-              "what it needs is never received"};
+  // Starts a message. If the other end has started, both ends are complete after the transfer.
+  void start(const Message& mine) {
+    const Instruction& i = s_.ranks[mine.rank][mine.n];
+    const ModelChunk peer = peer_of(s_, mine.rank, i);
+    const bool send = is_send(i.action), gradient = stream_of(i.action) >= 2;
+    const int from = send ? mine.rank : peer.rank, to = send ? peer.rank : mine.rank;
+    // Grouped messages have one communicator, and so one order of both kinds.
+    std::deque<Message>& waiting = started_[{from, to, gradient && !s_.grouped_messages}];
+    if (waiting.empty() || waiting.front().rank == mine.rank) return waiting.push_back(mine);
+    const Message other = waiting.front();
+    waiting.pop_front();
+    const Instruction& came = s_.ranks[other.rank][other.n];
+    const auto expected = static_cast<Action>(static_cast<int>(i.action) + (send ? -1 : 1));
+    if (came != Instruction{expected, i.micro_batch, peer.chunk}) {
+      fail(to, send ? other.n : mine.n,
+           "what comes is rank " + std::to_string(from) + "'s " + to_string(send ? i : came));
     }
-    const auto source = source_of(s_, rank, i);  // on this rank
-    if (!source) return {};
-    return {time(rank, {i.action, i.micro_batch, source->chunk}).end, "what it needs is computed later"};
+    const double end = std::max(operation(mine).begin, operation(other).begin) + cost(mine.rank, i);
+    for (const Message& message : {mine, other}) {
+      Operation& o = operation(message);
+      o.latest = std::max(o.latest, end);
+      if (++o.complete == o.last - o.first) o.end = o.latest;
+    }
   }
+  Operation& operation(const Message& message) { return ranks_[message.rank].operations[message.operation]; }
 
-  Wait message_wait(int rank, const Instruction& i) {
-    const auto last = ranks_[rank].last.find(stream(rank, i));
-    const std::vector<Action> compute = compute_actions(s_);
-    Wait wait;
-    const auto add = [&](double until, const char* reason) {
-      if (until > wait.until) wait = {until, reason};
-    };
-    if (last != ranks_[rank].last.end())
-      add(end(rank, last->second), "the message before it on its stream is never complete");
-    if (is_send(i.action)) {
-      const Action producer = i.action == Action::send_activation ? compute[0] : compute[1];
-      add(time(rank, {producer, i.micro_batch, i.chunk}).end, "its tensor is never computed");
+  // What the first operation that never begins waits for has begun: a message at whose other end nobody is.
+  void refuse_deadlock() const {
+    std::string waiting;
+    for (int rank = 0; rank < s_.p; ++rank) {
+      const std::vector<Operation>& operations = ranks_[rank].operations;
+      const auto stuck = std::ranges::find(operations, never, &Operation::begin);
+      if (stuck == operations.end()) continue;
+      waiting += (waiting.empty() ? " " : "; ") +
+                 located(rank, stuck->first,
+                         is_message(s_.ranks[rank][stuck->first].action)
+                             ? "the message before it on its stream is never complete"
+                             : "what it needs is never received");
     }
-    if (const auto use = valid_.last_use(rank, i)) add(time(rank, *use).end, "its buffer is never free");
-    return wait;
+    if (!waiting.empty()) throw ScheduleError("deadlock:" + waiting);
   }
 
   const Schedule& s_;
-  const ValidSchedule valid_ = ValidSchedule(s_);
   const std::vector<Costs> costs_;
   const int streams_;
   std::vector<Rank> ranks_ = std::vector<Rank>(s_.p);
+  std::map<std::tuple<int, int, bool>, std::deque<Message>> started_;  // from rank, to rank, gradients
 };
 
 // Plays the schedule with these costs. Throws ScheduleError if it cannot run.

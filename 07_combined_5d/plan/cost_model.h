@@ -173,7 +173,7 @@ class CostModel : public DataCost {
 
   double message(int stage) const {
     if (stage + 1 == schedule_.stages()) return 0;
-    const int from = schedule_.places[stage].rank, to = schedule_.places[stage + 1].rank;
+    const int from = schedule_.placement[stage].rank, to = schedule_.placement[stage + 1].rank;
     if (from == to) return 0;
     const double bytes = r * outside_ * c_.d;
     return network_.for_message(pipeline_[from], pipeline_[to], bytes).seconds(bytes);
@@ -187,7 +187,7 @@ class CostModel : public DataCost {
     std::vector<Streams> streams(shape_.pp);
     double end = 0, message_came = 0;
     for (int stage = schedule_.stages() - 1; stage >= 0; --stage) {
-      const auto [k, chunk] = schedule_.places[stage];
+      const auto [k, chunk] = schedule_.placement[stage];
       const Instructions& list = schedule_.ranks[k];
       const Instruction last = {action, last_micro_batch(list, chunk), chunk};
       const Interval& time = played.times[k][std::find(list.begin(), list.end(), last) - list.begin()];

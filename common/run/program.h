@@ -33,6 +33,8 @@ int run_program_on_ranks(int argc, char** argv, const std::function<void(World& 
 void configure(World& world, const CommunicationConfig& config);
 // Makes the world larger than what is there, where the options ask for that (07).
 inline void fold_world(const Options&, World&) {}
+// Rank 0 prints what the options ask to see instead of training (05, 07). Returns whether they do.
+inline bool show_pictures(const Options&, const Peers&) { return false; }
 
 // main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
 // --attention in a CPU build.
@@ -53,7 +55,7 @@ int run_program(int argc, char** argv, std::string_view description,
     fit_to_ranks(options, peers().ranks());
     configure(world, options);
     fold_world(options, world);
-    train(options, world);
+    if (!show_pictures(options, peers())) train(options, world);
   });
 }
 

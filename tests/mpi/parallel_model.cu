@@ -8,11 +8,9 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
     : options(o),
       technique(t),
       ranks(communicator),
-      copies(world,
-             technique.kind == Technique::pipeline ? replicas_of(schedule(), ranks.rank())
-                                                   : std::vector{world.rank()},
-             "copies"),
-      parameters(technique.layout(ranks, copies, units_of(parts_of_model()))) {
+      parameters(technique.kind == Technique::pipeline
+                     ? pipeline_layout(schedule(), ranks.rank(), parts_of_model())
+                     : technique.layout(ranks)) {
   options.sequence_parallel = technique.sequence_parallel;
   options.tp_overlap = technique.tp_overlap;
   Seams seams = {{},
@@ -47,8 +45,8 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
   if (zero) zero->weights_changed();
   transformer = std::make_unique<Transformer>(options, ids, parameters, std::ssize(positions), seams, stream);
   if (technique.kind == Technique::pipeline) {
-    pipeline =
-        std::make_unique<Pipeline>(schedule(), world, world.all(), parts_of_model(), *transformer, stream);
+    pipeline = std::make_unique<Pipeline>(schedule(), world, world.all(), parts_of_model(), *transformer,
+                                          stream, &parameters);
   } else {
     activations = transformer->make_activations(whole_model(options.model));
   }
@@ -73,7 +71,6 @@ void ParallelModel::accumulate(const std::vector<HostBatch>& global) {
     transformer->backward(batches[i], *activations);
     if (technique.splits_tokens() || ranks.rank() == 0) totals.add_loss(activations->loss);
   }
-  if (pipeline) sum_gradients(parameters, copies, stream);
   if (zero) zero->finish_gradient_sync();
   if (data_parallel) data_parallel->finish_gradient_sync();
   if (tensor_parallel) tensor_parallel->sum_partial_gradients(parameters);

@@ -39,10 +39,9 @@ struct Technique {
   bool splits_batch() const { return kind == data_parallel || kind == zero; }
   // Whether each rank has its own part of the loss.
   bool splits_tokens() const { return splits_batch() || kind == context_parallel; }
-  ParameterLayout layout(const Communicator& ranks, const Communicator& copies,
-                         const std::vector<int>& units) const {
+  // Unless a pipeline's: that has a layout of its own.
+  ParameterLayout layout(const Communicator& ranks) const {
     if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
-    if (kind == pipeline) return {.groups = {{copies.rank(), copies.ranks()}}, .units = units};
     return {.groups = {{ranks.rank(), ranks.ranks()}}};
   }
 };
@@ -63,11 +62,11 @@ inline Technique grouped(PpSchedule schedule) {
 }
 
 // The same random order of m micro-batches on all ranks, which does not end with the last.
-inline Technique odd_order(int m, bool splits_backward, const Placement& places) {
-  const int p = mpi_tests::ranks(), chunks = static_cast<int>(places.size()) / p;
+inline Technique odd_order(int m, bool splits_backward, const Placement& placement) {
+  const int p = mpi_tests::ranks(), chunks = static_cast<int>(placement.size()) / p;
   std::mt19937 engine(m);
   for (;;) {
-    const std::string file = tests::random_schedule(places, m, splits_backward, engine);
+    const std::string file = tests::random_schedule(placement, m, splits_backward, engine);
     const Schedule schedule = parse_schedule("file", file, p, m);
     try {
       if (m > 1 && last_micro_batch(checked(schedule).ranks[0], 0) == m - 1) continue;
@@ -98,7 +97,6 @@ struct ParallelModel {
   CombinedOptions options;
   Technique technique;
   Communicator& ranks;
-  Communicator copies;  // of the model, in a pipeline
   Stream stream{"compute"};
   TensorRegion usual_region;
   AttentionCore usual_attention{options.attention};

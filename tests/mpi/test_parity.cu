@@ -306,15 +306,15 @@ TEST_CASE("05: parity, micro-batches in any order", "[05][parity]") {
   check_pipeline_parity(odd_order(5, false), {5}, Recompute::full);
 }
 
-// Two chunks on each rank: in turns, in a V, or neighbours, which hand over without messages.
+// Two chunks on each rank: looped, in a V, or neighbours, which hand over without messages.
 TEST_CASE("05: parity, chunks and micro-batches in any order", "[05][parity]") {
   const int p = mpi_tests::ranks();
   Placement neighbours;
   for (int stage = 0; stage < 2 * p; ++stage) neighbours.push_back({stage / 2, stage % 2});
-  for (const Placement& places : {looped(p, 2), v_shaped(p), neighbours}) {
+  for (const Placement& placement : {looped(p, 2), v_shaped(p), neighbours}) {
     for (const int m : {4, 5, 6, 7}) {
       for (const bool splits_backward : {false, true})
-        check_pipeline_parity(odd_order(m, splits_backward, places), {m}, Recompute::none);
+        check_pipeline_parity(odd_order(m, splits_backward, placement), {m}, Recompute::none);
     }
   }
 }

@@ -35,7 +35,7 @@ void check_messages(const Technique& technique, int micro_batches, int sequences
   for (int copy = 0; copy < schedule.copies; ++copy) {
     for (int stage = 0; stage + 1 < stages; ++stage) {
       const int n = copy * stages + stage;
-      const int before = schedule.places[n].rank, after = schedule.places[n + 1].rank;
+      const int before = schedule.placement[n].rank, after = schedule.placement[n + 1].rank;
       if (before != after && (before == world.rank() || after == world.rank()))
         sent += micro_batches / schedule.copies;
     }
