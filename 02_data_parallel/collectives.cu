@@ -182,8 +182,8 @@ int main(int argc, char** argv) {
     declare_device(line, options);
     declare_communication(line, options);
     line.group("Messages");
-    line.whole<int64_t>("--max-bytes", max_bytes, 4096, int64_t{1} << 32,
-                        "the largest message; they begin with 4096 bytes, each four times the one before");
+    line.number("--max-bytes", max_bytes, 4096, int64_t{1} << 32,
+                "the largest message; they begin with 4096 bytes, each four times the one before");
     line.parse(argc, argv);
     if (world.ranks() == 1) throw UsageError("mpirun -n", "1", "2 ranks or more");
     world.configure(options);

@@ -19,11 +19,12 @@ namespace pentatron {
 
 class DataParallel : public UnitHooks {
  public:
-  // Sums the gradients of `group` over the ranks of `data`. group.allocate() has been called. `bucket_mb`: MB
-  // of 10^6 bytes. `compute`: the stream that writes the gradients.
-  DataParallel(DpSync sync, double bucket_mb, ParameterGroup& group, Communicator& data, cudaStream_t compute)
-      : sync_(sync),
-        bucket_(std::max<size_t>(1, static_cast<size_t>(bucket_mb * 1e6) / sizeof(accum))),
+  // Sums the gradients of `group` over the ranks of `data`. group.allocate() has been called. `compute`: the
+  // stream that writes the gradients.
+  DataParallel(const DataParallelOptions& options, ParameterGroup& group, Communicator& data,
+               cudaStream_t compute)
+      : sync_(options.dp_sync),
+        bucket_(std::max<size_t>(1, static_cast<size_t>(options.bucket_mb * 1e6) / sizeof(accum))),
         group_(group),
         all_(group.flat_gradients()),
         unsent_(all_.size()),

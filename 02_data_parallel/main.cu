@@ -12,7 +12,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const DataParallelOptions& options, World& world) {
+void train(const OptionsWith<DataParallelOptions>& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -26,7 +26,7 @@ void train(const DataParallelOptions& options, World& world) {
       require_memory(predict_memory(options, world.ranks(), {.replicas = {world.ranks()}}));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
-  DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
+  DataParallel data_parallel(options.technique, parameters.group(), data_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);

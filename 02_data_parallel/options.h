@@ -14,7 +14,7 @@ inline const Names<DpSync> dp_sync_names = {
     {"naive", DpSync::naive}, {"overlap", DpSync::overlap}, {"bucket", DpSync::bucket}};
 inline std::string_view to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
 
-struct DataParallelOptions : virtual Options {
+struct DataParallelOptions {
   DpSync dp_sync = DpSync::bucket;
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
 };
@@ -25,15 +25,14 @@ inline double default_bucket_mb(const ModelConfig& model) {
   return std::min(25.0, 1.01 * 4e-6 * static_cast<double>(parameter_count(model)) / 8);
 }
 
-inline void declare_options(CommandLine& line, DataParallelOptions& o) {
+inline void declare(CommandLine& line, const Options& all, DataParallelOptions& o) {
   line.group("Data parallelism");
   line.choice("--dp-sync", o.dp_sync, dp_sync_names, "when gradients are summed over the ranks");
   line.number("--bucket-mb", o.bucket_mb, 1e-6, 1e6, "megabytes of gradients that are summed at once",
               "25, or an eighth of all where that is less");
-}
-
-inline void complete_options(DataParallelOptions& o, const CommandLine& line) {
-  if (!line.given("--bucket-mb")) o.bucket_mb = default_bucket_mb(o.model);
+  line.afterwards([&] {
+    if (!line.given("--bucket-mb")) o.bucket_mb = default_bucket_mb(all.model);
+  });
 }
 
 }  // namespace pentatron

@@ -13,7 +13,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const ZeroOptions& options, World& world) {
+void train(const OptionsWith<ZeroOptions>& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -24,8 +24,8 @@ void train(const ZeroOptions& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator data_ranks(world, world.all(), "data");
   const MemoryPrediction predicted = require_memory(predict_memory(
-      options, world.ranks(), {.replicas = {world.ranks()}, .sharded_states = options.zero_stage}));
-  Zero zero(options.zero_stage, parameters.group(), data_ranks, compute);
+      options, world.ranks(), {.replicas = {world.ranks()}, .sharded_states = options.technique.zero_stage}));
+  Zero zero(options.technique.zero_stage, parameters.group(), data_ranks, compute);
   load_or_initialise(options, parameters, compute);
   zero.weights_changed();
   const Seams seams = {{&zero}, &region, &attention, &feed_forward};

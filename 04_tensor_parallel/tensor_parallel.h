@@ -38,8 +38,8 @@ namespace pentatron {
 class TensorParallel : public TensorRegion {
  public:
   // For micro-batches of `rows` tokens, which all ranks of `tensor` work on; `compute` runs the model.
-  TensorParallel(const TensorParallelOptions& options, int64_t rows, Communicator& tensor,
-                 cudaStream_t compute)
+  TensorParallel(const TrainingConfig& training, const TensorParallelOptions& options, int64_t rows,
+                 Communicator& tensor, cudaStream_t compute)
       : sequence_parallel_(options.sequence_parallel && tensor.ranks() > 1),
         tensor_(tensor),
         compute_(compute),
@@ -49,8 +49,8 @@ class TensorParallel : public TensorRegion {
       chunk_came_ = std::vector<Event>(std::min<int64_t>(options.tp_overlap, rows / parts_));
     largest_ = memory_.matrix<accum>(1, rows);
     if (!sequence_parallel_) return;
-    gathered_ = memory_.matrix<real>(rows, options.model.d_model);
-    entered_ = memory_.matrix<real>(rows, options.model.d_model);
+    gathered_ = memory_.matrix<real>(rows, training.model.d_model);
+    entered_ = memory_.matrix<real>(rows, training.model.d_model);
   }
 
   int64_t rows_outside(int64_t rows) const override {
@@ -240,22 +240,21 @@ class TensorParallel : public TensorRegion {
 
 // For predict_memory (memory.h): the share of one of `ranks` tensor ranks, and the buffers above. The rest of
 // `share` stays as it was.
-inline RankShare tensor_parallel_share(const TensorParallelOptions& options, int ranks,
-                                       RankShare share = {}) {
+inline RankShare tensor_parallel_share(const TrainingConfig& training, const TensorParallelOptions& options,
+                                       int ranks, RankShare share = {}) {
   if (ranks == 1) return share;
-  const bool sequence_parallel = options.sequence_parallel;
   share.tensor_ranks = ranks;
-  share.outside_ranks = sequence_parallel ? ranks : 1;
-  const int64_t rows = rows_of(options, share).inside;
-  share.buffers += {sequence_parallel ? 2 * rows * options.model.d_model : 0, rows};
+  share.outside_ranks = options.sequence_parallel ? ranks : 1;
+  const int64_t rows = rows_of(training, share).inside;
+  share.buffers += {options.sequence_parallel ? 2 * rows * training.model.d_model : 0, rows};
   return share;
 }
 
 // Throws UsageError unless heads, kv heads, MLP width and vocabulary are multiples of `ranks` and, with
 // sequence parallelism, `rows`, the rows of a micro-batch. `rows_option` names the options that set these.
-inline void check_tensor_parallel(const TensorParallelOptions& options, int ranks, int64_t rows,
+inline void check_tensor_parallel(const ModelConfig& m, const TensorParallelOptions& options, int ranks,
+                                  int64_t rows,
                                   const std::string& rows_option = "--micro-batch-size x --seq-len") {
-  const ModelConfig& m = options.model;
   const auto check = [&](const std::string& option, int64_t size, const char* with = "") {
     require(size % ranks == 0, option, size, "a multiple of the tensor ranks (", ranks, ")", with);
   };
@@ -265,8 +264,8 @@ inline void check_tensor_parallel(const TensorParallelOptions& options, int rank
   check("--vocab-size", m.vocab_size);
   if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
 }
-inline void fit_to_ranks(TensorParallelOptions& options, int ranks) {
-  check_tensor_parallel(options, ranks, rows_of(options, {}).inside);
+inline void fit_to_ranks(const Options& all, const TensorParallelOptions& options, int ranks) {
+  check_tensor_parallel(all.model, options, ranks, rows_of(all, {}).inside);
 }
 
 }  // namespace pentatron

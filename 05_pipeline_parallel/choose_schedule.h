@@ -30,9 +30,10 @@ inline std::string instead_of(PpSchedule kind, int p, int m) {
 }
 
 // Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
-// micro-batches or the layers fit no schedule, or a schedule cannot run. (complete_options has checked that
-// --vpp fits the schedule.)
-inline void complete_pipeline_options(PipelineOptions& options, int ranks, int m) {
+// micro-batches or the layers fit no schedule, or a schedule cannot run. (That --vpp fits the schedule has
+// been checked.)
+inline void complete_pipeline_options(const TrainingConfig& training, PipelineOptions& options, int ranks,
+                                      int m) {
   if (options.pp == 0) options.pp = ranks;
   if (options.pp == 1 && !is_v_shaped(options.pp_schedule)) options.vpp = 1;  // nothing to interleave
   if (options.pp != ranks && !options.show_schedule) {
@@ -43,12 +44,12 @@ inline void complete_pipeline_options(PipelineOptions& options, int ranks, int m
   if (const std::string other = instead_of(options.pp_schedule, p, m); !other.empty())
     throw UsageError("--pp-schedule", schedule_name(options), other);
   const Schedule schedule = make_schedule(options, p, m);
-  if (options.model.layers < schedule.stages()) {
-    throw UsageError("--layers", std::to_string(options.model.layers),
+  if (training.model.layers < schedule.stages()) {
+    throw UsageError("--layers", std::to_string(training.model.layers),
                      "at least " + std::to_string(schedule.stages()) + ", one a stage: " + std::to_string(p) +
                          " ranks x " + std::to_string(schedule.stages() / p) + " chunks");
   }
-  if (schedule.splits_backward && options.recompute == Recompute::full) {
+  if (schedule.splits_backward && training.recompute == Recompute::full) {
     throw UsageError("--recompute", "full",
                      "none or selective with " + schedule.name +
                          ", whose weight gradients need what full recomputation throws away");

@@ -13,13 +13,13 @@ using namespace pentatron;
 
 namespace {
 
-void train(const PipelineOptions& options, World& world) {
+void train(const OptionsWith<PipelineOptions>& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
-  const Schedule schedule = schedule_of(options);
+  const Schedule schedule = schedule_of(options, options.technique);
   const std::vector<LayerRange> chunks = layers_of_rank(options, schedule, world.rank());
 
   Parameters parameters(pipeline_layout(schedule, world.rank(), chunks));

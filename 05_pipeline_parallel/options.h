@@ -26,7 +26,7 @@ inline const Names<PpMessages> pp_messages_names = {{"streams", PpMessages::stre
                                                     {"grouped", PpMessages::grouped}};
 inline std::string_view to_string(PpMessages messages) { return name_of(pp_messages_names, messages); }
 
-struct PipelineOptions : virtual Options {
+struct PipelineOptions {
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
   std::string pp_schedule_file;  // path, with from_file
   std::string pp_schedule_text;  // all that is in this file
@@ -50,11 +50,9 @@ inline void use_schedule(PipelineOptions& o, const std::string& given) {
   text.resize(most + 1);
   file.read(text.data(), std::ssize(text));
   text.resize(file.gcount());
-  if (!file.is_open() || file.bad()) {
-    throw UsageError("--pp-schedule", given,
-                     "one of " + join(words_of(pp_schedule_names), ", ") + ", or a file that can be read");
-  }
-  if (text.size() > most) throw UsageError("--pp-schedule", given, "a file of at most 1 MiB");
+  require(file.is_open() && !file.bad(), "--pp-schedule", given, "one of ",
+          join(words_of(pp_schedule_names), ", "), ", or a file that can be read");
+  require(text.size() <= most, "--pp-schedule", given, "a file of at most 1 MiB");
   o.pp_schedule = PpSchedule::from_file;
   o.pp_schedule_file = given;
 }
@@ -72,28 +70,24 @@ inline std::string schedule_name(const PipelineOptions& o) {
   return is_file ? o.pp_schedule_file : std::string(to_string(o.pp_schedule));
 }
 
-inline void declare_options(CommandLine& line, PipelineOptions& o) {
+inline void declare(CommandLine& line, const Options&, PipelineOptions& o) {
   line.group("Pipeline parallelism");
   line.add(
-      "--pp-schedule", join(words_of(pp_schedule_names), "|") + "|FILE", schedule_name(o),
+      "--pp-schedule", join(words_of(pp_schedule_names), "|") + "|FILE",
       "in which order ranks take their micro-batches; FILE: a line a rank, such as F0 F1 B0 B1",
       [&](const std::string& given) { use_schedule(o, given); }, [&] { return schedule_name(o); });
-  line.whole("--vpp", o.vpp, 1, 1000, "model chunks on a rank", "1 with afab, 1f1b, zb-h1, else 2");
+  line.number("--vpp", o.vpp, 1, 1000, "model chunks on a rank", "1 with afab, 1f1b, zb-h1, else 2");
   line.choice("--pp-messages", o.pp_messages, pp_messages_names,
               "a stream for each kind and direction, or one for groups of a send and a receive");
-  line.whole("--pp", o.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
+  line.number("--pp", o.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
   line.flag("--show-schedule", o.show_schedule, "draw the schedule, train nothing");
   line.reads("--pp-schedule", o.pp_schedule_file);
-}
-
-inline void complete_options(PipelineOptions& o, const CommandLine& line) {
-  const int chunks = chunks_of(o.pp_schedule);
-  if (!line.given("--vpp")) o.vpp = chunks;
-  if (o.vpp != chunks && o.pp_schedule != PpSchedule::interleaved) {
-    throw UsageError("--vpp", std::to_string(o.vpp),
-                     std::to_string(chunks) + " with --pp-schedule " + schedule_name(o) +
-                         "; only interleaved can have another number of chunks");
-  }
+  line.afterwards([&] {
+    const int chunks = chunks_of(o.pp_schedule);
+    if (!line.given("--vpp")) o.vpp = chunks;
+    require(o.vpp == chunks || o.pp_schedule == PpSchedule::interleaved, "--vpp", o.vpp, chunks,
+            " with --pp-schedule ", schedule_name(o), "; only interleaved can have another number of chunks");
+  });
 }
 
 }  // namespace pentatron

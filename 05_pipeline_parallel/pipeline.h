@@ -24,11 +24,11 @@
 namespace pentatron {
 
 // The schedule of a pipeline that has the whole batch.
-inline Schedule schedule_of(const PipelineOptions& options) {
-  return make_schedule(options, options.pp, micro_batches_of_a_rank(options, 1));
+inline Schedule schedule_of(const TrainingConfig& training, const PipelineOptions& options) {
+  return make_schedule(options, options.pp, micro_batches_of_a_rank(training, 1));
 }
-inline void fit_to_ranks(PipelineOptions& options, int ranks) {
-  complete_pipeline_options(options, ranks, micro_batches_of_a_rank(options, 1));
+inline void fit_to_ranks(const Options& all, PipelineOptions& options, int ranks) {
+  complete_pipeline_options(all, options, ranks, micro_batches_of_a_rank(all, 1));
 }
 
 // The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head

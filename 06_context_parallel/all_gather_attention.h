@@ -11,17 +11,17 @@ namespace pentatron {
 
 class AllGatherAttention : public AttentionByRank {
  public:
-  AllGatherAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
-      : AttentionByRank(options, context, tensor_ranks) {
-    const ContextPart part = context_part(options, ranks_, tensor_ranks);
+  AllGatherAttention(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks)
+      : AttentionByRank(training, layout, context, tensor_ranks) {
+    const ContextPart part = context_part(training, ranks_, tensor_ranks);
     gathered_ = KeysValues<real>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
     d_gathered_ = KeysValues<accum>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
   }
   // What it allocates.
-  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
-    const ContextPart part = context_part(options, ranks, tensor_ranks);
+  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
+    const ContextPart part = context_part(training, ranks, tensor_ranks);
     const int64_t size = 2 * ranks * part.rows * part.columns.kv;  // keys and values
-    return Elements{size, size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);
+    return Elements{size, size} + AttentionBlocks::buffers(training, ranks, tensor_ranks);
   }
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {

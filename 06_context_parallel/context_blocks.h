@@ -44,9 +44,9 @@ inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape
 
 // The positions of a sequence that a context rank holds, ascending. Contiguous: chunk `rank` of `ranks` equal
 // chunks. Zigzag: chunks `rank` and 2 ranks - 1 - rank of 2 ranks equal chunks.
-inline std::vector<int32_t> context_positions(const ContextParallelOptions& options, int rank, int ranks) {
-  const bool zigzag = options.cp_layout == CpLayout::zigzag && ranks > 1;
-  const int block = options.sequence_length / (zigzag ? 2 * ranks : ranks);
+inline std::vector<int32_t> context_positions(CpLayout layout, int sequence, int rank, int ranks) {
+  const bool zigzag = layout == CpLayout::zigzag && ranks > 1;
+  const int block = sequence / (zigzag ? 2 * ranks : ranks);
   std::vector<int32_t> positions;
   for (int i = 0; i < block; ++i) positions.push_back(rank * block + i);
   for (int i = 0; zigzag && i < block; ++i) positions.push_back((2 * ranks - 1 - rank) * block + i);
@@ -54,11 +54,11 @@ inline std::vector<int32_t> context_positions(const ContextParallelOptions& opti
 }
 
 // The same, but with Ulysses in a ring: `options.ulysses` neighbours have the parts of one rank of the ring.
-inline std::vector<int32_t> positions_of_rank(const ContextParallelOptions& options, int rank, int ranks) {
-  if (options.cp_exchange != CpExchange::ulysses_ring || ranks == 1)
-    return context_positions(options, rank, ranks);
-  const int u = options.ulysses;
-  const std::vector<int32_t> all = context_positions(options, rank / u, ranks / u);
+inline std::vector<int32_t> positions_of_rank(const TrainingConfig& training,
+                                              const ContextParallelOptions& options, int rank, int ranks) {
+  const int u = options.cp_exchange == CpExchange::ulysses_ring && ranks > 1 ? options.ulysses : 1;
+  const std::vector<int32_t> all =
+      context_positions(options.cp_layout, training.sequence_length, rank / u, ranks / u);
   const int64_t size = std::ssize(all) / u, first = rank % u * size;
   return {all.begin() + first, all.begin() + first + size};
 }
@@ -68,9 +68,9 @@ struct ContextPart {
   int64_t rows, sequence;
   Columns columns;
 };
-inline ContextPart context_part(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
-  const int64_t sequence = options.sequence_length / ranks;
-  return {options.micro_batch_size * sequence, sequence, columns_of(options.model, tensor_ranks)};
+inline ContextPart context_part(const TrainingConfig& training, int ranks, int tensor_ranks) {
+  const int64_t sequence = training.sequence_length / ranks;
+  return {training.micro_batch_size * sequence, sequence, columns_of(training.model, tensor_ranks)};
 }
 
 // Keys and values of some rows, or their gradients.
@@ -110,9 +110,8 @@ void round_to(Matrix<T> result, AccumTensor sums, cudaStream_t stream) {
 // Attention of a rank's queries, which stay at home, to the keys of one rank after the other.
 class AttentionBlocks {
  public:
-  AttentionBlocks(const ContextParallelOptions& options, int ranks, int tensor_ranks)
-      : kind_(options.attention) {
-    const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
+  AttentionBlocks(const TrainingConfig& training, int ranks, int tensor_ranks) : kind_(training.attention) {
+    const auto& [rows, sequence, c] = context_part(training, ranks, tensor_ranks);
     out_ = memory_.matrix<accum>(rows, c.q);
     lse_ = memory_.matrix<accum>(rows, c.heads);
     if (!std::is_same_v<real, accum>) wide_ = memory_.matrix<accum>(rows, c.q);
@@ -121,9 +120,9 @@ class AttentionBlocks {
     d_scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
   }
   // What it allocates.
-  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
-    const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
-    const bool naive = options.attention == Attention::naive;
+  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
+    const auto& [rows, sequence, c] = context_part(training, ranks, tensor_ranks);
+    const bool naive = training.attention == Attention::naive;
     return {naive ? 2 * c.heads * sequence * sequence : 0,
             rows * (c.q * (std::is_same_v<real, accum> ? 1 : 2) + c.heads)};
   }
@@ -171,13 +170,14 @@ class AttentionBlocks {
 // What a ring and an all-gather share: attention to the keys of all ranks, one rank's after the other.
 class AttentionByRank : public AttentionCore {
  public:
-  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
-  AttentionByRank(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
-      : AttentionCore(options.attention),
-        layout_(options.cp_layout),
+  // `training` describes whole sequences and all heads. This rank has one of `tensor_ranks` parts of the
+  // heads.
+  AttentionByRank(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks)
+      : AttentionCore(training.attention),
+        layout_(layout),
         context_(context),
         ranks_(context.ranks()),
-        blocks_(options, ranks_, tensor_ranks) {}
+        blocks_(training, ranks_, tensor_ranks) {}
 
   // The model keeps no scores, whatever --recompute says: before the last merge, a block's probabilities are
   // shares of that block alone. Backward computes them again from the lse of all keys.

@@ -12,42 +12,43 @@
 namespace pentatron {
 
 // Attention of the ranks of `context`, which share out the tokens, as --cp-exchange says.
-inline std::unique_ptr<AttentionCore> context_attention(const ContextParallelOptions& options,
+inline std::unique_ptr<AttentionCore> context_attention(const TrainingConfig& training,
+                                                        const ContextParallelOptions& options,
                                                         Communicator& context, int tensor_ranks = 1) {
-  if (context.ranks() == 1) return std::make_unique<AttentionCore>(options.attention);
+  if (context.ranks() == 1) return std::make_unique<AttentionCore>(training.attention);
   switch (options.cp_exchange) {
     case CpExchange::ring:
-      return std::make_unique<RingAttention>(options, context, tensor_ranks);
+      return std::make_unique<RingAttention>(training, options.cp_layout, context, tensor_ranks);
     case CpExchange::all_gather:
-      return std::make_unique<AllGatherAttention>(options, context, tensor_ranks);
+      return std::make_unique<AllGatherAttention>(training, options.cp_layout, context, tensor_ranks);
     case CpExchange::ulysses:
-      return std::make_unique<UlyssesAttention>(options, context, tensor_ranks);
+      return std::make_unique<UlyssesAttention>(training, options.cp_layout, context, tensor_ranks);
     case CpExchange::ulysses_ring:
-      return std::make_unique<UlyssesRingAttention>(options, context, tensor_ranks);
+      return std::make_unique<UlyssesRingAttention>(training, options, context, tensor_ranks);
   }
   return nullptr;
 }
 
 // What predict_memory needs of one of `ranks` context ranks: its part of the tokens, the buffers of its
 // attention, and the rest as in `share`, which is a rank's without context parallelism.
-inline RankShare context_parallel_share(const ContextParallelOptions& options, int ranks,
-                                        RankShare share = {}) {
+inline RankShare context_parallel_share(const TrainingConfig& training, const ContextParallelOptions& options,
+                                        int ranks, RankShare share = {}) {
   if (ranks == 1) return share;
   const int t = share.tensor_ranks;
   share.token_ranks = ranks;
   switch (options.cp_exchange) {
     case CpExchange::ring:
-      share.buffers += RingAttention::buffers(options, ranks, t);
+      share.buffers += RingAttention::buffers(training, ranks, t);
       break;
     case CpExchange::all_gather:
-      share.buffers += AllGatherAttention::buffers(options, ranks, t);
+      share.buffers += AllGatherAttention::buffers(training, ranks, t);
       break;
     case CpExchange::ulysses:
-      share.buffers += UlyssesAttention::buffers(options, ranks, t);
+      share.buffers += UlyssesAttention::buffers(training, ranks, t);
       share.head_ranks = ranks;
       break;
     case CpExchange::ulysses_ring:
-      share.buffers += UlyssesRingAttention::buffers(options, ranks, t);
+      share.buffers += UlyssesRingAttention::buffers(training, options.ulysses, ranks, t);
       share.head_ranks = options.ulysses;
       break;
   }
@@ -57,25 +58,26 @@ inline RankShare context_parallel_share(const ContextParallelOptions& options, i
 // Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and a
 // tensor rank's heads of keys and values one of the ranks that split heads. Query heads are a multiple of
 // these.
-inline void check_context_parallel(const ContextParallelOptions& options, int ranks, int tensor_ranks = 1) {
+inline void check_context_parallel(const TrainingConfig& training, const ContextParallelOptions& options,
+                                   int ranks, int tensor_ranks = 1) {
   if (ranks == 1) return;
   const bool zigzag = options.cp_layout == CpLayout::zigzag;
   const std::string parts = zigzag ? text("twice the context ranks (2 x ", ranks, ") with --cp-layout zigzag")
                                    : text("the context ranks (", ranks, ")");
-  require(options.sequence_length % (zigzag ? 2 * ranks : ranks) == 0, "--seq-len", options.sequence_length,
+  require(training.sequence_length % (zigzag ? 2 * ranks : ranks) == 0, "--seq-len", training.sequence_length,
           "a multiple of ", parts);
   const bool rings = options.cp_exchange == CpExchange::ulysses_ring;
   require(!rings || (ranks % options.ulysses == 0 && options.ulysses != ranks), "--ulysses", options.ulysses,
           "a divisor of the context ranks (", ranks, ") that leaves a ring of two or more");
   const int u = rings ? options.ulysses : options.cp_exchange == CpExchange::ulysses ? ranks : 1;
   const std::string which = rings ? "--ulysses" : "context ranks";
-  require(options.model.kv_heads / tensor_ranks % u == 0, "--kv-heads", options.model.kv_heads,
+  require(training.model.kv_heads / tensor_ranks % u == 0, "--kv-heads", training.model.kv_heads,
           tensor_ranks > 1 ? text("a multiple of tensor ranks x ", which, " (", tensor_ranks, " x ", u, ")")
                            : text("a multiple of the ", which, " (", u, ")"),
           " with --cp-exchange ", to_string(options.cp_exchange));
 }
-inline void fit_to_ranks(ContextParallelOptions& options, int ranks) {
-  check_context_parallel(options, ranks);
+inline void fit_to_ranks(const Options& all, const ContextParallelOptions& options, int ranks) {
+  check_context_parallel(all, options, ranks);
 }
 
 }  // namespace pentatron

@@ -13,7 +13,7 @@ using namespace pentatron;
 
 namespace {
 
-void train(const ContextParallelOptions& options, World& world) {
+void train(const OptionsWith<ContextParallelOptions>& options, World& world) {
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -24,15 +24,16 @@ void train(const ContextParallelOptions& options, World& world) {
   Communicator context_ranks(world, world.all(), "context");
   Communicator gradient_ranks(world, world.all(), "gradients");
   const MemoryPrediction predicted = require_memory(predict_memory(
-      options, 1, context_parallel_share(options, world.ranks(), {.replicas = {world.ranks()}})));
+      options, 1,
+      context_parallel_share(options, options.technique, world.ranks(), {.replicas = {world.ranks()}})));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
-  const auto attention = context_attention(options, context_ranks);
-  DataParallel data_parallel(DpSync::bucket, default_bucket_mb(options.model), parameters.group(),
+  const auto attention = context_attention(options, options.technique, context_ranks);
+  DataParallel data_parallel({DpSync::bucket, default_bucket_mb(options.model)}, parameters.group(),
                              gradient_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, attention.get(), &feed_forward};
 
-  const std::vector<int32_t> positions = positions_of_rank(options, world.rank(), world.ranks());
+  const auto positions = positions_of_rank(options, options.technique, world.rank(), world.ranks());
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);

@@ -20,19 +20,19 @@ inline const Names<CpExchange> cp_exchange_names = {{"ring", CpExchange::ring},
                                                     {"ulysses-ring", CpExchange::ulysses_ring}};
 inline std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
 
-struct ContextParallelOptions : virtual Options {
+struct ContextParallelOptions {
   CpLayout cp_layout = CpLayout::zigzag;
   CpExchange cp_exchange = CpExchange::ring;
   int ulysses = 2;  // ranks that exchange tokens for heads, with ulysses_ring
 };
 
-inline void declare_options(CommandLine& line, ContextParallelOptions& o) {
+inline void declare(CommandLine& line, const Options&, ContextParallelOptions& o) {
   line.group("Context parallelism");
   line.choice("--cp-layout", o.cp_layout, cp_layout_names,
               "which tokens of a sequence a rank holds: a block, or an early and a late one");
   line.choice("--cp-exchange", o.cp_exchange, cp_exchange_names,
               "keys and values by hops or gathered, tokens for heads, or both in groups");
-  line.whole("--ulysses", o.ulysses, 2, 1 << 20, "ranks that exchange tokens for heads, with ulysses-ring");
+  line.number("--ulysses", o.ulysses, 2, 1 << 20, "ranks that exchange tokens for heads, with ulysses-ring");
 }
 
 }  // namespace pentatron

@@ -15,9 +15,9 @@ namespace pentatron {
 
 class RingAttention : public AttentionByRank {
  public:
-  RingAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
-      : AttentionByRank(options, context, tensor_ranks) {
-    const ContextPart part = context_part(options, ranks_, tensor_ranks);
+  RingAttention(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks)
+      : AttentionByRank(training, layout, context, tensor_ranks) {
+    const ContextPart part = context_part(training, ranks_, tensor_ranks);
     const int64_t rows = part.rows, kv = part.columns.kv;
     for (auto& buffer : travelling_) buffer = KeysValues<real>::allocate(memory_, rows, kv);
     for (auto& sums : sums_) sums = KeysValues<accum>::allocate(memory_, rows, kv);
@@ -25,10 +25,10 @@ class RingAttention : public AttentionByRank {
     context_.connect(after(), before(), travelling_[0].k.data);
   }
   // What it allocates.
-  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
-    const ContextPart part = context_part(options, ranks, tensor_ranks);
+  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
+    const ContextPart part = context_part(training, ranks, tensor_ranks);
     const int64_t size = 2 * part.rows * part.columns.kv;  // keys and values
-    return Elements{2 * size, 3 * size} + AttentionBlocks::buffers(options, ranks, tensor_ranks);
+    return Elements{2 * size, 3 * size} + AttentionBlocks::buffers(training, ranks, tensor_ranks);
   }
 
   int ranks() const { return ranks_; }

@@ -23,21 +23,21 @@ namespace pentatron {
 
 class UlyssesAttention : public AttentionCore {
  public:
-  // `options` describe whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
-  // `context`: the ranks that exchange tokens for heads; they are all context ranks, or with a ring the parts
-  // of one of its ranks, one after the other.
-  UlyssesAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks,
+  // `training` describes whole sequences and all heads. This rank has one of `tensor_ranks` parts of the
+  // heads. `context`: the ranks that exchange tokens for heads; they are all context ranks, or with a ring
+  // the parts of one of its ranks, one after the other.
+  UlyssesAttention(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks,
                    RingAttention* ring = nullptr)
-      : AttentionCore(options.attention),
+      : AttentionCore(training.attention),
         context_(context),
         ranks_(context.ranks()),
-        whole_(options.attention),
+        whole_(training.attention),
         inner_(ring ? *ring : whole_) {
     const int all = ranks_ * (ring ? ring->ranks() : 1);
-    const auto& [rows, sequence, c] = context_part(options, all, tensor_ranks);
+    const auto& [rows, sequence, c] = context_part(training, all, tensor_ranks);
     for (int rank = 0; rank < ranks_; ++rank) {
       if (ring) runs_.push_back({{0, rank * sequence, static_cast<size_t>(sequence)}});
-      if (!ring) runs_.push_back(runs_of(context_positions(options, rank, ranks_)));
+      if (!ring) runs_.push_back(runs_of(context_positions(layout, training.sequence_length, rank, ranks_)));
     }
     q_ = memory_.matrix<real>(rows, c.q);
     k_ = memory_.matrix<real>(rows, c.kv);
@@ -47,8 +47,8 @@ class UlyssesAttention : public AttentionCore {
     CUDA_CHECK(cudaStreamSynchronize(context_.stream()));
   }
   // What it allocates.
-  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
-    const auto& [rows, sequence, c] = context_part(options, ranks, tensor_ranks);
+  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
+    const auto& [rows, sequence, c] = context_part(training, ranks, tensor_ranks);
     return {rows * (c.q + 2 * c.kv), rows * c.heads};
   }
 

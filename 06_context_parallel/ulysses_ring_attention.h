@@ -15,10 +15,11 @@ namespace pentatron {
 
 // What the attention of such a rank needs first.
 struct UlyssesRing {
-  UlyssesRing(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
+  UlyssesRing(const TrainingConfig& training, const ContextParallelOptions& options, Communicator& context,
+              int tensor_ranks)
       : heads(context.world(), part(context, options.ulysses, false), "context heads"),
         ring(context.world(), part(context, options.ulysses, true), "context ring"),
-        attention(options, ring, tensor_ranks * options.ulysses) {}
+        attention(training, options.cp_layout, ring, tensor_ranks * options.ulysses) {}
 
   // The context ranks, as numbers in the world, that are neighbours of this one, or in a ring with it.
   static std::vector<int> part(const Communicator& context, int u, bool is_ring) {
@@ -36,14 +37,14 @@ struct UlyssesRing {
 
 class UlyssesRingAttention : private UlyssesRing, public UlyssesAttention {
  public:
-  UlyssesRingAttention(const ContextParallelOptions& options, Communicator& context, int tensor_ranks)
-      : UlyssesRing(options, context, tensor_ranks),
-        UlyssesAttention(options, heads, tensor_ranks, &attention) {}
-  // What it allocates.
-  static Elements buffers(const ContextParallelOptions& options, int ranks, int tensor_ranks) {
-    const int u = options.ulysses;
-    return UlyssesAttention::buffers(options, ranks, tensor_ranks) +
-           RingAttention::buffers(options, ranks / u, tensor_ranks * u);
+  UlyssesRingAttention(const TrainingConfig& training, const ContextParallelOptions& options,
+                       Communicator& context, int tensor_ranks)
+      : UlyssesRing(training, options, context, tensor_ranks),
+        UlyssesAttention(training, options.cp_layout, heads, tensor_ranks, &attention) {}
+  // What it allocates with u neighbours.
+  static Elements buffers(const TrainingConfig& training, int u, int ranks, int tensor_ranks) {
+    return UlyssesAttention::buffers(training, ranks, tensor_ranks) +
+           RingAttention::buffers(training, ranks / u, tensor_ranks * u);
   }
 };
 

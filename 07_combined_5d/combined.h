@@ -43,18 +43,16 @@ inline bool completes_from_the_end(const Schedule& s) {
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
 inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
-  check_tensor_parallel(options, shape.tp, rows,
+  check_tensor_parallel(options.model, options.tensor, shape.tp, rows,
                         std::string("--micro-batch-size x --seq-len") + (shape.cp > 1 ? " / --cp" : ""));
-  check_context_parallel(options, shape.cp, shape.tp);
+  check_context_parallel(options, options.context, shape.cp, shape.tp);
   const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
-  complete_pipeline_options(options, shape.pp, micro_batches);
-  if (options.zero_stage == 0 && options.dp_sync == DpSync::bucket &&
-      !completes_from_the_end(make_schedule(options, shape.pp, micro_batches))) {
-    throw UsageError(
-        "--dp-sync", "bucket",
-        "overlap or naive: with this schedule a rank completes the gradients of an earlier stage "
-        "before those of a later one");
-  }
+  complete_pipeline_options(options, options.pipeline, shape.pp, micro_batches);
+  const bool has_buckets = options.zero.zero_stage == 0 && options.data_parallel.dp_sync == DpSync::bucket;
+  require(!has_buckets || completes_from_the_end(make_schedule(options.pipeline, shape.pp, micro_batches)),
+          "--dp-sync", "bucket",
+          "overlap or naive: with this schedule a rank completes the gradients of an earlier stage before "
+          "those of a later one");
 }
 
 inline void fit_to_ranks(CombinedOptions& options, int ranks) {
@@ -63,12 +61,12 @@ inline void fit_to_ranks(CombinedOptions& options, int ranks) {
 
 // The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
-  return make_schedule(options, shape.pp, micro_batches_of_a_rank(options, shape.dp));
+  return make_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
 // With --ranks, a dry run has only the ranks that differ. (A picture needs none.)
 inline void fold_world(const CombinedOptions& options, World& world) {
-  if (options.ranks == 0 || options.show_mesh || options.show_schedule) return;
+  if (options.ranks == 0 || options.show_mesh || options.pipeline.show_schedule) return;
   const MeshShape shape = mesh_shape(options, options.ranks);
   const DeviceProfile gpu = load_profile(options.gpu.empty() ? "h100" : options.gpu);
   const char* const given = std::getenv("NCCL_CPU_RANKS_PER_NODE");  // also by --ranks-per-node
@@ -87,8 +85,9 @@ inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
   const MeshShape shape = mesh_shape(options, peers.ranks());
   const bool first = peers.rank() == 0;
   if (first && options.show_mesh) std::cout << draw_mesh(shape);
-  if (first && options.show_schedule) show_schedule(options, micro_batches_of_a_rank(options, shape.dp));
-  return options.show_mesh || options.show_schedule;
+  if (first && options.pipeline.show_schedule)
+    show_schedule(options.pipeline, micro_batches_of_a_rank(options, shape.dp));
+  return options.show_mesh || options.pipeline.show_schedule;
 }
 
 // What a pipeline rank holds of the model, and for how many micro-batches.
@@ -102,12 +101,12 @@ inline RankShare stage_share(const CombinedOptions& options, const Schedule& sch
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, RankShare share) {
   share.replicas = {shape.dp * shape.cp * shape.copies};
-  share.sharded_states = options.zero_stage;
+  share.sharded_states = options.zero.zero_stage;
   share.gathers_once_a_step = shape.pp > 1;
   share.tensor_ranks = shape.tp;
-  share = context_parallel_share(options, shape.cp, share);
-  share = tensor_parallel_share(options, shape.tp, share);
-  share = expert_parallel_share(options, share);
+  share = context_parallel_share(options, options.context, shape.cp, share);
+  share = tensor_parallel_share(options, options.tensor, shape.tp, share);
+  share = expert_parallel_share(options, options.experts, share);
   return predict_memory(options, element, micro_batches_of_a_rank(options, shape.dp), share);
 }
 // That of `rank` of the world.
@@ -125,12 +124,12 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
                                                  cudaStream_t compute) {
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
-  if (options.zero_stage > 0) {
-    return std::make_unique<Zero>(options.zero_stage, group, ranks, compute,
+  if (options.zero.zero_stage > 0) {
+    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, compute,
                                   mesh.shape.pp > 1 ? Reshard::after_step : Reshard::after_use);
   }
   group.allocate();
-  return std::make_unique<DataParallel>(options.dp_sync, options.bucket_mb, group, ranks, compute);
+  return std::make_unique<DataParallel>(options.data_parallel, group, ranks, compute);
 }
 
 }  // namespace pentatron

@@ -12,22 +12,23 @@ namespace pentatron {
 // Rows that a rank has room for, when it has `rows` tokens of a micro-batch. By default this is the worst
 // case: all tokens of all ranks that share out the experts come here. Otherwise it is options.expert_buffer
 // even shares, and an even share is rows * top_k.
-inline int64_t expert_buffer_rows(const ExpertOptions& options, int64_t rows) {
-  const int64_t own = options.model.experts / options.ep;
-  const int64_t all = options.ep * rows * std::min<int64_t>(options.model.top_k, own);
+inline int64_t expert_buffer_rows(const ModelConfig& model, const ExpertOptions& options, int64_t rows) {
+  const int64_t own = model.experts / options.ep;
+  const int64_t all = options.ep * rows * std::min<int64_t>(model.top_k, own);
   if (options.expert_buffer == 0) return all;
-  return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * options.model.top_k))));
+  return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * model.top_k))));
 }
 
 // Adds the experts to the memory that `share` describes: replicas[0] / options.ep ranks hold the same
 // experts. replicas[1] becomes that number.
-inline RankShare expert_parallel_share(const ExpertOptions& options, RankShare share) {
-  if (options.model.experts == 0) return share;
-  const Columns c = columns_of(options.model, share.tensor_ranks);
-  const int64_t r = rows_of(options, share).inside, e = options.model.experts,
-                copies = r * options.model.top_k;
-  const int64_t buffer = expert_buffer_rows(options, r), mlp = 3 * c.d * c.f;
-  const int64_t bias = options.model.has_balance_bias() ? e : 0, shared = options.model.shared_experts;
+inline RankShare expert_parallel_share(const TrainingConfig& training, const ExpertOptions& options,
+                                       RankShare share) {
+  const ModelConfig& model = training.model;
+  if (model.experts == 0) return share;
+  const Columns c = columns_of(model, share.tensor_ranks);
+  const int64_t r = rows_of(training, share).inside, e = model.experts, copies = r * model.top_k;
+  const int64_t buffer = expert_buffer_rows(model, options, r), mlp = 3 * c.d * c.f;
+  const int64_t bias = model.has_balance_bias() ? e : 0, shared = model.shared_experts;
   share.feed_forward = FeedForwardMemory{
       {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
       {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f, (r + 1) * e, 2 * copies},

@@ -61,23 +61,24 @@ class ExpertParallel : public FeedForward {
  public:
   // `experts`: the ranks that share out the experts. `tokens`: the ranks that share out the tokens of a
   // micro-batch. `tensor`: the ranks that split the columns of each expert. Null: this rank has all.
-  ExpertParallel(const ExpertOptions& options, Communicator& experts, cudaStream_t compute,
-                 Communicator* tokens = nullptr, Communicator* tensor = nullptr)
-      : options_(options),
-        rows_(int64_t{options.micro_batch_size} * options.sequence_length / (tokens ? tokens->ranks() : 1)),
-        f_(options.model.d_ff / (tensor ? tensor->ranks() : 1)),
+  ExpertParallel(const TrainingConfig& training, const ExpertOptions& options, Communicator& experts,
+                 cudaStream_t compute, Communicator* tokens = nullptr, Communicator* tensor = nullptr)
+      : training_(training),
+        rows_(int64_t{training.micro_batch_size} * training.sequence_length / (tokens ? tokens->ranks() : 1)),
+        f_(model_.d_ff / (tensor ? tensor->ranks() : 1)),
+        buffer_rows_(model_.experts > 0 ? expert_buffer_rows(model_, options, rows_) : 0),
         experts_(experts),
-        router_(options_, rows_, tokens, !tensor || tensor->rank() == 0, compute),
-        exchange_(options_.model.experts, experts, compute),
+        router_(model_, options.aux_loss, rows_, tokens, !tensor || tensor->rank() == 0, compute),
+        exchange_(model_.experts, experts, compute),
         compute_(compute) {
-    sent_and_came_ = memory_.matrix<int32_t>(2, options_.model.experts);
-    bands_ = memory_.matrix<int32_t>(copy_bands(rows_), options_.model.experts);
-    d_chosen_ = memory_.matrix<accum>(rows_, options_.model.top_k);
-    d_permuted_ = memory_.matrix<real>(copies_, options_.model.d_model);
+    sent_and_came_ = memory_.matrix<int32_t>(2, model_.experts);
+    bands_ = memory_.matrix<int32_t>(copy_bands(rows_), model_.experts);
+    d_chosen_ = memory_.matrix<accum>(rows_, model_.top_k);
+    d_permuted_ = memory_.matrix<real>(copies_, model_.d_model);
     addresses_ = memory_.matrix<void*>(3, own_);
     if (exchange_.one_rank()) return;
-    permuted_ = exchanged_.matrix<real>(copies_, options_.model.d_model);
-    results_ = exchanged_.matrix<real>(buffer_rows_, options_.model.d_model);
+    permuted_ = exchanged_.matrix<real>(copies_, model_.d_model);
+    results_ = exchanged_.matrix<real>(buffer_rows_, model_.d_model);
     exchange_.connect(sent_and_came_);
   }
 
@@ -87,17 +88,17 @@ class ExpertParallel : public FeedForward {
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
-    router_.gate(layer) = declare_gate(options_, parameters, layer);
+    router_.gate(layer) = declare_gate(model, parameters, layer);
     declare_experts(model, own_, experts_.rank(), parameters, layer);
     if (has_shared()) shared_.declare(parameters, model, layer);
-    if (options_.model.has_balance_bias()) router_.bias(layer) = declare_bias(options_, parameters, layer);
+    if (model_.has_balance_bias()) router_.bias(layer) = declare_bias(training_, parameters, layer);
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const override {
-    const int e = options_.model.experts, d = options_.model.d_model;
+    const int e = model_.experts, d = model_.d_model;
     const auto a = std::make_shared<ExpertActivations>(
-        ExpertActivations{{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, options_.model.top_k),
-                           arena.matrix<int32_t>(rows, options_.model.top_k), arena.matrix<accum>(1, e)},
+        ExpertActivations{{arena.matrix<accum>(rows, e), arena.matrix<int32_t>(rows, model_.top_k),
+                           arena.matrix<int32_t>(rows, model_.top_k), arena.matrix<accum>(1, e)},
                           arena.matrix<real>(buffer_rows_, d),
                           arena.matrix<real>(buffer_rows_, 2 * f_),
                           arena.matrix<real>(buffer_rows_, f_),
@@ -109,8 +110,8 @@ class ExpertParallel : public FeedForward {
 
   FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const override {
     const auto g = std::make_shared<ExpertGradients>(ExpertGradients{
-        arena.matrix<real>(buffer_rows_, options_.model.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
-        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, options_.model.experts),
+        arena.matrix<real>(buffer_rows_, model_.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
+        arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, model_.experts),
         has_shared() ? shared_.allocate_gradients(arena, rows) : FeedForwardGradients()});
     return {{}, {}, g};
   }
@@ -206,7 +207,7 @@ class ExpertParallel : public FeedForward {
     }
   };
 
-  bool has_shared() const { return options_.model.shared_experts > 0; }
+  bool has_shared() const { return model_.shared_experts > 0; }
 
   // Parameter `of` (0: gate, 1: up, 2: down) of each of this rank's experts, and so many more after it.
   int parameter(int layer, int i, int of) const {
@@ -247,14 +248,15 @@ class ExpertParallel : public FeedForward {
     return r;
   }
 
-  const ExpertOptions options_;
+  const TrainingConfig training_;
+  const ModelConfig& model_ = training_.model;
   const int64_t rows_, f_;  // f: columns of this rank's part of an expert
-  const int64_t copies_ = rows_ * options_.model.top_k;
-  const int64_t buffer_rows_ = expert_buffer_rows(options_, rows_);
+  const int64_t copies_ = rows_ * model_.top_k;
+  const int64_t buffer_rows_;
   Communicator& experts_;
-  const int own_ = options_.model.experts / experts_.ranks();  // experts of this rank
+  const int own_ = model_.experts / experts_.ranks();  // experts of this rank
   Router router_;
-  FeedForward shared_{"mlp.shared_experts.", options_.model.shared_experts};
+  FeedForward shared_{"mlp.shared_experts.", model_.shared_experts};
   TensorRegion inside_;  // what the shared experts see: their input is entered already
   ExpertExchange exchange_;
   cudaStream_t compute_;
@@ -271,11 +273,10 @@ class ExpertParallel : public FeedForward {
 };
 
 // Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
-inline void fit_to_ranks(ExpertOptions& options, int ranks) {
-  options.ep = ranks;
-  if (options.model.experts > 0 && options.model.experts % ranks == 0) return;
-  throw UsageError("--experts", std::to_string(options.model.experts),
-                   "a multiple of the ranks (" + std::to_string(ranks) + ")");
+inline void fit_to_ranks(ExpertProgramOptions& options, int ranks) {
+  options.experts.ep = ranks;
+  const int experts = options.model.experts;
+  require(experts > 0 && experts % ranks == 0, "--experts", experts, "a multiple of the ranks (", ranks, ")");
 }
 
 }  // namespace pentatron

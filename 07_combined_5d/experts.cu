@@ -20,17 +20,18 @@ void train(const ExpertProgramOptions& options, World& world) {
   TensorRegion region;
   AttentionCore attention(options.attention);
   Communicator expert_ranks(world, world.all(), "experts");
-  ExpertParallel feed_forward(options, expert_ranks, compute);
+  ExpertParallel feed_forward(options, options.experts, expert_ranks, compute);
 
   Parameters parameters(
       {.groups = {{world.rank(), world.ranks()}, {}}});  // group 1: no other rank holds these experts
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator data_ranks(world, world.all(), "data");
   const MemoryPrediction predicted = require_memory(
-      predict_memory(options, world.ranks(), expert_parallel_share(options, {.replicas = {world.ranks()}})));
+      predict_memory(options, world.ranks(),
+                     expert_parallel_share(options, options.experts, {.replicas = {world.ranks()}})));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
-  DataParallel data_parallel(options.dp_sync, options.bucket_mb, parameters.group(), data_ranks, compute);
+  DataParallel data_parallel(options.data_parallel, parameters.group(), data_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);

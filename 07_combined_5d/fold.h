@@ -27,7 +27,7 @@ namespace pentatron {
 // goes from neighbour to neighbour. And all wait for an expert that gets more rows.
 inline bool share_alike(const CombinedOptions& o, const MeshShape& shape) {
   if (o.model.experts == 0)
-    return o.cp_exchange == CpExchange::all_gather || o.cp_exchange == CpExchange::ulysses;
+    return o.context.cp_exchange == CpExchange::all_gather || o.context.cp_exchange == CpExchange::ulysses;
   const int64_t rows = int64_t{o.micro_batch_size} * o.sequence_length * o.model.top_k;
   return shape.cp == 1 && rows % o.model.experts == 0;
 }

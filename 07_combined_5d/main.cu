@@ -17,15 +17,15 @@ namespace {
 void train(const CombinedOptions& options, World& world) {  // 02-07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
-  const MeshShape shape = mesh_shape(options, world.ranks());                               // 07
-  Mesh mesh(shape, world);                                                                  // 07
-  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);  // 05
-  const auto positions = positions_of_rank(options, mesh.place.cp, shape.cp);               // 06
-  TensorParallel tensor_parallel(options, mesh.rows(options), mesh.tensor, compute);        // 04
-  const auto attention = context_attention(options, mesh.context, shape.tp);                // 06
-  std::optional<ExpertParallel> expert_mlp;                                                 // 07
+  const MeshShape shape = mesh_shape(options, world.ranks());                                         // 07
+  Mesh mesh(shape, world);                                                                            // 07
+  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);            // 05
+  const auto positions = positions_of_rank(options, options.context, mesh.place.cp, shape.cp);        // 06
+  TensorParallel tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute);  // 04
+  const auto attention = context_attention(options, options.context, mesh.context, shape.tp);         // 06
+  std::optional<ExpertParallel> expert_mlp;                                                           // 07
   if (options.model.experts > 0)
-    expert_mlp.emplace(options, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
+    expert_mlp.emplace(options, options.experts, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
   FeedForward dense_mlp;
   FeedForward& feed_forward = expert_mlp ? *expert_mlp : dense_mlp;  // 07
 

@@ -76,46 +76,38 @@ inline std::vector<int> members_of(const MeshShape& shape, MeshGroup group, int 
   return members;
 }
 
+// In double, because a product of degrees may be too large for an int; as text it is "2 x 3 = 6".
+inline double product(const std::vector<int>& degrees) {
+  return std::accumulate(degrees.begin(), degrees.end(), 1.0, std::multiplies<double>());
+}
+inline std::string product_text(const std::vector<int>& degrees) {
+  std::ostringstream text;
+  for (const int degree : degrees) text << (text.tellp() > 0 ? " x " : "") << degree;
+  text << " = " << std::fixed << std::setprecision(0) << product(degrees);
+  return text.str();
+}
+
 // The degrees that the options ask for. With --dp 0, data ranks are what the other axes leave. Throws
 // UsageError if the product is not `ranks`, or if --ep does not divide dp x cp. A mesh that is only drawn may
 // have any number of ranks up to 4096.
 inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
-  MeshShape shape = {options.tp, options.cp,
-                     options.dp, std::max(options.pp, 1),
-                     options.ep, options.pp_schedule == PpSchedule::dualpipe ? 2 : 1};
-  // In double, because a product of degrees may be too large for an int.
-  const auto product = [](const std::vector<int>& degrees) {
-    return std::accumulate(degrees.begin(), degrees.end(), 1.0, std::multiplies<double>());
-  };
-  const auto times = [&](const std::vector<int>& degrees) {
-    std::ostringstream text;
-    for (const int degree : degrees) text << (text.tellp() > 0 ? " x " : "") << degree;
-    text << " = " << std::fixed << std::setprecision(0) << product(degrees);
-    return text.str();
-  };
-  const auto check = [&](bool valid, const char* axes, const std::vector<int>& degrees,
-                         const std::string& expected) {
-    if (!valid) throw UsageError(axes, times(degrees), expected);
-  };
-  const char* const all_axes = "--tp x --cp x --dp x --pp";
-  if (options.show_mesh || options.show_schedule) {
-    const std::vector<int> degrees = {shape.tp, shape.cp, std::max(shape.dp, 1), shape.pp};
-    check(product(degrees) <= 4096, all_axes, degrees, "at most 4096 ranks in a picture");
-    ranks = static_cast<int>(product(degrees));
+  const int pp = std::max(options.pipeline.pp, 1), ep = options.experts.ep;
+  const bool is_drawn = options.show_mesh || options.pipeline.show_schedule;
+  int dp = is_drawn ? std::max(options.dp, 1) : options.dp;
+  if (dp == 0) {
+    const std::vector<int> others = {options.tp, options.cp, pp};
+    require(std::fmod(ranks, product(others)) == 0, "--tp x --cp x --pp", product_text(others),
+            "a divisor of the number of ranks, ", ranks);
+    dp = static_cast<int>(ranks / product(others));
   }
-  if (shape.dp == 0) {
-    const std::vector<int> others = {shape.tp, shape.cp, shape.pp};
-    check(std::fmod(ranks, product(others)) == 0, "--tp x --cp x --pp", others,
-          "a divisor of the number of ranks, " + std::to_string(ranks));
-    shape.dp = static_cast<int>(ranks / product(others));
-  }
-  const std::vector<int> degrees = {shape.tp, shape.cp, shape.dp, shape.pp};
-  check(product(degrees) == ranks, all_axes, degrees, "the number of ranks, " + std::to_string(ranks));
-  if (shape.dp * shape.cp % shape.ep != 0) {
-    throw UsageError("--ep", std::to_string(shape.ep),
-                     "a divisor of --dp x --cp, " + times({shape.dp, shape.cp}));
-  }
-  return shape;
+  const std::vector<int> all = {options.tp, options.cp, dp, pp};
+  require(is_drawn ? product(all) <= 4096 : product(all) == ranks, "--tp x --cp x --dp x --pp",
+          product_text(all),
+          is_drawn ? "at most 4096 ranks in a picture" : text("the number of ranks, ", ranks));
+  require(dp * options.cp % ep == 0, "--ep", ep, "a divisor of --dp x --cp, ",
+          product_text({dp, options.cp}));
+  const int copies = options.pipeline.pp_schedule == PpSchedule::dualpipe ? 2 : 1;
+  return {options.tp, options.cp, dp, pp, ep, copies};
 }
 
 // The picture of --show-mesh: a row for each rank, with its places and its groups.
@@ -142,14 +134,13 @@ inline std::string draw_mesh(const MeshShape& shape) {
 // place_of, when the groups agree with it; else it ends all ranks.
 inline MeshPlace checked_place(const MeshShape& shape, int rank) {
   const MeshPlace at = place_of(shape, rank);
-  const auto check = [&](MeshGroup group, int degree, int place) {
+  const auto agrees = [&](MeshGroup group, int degree, int place) {
     const std::vector<int> members = members_of(shape, group, rank);
-    if (std::ssize(members) == degree && place < degree && members[place] == rank) return;
-    fail("place_of", "a rank has another place than in its group", __FILE__, __LINE__);
+    return std::ssize(members) == degree && place < degree && members[place] == rank;
   };
-  check(MeshGroup::tensor, shape.tp, at.tp);
-  check(MeshGroup::context, shape.cp, at.cp);
-  check(MeshGroup::pipeline, shape.pp, at.pp);
+  if (!agrees(MeshGroup::tensor, shape.tp, at.tp) || !agrees(MeshGroup::context, shape.cp, at.cp) ||
+      !agrees(MeshGroup::pipeline, shape.pp, at.pp))
+    fail("place_of", "a rank has another place than in its group", __FILE__, __LINE__);
   return at;
 }
 

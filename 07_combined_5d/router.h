@@ -33,35 +33,36 @@ struct Choice {
 
 // Its parameters in a layer, of which there are others between these. Both return a parameter's number.
 inline std::string prefix_of_experts(int layer) { return "model.layers." + std::to_string(layer) + ".mlp."; }
-inline int declare_gate(const ExpertOptions& options, Parameters& parameters, int layer) {
-  const int d = options.model.d_model;
-  return parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer),
-                             options.model.experts, d, TensorSplit::held_inside, initial_deviation(d)});
+inline int declare_gate(const ModelConfig& model, Parameters& parameters, int layer) {
+  const int d = model.d_model;
+  return parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer), model.experts, d,
+                             TensorSplit::held_inside, initial_deviation(d)});
 }
-inline int declare_bias(const ExpertOptions& options, Parameters& parameters, int layer) {
-  const double copies = double(options.global_batch_size) * options.sequence_length * options.model.top_k;
+inline int declare_bias(const TrainingConfig& training, Parameters& parameters, int layer) {
+  const double copies = double(training.global_batch_size) * training.sequence_length * training.model.top_k;
   return parameters.declare(
       {.name = prefix_of_experts(layer) + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
        .unit = unit_of_layer(layer),
        .rows = 1,
-       .columns = options.model.experts,
+       .columns = training.model.experts,
        .tensor_split = TensorSplit::held_inside,
        .sign_rate = balance_rate,
-       .target = copies / options.model.experts});
+       .target = copies / training.model.experts});
 }
 
 class Router {
  public:
   // For `rows` tokens of a micro-batch, which the ranks of `tokens` share out (null: none do).
-  Router(const ExpertOptions& options, int64_t rows, Communicator* tokens, bool first_tensor_rank,
-         cudaStream_t compute)
-      : options_(options),
+  Router(const ModelConfig& model, double aux_loss, int64_t rows, Communicator* tokens,
+         bool first_tensor_rank, cudaStream_t compute)
+      : model_(model),
+        aux_loss_(aux_loss),
         rows_(rows),
         tokens_(tokens),
         first_tensor_rank_(first_tensor_rank),
         compute_(compute),
-        gate_(options.model.layers),
-        bias_(options.model.layers) {
+        gate_(model.layers),
+        bias_(model.layers) {
     loss_ = memory_.matrix<accum>(1, 1);
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
@@ -81,19 +82,19 @@ class Router {
   // h [rows, d] -> a.probabilities, a.chosen.
   void choose(const Blas& blas, Tensor h, const Parameters& parameters, int layer, const Choice& a) const {
     router_logits(blas, h, parameters.weights(gate_[layer]), a.probabilities);
-    const Tensor bias = options_.model.has_balance_bias() ? parameters.weights(bias_[layer]) : Tensor();
+    const Tensor bias = model_.has_balance_bias() ? parameters.weights(bias_[layer]) : Tensor();
     route_tokens(a.probabilities, a.chosen, compute_, bias.data);
   }
 
   // f of the whole micro-batch, summed over the ranks that split it. Then the loss of this rank's rows: with
   // f fixed, the loss is a sum over rows.
   void balance(const Batch& batch, bool recomputing, const Choice& a) {
-    const double copies_of_micro_batch = tokens_of_micro_batch() * options_.model.top_k;
+    const double copies_of_micro_batch = tokens_of_micro_batch() * model_.top_k;
     count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
-    if (options_.model.balance != Balance::loss) return;
+    if (model_.balance != Balance::loss) return;
     if (tokens_ && tokens_->ranks() > 1) {
       wait_stream(tokens_->stream(), compute_);
-      tokens_->all_reduce(a.fractions.data, a.fractions.data, options_.model.experts);
+      tokens_->all_reduce(a.fractions.data, a.fractions.data, model_.experts);
       wait_stream(compute_, tokens_->stream());
     }
     if (recomputing) return;
@@ -111,7 +112,7 @@ class Router {
                        int layer) const {
     router_wgrad(d_logits, h, parameters.gradients(gate_[layer]), compute_);
     // All tensor ranks route the same rows, and their sum is taken.
-    if (options_.model.has_balance_bias())
+    if (model_.has_balance_bias())
       count_loads(a.chosen, first_tensor_rank_, parameters.gradients(bias_[layer]), compute_);
   }
 
@@ -131,11 +132,12 @@ class Router {
   // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
   double balance_scale(const Batch& batch) const {
     if (!first_tensor_rank_) return 0;
-    if (options_.model.balance != Balance::loss) return 0;
-    return options_.aux_loss * options_.model.experts * batch.inverse_micro_batches / tokens_of_micro_batch();
+    if (model_.balance != Balance::loss) return 0;
+    return aux_loss_ * model_.experts * batch.inverse_micro_batches / tokens_of_micro_batch();
   }
 
-  const ExpertOptions& options_;
+  const ModelConfig& model_;
+  const double aux_loss_;
   const int64_t rows_;
   Communicator* const tokens_;
   const bool first_tensor_rank_;

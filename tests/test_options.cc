@@ -23,6 +23,12 @@ ProgramOptions parse(std::vector<const char*> arguments) {
                                                   "A description.");
 }
 
+// The options of a technique alone.
+template <class TechniqueOptions>
+TechniqueOptions technique(const std::vector<const char*>& arguments) {
+  return parse<OptionsWith<TechniqueOptions>>(arguments).technique;
+}
+
 // What is said about the arguments, or "" if they are accepted.
 std::string complaint(const std::vector<const char*>& arguments) {
   try {
@@ -252,30 +258,31 @@ TEST_CASE("options: output files are checked, and left alone", "[options]") {
 TEST_CASE("options: a program takes the options of its techniques only", "[options]") {
   CHECK(complaint({"--zero-stage", "2"}) ==
         "--zero-stage: unknown option; expected one of those that --help lists");
-  CHECK(parse<ZeroOptions>({"--zero-stage", "2"}).zero_stage == 2);
-  CHECK_THROWS_WITH(parse<ZeroOptions>({"--zero-stage", "4"}),
+  CHECK(technique<ZeroOptions>({"--zero-stage", "2"}).zero_stage == 2);
+  CHECK_THROWS_WITH(technique<ZeroOptions>({"--zero-stage", "4"}),
                     "--zero-stage: 4 is not valid; expected a whole number from 0 to 3");
-  CHECK(!parse<TensorParallelOptions>({}).sequence_parallel);
-  CHECK(parse<TensorParallelOptions>({"--sequence-parallel"}).sequence_parallel);
-  const auto options = parse<DataParallelOptions>({"--dp-sync", "overlap", "--bucket-mb", "0.5", "--timeout",
-                                                   "9", "--link", "5us,50GB/s", "--ranks-per-node", "4"});
-  CHECK(options.dp_sync == DpSync::overlap);
-  CHECK(options.bucket_mb == 0.5);
-  CHECK(parse<DataParallelOptions>({}).bucket_mb ==
+  CHECK(!technique<TensorParallelOptions>({}).sequence_parallel);
+  CHECK(technique<TensorParallelOptions>({"--sequence-parallel"}).sequence_parallel);
+  const auto options =
+      parse<OptionsWith<DataParallelOptions>>({"--dp-sync", "overlap", "--bucket-mb", "0.5", "--timeout", "9",
+                                               "--link", "5us,50GB/s", "--ranks-per-node", "4"});
+  CHECK(options.technique.dp_sync == DpSync::overlap);
+  CHECK(options.technique.bucket_mb == 0.5);
+  CHECK(technique<DataParallelOptions>({}).bucket_mb ==
         Approx(1.01 * 4e-6 * 459'840 / 8));  // of the gradients of tiny, an eighth
-  CHECK(parse<DataParallelOptions>({"--model", "smollm-135m"}).bucket_mb == 25);
+  CHECK(technique<DataParallelOptions>({"--model", "smollm-135m"}).bucket_mb == 25);
   CHECK(options.timeout == 9);
   CHECK(options.link == "5us,50GB/s");
   CHECK(options.ranks_per_node == 4);
-  CHECK(parse<TensorParallelOptions>({}).tp_overlap == 1);
-  CHECK(parse<TensorParallelOptions>({"--tp-overlap", "4"}).tp_overlap == 4);
-  CHECK_THROWS_WITH(parse<DataParallelOptions>({"--dp-sync", "late"}),
+  CHECK(technique<TensorParallelOptions>({}).tp_overlap == 1);
+  CHECK(technique<TensorParallelOptions>({"--tp-overlap", "4"}).tp_overlap == 4);
+  CHECK_THROWS_WITH(technique<DataParallelOptions>({"--dp-sync", "late"}),
                     "--dp-sync: late is not valid; expected one of naive, overlap, bucket");
 }
 
 TEST_CASE("options: layouts of a context", "[options]") {
   using pentatron::CpExchange, pentatron::CpLayout;
-  const auto context = parse<ContextParallelOptions>;
+  const auto context = technique<ContextParallelOptions>;
   CHECK(context({}).cp_layout == CpLayout::zigzag);
   CHECK(context({}).cp_exchange == CpExchange::ring);
   CHECK(context({"--cp-layout", "contiguous"}).cp_layout == CpLayout::contiguous);
@@ -286,7 +293,7 @@ TEST_CASE("options: layouts of a context", "[options]") {
 
 TEST_CASE("options: schedules of a pipeline", "[options]") {
   using pentatron::PpSchedule;
-  const auto pipeline = parse<PipelineOptions>;
+  const auto pipeline = technique<PipelineOptions>;
   CHECK(pipeline({}).pp_schedule == PpSchedule::one_f_one_b);
   CHECK(pipeline({}).vpp == 1);
   CHECK(pipeline({}).pp == 0);
@@ -320,7 +327,8 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK(from_file.pp_schedule_file == path);
   CHECK(from_file.pp_schedule_text == "F0 B0\n");
   CHECK(from_file.vpp == 1);
-  CHECK(from_file.as_json.find("\"pp-schedule\":\"" + path + "\"") != std::string::npos);
+  CHECK(parse<OptionsWith<PipelineOptions>>({"--pp-schedule", path.c_str()})
+            .as_json.find("\"pp-schedule\":\"" + path + "\"") != std::string::npos);
   CHECK_THROWS_WITH(
       pipeline({"--pp-schedule", folder.path().c_str()}),
       "--pp-schedule: " + folder.path() +
@@ -342,14 +350,14 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
 TEST_CASE("options: experts", "[experts][options]") {
   const auto experts = parse<CombinedOptions>;
   CHECK(experts({}).model.experts == 0);
-  CHECK(experts({"--ep", "1", "--top-k", "9"}).ep == 1);  // without experts nothing matters
+  CHECK(experts({"--ep", "1", "--top-k", "9"}).experts.ep == 1);  // without experts nothing matters
   const CombinedOptions options = experts(
       {"--experts", "12", "--top-k", "3", "--ep", "6", "--aux-loss", "0.5", "--expert-buffer", "1.5"});
   CHECK(options.model.experts == 12);
   CHECK(options.model.top_k == 3);
-  CHECK(options.ep == 6);
-  CHECK(options.aux_loss == 0.5);
-  CHECK(options.expert_buffer == 1.5);
+  CHECK(options.experts.ep == 6);
+  CHECK(options.experts.aux_loss == 0.5);
+  CHECK(options.experts.expert_buffer == 1.5);
   CHECK(options.model.balance == Balance::loss);
   CHECK(experts({"--balance", "bias"}).model.balance == Balance::bias);
   CHECK_THROWS_WITH(experts({"--balance", "x"}),

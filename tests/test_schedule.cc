@@ -609,14 +609,14 @@ TEST_CASE("05: what is wrong with the stages in a file", "[05][schedule]") {
 // What complete_pipeline_options says of a file before anything runs.
 TEST_CASE("05: a file that cannot run is refused", "[05][schedule]") {
   const auto complete = [](const std::string& text, Recompute recompute = Recompute::none) {
+    TrainingConfig training;
+    training.model.layers = 8;
+    training.recompute = recompute;
     PipelineOptions options;
-    options.model.layers = 8;
-    options.vpp = 1;
-    options.recompute = recompute;
     options.pp_schedule = PpSchedule::from_file;
     options.pp_schedule_file = "a.txt";
     options.pp_schedule_text = text;
-    complete_pipeline_options(options, 2, 2);
+    complete_pipeline_options(training, options, 2, 2);
   };
   CHECK_NOTHROW(complete("F0 F1 B1 B0\nF0 F1 B1 B0"));
   CHECK_NOTHROW(complete("F0 F1 B1 B0\nF0 F1 B1 B0", Recompute::full));
@@ -722,11 +722,12 @@ TEST_CASE("05: layers are split so that the slowest stage is fastest", "[05][sch
 }
 
 TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
+  TrainingConfig training;
+  training.model.layers = 8;
   PipelineOptions options;
-  options.model.layers = 8;
   const auto complete = [&](int ranks, int m) {
     PipelineOptions copy = options;
-    complete_pipeline_options(copy, ranks, m);
+    complete_pipeline_options(training, copy, ranks, m);
     return copy;
   };
   options.pp_schedule = PpSchedule::interleaved;
@@ -746,7 +747,6 @@ TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
   options.show_schedule = true;
   CHECK(complete(1, 8).pp == 4);
   options = PipelineOptions();
-  options.model.layers = 8;
   options.pp_schedule = PpSchedule::zb_h1;
   options.vpp = 1;
   CHECK_NOTHROW(complete(8, 3));
@@ -763,7 +763,7 @@ TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
   }
   options.pp_schedule = PpSchedule::zb_h1;
   options.vpp = 1;
-  options.recompute = Recompute::full;
+  training.recompute = Recompute::full;
   CHECK_THROWS_WITH(complete(2, 2),
                     "--recompute: full is not valid; expected none or selective with zb-h1, whose weight "
                     "gradients need what full recomputation throws away");

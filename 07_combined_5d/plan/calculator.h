@@ -71,7 +71,7 @@ class Calculator {
   // Nested arrays: for each value of the first axis those of the other axes.
   Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry) const {
     CombinedOptions choice = models_.front().options;
-    choice.pp = choice.dp = 1, choice.micro_batch_size = 1;
+    choice.pipeline.pp = choice.dp = 1, choice.micro_batch_size = 1;
     return table(names, entry, choice);
   }
   Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry,
@@ -97,7 +97,7 @@ class Calculator {
     } catch (const UsageError&) {
       return {};
     }
-    const Schedule schedule = make_schedule(options, shape.pp, micro_batches);
+    const Schedule schedule = make_schedule(options.pipeline, shape.pp, micro_batches);
     for (int stage = 0; stage < shape.pp; stage += std::max(1, shape.pp - 1)) {
       const MemoryBytes bytes =
           predict_memory(options, element_sizes, shape, stage_share(options, schedule, stage)).total();
@@ -120,12 +120,12 @@ class Calculator {
        [](CombinedOptions& c, const Json& v) { c.sequence_length = v; }},
       {"mbs", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.micro_batch_size = v; }},
       {"tp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.tp = v; }},
-      {"sp", {false, true}, [](CombinedOptions& c, const Json& v) { c.sequence_parallel = v; }},
+      {"sp", {false, true}, [](CombinedOptions& c, const Json& v) { c.tensor.sequence_parallel = v; }},
       {"cp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.cp = v; }},
-      {"pp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.pp = v; }},
+      {"pp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.pipeline.pp = v; }},
       {"dp", {1, 2, 4, 8, 16, 32}, {}},
       {"replicas", {1, 2, 4, 8, 16, 32, 64, 128, 256}, [](CombinedOptions& c, const Json& v) { c.dp = v; }},
-      {"zero", {0, 1, 2, 3}, [](CombinedOptions& c, const Json& v) { c.zero_stage = v; }},
+      {"zero", {0, 1, 2, 3}, [](CombinedOptions& c, const Json& v) { c.zero.zero_stage = v; }},
       {"recompute",
        {"none", "full"},
        [](CombinedOptions& c, const Json& v) {

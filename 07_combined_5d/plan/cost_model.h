@@ -125,7 +125,8 @@ class CostModel : public DataCost {
     Streams now;
     Costs c = costs_of(now, units, true);
     if (schedule_.m > 1 && sums_each() && !hides_in_pipeline()) {
-      const bool alternates = o_.pp_schedule != PpSchedule::afab;  // otherwise all forwards come first
+      const bool alternates =
+          o_.pipeline.pp_schedule != PpSchedule::afab;  // otherwise all forwards come first
       Costs again = costs_of(now, units, alternates);
       if (!alternates) again.forward = c.forward;
       for (double Costs::*part : {&Costs::forward, &Costs::input_gradient, &Costs::weight_gradient})

@@ -21,7 +21,7 @@ class DataCost : public LayerCost {
   using Units = std::vector<Unit>;
 
   int replicas(int group) const { return shape_.dp * shape_.cp / (group == expert_group ? shape_.ep : 1); }
-  bool is_sharded(int stage) const { return o_.zero_stage >= stage; }
+  bool is_sharded(int stage) const { return o_.zero.zero_stage >= stage; }
   // Every micro-batch sums its gradients. (Otherwise the last one sums those of all.)
   bool sums_each() const { return is_sharded(2); }
   // Every micro-batch gathers the weights. (In a pipeline they stay gathered.)
@@ -39,7 +39,7 @@ class DataCost : public LayerCost {
     return replicas_[group].reduce_scatter(bytes / replicas(group)) + (sums_each() ? (m - 1) / m * add : 0);
   }
   double buckets(const Unit& u, int group) const {
-    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / (o_.bucket_mb * 1e6));
+    return is_sharded(1) ? 1 : std::max(1.0, a * u.size[group] / (o_.data_parallel.bucket_mb * 1e6));
   }
 
   struct Streams {

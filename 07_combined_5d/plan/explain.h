@@ -80,8 +80,8 @@ class Explanation : public CostModel {
     const int n = shape_.dp * shape_.cp;
     if (n > 1) {
       std::printf("  data       %d ranks, %.3f G parameters each: summing the gradients takes %.1f ms%s", n,
-                  elements / 1e9, sums * ms, o_.zero_stage >= 2 ? " a micro-batch" : "");
-      if (o_.zero_stage > 0) std::printf(", gathering the weights %.1f ms", gathers * ms);
+                  elements / 1e9, sums * ms, o_.zero.zero_stage >= 2 ? " a micro-batch" : "");
+      if (o_.zero.zero_stage > 0) std::printf(", gathering the weights %.1f ms", gathers * ms);
       std::printf("; of all, %.1f ms are not hidden\n", cost.data * ms);
     }
     std::printf("  optimizer  %.3f G parameters%s: %.1f ms\n", elements / 1e9 / (is_sharded(1) ? n : 1),

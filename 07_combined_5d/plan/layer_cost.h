@@ -242,7 +242,7 @@ class LayerCost {
     for (int step = 0; step < n; ++step) {
       Work block;
       for (int i = 0; backward && i < 2; ++i) run(block, "zero d_k or d_v", moves(a * rows_ * c_.kv));
-      const auto visible = visible_block(o_.cp_layout, shape, rank, (rank - step + n) % n);
+      const auto visible = visible_block(o_.context.cp_layout, shape, rank, (rank - step + n) % n);
       if (visible) attention_kernels(block, visible->block, backward);
       if (!backward && step > 0 && visible)
         run(block, "merge",
@@ -494,8 +494,8 @@ class LayerCost {
   const DeviceProfile gpu_;
   const nccl_mpi::Network network_;
   const Schedule& schedule_;
-  const bool sp_ = o_.sequence_parallel && shape_.tp > 1;
-  const bool adds_ = schedule_.m > 1 && o_.zero_stage < 2;  // weight gradients, to sums
+  const bool sp_ = o_.tensor.sequence_parallel && shape_.tp > 1;
+  const bool adds_ = schedule_.m > 1 && o_.zero.zero_stage < 2;  // weight gradients, to sums
   const Columns c_ = columns_of(o_.model, shape_.tp);
   // Tokens of a micro-batch on this rank, inside and outside of the regions.
   const int64_t rows_ = int64_t{o_.micro_batch_size} * o_.sequence_length / shape_.cp;
@@ -509,8 +509,8 @@ class LayerCost {
                          pipeline_ = members_of(shape_, MeshGroup::pipeline, 0),
                          experts_ = members_of(shape_, MeshGroup::experts, 0);
   // Keys are gathered, or go round in a ring. Ulysses: neighbours that exchange tokens for heads.
-  const bool gathers_ = o_.cp_exchange == CpExchange::all_gather;
-  const int head_ranks_ = context_parallel_share(o_, shape_.cp).head_ranks;
+  const bool gathers_ = o_.context.cp_exchange == CpExchange::all_gather;
+  const int head_ranks_ = context_parallel_share(o_, o_.context, shape_.cp).head_ranks;
   const nccl_mpi::Collectives replicas_[2] = {collectives(MeshGroup::gradients),
                                               collectives(MeshGroup::expert_gradients)};
   mutable std::optional<Unit> layer_;  // all layers are alike

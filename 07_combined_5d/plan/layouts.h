@@ -22,11 +22,11 @@ inline std::vector<LayoutNumber> numbers_of(CombinedOptions& o) {
   return {{"tp", "--tp", o.tp},
           {"cp", "--cp", o.cp},
           {"dp", "--dp", o.dp},
-          {"pp", "--pp", o.pp},
-          {"ep", "--ep", o.ep},
-          {"zero", "--zero-stage", o.zero_stage},
+          {"pp", "--pp", o.pipeline.pp},
+          {"ep", "--ep", o.experts.ep},
+          {"zero", "--zero-stage", o.zero.zero_stage},
           {"mbs", "--micro-batch-size", o.micro_batch_size},
-          {"interleaved", "--vpp", o.vpp}};
+          {"interleaved", "--vpp", o.pipeline.vpp}};
 }
 
 // The words of a layout. A degree of 1 is not named.
@@ -36,9 +36,10 @@ inline std::string layout_of(CombinedOptions o) {
     const bool is_named = word == "zero" || word == "mbs" || (word != "interleaved" && value > 1);
     if (is_named) words.push_back(text(word, value));
   }
-  const bool has_chunks = o.pp_schedule == PpSchedule::interleaved;
-  if (o.pp > 1) words.push_back(text(to_string(o.pp_schedule), has_chunks ? text(o.vpp) : ""));
-  if (o.sequence_parallel) words.push_back("sp");
+  const PipelineOptions& p = o.pipeline;
+  const bool has_chunks = p.pp_schedule == PpSchedule::interleaved;
+  if (p.pp > 1) words.push_back(text(to_string(p.pp_schedule), has_chunks ? text(p.vpp) : ""));
+  if (o.tensor.sequence_parallel) words.push_back("sp");
   if (o.recompute != Recompute::none) words.push_back(text(to_string(o.recompute)));
   return join(words, " ");
 }
@@ -74,7 +75,7 @@ inline std::vector<Wish> read_wishes(const std::string& option, const std::strin
 }
 inline bool is_as_wished(CombinedOptions o, const std::vector<Wish>& wishes) {
   const std::string words = " " + layout_of(o) + " ";
-  if (o.pp_schedule != PpSchedule::interleaved) o.vpp = 0;
+  if (o.pipeline.pp_schedule != PpSchedule::interleaved) o.pipeline.vpp = 0;
   const auto numbers = numbers_of(o);
   return std::ranges::all_of(wishes, [&](const Wish& wish) {
     const auto number = std::ranges::find(numbers, wish.name, &LayoutNumber::word);
@@ -87,38 +88,42 @@ inline bool is_as_wished(CombinedOptions o, const std::vector<Wish>& wishes) {
 // Throws UsageError.
 inline CombinedOptions with_layout(CombinedOptions o, const std::string& option, const std::string& words,
                                    int gpus) {
-  o.dp = 0, o.pp = 1;
+  o.dp = 0, o.pipeline.pp = 1;
   const auto numbers = numbers_of(o);
   for (const auto& [word, name, from, to] : read_wishes(option, words)) {
     require(from == to, option, words, "one layout: no range");
     const auto number = std::ranges::find(numbers, name, &LayoutNumber::word);
     if (number != numbers.end()) number->value = from;
-    if (name == "interleaved") o.pp_schedule = PpSchedule::interleaved;
+    if (name == "interleaved") o.pipeline.pp_schedule = PpSchedule::interleaved;
     for (const auto& [called, schedule] : pp_schedule_names) {
-      if (word == called) o.pp_schedule = schedule, o.vpp = chunks_of(schedule);
+      if (word == called) o.pipeline.pp_schedule = schedule, o.pipeline.vpp = chunks_of(schedule);
     }
     for (const auto& [called, recompute] : recompute_names) {
       if (word == called) o.recompute = recompute;
     }
-    if (word == "sp") o.sequence_parallel = true;
+    if (word == "sp") o.tensor.sequence_parallel = true;
   }
-  if (o.dp == 0) o.dp = static_cast<int>(std::max<int64_t>(1, gpus / (int64_t{o.tp} * o.cp * o.pp)));
+  if (o.dp == 0) o.dp = static_cast<int>(std::max<int64_t>(1, gpus / (int64_t{o.tp} * o.cp * o.pipeline.pp)));
   return o;
 }
 
-inline MeshShape shape_of(const CombinedOptions& o) { return {o.tp, o.cp, o.dp, o.pp, o.ep}; }
+inline MeshShape shape_of(const CombinedOptions& o) {
+  return {o.tp, o.cp, o.dp, o.pipeline.pp, o.experts.ep};
+}
 
 // What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
 inline size_t libraries_of(const CombinedOptions& o) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
-  const int replicas = o.dp * o.cp, heads = o.cp_exchange == CpExchange::ulysses_ring ? o.ulysses : 1;
+  const PipelineOptions& p = o.pipeline;
+  const int replicas = o.dp * o.cp, ep = o.experts.ep;
   // Two ways for an edge, of a V four; a rank at the end of the pipeline has one edge, in a ring two.
-  const bool is_v = is_v_shaped(o.pp_schedule), is_ring = o.vpp > 1 && !is_v;
-  const int edges = o.pp == 1 ? 0 : o.pp == 2 && !is_ring ? 1 : 2;
+  const bool is_v = is_v_shaped(p.pp_schedule), is_ring = p.vpp > 1 && !is_v;
+  const int edges = p.pp == 1 ? 0 : p.pp == 2 && !is_ring ? 1 : 2;
   int all = channels(o.tp, tensor_blocks) + (is_v ? 4 : 2) * edge_blocks * edges;
-  for (const int ranks : {o.cp, replicas, o.ep, replicas / o.ep, replicas * o.tp * o.pp})
+  for (const int ranks : {o.cp, replicas, ep, replicas / ep, replicas * o.tp * p.pp})
     all += channels(ranks, data_blocks);
-  if (heads > 1 && o.cp > 1) all += 2 * data_blocks;  // of the neighbours, and of their ring
+  if (o.context.cp_exchange == CpExchange::ulysses_ring && o.cp > 1)
+    all += 2 * data_blocks;  // of the neighbours, and of their ring
   return library_bytes(all);
 }
 
@@ -181,7 +186,7 @@ class Planner {
         gpu_(gpu),
         style_(style),
         wishes_(wishes) {
-    base_.as_json.clear(), base_.training.clear();  // each plan copies the options; it needs no texts
+    base_.as_json.clear();  // each plan copies the options, and needs no text
   }
 
   const double memory_bytes;
@@ -189,7 +194,7 @@ class Planner {
   // Throws UsageError if 07 would refuse it. `saved`: bytes that it does not need.
   Plan plan(const CombinedOptions& layout, double saved = 0) {
     Plan p = {layout, mesh_shape(layout, gpus_), micro_batches_of_a_rank(layout, layout.dp)};
-    check_experts(layout);
+    check_experts(layout, layout.experts);
     check_combined(p.options, p.shape);
     p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
     p.memory.others -= saved;
@@ -209,10 +214,10 @@ class Planner {
       Plan p = {layout, shape_of(layout), base_.global_batch_size / at_once};
       const bool reaches =
           base_.global_batch_size % at_once == 0 &&
-          (layout.pp_schedule != PpSchedule::interleaved || p.micro_batches % layout.pp == 0);
+          (layout.pipeline.pp_schedule != PpSchedule::interleaved || p.micro_batches % p.shape.pp == 0);
       if (!reaches) {  // how much memory it needs where as many micro-batches as fill the pipeline
-        p.micro_batches = layout.pp;
-        p.options.global_batch_size = at_once * layout.pp;
+        p.micro_batches = p.shape.pp;
+        p.options.global_batch_size = at_once * p.shape.pp;
       }
       ++result.divide;
       p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
@@ -255,12 +260,12 @@ class Planner {
 
   // A plan's schedule, made once for all plans that have it.
   const Pipeline& pipeline(const Plan& p) {
-    const CombinedOptions& o = p.options;
+    const PipelineOptions& o = p.options.pipeline;
     const auto [made, is_new] = pipelines_.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
     auto& [schedule, stages] = made->second;
     if (!is_new) return made->second;
     schedule = make_schedule(o, o.pp, p.micro_batches);
-    for (int stage = 0; stage < o.pp; ++stage) stages.push_back(stage_share(o, schedule, stage));
+    for (int stage = 0; stage < o.pp; ++stage) stages.push_back(stage_share(p.options, schedule, stage));
     return made->second;
   }
   CostModel cost_model(const Plan& p) { return {p.options, p.shape, gpu_, pipeline(p).schedule, style_}; }
@@ -271,9 +276,10 @@ class Planner {
     CombinedOptions o = base_;
     const auto divides = [&] {
       try {
-        check_tensor_parallel(o, o.tp, int64_t{o.micro_batch_size} * o.sequence_length / o.cp);
-        check_context_parallel(o, o.cp, o.tp);
-        check_experts(o);
+        check_tensor_parallel(o.model, o.tensor, o.tp,
+                              int64_t{o.micro_batch_size} * o.sequence_length / o.cp);
+        check_context_parallel(o, o.context, o.cp, o.tp);
+        check_experts(o, o.experts);
       } catch (const UsageError&) {
         return false;
       }
@@ -289,13 +295,13 @@ class Planner {
     for (const int tp : divisors(gpus_)) {
       for (const int cp : divisors(gpus_ / tp)) {
         for (const int pp : divisors(gpus_ / tp / cp)) {
-          o.tp = tp, o.cp = cp, o.pp = pp, o.dp = gpus_ / tp / cp / pp;
+          o.tp = tp, o.cp = cp, o.pipeline.pp = pp, o.dp = gpus_ / tp / cp / pp;
           if (pp > o.model.layers || o.dp > o.global_batch_size) continue;
           for (const int ep : divisors(o.model.experts > 0 ? std::gcd(o.model.experts, o.dp * cp) : 1)) {
-            o.ep = ep;
+            o.experts.ep = ep;
             for (int mbs = 1; mbs * o.dp <= o.global_batch_size; mbs *= 2) {
               for (const bool sp : {false, true}) {
-                o.micro_batch_size = mbs, o.sequence_parallel = sp;
+                o.micro_batch_size = mbs, o.tensor.sequence_parallel = sp;
                 if ((!sp || tp > 1) && divides()) for_each_schedule(o, use);
               }
             }
@@ -305,23 +311,25 @@ class Planner {
     }
   }
   static void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) {
+    const int pp = o.pipeline.pp;
+    int& zero_stage = o.zero.zero_stage;
     const auto add = [&](PpSchedule schedule, int vpp) {
-      o.pp_schedule = schedule, o.vpp = vpp;
-      if (vpp * o.pp <= o.model.layers) use(o);
+      o.pipeline.pp_schedule = schedule, o.pipeline.vpp = vpp;
+      if (vpp * pp <= o.model.layers) use(o);
     };
     const bool has_replicas = o.dp * o.cp > 1;  // otherwise all ZeRO stages are the same
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
       o.recompute = recompute;
-      for (o.zero_stage = has_replicas ? 0 : 1; o.zero_stage <= (has_replicas ? 3 : 1); ++o.zero_stage) {
+      for (zero_stage = has_replicas ? 0 : 1; zero_stage <= (has_replicas ? 3 : 1); ++zero_stage) {
         add(PpSchedule::one_f_one_b, 1);
-        if (o.pp == 1) continue;
+        if (pp == 1) continue;
         add(PpSchedule::afab, 1);
         if (recompute == Recompute::none) {  // these need what full recomputation throws away
           add(PpSchedule::zb_h1, 1);
           add(PpSchedule::zb_v, 2);
           add(PpSchedule::dualpipe_v, 2);
         }
-        for (int vpp = 2; vpp * o.pp <= o.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
+        for (int vpp = 2; vpp * pp <= o.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
       }
     }
   }

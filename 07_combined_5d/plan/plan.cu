@@ -79,8 +79,8 @@ void refuse_left_out(const CombinedOptions& o, const std::function<bool(const ch
     require(good, option, value, known, "; a plan leaves this out");
   };
   expect(!has_fp8_products, "PRECISION", "fp8", "bf16, fp16 or fp32");
-  expect(o.tp_overlap == 1, "--tp-overlap", o.tp_overlap, "1");
-  expect(o.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
+  expect(o.tensor.tp_overlap == 1, "--tp-overlap", o.tensor.tp_overlap, "1");
+  expect(o.data_parallel.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
   expect(o.optimizer == OptimizerKind::adamw, "--optimizer", "sgd", "adamw");
   expect(!given("--link"), "--link", "given", "the links of a --gpu FILE");
   for (const char* option :
@@ -170,8 +170,9 @@ std::vector<std::string> options_of(const Plan& p) {
     if (value > 1 || word == "zero" || word == "mbs")
       words.insert(words.end(), {option, std::to_string(value)});
   }
-  if (o.pp > 1) words.insert(words.end(), {"--pp-schedule", text(to_string(o.pp_schedule))});
-  if (o.sequence_parallel) words.push_back("--sequence-parallel");
+  if (o.pipeline.pp > 1)
+    words.insert(words.end(), {"--pp-schedule", text(to_string(o.pipeline.pp_schedule))});
+  if (o.tensor.sequence_parallel) words.push_back("--sequence-parallel");
   if (o.recompute != Recompute::none)
     words.insert(words.end(), {"--recompute", text(to_string(o.recompute))});
   words.insert(words.end(), {"--attention", text(to_string(o.attention))});

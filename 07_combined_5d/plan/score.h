@@ -34,15 +34,16 @@ inline Plan plan_of_row(const std::function<double(const char*, double, double)>
   o.model = model.sizes;
   o.sequence_length = 4096;
   o.attention = Attention::tensor_core;
-  o.tp = whole("tp"), o.dp = whole("dp"), o.pp = whole("pp"), o.micro_batch_size = whole("mbs");
-  o.zero_stage = static_cast<int>(number("zero", 0, 3));
-  o.sequence_parallel = o.tp > 1;
+  o.tp = whole("tp"), o.dp = whole("dp"), o.pipeline.pp = whole("pp"), o.micro_batch_size = whole("mbs");
+  o.zero.zero_stage = static_cast<int>(number("zero", 0, 3));
+  o.tensor.sequence_parallel = o.tp > 1;
   o.global_batch_size = o.dp * o.micro_batch_size * whole("grad_acc");
-  require(o.pp <= o.model.layers, "--score: pp", o.pp, "at most the layers, ", o.model.layers);
+  require(o.pipeline.pp <= o.model.layers, "--score: pp", o.pipeline.pp, "at most the layers, ",
+          o.model.layers);
   const double table = double(o.model.vocab_size) * o.model.d_model / o.tp;
-  const bool shares_table = model.tied && o.pp == 1;
-  const double saved = shares_table ? table * (2 + 2 + 4 + 12.0 / (o.zero_stage > 0 ? o.dp : 1)) : 0;
-  return Planner(o, o.tp * o.dp * o.pp, gpu, style).plan(o, saved);
+  const bool shares_table = model.tied && o.pipeline.pp == 1;
+  const double saved = shares_table ? table * (2 + 2 + 4 + 12.0 / (o.zero.zero_stage > 0 ? o.dp : 1)) : 0;
+  return Planner(o, o.tp * o.dp * o.pipeline.pp, gpu, style).plan(o, saved);
 }
 
 inline std::vector<std::string> cells_of(const std::string& line) {

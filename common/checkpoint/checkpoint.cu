@@ -196,7 +196,7 @@ void Checkpoints::load_states() {
   }
   if (has_master_weights && !has_masters(folder)) load_masters();
   if (ranks_.rank() > 0) return;
-  std::string changed = changed_options(options_, state);
+  std::string changed = options_.changed;
   if (state.precision != precision_name)
     changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
   std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),

@@ -88,6 +88,33 @@ void read_rope(const JsonFile& config, ModelConfig& model) {
              "low_freq_factor to be below high_freq_factor");
 }
 
+// Of the values of an object.
+std::map<std::string, std::string> texts_of(const Json& object) {
+  std::map<std::string, std::string> texts;
+  for (const auto& [name, value] : object.items())
+    texts[name] = value.is_string() ? value.get<std::string>() : value.dump();
+  return texts;
+}
+
+// The options that --load takes from the checkpoint, unless they are given.
+const std::vector<std::string> training_options = {
+    "data",
+    "seq-len",
+    "micro-batch-size",
+    "global-batch-size",
+    "steps",
+    "seed",
+    "optimizer",
+    "lr",
+    "warmup-steps",
+    "beta1",
+    "beta2",
+    "weight-decay",
+    "grad-clip",
+    "aux-loss",
+    "balance",  // of experts
+};
+
 }  // namespace
 
 std::string checkpoint_name(int64_t steps) {
@@ -146,9 +173,7 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
         "a loss scale of three numbers");
     result.loss_scale = scale.get<std::vector<double>>();
   }
-  const JsonFile options = file.part("options");
-  for (const auto& [name, value] : options.json().items())
-    result.options[name] = value.is_string() ? value.get<std::string>() : value.dump();
+  result.options = texts_of(file.part("options").json());
   const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
   file.check(!name.starts_with("step_") || name == checkpoint_name(result.steps),
              "the steps of its folder's name; it says ", result.steps);
@@ -248,6 +273,37 @@ std::string model_difference(const ModelConfig& model, const ModelConfig& saved)
     if (value != was) return text(name, " is ", value.dump(), ", and was ", was.dump());
   }
   return {};
+}
+
+void use_checkpoint(CommandLine& line, Options& options) {
+  const bool loads = line.given("--load"), loads_weights = line.given("--load-weights");
+  require(!options.resume || !options.save.empty(), "--resume", "given",
+          "--save, the folder from which the run goes on");
+  const bool resumes = options.resume && fs::exists(options.save + "/latest");  // newer than what others name
+  require(resumes || !loads || !loads_weights, "--load-weights", options.load_weights,
+          "one of --load and --load-weights");
+  if (!resumes && !loads && !loads_weights) return;
+  const std::string option = resumes ? "--resume" : loads ? "--load" : "--load-weights";
+  const std::string folder = resumes ? options.save : loads ? options.load : options.load_weights;
+  const bool continues = option != "--load-weights";
+  options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
+  read_model_config(option, options.load_folder, options.model);
+  const ModelConfig saved = options.model;
+  const TrainerState state = continues ? read_trainer_state(option, options.load_folder) : TrainerState();
+  for (const std::string& name : training_options) {
+    if (state.options.contains(name)) line.assign(name, state.options.at(name));
+  }
+  auto before = texts_of(Json::parse(line.as_json()));
+  line.assign_given();
+  auto now = texts_of(Json::parse(line.as_json()));
+  const std::string difference = model_difference(options.model, saved);
+  require(difference.empty(), option, options.load_folder, "the same model; ", difference);
+  options.model.remarks = saved.remarks;
+  for (const std::string& name : training_options) {
+    if (continues && now[name] != before[name])
+      options.changed += text("; --", name, " is ", now[name], " and was ", before[name]);
+  }
+  if (resumes) options.load = folder, options.load_weights.clear();
 }
 
 }  // namespace pentatron

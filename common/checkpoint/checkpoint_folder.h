@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "run/options.h"
 
 namespace pentatron {
 
@@ -38,6 +38,11 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
 // folder. Throws UsageError, naming `option`, if the file can't be read, or if it asks for something that
 // would change the result and that is not here. What changes training alone becomes a remark.
 void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model);
+
+// --load, --resume and --load-weights: the model is that of the folder. With the first two, options of the
+// training are those of the run that saved it. What is given on the command line counts, but another model is
+// refused. Throws UsageError.
+void use_checkpoint(CommandLine& line, Options& options);
 
 // The text of config.json. sequence_length: what the model was trained on; type: of the weights, in PyTorch's
 // words, such as "float32".

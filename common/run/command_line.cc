@@ -22,11 +22,12 @@ void check_writable(const std::string& option, const std::string& path) {
           "a file that can be written");
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  if (a.empty() || b.empty()) return false;
-  std::error_code ignored;  // a file that does not exist yet equals no other
-  return fs::equivalent(a, b, ignored) || fs::weakly_canonical(fs::absolute(a, ignored), ignored) ==
-                                              fs::weakly_canonical(fs::absolute(b, ignored), ignored);
+bool same_file(const std::string& a, const std::string& b) {  // also one that does not exist yet
+  std::error_code ignored;
+  const auto whole = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path), ignored);
+  };
+  return !a.empty() && !b.empty() && whole(a) == whole(b);
 }
 
 }  // namespace
@@ -47,25 +48,21 @@ CommandLine::~CommandLine() = default;
 
 void CommandLine::footer(const std::string& words) { app_->footer(words); }
 
-void CommandLine::add(const std::string& option, const std::string& placeholder, const std::string& preset,
-                      const std::string& help, std::function<void(const std::string&)> assign,
-                      std::function<OptionValue()> value) {
-  const std::string shown = preset.empty() ? help : help + " [" + preset + "]";
-  CLI::Option* added = app_->add_option(option, CLI::callback_t(), shown);
+void CommandLine::add(const std::string& option, const std::string& placeholder, const std::string& help,
+                      std::function<void(const std::string&)> assign, std::function<OptionValue()> value,
+                      const std::string& preset) {
+  const auto as_text = [](const auto& present) { return text(present); };
+  const std::string words = preset.empty() ? std::visit(as_text, value()) : preset;
+  CLI::Option* added =
+      app_->add_option(option, CLI::callback_t(), words.empty() ? help : help + " [" + words + "]");
   added->type_name(placeholder)->group(group_);
   added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   entries_.push_back({added, std::move(assign), std::move(value)});
 }
 
-void CommandLine::flag(const std::string& option, bool& value, const std::string& help,
-                       const std::function<void()>& then) {
-  CLI::Option* added = app_->add_flag(option, help);
-  added->group(group_);
-  const auto set = [&value, then](const std::string&) {
-    value = true;
-    if (then) then();
-  };
-  entries_.push_back({added, set, [&value] { return value; }});
+void CommandLine::flag(const std::string& option, bool& value, const std::string& help) {
+  CLI::Option* added = app_->add_flag(option, help)->group(group_);
+  entries_.push_back({added, [&value](const std::string&) { value = true; }, [&value] { return value; }});
 }
 
 void CommandLine::parse(int argc, const char* const* argv) {
@@ -80,11 +77,15 @@ void CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
-  for (const Entry& entry : entries_) {
-    if (entry.option->count() > 0) entry.assign(entry.option->results().back());
-  }
+  assign_given();
   if (!app_->remaining().empty()) {
     throw UsageError(app_->remaining().front() + ": unknown option; expected one of those that --help lists");
+  }
+}
+
+void CommandLine::assign_given() {
+  for (const Entry& entry : entries_) {
+    if (entry.option->count() > 0) entry.assign(entry.option->results().back());
   }
 }
 
@@ -99,16 +100,15 @@ void CommandLine::assign(const std::string& name, const std::string& value) {
   }
 }
 
-void CommandLine::check_files() const {
-  for (const auto& [option, path] : outputs_) {
-    if (path.empty()) continue;
-    for (const auto& [input, its_path] : inputs_) {
-      require(!same_file(path, its_path), option, path, "another file than that of ", input);
-    }
-    check_writable(option, path);
-    for (const auto& [other, its_path] : outputs_) {
-      if (other == option) break;
-      require(!same_file(path, its_path), option, path, "another file than that of ", other);
+void CommandLine::check() const {
+  for (const auto& check : checks_) check();
+  for (const File& file : files_) {
+    if (!file.is_written || file.path.empty()) continue;
+    check_writable(file.option, file.path);
+    for (const File& other : files_) {
+      const bool is_later = other.is_written && &other >= &file;  // it complains itself
+      require(is_later || !same_file(file.path, other.path), file.option, file.path,
+              "another file than that of ", other.option);
     }
   }
 }

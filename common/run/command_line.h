@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
+#include <concepts>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -79,37 +78,31 @@ class CommandLine {
 
   // Under which --help prints what is declared from now on.
   void group(const std::string& name) { group_ = name; }
+  void footer(const std::string& words);
 
-  // Integer: int, int64_t or uint64_t. `preset`: the default in words.
-  template <class Integer>
-  void whole(const std::string& option, Integer& value, Integer lowest, Integer highest,
-             const std::string& help, const std::string& preset = "") {
-    add_number(option, "N", value, lowest, highest, "a whole number", help, preset);
-  }
-  void number(const std::string& option, double& value, double lowest, double highest,
-              const std::string& help, const std::string& preset = "") {
-    add_number(option, "X", value, lowest, highest, "a number", help, preset);
-  }
-  // `then`, if there is one, is called when the flag is given.
-  void flag(const std::string& option, bool& value, const std::string& help,
-            const std::function<void()>& then = {});
-  // `check`, if there is one, throws UsageError, or sets what depends on the words.
-  void words(const std::string& option, const std::string& placeholder, std::string& words,
-             const std::string& help, const std::function<void(const std::string&)>& check = {}) {
-    const auto assign = [=, &words](const std::string& given) {
-      if (check) check(given);
-      words = given;
+  // Most declarations may say in words what the default is: `preset`.
+  template <class Number>
+  void number(const std::string& option, Number& value, std::type_identity_t<Number> lowest,
+              std::type_identity_t<Number> highest, const std::string& help, const std::string& preset = "") {
+    const bool is_whole = std::integral<Number>;
+    const std::string expected = text(is_whole ? "a whole" : "a", " number from ", lowest, " to ", highest);
+    const auto assign = [=, &value](const std::string& given) {
+      Number number{};
+      const char* const all = given.data() + given.size();
+      const auto [end, error] = std::from_chars(given.data(), all, number);
+      const bool complete = error == std::errc() && end == all;
+      require(complete && number >= lowest && number <= highest, option, given, expected);  // not NaN, either
+      value = number;
     };
-    add(option, placeholder, words, help, assign, [&words] { return words; });
+    add(
+        option, is_whole ? "N" : "X", help, assign, [&value] { return value; }, preset);
   }
-  // Files that are read must not be among those that are written, and these must be different.
-  void input(const std::string& option, std::string& path, const std::string& help) {
-    words(option, "FILE", path, help);
-    reads(option, path);
-  }
-  void output(const std::string& option, std::string& path, const std::string& help) {
-    words(option, "FILE", path, help);
-    outputs_.push_back({option, path});
+  void flag(const std::string& option, bool& value, const std::string& help);
+  void words(const std::string& option, const std::string& placeholder, std::string& words,
+             const std::string& help, const std::string& preset = "") {
+    const auto assign = [&words](const std::string& given) { words = given; };
+    add(
+        option, placeholder, help, assign, [&words] { return words; }, preset);
   }
   template <class Value>
   void choice(const std::string& option, Value& value, const Names<Value>& names, const std::string& help) {
@@ -119,48 +112,32 @@ class CommandLine {
       value = named->second;
     };
     const auto name = [&value, &names] { return std::string(name_of(names, value)); };
-    add(option, join(words_of(names), "|"), name(), help, assign, name);
+    add(option, join(words_of(names), "|"), help, assign, name);
   }
   // Any other option. `assign` converts and stores its value, and throws UsageError if the value is wrong.
   // `value` returns what was stored.
-  void add(const std::string& option, const std::string& placeholder, const std::string& preset,
-           const std::string& help, std::function<void(const std::string&)> assign,
-           std::function<OptionValue()> value);
-  // The file of an option that `add` declared is read, if the path is not empty.
-  void reads(const std::string& option, const std::string& path) { inputs_.push_back({option, path}); }
-  // --load takes these from the checkpoint, unless they are given. Without "--".
-  void of_training(std::initializer_list<const char*> names) {
-    training_.insert(training_.end(), names.begin(), names.end());
-  }
-  void footer(const std::string& words);
+  void add(const std::string& option, const std::string& placeholder, const std::string& help,
+           std::function<void(const std::string&)> assign, std::function<OptionValue()> value,
+           const std::string& preset = "");
+
+  // The option's path is that of a file. What is written must be no other option's file, and writable.
+  void reads(const std::string& option, const std::string& path) { files_.push_back({option, path, false}); }
+  void writes(const std::string& option, const std::string& path) { files_.push_back({option, path, true}); }
+  // When all values are known, parse_options calls this: it completes or refuses some of them.
+  void afterwards(const std::function<void()>& check) { checks_.push_back(check); }
 
   void parse(int argc, const char* const* argv);
+  void assign_given();  // once more, if their defaults have changed
   bool given(const std::string& option) const;
   // Sets an option, if there is one of this name, as if it had been given.
   void assign(const std::string& name, const std::string& value);
-  const std::vector<std::string>& training() const { return training_; }
-  // Throws UsageError unless the output files could be written. Nothing is written here: the log of an
-  // earlier run must survive a request that turns out to be impossible.
-  void check_files() const;
+  // Calls what is to be done afterwards. Throws UsageError unless the files could be written. Nothing is
+  // written here: the log of an earlier run must survive a request that turns out to be impossible.
+  void check() const;
   // A JSON object with the present value of every option: {"layers": 8, ...}.
   std::string as_json() const;
 
  private:
-  template <class Number>
-  void add_number(const std::string& option, const char* placeholder, Number& value, Number lowest,
-                  Number highest, const char* kind, const std::string& help, const std::string& preset) {
-    const std::string expected = text(kind, " from ", lowest, " to ", highest);
-    const auto assign = [=, &value](const std::string& given) {
-      Number number{};
-      const char* const all = given.data() + given.size();
-      const auto [end, error] = std::from_chars(given.data(), all, number);
-      const bool complete = error == std::errc() && end == all;
-      require(complete && number >= lowest && number <= highest, option, given, expected);  // not NaN, either
-      value = number;
-    };
-    add(option, placeholder, preset.empty() ? text(value) : preset, help, assign, [&value] { return value; });
-  }
-
   struct Entry {
     CLI::Option* option;
     std::function<void(const std::string&)> assign;
@@ -169,12 +146,13 @@ class CommandLine {
   struct File {
     std::string option;
     const std::string& path;
+    bool is_written;
   };
   std::unique_ptr<CLI::App> app_;
   std::string group_;
   std::vector<Entry> entries_;
-  std::vector<File> inputs_, outputs_;
-  std::vector<std::string> training_;
+  std::vector<File> files_;
+  std::vector<std::function<void()>> checks_;
 };
 
 }  // namespace pentatron

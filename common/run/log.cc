@@ -177,70 +177,64 @@ RunLog::RunLog(std::ostream& out, const Config& config) : out_(out), config_(con
 }
 
 double RunLog::mfu(double tokens, double seconds) const {
-  return config_.peak_flops > 0
-             ? tokens * config_.flops_per_token / (seconds * config_.ranks * config_.peak_flops)
-             : 0;
-}
-
-// A number that is infinite or not one becomes null.
-void RunLog::write_json(const StepRecord& r) {
-  Json json = {{"step", r.step},     {"loss", r.loss},       {"grad_norm", r.grad_norm},  {"lr", r.lr},
-               {"tokens", r.tokens}, {"seconds", r.seconds}, {"comm_bytes", r.comm_bytes}};
-  if (r.scale && r.computed)
-    json.update({{"loss_scale", r.scale->factor}, {"skipped_steps", r.scale->skipped}});
-  if (r.modelled) json["modelled"] = json_of(*r.modelled, mfu(r.tokens, r.modelled->seconds));
-  write_json(json.dump());
+  if (config_.peak_flops == 0) return 0;
+  return tokens * config_.flops_per_token / (seconds * config_.ranks * config_.peak_flops);
 }
 
 void RunLog::begin(const std::string& options, const std::string& precision) {
   const Json line = {{"options", Json::parse(options)}, {"precision", precision}, {"ranks", config_.ranks}};
-  if (json_.is_open()) write_json(line.dump());
+  write_json(line.dump());
 }
 
-void RunLog::step(const StepRecord& record) {
-  if (json_.is_open()) write_json(record);
-  if (record.step == 1) {
+void RunLog::step(const StepRecord& r) {
+  const bool has_scale = r.scale && r.computed;
+  Json json = {{"step", r.step},     {"loss", r.loss},       {"grad_norm", r.grad_norm},  {"lr", r.lr},
+               {"tokens", r.tokens}, {"seconds", r.seconds}, {"comm_bytes", r.comm_bytes}};
+  if (has_scale) json.update({{"loss_scale", r.scale->factor}, {"skipped_steps", r.scale->skipped}});
+  if (r.modelled) json["modelled"] = json_of(*r.modelled, mfu(r.tokens, r.modelled->seconds));
+  write_json(json.dump());  // a number that is infinite or not one becomes null
+
+  if (r.step == 1) {
     print_row(out_, step_widths,
               {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"});
   }
-  const double seconds = record.modelled ? record.modelled->seconds : record.seconds;
-  tokens_ += record.tokens;
-  unshown_tokens_ += record.tokens;
-  unshown_seconds_ += seconds;
-  ++unshown_steps_, ++steps_;
-  if (record.step != 1 && record.step != config_.steps && record.step % config_.log_every != 0) return;
-
-  const auto computed = [&](double value) { return record.computed ? formatted("%.4f", value) : "-"; };
-  const double use = mfu(unshown_tokens_, unshown_seconds_);
+  for (Steps* steps : {&unshown_, &all_}) {
+    ++steps->number;
+    steps->tokens += r.tokens;
+    steps->seconds += r.modelled ? r.modelled->seconds : r.seconds;
+  }
+  if (r.step != 1 && r.step != config_.steps && r.step % config_.log_every != 0) return;
+  const auto& [number, tokens, seconds] = unshown_;
+  const auto computed = [&](double value) { return r.computed ? formatted("%.4f", value) : "-"; };
+  const double use = mfu(tokens, seconds);
   print_row(out_, step_widths,
-            {std::to_string(record.step), computed(record.loss), computed(record.grad_norm),
-             formatted("%.2e", record.lr), human_seconds(unshown_seconds_ / unshown_steps_),
-             human_count(unshown_tokens_ / unshown_seconds_ / config_.ranks), use > 1e-6 ? percent(use) : "-",
-             human_bytes(record.memory_peak), human_bytes(record.comm_bytes)});
-  if (record.scale && record.computed) {
-    out_ << "         loss scale " << formatted("%.0f", record.scale->factor) << ", "
-         << (record.scale->skipped == 1 ? "1 step" : std::to_string(record.scale->skipped) + " steps")
-         << " skipped\n";
+            {std::to_string(r.step), computed(r.loss), computed(r.grad_norm), formatted("%.2e", r.lr),
+             human_seconds(seconds / number), human_count(tokens / seconds / config_.ranks),
+             use > 1e-6 ? percent(use) : "-", human_bytes(r.memory_peak), human_bytes(r.comm_bytes)});
+  if (has_scale) {
+    out_ << "         loss scale " << formatted("%.0f", r.scale->factor) << ", " << r.scale->skipped
+         << (r.scale->skipped == 1 ? " step" : " steps") << " skipped\n";
   }
   out_.flush();
-  unshown_tokens_ = unshown_seconds_ = 0;
-  unshown_steps_ = 0;
+  unshown_ = {};
 }
 
 void RunLog::summary(const Summary& summary) {
   print_memory_table(out_, summary.ranks);
-  const trace::Overlap mean = mean_overlap(summary.ranks, std::max(1, steps_ - 1));
+  const trace::Overlap mean = mean_overlap(summary.ranks, std::max(1, all_.number - 1));
   if (mean.seconds > 0) {
-    print_overlap(out_, mean, number_of(summary.ranks), steps_ == 1);
+    print_overlap(out_, mean, number_of(summary.ranks), all_.number == 1);
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
-         << human_count(tokens_ / summary.seconds) << " tokens/s.\n";
+         << human_count(all_.tokens / summary.seconds) << " tokens/s.\n";
   }
   out_.flush();
-  if (json_.is_open()) write_json(json_of(summary, mean, mfu(tokens_ / steps_, mean.seconds)).dump());
+  write_json(json_of(summary, mean, mfu(all_.tokens / all_.number, mean.seconds)).dump());
 }
 
 // Flushes every line, so that the log of a killed run can be read up to its last step.
-void RunLog::write_json(const std::string& line) { json_ << line << std::endl; }
+void RunLog::write_json(const std::string& line) {
+  if (json_.is_open()) json_ << line << std::endl;
+}
 
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks) {
   const auto row = [&](std::string_view name, size_t predicted, size_t measured) {

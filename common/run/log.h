@@ -80,17 +80,17 @@ class RunLog {
 
  private:
   double mfu(double tokens, double seconds) const;
-  void write_json(const StepRecord& record);
-  void write_json(const std::string& line);
+  void write_json(const std::string& line);  // if there is a log
 
   std::ostream& out_;
   const Config config_;
   std::ofstream json_;
-  double unshown_tokens_ = 0;   // since the last printed line
-  double unshown_seconds_ = 0;  // since the last printed line
-  int unshown_steps_ = 0;
-  double tokens_ = 0;  // of all steps
-  int steps_ = 0;      // of this run: those before --load are not logged
+  struct Steps {
+    int number = 0;
+    double tokens = 0, seconds = 0;
+  };
+  Steps unshown_;  // since the last printed line
+  Steps all_;      // of this run: those before --load are not logged
 };
 
 // Prints the bytes of each purpose, predicted and measured, of the rank that has most.

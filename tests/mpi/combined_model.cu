@@ -7,13 +7,13 @@ CombinedModel::CombinedModel(const CombinedCase& c, World& world)
     : of(c),
       mesh(of.shape, world),
       chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.place.pp)),
-      positions(positions_of_rank(options, mesh.place.cp, of.shape.cp)),
-      tensor_parallel(options, mesh.rows(options), mesh.tensor, compute),
-      attention(context_attention(options, mesh.context, of.shape.tp)),
-      with_experts(
-          options.model.experts > 0
-              ? std::make_unique<ExpertParallel>(options, mesh.experts, compute, &mesh.context, &mesh.tensor)
-              : nullptr),
+      positions(positions_of_rank(options, options.context, mesh.place.cp, of.shape.cp)),
+      tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute),
+      attention(context_attention(options, options.context, mesh.context, of.shape.tp)),
+      with_experts(options.model.experts > 0
+                       ? std::make_unique<ExpertParallel>(options, options.experts, mesh.experts, compute,
+                                                          &mesh.context, &mesh.tensor)
+                       : nullptr),
       feed_forward(with_experts ? *with_experts : dense_mlp),
       parameters(mesh.parameter_layout(units_of(chunks))),
       ids(declare_transformer(options.model, feed_forward, parameters)),

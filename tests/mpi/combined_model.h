@@ -17,11 +17,11 @@ struct CombinedCase {
   // The same on one rank, in the plainest way.
   CombinedCase alone() const {
     CombinedCase c = {{}, options};
-    c.options.pp_schedule = PpSchedule::one_f_one_b;
-    c.options.zero_stage = 0;
-    c.options.sequence_parallel = false;
+    c.options.pipeline.pp_schedule = PpSchedule::one_f_one_b;
+    c.options.zero.zero_stage = 0;
+    c.options.tensor.sequence_parallel = false;
     c.options.recompute = Recompute::none;
-    c.options.ep = c.options.vpp = 1;
+    c.options.experts.ep = c.options.pipeline.vpp = 1;
     return c;
   }
 };

@@ -11,16 +11,16 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
       parameters(technique.kind == Technique::pipeline
                      ? pipeline_layout(schedule(), ranks.rank(), parts_of_model())
                      : technique.layout(ranks)) {
-  options.sequence_parallel = technique.sequence_parallel;
-  options.tp_overlap = technique.tp_overlap;
+  options.tensor.sequence_parallel = technique.sequence_parallel;
+  options.tensor.tp_overlap = technique.tp_overlap;
   Seams seams = {{},
                  &usual_region,
                  other.attention ? other.attention : &usual_attention,
                  other.feed_forward ? other.feed_forward : &usual_feed_forward};
   if (technique.kind == Technique::context_parallel) {
-    positions = positions_of_rank(options, ranks.rank(), ranks.ranks());
+    positions = positions_of_rank(options, options.context, ranks.rank(), ranks.ranks());
     gradient_ranks = std::make_unique<Communicator>(world, world.all(), "gradients");
-    context_parallel = context_attention(options, ranks);
+    context_parallel = context_attention(options, options.context, ranks);
     seams.attention = context_parallel.get();
   } else {
     positions = all_positions(options);
@@ -33,8 +33,9 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
     parameters.allocate();
   }
   if (technique.kind == Technique::data_parallel || context_parallel) {
-    data_parallel = std::make_unique<DataParallel>(technique.sync, technique.bucket_mb, parameters.group(),
-                                                   gradient_ranks ? *gradient_ranks : ranks, stream);
+    data_parallel =
+        std::make_unique<DataParallel>(DataParallelOptions{technique.sync, technique.bucket_mb},
+                                       parameters.group(), gradient_ranks ? *gradient_ranks : ranks, stream);
     seams.hooks = {data_parallel.get()};
   }
   if (technique.kind == Technique::tensor_parallel) {

@@ -23,11 +23,11 @@ CombinedCase checkpoint_case(const MeshShape& shape, int zero_stage, int experts
                                2);
   o.optimizer = OptimizerKind::adamw;
   o.lr = 1e-4;  // so that AdamW does not make large what is only rounding
-  o.zero_stage = zero_stage;
+  o.zero.zero_stage = zero_stage;
   o.attention = Attention::tiled;
   o.model.experts = experts;
   o.model.balance = experts > 0 ? Balance::bias : Balance::loss;
-  o.ep = shape.ep;
+  o.experts.ep = shape.ep;
   CombinedCase c = {shape, o};
   check_combined(c.options, c.shape);
   return c;
@@ -294,7 +294,7 @@ TEST_CASE("07: ranks that hold the same weights notice that a bit differs", "[07
   for (const auto& [shape, zero_stage, experts, name, is_shared] : flips) {
     CAPTURE(shape.tp, shape.cp, shape.dp, shape.pp, shape.ep, zero_stage, name);
     CombinedCase c = checkpoint_case(shape, zero_stage, experts);
-    if (shape.copies == 2) c.options.pp_schedule = PpSchedule::dualpipe, c.options.vpp = 2;
+    if (shape.copies == 2) c.options.pipeline.pp_schedule = PpSchedule::dualpipe, c.options.pipeline.vpp = 2;
     c.options.model.layers = shape.copies * shape.pp;
     CombinedModel model(c, world);
     model.accumulate(batches_of_step(c.options, 0));

@@ -37,22 +37,25 @@ std::string command_line(const CombinedCase& c) {
   const ModelConfig& m = o.model;
   std::ostringstream text;
   text << "mpirun -n " << c.shape.ranks() << " build/cpu-fp64/07_combined_5d --tp " << c.shape.tp << " --cp "
-       << c.shape.cp << " --dp " << c.shape.dp << " --pp " << c.shape.pp << " --zero-stage " << o.zero_stage;
-  if (o.zero_stage == 0) text << " --dp-sync " << to_string(o.dp_sync) << " --bucket-mb " << o.bucket_mb;
-  if (o.sequence_parallel) text << " --sequence-parallel";
-  if (o.tp_overlap > 1) text << " --tp-overlap " << o.tp_overlap;
-  text << " --pp-schedule " << to_string(o.pp_schedule);
-  if (o.vpp > 1) text << " --vpp " << o.vpp;
-  text << " --pp-messages " << to_string(o.pp_messages);
-  text << " --cp-layout " << to_string(o.cp_layout) << " --cp-exchange " << to_string(o.cp_exchange)
-       << " --attention " << to_string(o.attention) << " --recompute " << to_string(o.recompute)
-       << " --layers " << m.layers << " --d-model " << m.d_model << " --heads " << m.heads << " --kv-heads "
-       << m.kv_heads << " --d-ff " << m.d_ff << " --vocab-size " << m.vocab_size << " --seq-len "
-       << o.sequence_length << " --micro-batch-size " << o.micro_batch_size << " --global-batch-size "
-       << o.global_batch_size;
+       << c.shape.cp << " --dp " << c.shape.dp << " --pp " << c.shape.pp << " --zero-stage "
+       << o.zero.zero_stage;
+  if (o.zero.zero_stage == 0)
+    text << " --dp-sync " << to_string(o.data_parallel.dp_sync) << " --bucket-mb "
+         << o.data_parallel.bucket_mb;
+  if (o.tensor.sequence_parallel) text << " --sequence-parallel";
+  if (o.tensor.tp_overlap > 1) text << " --tp-overlap " << o.tensor.tp_overlap;
+  text << " --pp-schedule " << to_string(o.pipeline.pp_schedule);
+  if (o.pipeline.vpp > 1) text << " --vpp " << o.pipeline.vpp;
+  text << " --pp-messages " << to_string(o.pipeline.pp_messages);
+  text << " --cp-layout " << to_string(o.context.cp_layout) << " --cp-exchange "
+       << to_string(o.context.cp_exchange) << " --attention " << to_string(o.attention) << " --recompute "
+       << to_string(o.recompute) << " --layers " << m.layers << " --d-model " << m.d_model << " --heads "
+       << m.heads << " --kv-heads " << m.kv_heads << " --d-ff " << m.d_ff << " --vocab-size " << m.vocab_size
+       << " --seq-len " << o.sequence_length << " --micro-batch-size " << o.micro_batch_size
+       << " --global-batch-size " << o.global_batch_size;
   if (o.model.experts > 0)
     text << " --experts " << o.model.experts << " --top-k " << o.model.top_k << " --ep " << c.shape.ep
-         << " --balance " << to_string(o.model.balance) << " --aux-loss " << o.aux_loss
+         << " --balance " << to_string(o.model.balance) << " --aux-loss " << o.experts.aux_loss
          << " --shared-experts " << o.model.shared_experts;
   return text.str();
 }
@@ -148,9 +151,10 @@ CombinedCase mesh_case(const MeshShape& shape, int zero_stage) {
                    /*d_ff=*/3 * r, /*vocab_size=*/5 * r, /*sequence=*/2 * r, /*micro_batch=*/2,
                    /*global_batch=*/2 * 2 * shape.dp),
                2);
-  o.zero_stage = zero_stage;
-  o.sequence_parallel = zero_stage % 2 == 1 || shape.cp * shape.dp == 1;
-  o.cp_exchange = std::vector{CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}[zero_stage % 3];
+  o.zero.zero_stage = zero_stage;
+  o.tensor.sequence_parallel = zero_stage % 2 == 1 || shape.cp * shape.dp == 1;
+  o.context.cp_exchange =
+      std::vector{CpExchange::ring, CpExchange::all_gather, CpExchange::ulysses}[zero_stage % 3];
   o.attention = Attention::tiled;
   return {shape, o};
 }
@@ -184,9 +188,9 @@ TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
     for (const int stage : zero_stages(i++)) {
       CombinedCase c = mesh_case(shape, stage);
       CombinedOptions& o = c.options;
-      o.pp_schedule = PpSchedule::dualpipe;
-      o.vpp = 2;
-      o.tp = shape.tp, o.cp = shape.cp, o.dp = shape.dp, o.pp = shape.pp;
+      o.pipeline.pp_schedule = PpSchedule::dualpipe;
+      o.pipeline.vpp = 2;
+      o.tp = shape.tp, o.cp = shape.cp, o.dp = shape.dp, o.pipeline.pp = shape.pp;
       c.shape = mesh_shape(o, shape.ranks());
       check_mesh(c);
     }
@@ -201,9 +205,9 @@ TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
     CombinedCase c = mesh_case({2, 2, 2, 2, ep}, 3);
     c.options.model.layers = 5;
     c.options.model.experts = 8;
-    c.options.ep = ep;
-    c.options.pp_schedule = PpSchedule::interleaved;
-    c.options.vpp = 2;
+    c.options.experts.ep = ep;
+    c.options.pipeline.pp_schedule = PpSchedule::interleaved;
+    c.options.pipeline.vpp = 2;
     c.options.recompute = Recompute::full;
     check_mesh(c);
   }
@@ -249,7 +253,7 @@ TEST_CASE("07: a folded world has the ranks that differ", "[07][mesh]") {
                                     /*d_ff=*/64, /*vocab_size=*/64, /*sequence=*/16,
                                     /*micro_batch=*/2, /*global_batch=*/6144);
   const auto present = [&](const MeshShape& shape, int ranks_per_node) {
-    o.ep = shape.ep, o.model.experts = shape.ep > 1 ? 4 : 0;
+    o.experts.ep = shape.ep, o.model.experts = shape.ep > 1 ? 4 : 0;
     const PresentRanks there = present_ranks(o, shape, ranks_per_node);
     CHECK(there.ranks[0] == 0);
     CHECK(std::accumulate(there.stand_for.begin(), there.stand_for.end(), 0) == shape.ranks());
@@ -265,7 +269,7 @@ TEST_CASE("07: a folded world has the ranks that differ", "[07][mesh]") {
   CHECK(present({1, 1, 8, 1, 2}, 8) == std::vector{0});
   CHECK(present({1, 1, 8, 1, 2}, 3).size() == 8);  // 2 and 3 lie in two nodes
   for (const CpExchange exchange : {CpExchange::ulysses, CpExchange::all_gather}) {
-    o.cp_exchange = exchange;
+    o.context.cp_exchange = exchange;
     CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 3});
     CHECK(present({1, 4, 1, 1}, 3).size() == 4);  // 3 is alone in its node
   }
@@ -288,11 +292,11 @@ TEST_CASE("07: a mesh as a table", "[07][mesh]") {
 TEST_CASE("07: buckets need a schedule that completes the last stage first", "[07]") {
   const auto check = [](const std::string& last, DpSync sync) {
     CombinedOptions o = training(test_options<CombinedOptions>(4, 8, 2, 2, 8, 23, 6, 1, 2), 1);
-    o.pp = 2;
-    o.dp_sync = sync;
-    o.zero_stage = 0;
-    o.pp_schedule = PpSchedule::from_file;
-    o.pp_schedule_text = "0,3: F0 F0.1 B0.1 W0.1 B0 W0\n2,1: F0.1 F0 B0 B0.1 " + last + "\n";
+    o.pipeline.pp = 2;
+    o.data_parallel.dp_sync = sync;
+    o.zero.zero_stage = 0;
+    o.pipeline.pp_schedule = PpSchedule::from_file;
+    o.pipeline.pp_schedule_text = "0,3: F0 F0.1 B0.1 W0.1 B0 W0\n2,1: F0.1 F0 B0 B0.1 " + last + "\n";
     check_combined(o, {.dp = 2, .pp = 2});
   };
   CHECK_NOTHROW(check("W0 W0.1", DpSync::bucket));
@@ -329,11 +333,11 @@ class Draw {
       other.shape = any_mesh();
       do other.shape.ep = c.options.model.experts > 0 ? up_to(other.shape.dp * other.shape.cp) : 1;
       while (other.shape.dp * other.shape.cp % other.shape.ep != 0);
-      other.options.zero_stage = drawn.options.zero_stage;
-      other.options.sequence_parallel = drawn.options.sequence_parallel;
-      other.options.pp_schedule = drawn.options.pp_schedule;
-      other.options.vpp = drawn.options.vpp;
-      other.options.pp_messages = drawn.options.pp_messages;
+      other.options.zero.zero_stage = drawn.options.zero.zero_stage;
+      other.options.tensor.sequence_parallel = drawn.options.tensor.sequence_parallel;
+      other.options.pipeline.pp_schedule = drawn.options.pipeline.pp_schedule;
+      other.options.pipeline.vpp = drawn.options.pipeline.vpp;
+      other.options.pipeline.pp_messages = drawn.options.pipeline.pp_messages;
       other.options.recompute = drawn.options.recompute;
       if (is_valid(other)) return other;
     }
@@ -345,9 +349,10 @@ class Draw {
   bool is_valid(CombinedCase& c) const {
     try {
       CombinedOptions o = c.options;
-      o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pp = c.shape.pp, o.ep = c.shape.ep;
+      o.tp = c.shape.tp, o.cp = c.shape.cp, o.dp = c.shape.dp, o.pipeline.pp = c.shape.pp,
+      o.experts.ep = c.shape.ep;
       if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
-      check_experts(o);
+      check_experts(o, o.experts);
       c.shape.copies = mesh_shape(o, ranks_).copies;
       check_combined(o, c.shape);
       c.options = o;
@@ -406,16 +411,16 @@ class Draw {
                                                micro_batch, micro_batch * micro_batches * dp),
                  2);
     o.seed = up_to(1000);
-    o.pp_schedule = schedule;
-    o.vpp = chunks;
-    o.pp_messages = up_to(4) == 1 ? PpMessages::grouped : PpMessages::streams;
-    o.zero_stage = up_to(4) - 1;
-    o.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});
-    o.bucket_mb = one_of({0.001, 0.01, 25.0});
-    o.sequence_parallel = up_to(2) == 1;
-    o.tp_overlap = up_to(4);
-    o.cp_layout = one_of({CpLayout::contiguous, CpLayout::zigzag});
-    o.cp_exchange = exchange;
+    o.pipeline.pp_schedule = schedule;
+    o.pipeline.vpp = chunks;
+    o.pipeline.pp_messages = up_to(4) == 1 ? PpMessages::grouped : PpMessages::streams;
+    o.zero.zero_stage = up_to(4) - 1;
+    o.data_parallel.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});
+    o.data_parallel.bucket_mb = one_of({0.001, 0.01, 25.0});
+    o.tensor.sequence_parallel = up_to(2) == 1;
+    o.tensor.tp_overlap = up_to(4);
+    o.context.cp_layout = one_of({CpLayout::contiguous, CpLayout::zigzag});
+    o.context.cp_exchange = exchange;
     o.attention = one_of({Attention::naive, Attention::tiled});
     o.recompute = one_of({Recompute::none, Recompute::selective, Recompute::full});
     if (up_to(5) <= 2) {
@@ -424,9 +429,9 @@ class Draw {
       o.model.experts = shape.ep * up_to(3);
       o.model.top_k = up_to(std::min(3, o.model.experts));
       o.model.balance = one_of({Balance::loss, Balance::bias, Balance::none});
-      o.aux_loss = one_of({0.0, 0.1});
+      o.experts.aux_loss = one_of({0.0, 0.1});
       o.model.shared_experts = up_to(3) - 1;
-      o.ep = shape.ep;
+      o.experts.ep = shape.ep;
     }
     return c;
   }

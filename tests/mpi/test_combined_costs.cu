@@ -43,13 +43,13 @@ CombinedCase requested_case(const Request& r) {
       test_options<CombinedOptions>(/*layers=*/9, /*d_model=*/48, /*heads=*/16, /*kv_heads=*/8, /*d_ff=*/40,
                                     /*vocab_size=*/56, /*sequence=*/16, /*micro_batch=*/2,
                                     /*global_batch=*/2 * kMicroBatches * r.shape.dp);
-  o.zero_stage = r.zero_stage;
-  o.dp_sync = DpSync::overlap;
-  o.sequence_parallel = r.sequence_parallel;
-  o.pp_schedule = r.schedule;
-  o.vpp = r.schedule == PpSchedule::interleaved || is_v_shaped(r.schedule) ? 2 : 1;
+  o.zero.zero_stage = r.zero_stage;
+  o.data_parallel.dp_sync = DpSync::overlap;
+  o.tensor.sequence_parallel = r.sequence_parallel;
+  o.pipeline.pp_schedule = r.schedule;
+  o.pipeline.vpp = r.schedule == PpSchedule::interleaved || is_v_shaped(r.schedule) ? 2 : 1;
   o.recompute = r.recompute;
-  o.cp_exchange = r.exchange;
+  o.context.cp_exchange = r.exchange;
   o.attention = Attention::tiled;
   return {r.shape, o};
 }
@@ -84,7 +84,7 @@ struct Part {
 };
 Part part_of(CombinedModel& combined, const CombinedCase& c) {
   Part part = {0, 0, 0, c.options.micro_batch_size * c.options.sequence_length / c.shape.cp, 0};
-  part.rows_outside = part.rows / (c.options.sequence_parallel ? c.shape.tp : 1);
+  part.rows_outside = part.rows / (c.options.tensor.sequence_parallel ? c.shape.tp : 1);
   for (const LayerRange& range : combined.chunks) {
     part.layers += range.last - range.first;
     part.embedding += range.embedding;
@@ -96,7 +96,7 @@ Part part_of(CombinedModel& combined, const CombinedCase& c) {
 // Of the norms' gradients, those that lie in this rank's shard of each unit; calls and elements.
 ExpectedCalls norms_of_shard(CombinedModel& combined, const CombinedCase& c) {
   ExpectedCalls e;
-  const bool sharded = c.options.zero_stage > 0;
+  const bool sharded = c.options.zero.zero_stage > 0;
   for (const int unit : units_of(combined.chunks)) {
     const int64_t size = combined.parameters.group(dense_group).size(unit);
     const int64_t own = sharded ? size / combined.mesh.gradients.ranks() : size;
@@ -116,7 +116,7 @@ ExpectedOfGroup of_tensor_ranks(CombinedModel& combined, const CombinedCase& c) 
   const int64_t m = kMicroBatches, full = c.options.recompute == Recompute::full;
   const int64_t elements = part.rows * c.options.model.d_model;
   ExpectedOfGroup e;
-  if (c.options.sequence_parallel) {
+  if (c.options.tensor.sequence_parallel) {
     e["all_gather"].add(m * (part.layers * (6 + 2 * full) + part.embedding + 2 * part.head), elements);
     e["reduce_scatter"].add(m * (part.layers * (4 + full) + part.embedding + part.head), elements);
     e["all_reduce"] = norms_of_shard(combined, c);
@@ -135,10 +135,10 @@ ExpectedOfGroup of_context_ranks(CombinedModel& combined, const CombinedCase& c)
   const int64_t passes = c.options.recompute == Recompute::full ? 3 : 2;  // of keys and values
   const int64_t elements = part.rows * c.options.model.kv_heads / c.shape.tp * c.options.model.head_size();
   ExpectedOfGroup e;
-  if (c.options.cp_exchange == CpExchange::all_gather) {
+  if (c.options.context.cp_exchange == CpExchange::all_gather) {
     e["all_gather"].add(times * passes, n * elements);
     e["reduce_scatter"].add(times, n * elements);
-  } else if (c.options.cp_exchange == CpExchange::ulysses) {
+  } else if (c.options.context.cp_exchange == CpExchange::ulysses) {
     // q, k, v there and out back; in backward d_out and its products with out there, three gradients back.
     const int64_t heads = c.options.model.heads / c.shape.tp, queries = heads * c.options.model.head_size();
     e["all_to_all_v"].add(kMicroBatches * part.layers * passes, part.rows * queries + 2 * elements);
@@ -159,12 +159,13 @@ ExpectedOfGroup of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
     return static_cast<int64_t>(combined.parameters.group(dense_group).size(unit));
   };
   for (const int unit : units) {
-    if (c.options.zero_stage == 0) e["all_reduce"].add(1, size(unit));
-    if (c.options.zero_stage > 0) e["reduce_scatter"].add(c.options.zero_stage == 1 ? 1 : m, size(unit));
+    if (c.options.zero.zero_stage == 0) e["all_reduce"].add(1, size(unit));
+    if (c.options.zero.zero_stage > 0)
+      e["reduce_scatter"].add(c.options.zero.zero_stage == 1 ? 1 : m, size(unit));
     // Under a pipeline stage 3 gathers once a step, too.
-    if (c.options.zero_stage > 0 && (c.options.zero_stage < 3 || c.shape.pp > 1))
+    if (c.options.zero.zero_stage > 0 && (c.options.zero.zero_stage < 3 || c.shape.pp > 1))
       e["all_gather"].add(1, size(unit));
-    if (c.options.zero_stage < 3 || c.shape.pp > 1) continue;
+    if (c.options.zero.zero_stage < 3 || c.shape.pp > 1) continue;
     // Forward and backward of every micro-batch; backward finds the last two and needs no embedding, and the
     // next forward finds the first layer.
     const bool last_two = unit >= std::ssize(units) - 2;
@@ -177,7 +178,7 @@ ExpectedOfGroup of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
 ExpectedOfGroup of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t stages = std::ssize(combined.chunks);
-  const bool turns = is_v_shaped(c.options.pp_schedule) && combined.mesh.place.pp == c.shape.pp - 1;
+  const bool turns = is_v_shaped(c.options.pipeline.pp_schedule) && combined.mesh.place.pp == c.shape.pp - 1;
   const int64_t messages = kMicroBatches * (2 * stages - part.embedding - part.head - (turns ? 2 : 0));
   ExpectedOfGroup e;
   e["send"].add(messages, part.rows_outside * c.options.model.d_model);

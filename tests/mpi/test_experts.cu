@@ -24,8 +24,8 @@ CombinedOptions expert_options(int experts, int top_k) {
       kExpertSteps);
   o.model.experts = experts;
   o.model.top_k = top_k;
-  o.aux_loss = 0.1;
-  o.zero_stage = 0;
+  o.experts.aux_loss = 0.1;
+  o.zero.zero_stage = 0;
   return o;
 }
 
@@ -33,18 +33,18 @@ CombinedOptions expert_options(int experts, int top_k) {
 CombinedCase expert_case(CombinedOptions options, int tp = 1, int cp = 1, int pp = 1) {
   const int dp = mpi_tests::ranks() / (tp * cp * pp);
   options.global_batch_size = options.micro_batch_size * 2 * dp;
-  return {{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = options.ep}, options};
+  return {{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = options.experts.ep}, options};
 }
 
 // Two pipeline ranks with two copies of the model.
 CombinedCase in_two_copies(CombinedOptions options) {
-  options.pp_schedule = PpSchedule::dualpipe;
-  options.vpp = 2;
+  options.pipeline.pp_schedule = PpSchedule::dualpipe;
+  options.pipeline.vpp = 2;
   options.model.layers = 5;
   CombinedCase c = expert_case(options, 1, 1, 2);
   c.options.global_batch_size *= 4;
   c.shape.copies = 2;
-  c.shape.ep = c.options.ep = c.shape.dp;
+  c.shape.ep = c.options.experts.ep = c.shape.dp;
   return c;
 }
 
@@ -140,9 +140,9 @@ void check_experts(CombinedCase c, Ep eps = Ep::few, Routing routing = Routing::
   for (int ep = replicas, tried = 0; ep >= 1 && (eps == Ep::each || tried < 2); --ep) {
     if (replicas % ep != 0) continue;
     ++tried;
-    c.shape.ep = c.options.ep = ep;
+    c.shape.ep = c.options.experts.ep = ep;
     INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", ep " << ep << ", top " << c.options.model.top_k
-               << ", ZeRO-" << c.options.zero_stage << ", recompute " << to_string(c.options.recompute));
+               << ", ZeRO-" << c.options.zero.zero_stage << ", recompute " << to_string(c.options.recompute));
     const Trained got = train(world, c, routing);
     if (compares) check_same(got, expected, c.options.grad_clip);
   }
@@ -164,25 +164,25 @@ TEST_CASE("07: parity of experts, two tokens of a narrow model", "[07][experts][
       kExpertSteps);
   options.model.experts = experts_for_ranks();
   options.model.top_k = 1;
-  options.zero_stage = 0;
+  options.zero.zero_stage = 0;
   options.grad_clip = 1e-9;
   check_experts(expert_case(options));
 }
 
 TEST_CASE("07: parity of experts, all ways to sum gradients", "[07][experts][parity]") {
   CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
-  c.options.dp_sync = DpSync::naive;
+  c.options.data_parallel.dp_sync = DpSync::naive;
   check_experts(c);
-  c.options.dp_sync = DpSync::bucket;
+  c.options.data_parallel.dp_sync = DpSync::bucket;
   check_experts(c);
-  c.options.bucket_mb = 0.001;
+  c.options.data_parallel.bucket_mb = 0.001;
   check_experts(c);
 }
 
 TEST_CASE("07: parity of experts, ZeRO", "[07][experts][parity]") {
   for (const int stage : {1, 2, 3}) {
     CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
-    c.options.zero_stage = stage;
+    c.options.zero.zero_stage = stage;
     check_experts(c, stage == 3 ? Ep::each : Ep::few);
   }
 }
@@ -193,8 +193,8 @@ TEST_CASE("07: parity of experts, tensor parallel", "[07][experts][parity]") {
 
 TEST_CASE("07: parity of experts, sequence parallel, ZeRO, full recomputation", "[07][experts][parity]") {
   CombinedCase c = expert_case(expert_options(8, 2), 2);
-  c.options.sequence_parallel = true;
-  c.options.zero_stage = 3;
+  c.options.tensor.sequence_parallel = true;
+  c.options.zero.zero_stage = 3;
   c.options.recompute = Recompute::full;
   check_experts(c);
 }
@@ -206,14 +206,14 @@ TEST_CASE("07: parity of experts, ranks that share sequences", "[07][experts][pa
 TEST_CASE("07: parity of experts, in a pipeline", "[07][experts][parity]") {
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
     CombinedCase c = expert_case(expert_options(8, 2), 1, 1, 2);
-    c.options.pp_schedule = schedule;
+    c.options.pipeline.pp_schedule = schedule;
     check_experts(c);
   }
 }
 
 TEST_CASE("07: parity of experts, tensor, pipeline and data ranks", "[07][experts][parity][8]") {
   CombinedCase c = expert_case(expert_options(8, 2), 2, 1, 2);
-  c.options.zero_stage = 3;
+  c.options.zero.zero_stage = 3;
   check_experts(c);
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("07: parity of experts, recomputation", "[07][experts][parity]") {
 
 TEST_CASE("07: parity of experts, weight gradients put off", "[07][experts][parity]") {
   CombinedCase c = expert_case(expert_options(experts_for_ranks(), 2));
-  c.options.pp_schedule = PpSchedule::zb_h1;
+  c.options.pipeline.pp_schedule = PpSchedule::zb_h1;
   check_experts(c);
 }
 
@@ -249,12 +249,12 @@ TEST_CASE("07: parity of experts with shared ones", "[07][experts][parity]") {
   check_experts(expert_case(options));
   if (mpi_tests::ranks() % 2 != 0) return;
   check_experts(expert_case(options, 2));
-  options.sequence_parallel = true;
+  options.tensor.sequence_parallel = true;
   check_experts(expert_case(options, 2));
   check_experts(expert_case(options, 1, 2));
   CombinedCase c = expert_case(options, 1, 1, 2);
   c.options.recompute = Recompute::none;
-  c.options.pp_schedule = PpSchedule::zb_h1;
+  c.options.pipeline.pp_schedule = PpSchedule::zb_h1;
   check_experts(c);
 }
 
@@ -262,7 +262,7 @@ TEST_CASE("07: parity of experts, two copies of the model", "[07][experts][parit
   if (mpi_tests::ranks() % 4 != 0) return;
   CombinedOptions options = expert_options(8, 2);
   check_experts(in_two_copies(options));
-  options.zero_stage = 3;
+  options.zero.zero_stage = 3;
   options.model.balance = Balance::bias;
   check_experts(in_two_copies(options));
 }
@@ -275,15 +275,15 @@ TEST_CASE("07: parity of experts with a balance bias", "[07][experts][balance][p
   options.steps = 4;
   check_experts(expert_case(options), Ep::each);
   options.recompute = Recompute::full;
-  options.zero_stage = 3;
+  options.zero.zero_stage = 3;
   check_experts(expert_case(options));
   options.recompute = Recompute::none;
   if (mpi_tests::ranks() % 2 != 0) return;
   check_experts(expert_case(options, 1, 2));
-  options.sequence_parallel = true;
+  options.tensor.sequence_parallel = true;
   check_experts(expert_case(options, 2));
-  options.pp_schedule = PpSchedule::zb_h1;
-  options.zero_stage = 1;
+  options.pipeline.pp_schedule = PpSchedule::zb_h1;
+  options.zero.zero_stage = 1;
   check_experts(expert_case(options, 1, 1, 2));
   if (mpi_tests::ranks() == 8) check_experts(expert_case(options, 2, 2, 2));
 }
@@ -293,7 +293,7 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
   CombinedOptions options = expert_options(8, 2);
   options.model.balance = Balance::bias;
   const int ranks = mpi_tests::ranks(), tp = ranks % 2 == 0 ? 2 : 1;
-  options.ep = options.model.experts % (ranks / tp) == 0 ? ranks / tp : 1;
+  options.experts.ep = options.model.experts % (ranks / tp) == 0 ? ranks / tp : 1;
   const CombinedCase c = expert_case(options, tp);
   World world(nullptr, nullptr);
   const double copies = c.options.global_batch_size * c.options.sequence_length * 2, mean = copies / 8;
@@ -382,7 +382,7 @@ TEST_CASE("07: the balance loss of a router of zeros is the coefficient a layer"
   set_routers(model, Routing::to_the_first);
   model.accumulate(batches_of_step(c.options, 0));
   const double loss = world.sum({model.balance_loss})[0];
-  CHECK(loss == Approx(c.options.aux_loss * c.options.model.layers).epsilon(1e-12));
+  CHECK(loss == Approx(c.options.experts.aux_loss * c.options.model.layers).epsilon(1e-12));
 }
 
 // ---- Traffic ----------------------------------------------------------------------------------------------
@@ -395,11 +395,11 @@ using ExpertTraffic = std::map<std::string, Traffic>;
 // gradients. Full recomputation repeats forward's. With a router of zeros the first top_k experts get all.
 ExpertTraffic expected_expert_traffic(const CombinedModel& model) {
   const CombinedOptions& o = model.of.options;
-  const int64_t e = o.model.experts, own = e / o.ep, d = o.model.d_model,
+  const int64_t e = o.model.experts, own = e / o.experts.ep, d = o.model.d_model,
                 rows = model.mesh.rows(model.options);
   const int64_t first = model.mesh.experts.rank() * own;
   const int64_t busy = std::clamp<int64_t>(o.model.top_k - first, 0, own);  // experts here that get rows
-  const int64_t copies = rows * o.model.top_k, arrivals = o.ep * rows * busy, to_self = rows * busy;
+  const int64_t copies = rows * o.model.top_k, arrivals = o.experts.ep * rows * busy, to_self = rows * busy;
   const int64_t times = int64_t{o.model.layers} * model.micro_batches();
   const int64_t passes = o.recompute == Recompute::full ? 3 : 2;
   ExpertTraffic expected;
@@ -433,7 +433,7 @@ TEST_CASE("07: elements of the experts' all-to-all", "[07][experts][traffic][8]"
       for (const int top_k : {1, 3}) {
         INFO("ep " << ep << ", recompute " << to_string(recompute) << ", top " << top_k);
         CombinedOptions options = expert_options(experts_for_ranks(), top_k);
-        options.ep = ep;
+        options.experts.ep = ep;
         options.recompute = recompute;
         World world(nullptr, nullptr);
         CombinedModel model(expert_case(options), world);
@@ -469,7 +469,7 @@ TEST_CASE("07: ranks that share sequences sum a fraction for each expert", "[07]
 TEST_CASE("07: elements of the experts' gradient sums", "[07][experts][traffic]") {
   const int ranks = mpi_tests::ranks(), ep = ranks % 2 == 0 ? 2 : 1;
   CombinedOptions options = expert_options(experts_for_ranks(), 2);
-  options.ep = ep;
+  options.experts.ep = ep;
   const int64_t elements =
       options.model.layers * options.model.experts / ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
@@ -511,11 +511,11 @@ TEST_CASE("07: elements of the balance biases' sums", "[07][experts][balance][tr
 TEST_CASE("07: gathers of experts under ZeRO-3", "[07][experts][traffic]") {
   if (mpi_tests::ranks() % 2 != 0) return;
   CombinedOptions options = expert_options(experts_for_ranks(), 2);
-  options.ep = mpi_tests::ranks() / 2;
+  options.experts.ep = mpi_tests::ranks() / 2;
   const int64_t elements =
-      options.model.experts / options.ep * 3 * options.model.d_model * options.model.d_ff;
+      options.model.experts / options.experts.ep * 3 * options.model.d_model * options.model.d_ff;
   World world(nullptr, nullptr);
-  options.zero_stage = 3;
+  options.zero.zero_stage = 3;
   CombinedModel model(expert_case(options), world);
   const int64_t m = model.micro_batches(), gathers = 4 + 2 * (m - 1), sums = 3 * m;
   model.mesh.expert_gradients.reset_traffic();
@@ -536,8 +536,9 @@ namespace {
 
 // Exactly: what dropless routing may need is allocated before the first step.
 void check_expert_memory(const CombinedCase& c) {
-  INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero_stage << ", "
-             << to_string(c.options.pp_schedule) << ", recompute " << to_string(c.options.recompute));
+  INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", ZeRO-" << c.options.zero.zero_stage << ", "
+             << to_string(c.options.pipeline.pp_schedule) << ", recompute "
+             << to_string(c.options.recompute));
   World world(nullptr, nullptr);
   const MemoryBytes before = memory_in_use();
   CombinedModel model(c, world);
@@ -556,19 +557,19 @@ TEST_CASE("07: memory of experts is as predicted", "[07][experts][memory][8]") {
     CombinedOptions options = expert_options(experts_for_ranks(), 2);
     options.recompute = recompute;
     options.optimizer = OptimizerKind::adamw;
-    options.ep = ranks;
+    options.experts.ep = ranks;
     check_expert_memory(expert_case(options));
-    options.ep = ranks % 2 == 0 ? ranks / 2 : 1;
-    options.zero_stage = 3;
+    options.experts.ep = ranks % 2 == 0 ? ranks / 2 : 1;
+    options.zero.zero_stage = 3;
     check_expert_memory(expert_case(options));
-    options.expert_buffer = 3;
+    options.experts.expert_buffer = 3;
     options.model.balance = Balance::bias;
     options.model.shared_experts = 2;
-    options.zero_stage = 1;
-    options.sequence_parallel = true;
+    options.zero.zero_stage = 1;
+    options.tensor.sequence_parallel = true;
     if (ranks % 2 == 0) check_expert_memory(expert_case(options, 2));
-    options.expert_buffer = 0;
-    options.pp_schedule = PpSchedule::zb_h1;
+    options.experts.expert_buffer = 0;
+    options.pipeline.pp_schedule = PpSchedule::zb_h1;
     if (recompute != Recompute::full) check_expert_memory(expert_case(options));
     if (recompute != Recompute::full && ranks % 4 == 0) check_expert_memory(in_two_copies(options));
   }
@@ -584,7 +585,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
   options.lr = 3e-3;
   options.steps = 400;
   options.model.experts = 8;
-  options.zero_stage = 0;
+  options.zero.zero_stage = 0;
   options.attention = Attention::tiled;
   const TokenData data(PENTATRON_CORPUS, options.model.vocab_size, options.sequence_length);
   World world(nullptr, nullptr);
@@ -633,15 +634,17 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
 
 TEST_CASE("07: room for the rows of experts", "[07][experts][memory]") {
   CombinedOptions options = expert_options(8, 2);
-  CHECK(expert_buffer_rows(options, 10) == 20);  // all copies
-  options.ep = 4;
-  CHECK(expert_buffer_rows(options, 10) == 80);  // both copies of everybody's tokens to the two experts here
-  options.ep = 8;
-  CHECK(expert_buffer_rows(options, 10) == 80);  // one copy of everybody's to the one expert here
-  options.expert_buffer = 1.26;
-  CHECK(expert_buffer_rows(options, 10) == 26);  // of an even share of 20
-  options.expert_buffer = 100;
-  CHECK(expert_buffer_rows(options, 10) == 80);
+  CHECK(expert_buffer_rows(options.model, options.experts, 10) == 20);  // all copies
+  options.experts.ep = 4;
+  CHECK(expert_buffer_rows(options.model, options.experts, 10) ==
+        80);  // both copies of everybody's tokens to the two experts here
+  options.experts.ep = 8;
+  CHECK(expert_buffer_rows(options.model, options.experts, 10) ==
+        80);  // one copy of everybody's to the one expert here
+  options.experts.expert_buffer = 1.26;
+  CHECK(expert_buffer_rows(options.model, options.experts, 10) == 26);  // of an even share of 20
+  options.experts.expert_buffer = 100;
+  CHECK(expert_buffer_rows(options.model, options.experts, 10) == 80);
 }
 
 }  // namespace pentatron

@@ -19,13 +19,13 @@ CombinedCase fp8_case(MeshShape shape, int layers = 2) {
   c.options.model.heads = c.options.model.kv_heads = 2 * shape.tp;
   c.options.model.d_model = 128 * c.options.model.heads / 2;  // head size 64: 128 columns a tensor rank
   c.options.model.d_ff = 128 * shape.tp;
-  c.options.zero_stage = 0;
+  c.options.zero.zero_stage = 0;
   return c;
 }
 
 void check_fp8(World& world, const CombinedCase& c, double tolerance) {
   INFO("tp " << c.shape.tp << ", cp " << c.shape.cp << ", dp " << c.shape.dp << ", pp " << c.shape.pp
-             << ", ZeRO-" << c.options.zero_stage);
+             << ", ZeRO-" << c.options.zero.zero_stage);
   CombinedModel combined(c, world);
   std::unique_ptr<CombinedModel> alone;
   if (world.rank() == 0) alone = std::make_unique<CombinedModel>(c.alone(), world);
@@ -63,13 +63,13 @@ TEST_CASE("07: fp8 in layouts that split no product", "[07][fp8]") {
   const int n = world.ranks();
   for (const int zero_stage : {0, 1, 2, 3}) {
     CombinedCase c = fp8_case({.dp = n});
-    c.options.zero_stage = zero_stage;
+    c.options.zero.zero_stage = zero_stage;
     check_fp8(world, c, 1e-5);
   }
   if (n % 2 != 0) return;
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
     CombinedCase c = fp8_case({.dp = n / 2, .pp = 2});
-    c.options.pp_schedule = schedule;
+    c.options.pipeline.pp_schedule = schedule;
     check_fp8(world, c, 1e-5);
   }
 }
@@ -84,7 +84,7 @@ TEST_CASE("07: fp8 with experts", "[07][fp8]") {
   const int n = world.ranks();
   for (const int ep : {n, 1}) {
     CombinedCase c = fp8_case({.dp = n, .ep = ep});
-    c.options.ep = ep;
+    c.options.experts.ep = ep;
     c.options.model.experts = 2 * n;
     INFO("ep " << ep);
     check_fp8(world, c, tolerance_of(std::sqrt(128) * std::exp2(-24), c.options.model.layers));
@@ -101,13 +101,13 @@ TEST_CASE("07: fp8 in layouts that split products", "[07][fp8]") {
   const double tolerance = tolerance_of(std::exp2(-9), layers);
   for (const bool sequence_parallel : {false, true}) {
     CombinedCase c = fp8_case({.tp = 2, .dp = n / 2}, layers);
-    c.options.sequence_parallel = sequence_parallel;
+    c.options.tensor.sequence_parallel = sequence_parallel;
     check_fp8(world, c, tolerance);
   }
   check_fp8(world, fp8_case({.cp = 2, .dp = n / 2}, layers), tolerance);
   CombinedCase chunks = fp8_case({.tp = 2, .dp = n / 2}, layers);
-  chunks.options.sequence_parallel = true;
-  chunks.options.tp_overlap = 2;
+  chunks.options.tensor.sequence_parallel = true;
+  chunks.options.tensor.tp_overlap = 2;
   check_fp8(world, chunks, tolerance);
   if (n == 4) check_fp8(world, fp8_case({.tp = 2, .cp = 2}, layers), tolerance);
   if (n == 8) check_fp8(world, fp8_case({.tp = 2, .cp = 2, .pp = 2}, layers), tolerance);
@@ -124,7 +124,7 @@ TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
     cases.back().options.model.shared_experts = shared;
   }
   for (CombinedCase& c : cases) {
-    c.options.ep = c.shape.ep;
+    c.options.experts.ep = c.shape.ep;
     INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", shared experts "
                << c.options.model.shared_experts);
     const MemoryBytes before = memory_in_use();

@@ -15,7 +15,7 @@ CombinedOptions half_options() {
                                     /*vocab_size=*/32, /*sequence=*/16, /*micro_batch=*/4,
                                     /*global_batch=*/8 * mpi_tests::ranks()),
       /*steps=*/3);
-  o.zero_stage = 0;
+  o.zero.zero_stage = 0;
   return o;
 }
 
@@ -25,20 +25,20 @@ std::vector<CombinedCase> scaled_layouts() {
   std::vector<CombinedCase> all;
   for (const int zero_stage : {0, 1, 2, 3}) {
     all.push_back({{.dp = n}, o});
-    all.back().options.zero_stage = zero_stage;
+    all.back().options.zero.zero_stage = zero_stage;
   }
   if (n % 2 != 0) return all;
   for (const bool sequence_parallel : {false, true}) {
     all.push_back({{.tp = 2, .dp = n / 2}, o});
-    all.back().options.sequence_parallel = sequence_parallel;
+    all.back().options.tensor.sequence_parallel = sequence_parallel;
   }
   all.push_back({{.cp = 2, .dp = n / 2}, o});
   for (const PpSchedule schedule : {PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
     all.push_back({{.dp = n / 2, .pp = 2}, o});
-    all.back().options.pp_schedule = schedule;
+    all.back().options.pipeline.pp_schedule = schedule;
   }
   if (n == 8) all.push_back({{.tp = 2, .cp = 2, .pp = 2}, o});
-  for (CombinedCase& c : all) c.options.ep = 1;
+  for (CombinedCase& c : all) c.options.experts.ep = 1;
   return all;
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("07: fp16 in every layout", "[07][parity]") {
   mpi_tests::set_time_limit(300);
   World world(nullptr, nullptr);
   for (const CombinedCase& c : scaled_layouts()) {
-    INFO(name_of(c.shape) << ", ZeRO-" << c.options.zero_stage);
+    INFO(name_of(c.shape) << ", ZeRO-" << c.options.zero.zero_stage);
     const double tolerance = 4 * std::pow(1.03, 2 * (3 + 8 * c.options.model.layers)) * epsilon<real>();
     CombinedModel combined(c, world);
     std::unique_ptr<CombinedModel> alone;
@@ -96,7 +96,7 @@ TEST_CASE("07: fp16: all ranks skip a step that overflowed on one", "[07][parity
   int unlucky = 0;
   for (const CombinedCase& c : scaled_layouts()) {
     unlucky = (unlucky + 1) % world.ranks();
-    INFO(name_of(c.shape) << ", ZeRO-" << c.options.zero_stage << ", rank " << unlucky);
+    INFO(name_of(c.shape) << ", ZeRO-" << c.options.zero.zero_stage << ", rank " << unlucky);
     CombinedModel model(c, world);
     const auto state = [&] {
       Tensors all = gather_parameters(world, model.parameters, Content::weights, model.compute);
@@ -130,7 +130,7 @@ TEST_CASE("07: fp16: a run continues with its loss scale", "[07][checkpoint]") {
   const SharedFolder folder(world);
   CombinedCase c = {{.dp = mpi_tests::ranks()}, half_options()};
   c.options.steps = 5;
-  c.options.zero_stage = 1;
+  c.options.zero.zero_stage = 1;
   const Trained whole = train(c, world, folder.path() + "/whole");
   c.options.loss_scale = 1;  // the checkpoint's counts
   const Trained rest = train(c, world, folder.path() + "/rest", folder.path() + "/whole/step_000003");

@@ -171,7 +171,7 @@ void check_context_parity(CpLayout layout, CpExchange exchange) {
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       // Each rank that splits heads has its own.
       const int groups = exchange == CpExchange::ulysses        ? mpi_tests::ranks()
-                         : exchange == CpExchange::ulysses_ring ? CombinedOptions().ulysses
+                         : exchange == CpExchange::ulysses_ring ? ContextParallelOptions().ulysses
                                                                 : 1;
       const int kv_heads = groups * std::vector{1, 2, 4, 2, 4, 1}[i],
                 sequences = std::vector{3, 1, 3, 3, 3, 1}[i];
@@ -185,8 +185,8 @@ void check_context_parity(CpLayout layout, CpExchange exchange) {
                        /*sequence=*/3 * chunks, sequences, /*global_batch=*/sequences * micro_batches),
                    recompute);
       options.attention = attention;
-      options.cp_layout = layout;
-      options.cp_exchange = exchange;
+      options.context.cp_layout = layout;
+      options.context.cp_exchange = exchange;
       const double bucket_mb = 0.001 * groups * groups;  // about as many buckets in every model
       check_parity({.kind = Technique::context_parallel, .sync = DpSync::bucket, .bucket_mb = bucket_mb},
                    options);

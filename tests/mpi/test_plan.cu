@@ -32,17 +32,17 @@ CombinedOptions random_layout(std::mt19937& draw, CombinedOptions o, int gpus) {
     return n;
   };
   o.dp = gpus;
-  o.tp = degree(o.dp), o.cp = degree(o.dp), o.pp = degree(o.dp);
-  o.zero_stage = o.dp * o.cp > 1 ? static_cast<int>(draw() % 4) : 1;
+  o.tp = degree(o.dp), o.cp = degree(o.dp), o.pipeline.pp = degree(o.dp);
+  o.zero.zero_stage = o.dp * o.cp > 1 ? static_cast<int>(draw() % 4) : 1;
   o.micro_batch_size = 1 << draw() % 3;
-  if (o.pp > 1) {
+  if (o.pipeline.pp > 1) {
     constexpr PpSchedule planned[] = {PpSchedule::afab,  PpSchedule::one_f_one_b, PpSchedule::interleaved,
                                       PpSchedule::zb_h1, PpSchedule::zb_v,        PpSchedule::dualpipe_v};
-    o.pp_schedule = planned[draw() % std::size(planned)];
-    o.vpp = chunks_of(o.pp_schedule);
+    o.pipeline.pp_schedule = planned[draw() % std::size(planned)];
+    o.pipeline.vpp = chunks_of(o.pipeline.pp_schedule);
   }
-  o.sequence_parallel = o.tp > 1 && draw() % 2 == 0;
-  const bool splits = o.pp_schedule == PpSchedule::zb_h1 || is_v_shaped(o.pp_schedule);
+  o.tensor.sequence_parallel = o.tp > 1 && draw() % 2 == 0;
+  const bool splits = o.pipeline.pp_schedule == PpSchedule::zb_h1 || is_v_shaped(o.pipeline.pp_schedule);
   if (!splits && draw() % 3 == 0) o.recompute = Recompute::full;
   return o;
 }
@@ -115,9 +115,9 @@ TEST_CASE("07: small kernels wait for the host", "[07][plan]") {
   const DeviceProfile gpu = load_profile("h100");
   const auto host_share = [&](const Style& style, int micro_batch_size) {
     CombinedOptions o = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 512, 64);
-    o.tp = 8, o.dp = o.pp = 1;
+    o.tp = 8, o.dp = o.pipeline.pp = 1;
     o.micro_batch_size = micro_batch_size;
-    o.sequence_parallel = true;
+    o.tensor.sequence_parallel = true;
     const StepCost cost = Planner(o, 8, gpu, style).plan(o).cost;
     return cost.host / cost.total();
   };
@@ -139,7 +139,7 @@ TEST_CASE("07: ZeRO-2 sums all gradients of each micro-batch, in a pipeline, too
     CAPTURE(layout);
     const CombinedOptions o = with_layout(base, "--explain", layout, 8);
     const Plan p = Planner(base, 8, gpu).plan(o);
-    const double parameters = double(parameter_count(model)) / o.pp;  // of the mean rank
+    const double parameters = double(parameter_count(model)) / o.pipeline.pp;  // of the mean rank
     const double sums = p.micro_batches * sizeof(accum) * parameters * (o.dp - 1) / o.dp / gpu.link_bandwidth;
     CHECK(p.cost.total() > sums);
     CHECK(p.cost.total() < 2 * sums);
@@ -183,10 +183,10 @@ TEST_CASE("07: steps of Megatron-LM are as published", "[07][plan]") {
           {"GPT", row.layers, row.d, row.heads, row.heads, row.d * 8 / 24 * 8, 51200, 1e4, 1e-5}, 2048,
           row.micro_batch_size * row.micro_batches);
       o.attention = Attention::naive;
-      o.tp = 8, o.dp = 1, o.pp = row.pp, o.micro_batch_size = row.micro_batch_size;
-      o.pp_schedule = row.vpp > 1 ? PpSchedule::interleaved : PpSchedule::one_f_one_b;
-      o.vpp = row.vpp;
-      o.sequence_parallel = !full;
+      o.tp = 8, o.dp = 1, o.pipeline.pp = row.pp, o.micro_batch_size = row.micro_batch_size;
+      o.pipeline.pp_schedule = row.vpp > 1 ? PpSchedule::interleaved : PpSchedule::one_f_one_b;
+      o.pipeline.vpp = row.vpp;
+      o.tensor.sequence_parallel = !full;
       o.recompute = full ? Recompute::full : Recompute::selective;
       const double seconds = Planner(o, 8 * row.pp, gpu, style_of("megatron")).plan(o).cost.total();
       const double apart = seconds / (full ? row.full : row.selective) - 1;

@@ -17,12 +17,14 @@ namespace {
 
 const std::vector<CpLayout> layouts = {CpLayout::contiguous, CpLayout::zigzag};
 
-ContextParallelOptions attention_options(int heads, int kv_heads, int head_size, int sequence, int batch) {
-  return test_options<ContextParallelOptions>(/*layers=*/1, heads * head_size, heads, kv_heads, /*d_ff=*/1,
-                                              /*vocab_size=*/2, sequence, batch, batch);
+using AttentionOptions = OptionsWith<ContextParallelOptions>;
+
+AttentionOptions attention_options(int heads, int kv_heads, int head_size, int sequence, int batch) {
+  return test_options<AttentionOptions>(/*layers=*/1, heads * head_size, heads, kv_heads, /*d_ff=*/1,
+                                        /*vocab_size=*/2, sequence, batch, batch);
 }
 
-AttentionShape shape_of_rank(const ContextParallelOptions& o, int ranks) {
+AttentionShape shape_of_rank(const AttentionOptions& o, int ranks) {
   return {
       o.micro_batch_size, o.sequence_length / ranks, {o.model.heads, o.model.kv_heads, o.model.head_size()}};
 }
@@ -34,12 +36,12 @@ bool sees(const VisibleBlock& visible, int query, int key) {
 }
 
 // Query-key pairs that each rank computes.
-std::vector<int> cells_of_ranks(const ContextParallelOptions& options, int ranks) {
+std::vector<int> cells_of_ranks(const AttentionOptions& options, int ranks) {
   const AttentionShape shape = shape_of_rank(options, ranks);
   std::vector<int> cells(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     for (int origin = 0; origin < ranks; ++origin) {
-      const auto visible = visible_block(options.cp_layout, shape, rank, origin);
+      const auto visible = visible_block(options.technique.cp_layout, shape, rank, origin);
       for (int i = 0; i < shape.sequence * shape.sequence; ++i) {
         cells[rank] += visible && sees(*visible, i / shape.sequence, i % shape.sequence);
       }
@@ -60,7 +62,7 @@ HostMatrix column_slice(const HostMatrix& all, int rank, int ranks) {
 }
 
 // Rows of this rank, of a matrix with all rows of all sequences.
-HostMatrix slice(const HostMatrix& all, const ContextParallelOptions& options,
+HostMatrix slice(const HostMatrix& all, const AttentionOptions& options,
                  const std::vector<int32_t>& positions) {
   HostMatrix mine(options.micro_batch_size * std::ssize(positions), all.columns);
   for (int64_t row = 0; row < mine.rows; ++row) {
@@ -80,13 +82,14 @@ double sum_of_ranks(double value) {
   return std::accumulate(all.begin(), all.end(), 0.0);
 }
 // Of attention that the ranks of each communicator do together; `want` is that of the whole sequences.
-Errors errors_of(const ContextParallelOptions& options, Communicator& context, const BlockData& want) {
+Errors errors_of(const AttentionOptions& options, Communicator& context, const BlockData& want) {
   Device device;
-  const std::vector<int32_t> positions = positions_of_rank(options, context.rank(), context.ranks());
+  const std::vector<int32_t> positions =
+      positions_of_rank(options, options.technique, context.rank(), context.ranks());
   const AttentionShape shape = shape_of_rank(options, context.ranks());
   const auto mine = [&](const HostMatrix& all) { return slice(all, options, positions); };
   const auto upload = [&](const HostMatrix& all) { return device.upload<real>(mine(all)); };
-  const auto attention = context_attention(options, context);
+  const auto attention = context_attention(options, options.technique, context);
 
   AttentionTensors t = {upload(want.q), upload(want.k), upload(want.v), {}, {}, {}};
   t.out = device.fresh<real>(t.q.rows, t.q.columns);
@@ -113,20 +116,21 @@ Errors errors_of(const ContextParallelOptions& options, Communicator& context, c
     return std::sqrt(sum_of_ranks(difference) / sum_of_ranks(norm));
   };
   // Ulysses leaves lse by heads: that of all tokens, of this rank's heads.
-  const bool by_heads = options.cp_exchange == CpExchange::ulysses;
+  const bool by_heads = options.technique.cp_exchange == CpExchange::ulysses;
   HostMatrix lse = by_heads ? column_slice(want.lse, context.rank(), context.ranks()) : mine(want.lse);
-  if (options.cp_exchange == CpExchange::ulysses_ring) {  // the tokens of a rank of the ring
-    const int u = options.ulysses;
-    lse = column_slice(
-        slice(want.lse, options, context_positions(options, context.rank() / u, context.ranks() / u)),
-        context.rank() % u, u);
+  if (options.technique.cp_exchange == CpExchange::ulysses_ring) {  // the tokens of a rank of the ring
+    const int u = options.technique.ulysses;
+    lse = column_slice(slice(want.lse, options,
+                             context_positions(options.technique.cp_layout, options.sequence_length,
+                                               context.rank() / u, context.ranks() / u)),
+                       context.rank() % u, u);
   }
   return {error(device.download(t.out), mine(want.out)), error(device.download(t.lse), lse),
           error(device.download(g.d_q), mine(want.d_q)), error(device.download(g.d_k), mine(want.d_k)),
           error(device.download(g.d_v), mine(want.d_v))};
 }
 
-BlockData reference(const ContextParallelOptions& options) {
+BlockData reference(const AttentionOptions& options) {
   Random random;
   const AttentionBlock whole = whole_sequences(shape_of_rank(options, 1));
   BlockData data(whole, random);
@@ -137,10 +141,10 @@ BlockData reference(const ContextParallelOptions& options) {
 }  // namespace
 
 TEST_CASE("06: cells of work at 16 tokens and 4 ranks", "[06]") {
-  ContextParallelOptions options = attention_options(1, 1, 2, 16, 1);
-  options.cp_layout = CpLayout::contiguous;
+  AttentionOptions options = attention_options(1, 1, 2, 16, 1);
+  options.technique.cp_layout = CpLayout::contiguous;
   CHECK(cells_of_ranks(options, 4) == std::vector{10, 26, 42, 58});
-  options.cp_layout = CpLayout::zigzag;
+  options.technique.cp_layout = CpLayout::zigzag;
   CHECK(cells_of_ranks(options, 4) == std::vector{34, 34, 34, 34});
 }
 
@@ -148,14 +152,14 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
           "[06]") {
   for (const CpLayout layout : layouts) {
     for (const int ranks : {2, 3, 4, 8}) {
-      ContextParallelOptions options = attention_options(1, 1, 2, 6 * ranks, 1);
-      options.cp_layout = layout;
+      AttentionOptions options = attention_options(1, 1, 2, 6 * ranks, 1);
+      options.technique.cp_layout = layout;
       const AttentionShape shape = shape_of_rank(options, ranks);
       for (int pair = 0; pair < ranks * ranks; ++pair) {
         const int rank = pair / ranks, origin = pair % ranks;
         const auto visible = visible_block(layout, shape, rank, origin);
-        const std::vector<int32_t> queries = context_positions(options, rank, ranks),
-                                   keys = context_positions(options, origin, ranks);
+        const std::vector<int32_t> queries = context_positions(layout, 6 * ranks, rank, ranks),
+                                   keys = context_positions(layout, 6 * ranks, origin, ranks);
         bool right = true;
         for (int i = 0; i < std::ssize(queries); ++i) {
           for (int j = 0; j < std::ssize(keys); ++j) {
@@ -176,7 +180,7 @@ TEST_CASE("06: a block has the pairs that causality leaves, and a zigzag the sam
 namespace {
 
 // Storing rounds to half an epsilon; scores and probabilities are stored by the naive kind, too.
-void check_attention(ContextParallelOptions options, std::initializer_list<CpExchange> exchanges) {
+void check_attention(AttentionOptions options, std::initializer_list<CpExchange> exchanges) {
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
   Communicator context(world, world.all(), "context");
@@ -186,8 +190,8 @@ void check_attention(ContextParallelOptions options, std::initializer_list<CpExc
     for (const CpLayout layout : layouts) {
       for (const CpExchange exchange : exchanges) {
         options.attention = attention;
-        options.cp_layout = layout;
-        options.cp_exchange = exchange;
+        options.technique.cp_layout = layout;
+        options.technique.cp_exchange = exchange;
         INFO(to_string(attention) << ", " << to_string(layout) << ", " << to_string(exchange));
         const Errors e = errors_of(options, context, want);
         CHECK(e.out < tolerance);
@@ -217,8 +221,8 @@ TEST_CASE("06: Ulysses in a ring is attention of the whole sequence", "[06][8]")
   const int ranks = mpi_tests::ranks();
   for (const int u : {2, 4}) {
     if (ranks % u != 0 || u == ranks) continue;
-    ContextParallelOptions options = attention_options(6 * u, 2 * u, 4, 6 * ranks, 3);
-    options.ulysses = u;
+    AttentionOptions options = attention_options(6 * u, 2 * u, 4, 6 * ranks, 3);
+    options.technique.ulysses = u;
     check_attention(options, {CpExchange::ulysses_ring});
   }
 }
@@ -228,11 +232,11 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
   if (!has_master_weights || mpi_tests::ranks() % 4 != 0) return;
   mpi_tests::set_time_limit(120);
   World world(nullptr, nullptr);
-  ContextParallelOptions options = attention_options(4, 2, 16, 128, 2);
+  AttentionOptions options = attention_options(4, 2, 16, 128, 2);
   options.attention = Attention::tiled;
   const BlockData want = reference(options);
   for (const CpLayout layout : layouts) {
-    options.cp_layout = layout;
+    options.technique.cp_layout = layout;
     std::vector<Errors> errors;
     for (int ranks = 1; ranks <= world.ranks(); ranks *= 2) {
       std::vector<int> members(ranks);  // this rank's of groups of so many
@@ -258,11 +262,11 @@ TEST_CASE("06: the error of bf16 does not grow with the ranks", "[06]") {
 TEST_CASE("06: empty blocks are not computed", "[06]") {
   World world(nullptr, nullptr);
   Communicator context(world, world.all(), "context");
-  ContextParallelOptions options = attention_options(2, 2, 4, 4 * world.ranks(), 1);
+  AttentionOptions options = attention_options(2, 2, 4, 4 * world.ranks(), 1);
   options.attention = Attention::tiled;
   const BlockData want = reference(options);
   for (const CpLayout layout : layouts) {
-    options.cp_layout = layout;
+    options.technique.cp_layout = layout;
     trace::start();
     errors_of(options, context, want);
     trace::stop();

@@ -124,8 +124,8 @@ void check_step_traffic(const Technique& technique, const CombinedOptions& optio
       CHECK(seen->second.calls == e.calls);
       CHECK(seen->second.elements == e.elements);
       const bool among_neighbours =
-          operation == "all_to_all_v" && options.cp_exchange == CpExchange::ulysses_ring;
-      sent += e.bytes * sent_share(operation, among_neighbours ? options.ulysses : world.ranks());
+          operation == "all_to_all_v" && options.context.cp_exchange == CpExchange::ulysses_ring;
+      sent += e.bytes * sent_share(operation, among_neighbours ? options.context.ulysses : world.ranks());
     }
     CHECK(sent_bytes(world.traffic()) == Approx(sent));
   }
@@ -229,7 +229,7 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
           /*d_ff=*/10, /*vocab_size=*/23, /*sequence=*/4 * c, sequences,
           /*global_batch=*/sequences * m);
       options.recompute = recompute;
-      options.cp_exchange = exchange;
+      options.context.cp_exchange = exchange;
       const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::overlap};
       ExpectedTraffic expected = loss_and_norm();
       const std::vector<int64_t> units = padded_units(options.model, c);
@@ -239,7 +239,7 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
       const int64_t exchanges = m * layers * (recompute == Recompute::full ? 3 : 2);
       const int64_t homecomings = m * layers;
       if ((exchange == CpExchange::ring || rings) && c > 1) {
-        const int of_ring = rings ? c / options.ulysses : c;
+        const int of_ring = rings ? c / options.context.ulysses : c;
         const int64_t hops = exchanges * (of_ring - 1), gradient_hops = homecomings * of_ring;
         for (const char* operation : {"send", "receive"}) {
           expected[operation].add(2 * hops, 2 * hops * keys, sizeof(real));
@@ -256,7 +256,7 @@ void check_context_traffic(CpExchange exchange, Recompute recompute) {
         expected["all_to_all_v"].add(homecomings, homecomings * dots, sizeof(accum));
       }
       for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
-        options.cp_layout = layout;
+        options.context.cp_layout = layout;
         check_step_traffic(technique, options, expected);
       }
     }
@@ -411,8 +411,9 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
 
-  deep.sequence_parallel = sequence_parallel;
-  const MemoryPrediction predicted = predict_memory(deep, element_sizes, 2, tensor_parallel_share(deep, t));
+  deep.tensor.sequence_parallel = sequence_parallel;
+  const MemoryPrediction predicted =
+      predict_memory(deep, element_sizes, 2, tensor_parallel_share(deep, deep.tensor, t));
   check_bytes(of_deep, predicted.total());
   // What six layers more keep; all else is work space that they share.
   const double kept =
@@ -453,12 +454,12 @@ void check_context_memory(CpExchange exchange, Attention attention) {
   const Technique technique = {.kind = Technique::context_parallel, .sync = DpSync::bucket};
   CombinedOptions shallow = context_options(2, c, kv_heads), deep = context_options(8, c, kv_heads);
   for (CombinedOptions* o : {&shallow, &deep}) {
-    o->cp_exchange = exchange;
+    o->context.cp_exchange = exchange;
     o->attention = attention;
   }
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
-  const MemoryPrediction predicted =
-      predict_memory(deep, element_sizes, 2, context_parallel_share(deep, c, {.replicas = {c}}));
+  const MemoryPrediction predicted = predict_memory(
+      deep, element_sizes, 2, context_parallel_share(deep, deep.context, c, {.replicas = {c}}));
   check_bytes(of_deep, predicted.total());
   if (c == 1) return;
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);
@@ -551,7 +552,7 @@ TEST_CASE("after the first step nothing is allocated and nothing waits for the d
     INFO(to_string(exchange));
     if (exchange == CpExchange::ulysses && world.ranks() == 3) continue;
     CombinedOptions options = context_options(2, world.ranks(), 8);
-    options.cp_exchange = exchange;
+    options.context.cp_exchange = exchange;
     check({.kind = Technique::context_parallel}, options);
   }
 }

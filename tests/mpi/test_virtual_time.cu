@@ -492,7 +492,7 @@ std::pair<int64_t, int64_t> times_of_attention(const CombinedOptions& o, Communi
                                                const World& world) {
   const Stream compute("compute");
   const Blas blas(compute);
-  const auto attention = context_attention(o, context);
+  const auto attention = context_attention(o, o.context, context);
   const AttentionShape shape = {o.micro_batch_size,
                                 o.sequence_length / context.ranks(),
                                 {o.model.heads, o.model.kv_heads, o.model.head_size()}};
@@ -539,7 +539,7 @@ TEST_CASE("06: the time of the ring, in both layouts", "[06][time]") {
     for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
       CombinedOptions o = test_options<CombinedOptions>(1, heads * size, heads, heads, 1, 2, rows * n, 1, 1);
       o.attention = Attention::tiled;
-      o.cp_layout = layout;
+      o.context.cp_layout = layout;
       const auto [forward_time, backward_time] = times_of_attention(o, context, world);
 
       // On the diagonal half a block; then a whole one or none, or with the zigzag half of one everywhere.
@@ -579,9 +579,9 @@ TEST_CASE("06: the time of Ulysses", "[06][time]") {
   Communicator context(world, world.all(), "context");
   CombinedOptions o = test_options<CombinedOptions>(1, 2 * n * size, 2 * n, 2 * n, 1, 2, rows * n, 1, 1);
   o.attention = Attention::tiled;
-  o.cp_exchange = CpExchange::ulysses;
+  o.context.cp_exchange = CpExchange::ulysses;
   for (const CpLayout layout : {CpLayout::contiguous, CpLayout::zigzag}) {
-    o.cp_layout = layout;
+    o.context.cp_layout = layout;
     const auto [forward, backward] = times_of_attention(o, context, world);
     const double forward_seconds = 3 * of_matrix + 1 + of_matrix + 2 * latency;
     const double backward_seconds = of_matrix + of_dots + 3.5 + 3 * of_matrix + 3 * latency;
