@@ -116,10 +116,11 @@ inline void show_schedule(const PipelineOptions& options, int m) {
 }
 
 // With --show-schedule, rank 0 draws it, and the program does not train.
-inline bool show_pictures(const PipelineOptions& options, const Peers& peers) {
+inline bool show_pictures(const OptionsWith<PipelineOptions>& options, const Peers& peers) {
   const int micro_batches = options.global_batch_size / options.micro_batch_size;
-  if (options.show_schedule && peers.rank() == 0) show_schedule(options, micro_batches);
-  return options.show_schedule;
+  const bool shows = options.technique.show_schedule;
+  if (shows && peers.rank() == 0) show_schedule(options.technique, micro_batches);
+  return shows;
 }
 
 }  // namespace pentatron
