@@ -35,4 +35,6 @@ inline void declare(CommandLine& line, const Options& all, DataParallelOptions& 
   });
 }
 
+inline void fit_to_ranks(const Options&, const DataParallelOptions&, int) {}  // any number will do
+
 }  // namespace pentatron

@@ -15,4 +15,6 @@ inline void declare(CommandLine& line, const Options&, ZeroOptions& o) {
               "1: optimizer states, 2: and gradients, 3: and weights are sharded");
 }
 
+inline void fit_to_ranks(const Options&, const ZeroOptions&, int) {}  // any number will do
+
 }  // namespace pentatron

@@ -98,22 +98,11 @@ std::map<std::string, std::string> texts_of(const Json& object) {
 
 // The options that --load takes from the checkpoint, unless they are given.
 const std::vector<std::string> training_options = {
-    "data",
-    "seq-len",
-    "micro-batch-size",
-    "global-batch-size",
-    "steps",
-    "seed",
-    "optimizer",
-    "lr",
-    "warmup-steps",
-    "beta1",
-    "beta2",
-    "weight-decay",
-    "grad-clip",
-    "aux-loss",
-    "balance",  // of experts
-};
+    "data",      "seq-len",      "micro-batch-size", "global-batch-size",
+    "steps",     "seed",  // of the batches
+    "optimizer", "lr",           "warmup-steps",     "beta1",
+    "beta2",     "weight-decay", "grad-clip",  // of the optimizer
+    "aux-loss",  "balance"};
 
 }  // namespace
 

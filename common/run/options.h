@@ -64,8 +64,6 @@ void declare(CommandLine& line, OptionsWith<TechniqueOptions>& o) {
 
 // Completes and checks what depends on the number of ranks. Throws UsageError.
 template <class TechniqueOptions>
-void fit_to_ranks(const Options&, TechniqueOptions&, [[maybe_unused]] int ranks) {}
-template <class TechniqueOptions>
 void fit_to_ranks(OptionsWith<TechniqueOptions>& o, int ranks) {
   fit_to_ranks(o, o.technique, ranks);
 }
