@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "run/options.h"
+#include "options/options.h"
 
 namespace pentatron {
 

@@ -1,7 +1,7 @@
 // The options of ZeRO.
 #pragma once
 
-#include "run/options.h"
+#include "options/options.h"
 
 namespace pentatron {
 

@@ -1,7 +1,7 @@
 // The options of tensor parallelism.
 #pragma once
 
-#include "run/options.h"
+#include "options/options.h"
 
 namespace pentatron {
 

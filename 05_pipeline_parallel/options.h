@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "run/options.h"
+#include "options/options.h"
 
 namespace pentatron {
 

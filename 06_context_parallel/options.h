@@ -1,7 +1,7 @@
 // The options of context parallelism.
 #pragma once
 
-#include "run/options.h"
+#include "options/options.h"
 
 namespace pentatron {
 

@@ -11,7 +11,7 @@
 #include "model/batch.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "run/options.h"
+#include "options/options.h"
 #include "run/totals.h"
 
 namespace pentatron {

@@ -25,7 +25,7 @@ from pytorch_reference import Config, Llama, adamw, micro_batch_loss
 
 WARM_UP_STEPS = 5
 TYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}  # of the weights
-# As in common/run/options.cc.
+# As in common/options/options.cc.
 MODELS = {
     "smollm-135m": dict(layers=30, d_model=576, heads=9, kv_heads=3, d_ff=1536, vocab_size=49152),
     "smollm-1.7b": dict(layers=24, d_model=2048, heads=32, kv_heads=32, d_ff=8192, vocab_size=49152),

@@ -8,7 +8,7 @@
 #include "device.h"
 #include "kernels/attention.h"
 #include "reference_attention.h"
-#include "run/options.h"
+#include "options/options.h"
 #include "run/program.h"
 #ifdef CUDA_CPU
 #include <cuda_warps.h>

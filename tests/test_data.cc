@@ -16,7 +16,7 @@
 #include "files.h"
 #include "kernels/philox.h"
 #include "model/data.h"
-#include "run/options.h"
+#include "options/options.h"
 
 using pentatron::TokenData;
 using pentatron::UsageError;

@@ -9,8 +9,8 @@
 
 #include "catch.h"
 #include "files.h"
+#include "options/options.h"
 #include "run/log.h"
-#include "run/options.h"
 
 using pentatron::RunLog;
 using pentatron::StepRecord;

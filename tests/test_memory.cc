@@ -2,7 +2,7 @@
 
 #include "catch.h"
 #include "model/memory.h"
-#include "run/options.h"
+#include "run/parse_options.h"
 
 using namespace pentatron;
 

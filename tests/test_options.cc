@@ -9,7 +9,7 @@
 #include "../07_combined_5d/options.h"
 #include "catch.h"
 #include "files.h"
-#include "run/options.h"
+#include "run/parse_options.h"
 
 using namespace pentatron;
 using pentatron::tests::TemporaryFolder;

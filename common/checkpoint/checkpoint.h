@@ -24,8 +24,8 @@
 #include "checkpoint/shared_file.h"
 #include "model/optimizer.h"
 #include "model/parameters.h"
+#include "options/options.h"
 #include "ranks/peers.h"
-#include "run/options.h"
 
 namespace pentatron {
 

@@ -10,8 +10,8 @@
 
 #include "checkpoint/shared_file.h"
 #include "model/mapped_file.h"
-#include "run/command_line.h"
-#include "run/log.h"
+#include "options/command_line.h"
+#include "options/words.h"
 
 namespace pentatron {
 namespace {

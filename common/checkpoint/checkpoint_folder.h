@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "run/options.h"
+#include "options/options.h"
 
 namespace pentatron {
 

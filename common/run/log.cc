@@ -25,12 +25,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, memory, communication, overlap, r
 
 namespace {
 
-std::string formatted(const char* format, double value) {
-  std::array<char, 32> digits;
-  std::snprintf(digits.data(), digits.size(), format, value);
-  return digits.data();
-}
-
 std::string percent(double share) { return formatted("%.1f %%", 100 * share); }
 
 using Json = nlohmann::ordered_json;  // keys stay in their order
@@ -106,17 +100,6 @@ Json json_of(const Summary& summary, const trace::Overlap& overlap, double mfu) 
             {"communication", communication}}}};
 }
 
-// Writes `value` in one of the units, each `base` times the one before, with three or four digits.
-std::string human(double value, double base, const std::array<const char*, 6>& units) {
-  size_t unit = 0;
-  while (value >= base - (unit == 0 ? 0.5 : 0.05) &&
-         unit + 1 < units.size()) {  // it would be rounded up to base
-    value /= base;
-    ++unit;
-  }
-  return formatted(unit == 0 ? "%.0f" : value < 9.995 ? "%.2f" : "%.1f", value) + units[unit];
-}
-
 constexpr int step_widths[] = {8, 9, 11, 11, 11, 14, 9, 12, 11};  // of columns, 96 together
 constexpr int summary_widths[] = {16, 14, 14, 14};
 
@@ -145,27 +128,6 @@ void print_overlap(std::ostream& out, const trace::Overlap& mean, int ranks, boo
 }
 
 }  // namespace
-
-std::string human_bytes(double bytes) {
-  return human(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
-}
-
-std::string human_count(double count) { return human(count, 1000, {"", "k", "M", "G", "T", "P"}); }
-
-std::string human_seconds(double seconds) {
-  const double amount = seconds * 1e9;  // ns
-  for (const auto& [factor, unit] : {std::pair{1e9, " s"}, {1e6, " ms"}, {1e3, " us"}}) {
-    if (amount >= 0.9995 * factor) return formatted("%.4g", amount / factor) + unit;
-  }
-  return formatted("%.4g", amount) + " ns";
-}
-
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(),
-      [](unsigned char c) { return (c < ' ' && c != '\n' && c != '\t') || c == 127; }, '?');
-  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
-}
 
 std::string to_text(const RankReport& report) { return nlohmann::json(report).dump(); }
 RankReport rank_report(const std::string& text) { return nlohmann::json::parse(text); }

@@ -13,6 +13,7 @@
 
 #include "clock/timeline.h"
 #include "model/memory.h"
+#include "options/words.h"
 #include "ranks/peers.h"
 
 namespace pentatron {
@@ -95,12 +96,5 @@ class RunLog {
 
 // Prints the bytes of each purpose, predicted and measured, of the rank that has most.
 void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks);
-
-std::string human_bytes(double bytes);      // "1.50 MiB"
-std::string human_count(double count);      // "41.2k"
-std::string human_seconds(double seconds);  // "1.50 ms"
-
-// The text for a terminal: ? for a control character, U+FFFD for bytes that are not UTF-8.
-std::string printable(std::string text);
 
 }  // namespace pentatron

@@ -18,7 +18,7 @@
 #include "model/optimizer.h"
 #include "model/parameters.h"
 #include "run/log.h"
-#include "run/options.h"
+#include "run/parse_options.h"
 #include "run/totals.h"
 
 namespace pentatron {

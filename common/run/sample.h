@@ -7,7 +7,7 @@
 
 #include "model/batch.h"
 #include "model/parameters.h"
-#include "run/options.h"
+#include "options/options.h"
 #include "run/program.h"
 
 namespace pentatron {

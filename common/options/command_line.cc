@@ -1,4 +1,4 @@
-#include "run/command_line.h"
+#include "options/command_line.h"
 
 #include <unistd.h>
 

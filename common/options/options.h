@@ -3,13 +3,12 @@
 // them on the command line.
 #pragma once
 
-#include <concepts>
 #include <string>
 #include <string_view>
 
 #include "model/config.h"
+#include "options/command_line.h"
 #include "ranks/peers.h"
-#include "run/command_line.h"
 
 namespace pentatron {
 
@@ -68,28 +67,7 @@ void fit_to_ranks(OptionsWith<TechniqueOptions>& o, int ranks) {
   fit_to_ranks(o, o.technique, ranks);
 }
 
-// The default of --attention (program.cu). In a CPU build it is `on_cpu`. On a GPU it is tensor-core, if
-// build, GPU and head size can; but where a small block computed both ways differs, one line says so. Else
-// tiled.
-Attention default_attention(const ModelConfig& model, Attention on_cpu);
-
-// Reads the arguments. What --load and --load-weights name is read after them (checkpoint_folder.h), then the
-// options are completed and checked. Throws UsageError or HelpRequest.
-void read_options(int argc, const char* const* argv, CommandLine& line, Options& options);
-
-// The options of a program, all but that of one rank communicates. `attention`: the default for --attention
-// in a CPU build.
-template <std::derived_from<Options> ProgramOptions>
-ProgramOptions parse_options(int argc, const char* const* argv, std::string_view description,
-                             Attention attention = Attention::naive) {
-  ProgramOptions options;
-  options.attention = attention;
-  CommandLine line(description);
-  declare_common(line, options);
-  declare(line, options);
-  if constexpr (!std::same_as<ProgramOptions, Options>) declare_communication(line, options);
-  read_options(argc, argv, line, options);
-  return options;
-}
+// Throws UsageError if sizes do not fit together.
+void check_sizes(const Options& options);
 
 }  // namespace pentatron

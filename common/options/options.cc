@@ -1,11 +1,9 @@
-#include "run/options.h"
+#include "options/options.h"
 
 #include <cmath>
 #include <iomanip>
 #include <sstream>
 #include <vector>
-
-#include "checkpoint/checkpoint_folder.h"
 
 namespace pentatron {
 namespace {
@@ -61,6 +59,8 @@ std::string table_of_presets() {
   return table.str();
 }
 
+}  // namespace
+
 void check_sizes(const Options& o) {
   int exponent = 0;
   const double fraction = std::frexp(o.loss_scale, &exponent);
@@ -86,8 +86,6 @@ void check_sizes(const Options& o) {
   require(!o.dry_run || o.load_folder.empty(), o.load_option(), o.load_folder, "none", trains_nothing);
   require(!o.dry_run || o.sample == 0, "--sample", o.sample, "0", trains_nothing);
 }
-
-}  // namespace
 
 void declare_common(CommandLine& line, Options& o) {
   line.group("Checkpoints");
@@ -160,15 +158,6 @@ void declare_communication(CommandLine& line, CommunicationConfig& config) {
              "modelled link between ranks, such as 5us,50GB/s, used as it is (NCCL over MPI)", "the GPU's");
   line.number("--ranks-per-node", config.ranks_per_node, 0, 1 << 20,
               "ranks of a modelled node, 0: the GPU's number");
-}
-
-void read_options(int argc, const char* const* argv, CommandLine& line, Options& options) {
-  line.parse(argc, argv);
-  use_checkpoint(line, options);
-  if (!line.given("--attention")) options.attention = default_attention(options.model, options.attention);
-  check_sizes(options);
-  line.check();
-  options.as_json = line.as_json();
 }
 
 }  // namespace pentatron
