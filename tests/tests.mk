@@ -16,12 +16,18 @@ tagged = $(or $(filter %/$(1).cc %/$(1).cu,$(2)),$(shell grep -l '\[$(1)\]' $(2)
 
 # $(call tests,CONFIGURATION): its programs of tests. tsan_cases has each race that ThreadSanitizer must see in a use of
 # the stand-ins, and its correct twin.
+# Batches, as in rules.mk, halve the work; the programs of a tag have their files one by one.
+ALONE := tests/cpu/% tests/mpi/test_nccl_% %_hangs.cu tests/test_schedule.cc
+batch = $(if $(2),$(eval BATCH_$(1) := $(2))build/batches/$(1))
+batched = $(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batch,$(3)-$(1).$(kind),$(filter-out \
+  $(ALONE),$(filter %.$(kind),$(2)))))
 RUN_ONE = tests/main.cc tests/one_process.cc $(call needs,$(1),tests)
 RUN_SEVERAL = tests/main.cc tests/mpi/ranks.cc $(call needs,$(1),mpi_tests)
 CASES := $(wildcard common/*/device_profile.cc common/*/errors.cc) $(STANDINS_cpu)
 define tests
-$(call link,$(1),tests,$(call objects,$(1),$(RUN_ONE) $(one_process) $(if $(filter fp32,$(words)),$(any_precision))))
-$(call link,$(1),mpi_tests,$(call objects,$(1),$(RUN_SEVERAL) $(several)))
+$(call link,$(1),tests,$(call objects,$(1),$(RUN_ONE) \
+  $(call batched,$(1),$(one_process) $(if $(filter fp32,$(words)),$(any_precision)),tests)))
+$(call link,$(1),mpi_tests,$(call objects,$(1),$(RUN_SEVERAL) $(call batched,$(1),$(several),mpi)))
 $(call link,$(1),tests-%,$(call objects,$(1),$(RUN_ONE)) \
   $$$$(call objects,$(1),$$$$(call tagged,$$$$*,$(one_process) $(any_precision))))
 $(call link,$(1),mpi_tests-%,$(call objects,$(1),$(RUN_SEVERAL) $(filter %_model.cu %_hangs.cu,$(several))) \
@@ -32,8 +38,7 @@ endef
 $(foreach c,$(CONFIGURATIONS),$(eval $(call tests,$(c))))
 
 # ---- Tests -----------------------------------------------------------------------------------------------------------
-# In fp32 and fp64 tests start the programs; in bf16 and fp8 the lessons do. Under ThreadSanitizer kernels are tested
-# with threads in a block, too.
+# In fp32 and fp64 tests start programs, in bf16 and fp8 lessons do. ThreadSanitizer also sees threads in a block.
 TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16 fp16 fp8)
 FOLDERS := $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
 IN_BLOCKS := $(if $(filter build/cpu-fp32-thread,$(FOLDERS)),build/cpu-fp32-block4-thread)
@@ -43,7 +48,7 @@ TESTED := $(FOLDERS:%=%/tests) $(FOLDERS:%=%/mpi_tests) $(IN_BLOCKS:%=%/tests) $
   $(patsubst %,%/07_combined_5d,$(filter build/cpu-bf16 build/cpu-fp8,$(FOLDERS)))
 test: ## every test, of each precision;  T='part of a name' RANKS=4: those of this name, wherever they are
 test: $(if $(T),,$(TESTED))
-	@+$(if $(T),tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS)),\
+	@$(if $(T),+tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS)),\
 	  tests/run.sh '' $(FOLDERS) $(IN_BLOCKS))
 
 # $(call of_tag,TAG): the programs of these tests, in fp64, and those that they start: of a stage its own and 01.
@@ -69,8 +74,6 @@ test-kills: $(PROGRAMS:%=build/cpu-fp64/%)
 	@tests/kills.sh build/cpu-fp64 $(or $(N),30)
 mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
 	@+set -f; $(or $(wildcard tests/mutants.sh),$(error a learner's tree has no mutants)) $(M)
-
-# ---- Tests with other programs ---------------------------------------------------------------------------------------
 test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
 test-hosts: $(PROGRAMS:%=build/cpu-fp32$(addprefix -,$(SANITIZE))/%)
 	@tests/hosts.sh $(<D)
@@ -92,14 +95,11 @@ gpu-check: ## on a GPU: build, test, look for races, measure; one report, nine m
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
 gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers
 	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
-
-# ---- The sources -----------------------------------------------------------------------------------------------------
 format: ## clang-format over all sources;  make test-format: what it would change
 format test-format:
 	@common/build/format.sh $(if $(filter format,$@),-i,--dry-run -Werror)
-clangd: ## build/compile_flags.txt: what clangd asks for, of this build
-	@mkdir -p build
-	@printf '%s\n' -xc++ $(filter-out $(CCACHE) $(CXX) $(NVCC),$(call flags,$(BUILD:build/%=%))) > build/compile_flags.txt
+clangd: ## compile_flags.txt: what clangd asks for, of this build
+	@printf '%s\n' -xc++ $(filter-out %ccache $(CXX) $(NVCC),$(call flags,$(notdir $(BUILD)))) > compile_flags.txt
 
 # ---- Homework --------------------------------------------------------------------------------------------------------
 HOMEWORK = python3 tests/homework/homework.py

@@ -92,7 +92,8 @@ FAST := common/kernels/% common/tensor_cores/% common/cpu/% build/batches/fast_%
 VECTORS := -march=native -fopenmp-simd -fno-math-errno -fassociative-math -fno-signed-zeros -fno-trapping-math
 # What has kernels is CUDA; all else is C++, which nvcc compiles in half the time.
 KERNELS := $(shell grep -l '__global__' -r common tests $(wildcard 0*) --include=*.cu)
-OPTIONS_cpu = -x c++ $(if $(filter $(FAST),$<),-O3,$(if $(filter tests/test_%.cc tests/main.cc,$<),-O0,-Og)) \
+SLOW := tests/main.cc tests/test_%.cc build/batches/tests-%.cc
+OPTIONS_cpu = -x c++ $(if $(filter $(FAST),$<),-O3,$(if $(filter $(SLOW),$<),-O0,-Og)) \
   $(if $(filter %.cu common/cpu/% build/batches/fast_% tests/cpu/%,$<),$(VECTORS))
 OPTIONS_cuda = $(if $(filter $(FAST),$<),-O3,-O1) -x $(if $(filter $(KERNELS),$<),cu,c++)
 # What CI adds changes no object file, and so compiles nothing again. g++ looks for garbage later, which takes 8 % off
