@@ -3,10 +3,18 @@
 #pragma once
 
 #include "orders.h"
-#include "workbench/schedule_file.h"
-#include "workbench/simulate.h"
+#include "ranks/peers.h"
 
 namespace pentatron {
+
+// What the workbench does for a program. parse_schedule (schedule_file.cc): `text` is that of the file
+// `name`. Throws UsageError unless each rank has each instruction of the m micro-batches once, and those of a
+// micro-batch in their order; it does not look for deadlocks. refuse_what_cannot_run (simulate.cc) does, and
+// throws UsageError. draw_schedule.cc: the picture, and the same on stdout beside all schedules' numbers.
+Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m);
+void refuse_what_cannot_run(const Schedule& schedule);
+std::string draw_schedule(const Schedule& schedule);
+void show_schedule(const PipelineOptions& options, int m);
 
 // The schedule of the options, for p ranks and m micro-batches.
 inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
@@ -54,11 +62,15 @@ inline void complete_pipeline_options(const TrainingConfig& training, PipelineOp
                      "none or selective with " + schedule.name +
                          ", whose weight gradients need what full recomputation throws away");
   }
-  try {
-    checked(schedule);
-  } catch (const ScheduleError& error) {
-    throw UsageError("--pp-schedule: " + schedule.name + ": " + error.what());
-  }
+  refuse_what_cannot_run(schedule);
+}
+
+// With --show-schedule, rank 0 draws it, and the program does not train.
+inline bool show_pictures(const OptionsWith<PipelineOptions>& options, const Peers& peers) {
+  const int micro_batches = options.global_batch_size / options.micro_batch_size;
+  const bool shows = options.technique.show_schedule;
+  if (shows && peers.rank() == 0) show_schedule(options.technique, micro_batches);
+  return shows;
 }
 
 }  // namespace pentatron

@@ -7,7 +7,6 @@
 #include "run/program.h"
 #include "run/sample.h"
 #include "run/totals.h"
-#include "workbench/draw_schedule.h"
 
 using namespace pentatron;
 

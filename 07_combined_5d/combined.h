@@ -12,7 +12,6 @@
 #include "../03_zero/zero.h"
 #include "../04_tensor_parallel/tensor_parallel.h"
 #include "../05_pipeline_parallel/pipeline.h"
-#include "../05_pipeline_parallel/workbench/draw_schedule.h"
 #include "../06_context_parallel/context_parallel.h"
 #include "expert_parallel.h"
 #include "fold.h"

@@ -18,6 +18,7 @@
 
 #include "expert_exchange.h"
 #include "expert_memory.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/swiglu.h"
 #include "router.h"
 

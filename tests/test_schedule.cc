@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "../05_pipeline_parallel/workbench/draw_schedule.h"
+#include "../05_pipeline_parallel/workbench/simulate.h"
 #include "catch.h"
 #include "random_schedule.h"
 

@@ -123,8 +123,8 @@ BATCH_fast_cuda.cc := $(filter-out %/cuda_stream.cc,$(wildcard common/cpu/cuda/*
 BATCH_fast_nccl.cc := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc))
 build/batches/%: FORCE
 	@mkdir -p $(@D); new=$@.$$$$; printf '#include "%s"\n' $(BATCH_$*) > $$new; cmp -s $$new $@ && rm $$new || mv $$new $@
-
-COMMON := build/batches/common.cc build/batches/common.cu $(filter common/%,$(filter-out common/cpu/%,$(KERNELS)))
+COMMON := build/batches/common.cc build/batches/common.cu $(wildcard 0*/workbench/*.cc) \
+  $(filter common/%,$(filter-out common/cpu/%,$(KERNELS)))
 STANDINS_cpu := build/batches/fast_cuda.cc common/cpu/cuda/cuda_stream.cc
 NCCL_cpu := build/batches/fast_nccl.cc common/cpu/nccl/device_access_cpu.cc
 NCCL_mpi := build/batches/fast_nccl.cc common/cpu/nccl/device_access_cuda.cu

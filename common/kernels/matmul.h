@@ -4,8 +4,6 @@
 
 #include <cublas_v2.h>
 
-#include <vector>
-
 #include "device/tensor.h"
 
 namespace pentatron {
@@ -31,6 +29,13 @@ struct Operand {
   int64_t rows() const { return transposed() ? x.columns : x.rows; }
   int64_t columns() const { return transposed() ? x.rows : x.columns; }
 };
+
+// Rows of tokens: activations, and their gradients.
+inline Operand tokens(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
+inline Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
+
+// Products of fp64 matrices sum in fp64, all others in fp32.
+constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
 // Memory of a handle's own, with which cuBLAS repeats its results. Kernels of Hopper want 32 MiB.
 #ifndef CUDA_CPU
@@ -72,8 +77,11 @@ class Blas {
   DeviceArray<float> scales_[2];
 };
 
-// Row-major c = a b^T + beta c. In fp8 builds the operands are quantised first (tensor_cores/fp8.cu); new_b:
-// false if b is the one of the last product. `name` labels traces.
+// Row-major c = a b^T + beta c: with what a trace and the clock are told, and in fp8 where that is to be; by
+// cuBLAS alone; and in fp8, where the operands are quantised first (tensor_cores/fp8.cu). new_b: false if b
+// is the one of the last product. `name` labels traces.
+template <class C>
+void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name);
 template <class C>
 void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c);
 template <class C>
@@ -95,16 +103,6 @@ void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*
 // d_weight (+)= d_y^T x, in `accum`.
 void linear_wgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor x /*[rows, in]*/,
                   Gradient d_weight /*[out, in]*/);
-
-// The same three for several layers in one launch (in fp8 one each), with weights and rows of their own.
-using Addresses = Matrix<void*>;  // work space for those of the matrices, [3, layers]
-void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
-                            const std::vector<Tensor>& y, Addresses addresses);
-void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& weight,
-                          const std::vector<Tensor>& d_x, Addresses addresses);
-// With 16 bits a launch each: cuBLAS has no such product of bf16 or fp16 matrices whose result is fp32.
-void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, const std::vector<Tensor>& x,
-                          const std::vector<Gradient>& d_weight, Addresses addresses);
 
 // A batch of row-major matrices. Rows are `leading` elements apart, and matrices `stride`.
 struct BatchedMatrix {

@@ -9,6 +9,7 @@
 #include "../../03_zero/zero.h"
 #include "../../04_tensor_parallel/tensor_parallel.h"
 #include "../../05_pipeline_parallel/choose_schedule.h"
+#include "../../05_pipeline_parallel/workbench/simulate.h"
 #include "../../05_pipeline_parallel/pipeline.h"
 #include "../../06_context_parallel/context_parallel.h"
 #include "../../07_combined_5d/options.h"

@@ -1,8 +1,6 @@
 // --show-schedule: draws a schedule as the papers do. Each rank has a row, and time goes to the right. F3 is
 // the forward of micro-batch 3, B the backward (or the input gradient), W the weight gradient. Odd chunks
 // have small letters. Dots are the bubble. Messages are not drawn.
-#pragma once
-
 #include <cctype>
 #include <cmath>
 #include <iomanip>
@@ -10,22 +8,23 @@
 #include <sstream>
 
 #include "../choose_schedule.h"
-#include "ranks/peers.h"
+#include "simulate.h"
 
 namespace pentatron {
+namespace {
 
 // How long each action takes: those of all layers of a rank take 1 each, and a chunk has an equal share of
 // the layers. Messages take nothing.
-inline double time_of_chunk(const Schedule& s) { return static_cast<double>(s.copies) / s.v; }
-inline Simulation play(const Schedule& s) {
+double time_of_chunk(const Schedule& s) { return static_cast<double>(s.copies) / s.v; }
+Simulation play(const Schedule& s) {
   const double time = time_of_chunk(s);
   return simulate(s, Costs{time, time, time});
 }
 
-inline double rounded(double time) { return std::round(100 * time) / 100; }
-inline double percent(double ratio) { return std::round(1000 * ratio) / 10; }
+double rounded(double time) { return std::round(100 * time) / 100; }
+double percent(double ratio) { return std::round(1000 * ratio) / 10; }
 
-inline std::string title_of(const Schedule& s, const Simulation& played) {
+std::string title_of(const Schedule& s, const Simulation& played) {
   std::ostringstream title;
   title << s.name << ": " << s.p << " ranks, ";
   if (s.v > 1) title << s.v << " chunks a rank, ";
@@ -35,14 +34,14 @@ inline std::string title_of(const Schedule& s, const Simulation& played) {
   return title.str();
 }
 
-inline std::string in_flight_of(const PeakInFlight& peak) {
+std::string in_flight_of(const PeakInFlight& peak) {
   const int b = peak.until_input_gradient, w = peak.until_weight_gradient;
   return std::to_string(w) + " in flight" + (b == w ? "" : ", " + std::to_string(b) + " until B");
 }
 
 // The letters of one rank: dots, and where it computes FBW, or fbw in odd chunks, with the micro-batch's
 // number. Time 1 of a chunk has `cell` columns.
-inline std::string draw_row(const Schedule& s, const Simulation& played, int rank, size_t cell) {
+std::string draw_row(const Schedule& s, const Simulation& played, int rank, size_t cell) {
   const double scale = cell / time_of_chunk(s);
   std::string row(std::lround(played.total * scale), '.');
   for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
@@ -59,8 +58,10 @@ inline std::string draw_row(const Schedule& s, const Simulation& played, int ran
   return row;
 }
 
+}  // namespace
+
 // A row longer than a line of 100 columns continues below; it is cut between two cells.
-inline std::string draw_schedule(const Schedule& s) {
+std::string draw_schedule(const Schedule& s) {
   const size_t cell = 1 + std::to_string(s.m - 1).size();  // columns: room for F and its number
   const size_t cut = (100 - std::string("rank 15   4 in flight, 4 until B").size()) / cell * cell;
   const Simulation played = play(s);
@@ -81,7 +82,7 @@ inline std::string draw_schedule(const Schedule& s) {
 
 // A line for each schedule that has a name, and for that of the options. In flight: the
 // most on a rank, of all its layers (so two chunks of half of them are one).
-inline std::string compare_schedules(const PipelineOptions& options, int m) {
+static std::string compare_schedules(const PipelineOptions& options, int m) {
   std::ostringstream text;
   text << std::string(13, ' ') << "    time  bubble  of the work  in flight\n";
   const auto add = [&](const PipelineOptions& o) {
@@ -111,16 +112,8 @@ inline std::string compare_schedules(const PipelineOptions& options, int m) {
 }
 
 // Prints the schedule of m micro-batches, and beside which others it stands.
-inline void show_schedule(const PipelineOptions& options, int m) {
+void show_schedule(const PipelineOptions& options, int m) {
   std::cout << draw_schedule(make_schedule(options, options.pp, m)) << '\n' << compare_schedules(options, m);
-}
-
-// With --show-schedule, rank 0 draws it, and the program does not train.
-inline bool show_pictures(const OptionsWith<PipelineOptions>& options, const Peers& peers) {
-  const int micro_batches = options.global_batch_size / options.micro_batch_size;
-  const bool shows = options.technique.show_schedule;
-  if (shows && peers.rank() == 0) show_schedule(options.technique, micro_batches);
-  return shows;
 }
 
 }  // namespace pentatron

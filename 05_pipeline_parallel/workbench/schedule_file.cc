@@ -9,17 +9,16 @@
 //
 //   0,3: F0 F0.1 B0.1 B0
 //   1,2: F0 F0.1 B0.1 B0
-#pragma once
-
 #include <charconv>
 #include <iterator>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
-#include "../schedule.h"
+#include "../choose_schedule.h"
 
 namespace pentatron {
+namespace {
 
 struct ScheduleLine {
   std::string location;  // file:line
@@ -28,7 +27,7 @@ struct ScheduleLine {
 };
 
 // The lines of a file that have any words. `#` begins a comment.
-inline std::vector<ScheduleLine> lines_of(const std::string& name, const std::string& text) {
+std::vector<ScheduleLine> lines_of(const std::string& name, const std::string& text) {
   std::vector<ScheduleLine> lines;
   std::istringstream in(text);
   std::string line;
@@ -47,7 +46,7 @@ inline std::vector<ScheduleLine> lines_of(const std::string& name, const std::st
 }
 
 // Sets v and the placement: each stage is on one rank, and all ranks have as many.
-inline void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
+void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
   std::ptrdiff_t most = 0;  // no line has stages
   for (const ScheduleLine& line : lines) {
     if (!line.stages.empty()) most = std::max(most, 1 + std::ranges::count(line.stages, ','));
@@ -73,7 +72,7 @@ inline void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
 
 // What a rank computes. Each instruction of the m micro-batches comes once, and those of a micro-batch in
 // their order.
-inline Instructions read_line(const Schedule& s, const ScheduleLine& line) {
+Instructions read_line(const Schedule& s, const ScheduleLine& line) {
   const std::vector<Action> actions = compute_actions(s);
   const std::string_view letters = s.splits_backward ? "FBW" : "FB";  // of the actions
   const auto spelled = [&](size_t action, int i, int chunk) {
@@ -109,9 +108,9 @@ inline Instructions read_line(const Schedule& s, const ScheduleLine& line) {
   return compute;
 }
 
-// `text` is that of the file `name`. Throws UsageError unless each rank has each instruction of the m
-// micro-batches once, and those of a micro-batch in their order. It does not look for deadlocks.
-inline Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m) {
+}  // namespace
+
+Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m) {
   const std::vector<ScheduleLine> lines = lines_of(name, text);
   if (std::ssize(lines) != p) {
     throw UsageError("--pp-schedule", name,
