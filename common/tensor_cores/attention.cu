@@ -27,6 +27,7 @@
 #include <cmath>
 
 #include "kernels/attention.h"
+#include "kernels/elementwise.h"
 #include "tensor_cores/tensor_core_tiles.h"
 
 namespace pentatron {

@@ -14,6 +14,13 @@
 #include "../model.h"
 #include "clock/device_profile.h"
 #include "kernels/attention.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer.h"
+#include "kernels/rotary.h"
+#include "kernels/swiglu.h"
 #include "run/program.h"
 
 using namespace pentatron;
