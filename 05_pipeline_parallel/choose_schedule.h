@@ -9,10 +9,12 @@ namespace pentatron {
 
 // What the workbench does for a program. parse_schedule (schedule_file.cc): `text` is that of the file
 // `name`. Throws UsageError unless each rank has each instruction of the m micro-batches once, and those of a
-// micro-batch in their order; it does not look for deadlocks. refuse_what_cannot_run (simulate.cc) does, and
-// throws UsageError. draw_schedule.cc: the picture, and the same on stdout beside all schedules' numbers.
+// micro-batch in their order; it does not look for deadlocks. simulate.cc does: refuse_what_cannot_run throws
+// UsageError, and so does checked, which returns the schedule. draw_schedule.cc: the picture, and the same on
+// stdout beside all schedules' numbers.
 Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m);
 void refuse_what_cannot_run(const Schedule& schedule);
+const Schedule& checked(const Schedule& schedule);
 std::string draw_schedule(const Schedule& schedule);
 void show_schedule(const PipelineOptions& options, int m);
 

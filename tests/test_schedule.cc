@@ -1,6 +1,7 @@
 // Pipeline schedules: their orders against the papers', their bubbles against the formulas, exactly; what the
 // simulator accepts and what it refuses; pictures.
 #include <algorithm>
+#include <iostream>
 #include <random>
 #include <sstream>
 #include <string>

@@ -52,7 +52,4 @@ struct Simulation {
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, int streams = message_streams);
 Simulation simulate(const Schedule& schedule, const std::vector<Costs>& costs_of_stages);
 
-// Returns the schedule if it can run. Otherwise throws ScheduleError.
-const Schedule& checked(const Schedule& schedule);
-
 }  // namespace pentatron

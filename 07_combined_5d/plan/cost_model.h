@@ -6,6 +6,7 @@
 
 #include <ranges>
 
+#include "../../05_pipeline_parallel/workbench/simulate.h"
 #include "data_cost.h"
 
 namespace pentatron {
