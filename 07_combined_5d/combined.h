@@ -112,7 +112,7 @@ inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSi
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, int rank) {
   return predict_memory(options, element, shape,
-                        stage_share(options, schedule_of(options, shape), place_of(shape, rank).pp));
+                        stage_share(options, schedule_of(options, shape), coordinates_of(shape, rank).pp));
 }
 
 // Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO. A

@@ -19,8 +19,8 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   const Stream compute("compute");
   const MeshShape shape = mesh_shape(options, world.ranks());                                         // 07
   Mesh mesh(shape, world);                                                                            // 07
-  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.place.pp);            // 05
-  const auto positions = positions_of_rank(options, options.context, mesh.place.cp, shape.cp);        // 06
+  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.at.pp);               // 05
+  const auto positions = positions_of_rank(options, options.context, mesh.at.cp, shape.cp);           // 06
   TensorParallel tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute);  // 04
   const auto attention = context_attention(options, options.context, mesh.context, shape.tp);         // 06
   std::optional<ExpertParallel> expert_mlp;                                                           // 07
@@ -43,15 +43,15 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
   Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
   Optimizer optimizer(options, parameters, compute);
-  BatchLoader loader(data, options, mesh.place.dp, shape.dp, positions);  // 02, 06
+  BatchLoader loader(data, options, mesh.at.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);
   Run run(options, data, parameters, optimizer, totals);
 
   while (run.next_step()) {
-    pipeline.run(loader.load(run.step(), compute), mesh.place.tp == 0 ? &totals : nullptr);  // 05, 04
-    if (expert_mlp) expert_mlp->add_balance_loss(totals);                                    // 07
-    for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                      // 02, 03
-    tensor_parallel.sum_partial_gradients(parameters);                                       // 04
+    pipeline.run(loader.load(run.step(), compute), mesh.at.tp == 0 ? &totals : nullptr);  // 05, 04
+    if (expert_mlp) expert_mlp->add_balance_loss(totals);                                 // 07
+    for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                   // 02, 03
+    tensor_parallel.sum_partial_gradients(parameters);                                    // 04
     optimizer.add_norm_squared(totals.norm_squared());
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
     optimizer.step(run.step(), totals.norm_squared());

@@ -1,4 +1,4 @@
-// The mesh: the place of each rank on five axes, and the groups of ranks that follow. The tensor axis
+// The mesh: the coordinates of each rank on five axes, and the groups of ranks that follow. The tensor axis
 // communicates most, so it varies fastest and its ranks are neighbours. Context, data and pipeline follow:
 //
 //   rank = tp + TP (cp + CP (dp + DP pp))
@@ -36,13 +36,13 @@ struct MeshShape {
   }
 };
 
-// A rank's place on each axis, from 0.
-struct MeshPlace {
+// A rank's coordinate on each axis, from 0.
+struct MeshCoordinates {
   int tp, cp, dp, pp;
 };
 
 // Solves rank = tp + TP (cp + CP (dp + DP pp)) for the places.
-inline MeshPlace place_of(const MeshShape& shape, int rank) {
+inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
   return {rank % shape.tp, rank / shape.tp % shape.cp, rank / (shape.tp * shape.cp) % shape.dp,
           rank / (shape.tp * shape.cp * shape.dp)};
 }
@@ -54,7 +54,7 @@ inline constexpr std::array<const char*, 6> mesh_group_names = {
 
 // A group's key: ranks with equal keys form the group.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
-  const MeshPlace at = place_of(shape, rank);
+  const MeshCoordinates at = coordinates_of(shape, rank);
   const int replica = at.cp + shape.cp * at.dp;  // this rank's number among those of its stage
   const int stages = shape.copies == 1 ? at.pp : std::min(at.pp, shape.pp - 1 - at.pp);
   if (group == MeshGroup::tensor) return {at.cp, at.dp, at.pp};
@@ -118,9 +118,9 @@ inline std::string draw_mesh(const MeshShape& shape) {
        << "\ngradients: data x context; gradient norm and loss: all ranks\n\nrank  tp cp dp pp";
   for (const char* name : mesh_group_names) text << "  " << std::setw(16) << std::left << name;
   for (int rank = 0; rank < shape.ranks(); ++rank) {
-    const MeshPlace at = place_of(shape, rank);
+    const MeshCoordinates at = coordinates_of(shape, rank);
     text << std::right << "\n" << std::setw(4) << rank << "  ";
-    for (const int place : {at.tp, at.cp, at.dp, at.pp}) text << std::setw(2) << place << " ";
+    for (const int coordinate : {at.tp, at.cp, at.dp, at.pp}) text << std::setw(2) << coordinate << " ";
     for (size_t group = 0; group < mesh_group_names.size(); ++group) {
       std::string members;
       for (const int member : members_of(shape, static_cast<MeshGroup>(group), rank))
@@ -131,16 +131,16 @@ inline std::string draw_mesh(const MeshShape& shape) {
   return text.str() + "\n";
 }
 
-// place_of, when the groups agree with it; else it ends all ranks.
-inline MeshPlace checked_place(const MeshShape& shape, int rank) {
-  const MeshPlace at = place_of(shape, rank);
-  const auto agrees = [&](MeshGroup group, int degree, int place) {
+// coordinates_of, when the groups agree with it; else it ends all ranks.
+inline MeshCoordinates checked_coordinates(const MeshShape& shape, int rank) {
+  const MeshCoordinates at = coordinates_of(shape, rank);
+  const auto agrees = [&](MeshGroup group, int degree, int coordinate) {
     const std::vector<int> members = members_of(shape, group, rank);
-    return std::ssize(members) == degree && place < degree && members[place] == rank;
+    return std::ssize(members) == degree && coordinate < degree && members[coordinate] == rank;
   };
   if (!agrees(MeshGroup::tensor, shape.tp, at.tp) || !agrees(MeshGroup::context, shape.cp, at.cp) ||
       !agrees(MeshGroup::pipeline, shape.pp, at.pp))
-    fail("place_of", "a rank has another place than in its group", __FILE__, __LINE__);
+    fail("coordinates_of", "a rank has another coordinate than in its group", __FILE__, __LINE__);
   return at;
 }
 
@@ -149,7 +149,7 @@ class Mesh {
  public:
   Mesh(const MeshShape& of, World& world)
       : shape(of),
-        place(checked_place(shape, world.rank())),
+        at(checked_coordinates(shape, world.rank())),
         pipeline(members_of(shape, MeshGroup::pipeline, world.rank())),
         tensor(world, members_of(shape, MeshGroup::tensor, world.rank()), "tensor", tensor_blocks),
         context(world, members_of(shape, MeshGroup::context, world.rank()), "context"),
@@ -174,10 +174,10 @@ class Mesh {
   }
 
   // All data ranks have computed the same x. Data rank 0 returns it, the others return an empty tensor.
-  Tensor one_replica(Tensor x) const { return place.dp == 0 ? x : Tensor(); }
+  Tensor one_replica(Tensor x) const { return at.dp == 0 ? x : Tensor(); }
 
   const MeshShape shape;
-  const MeshPlace place;
+  const MeshCoordinates at;
   const std::vector<int> pipeline;  // ranks of the world; each edge between two has communicators of its own
   Communicator tensor, context, gradients, experts, expert_gradients;
   Communicator all;  // the gradient norm and the loss

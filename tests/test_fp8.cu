@@ -34,7 +34,7 @@ std::vector<Code> table() {
 __half_raw half_of(unsigned code) {
   return __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3);
 }
-double worth(unsigned code) { return float(__half(half_of(code))); }
+double dequantised(unsigned code) { return float(__half(half_of(code))); }
 
 // x in 8 bits, in double: a multiple of the unit at its size, and of no smaller one than the smallest.
 double rounded_to_fp8(double x) {
@@ -79,7 +79,7 @@ TEST_CASE("fp8: all codes, and what other numbers are rounded to", "[01][kernels
     for (const float sign : {1.0f, -1.0f}) {
       CAPTURE(sign * size, code);
       const auto convert = [&](__nv_saturation_t saturate) {
-        return worth(__nv_cvt_float_to_fp8(sign * size, saturate, __NV_E4M3));
+        return dequantised(__nv_cvt_float_to_fp8(sign * size, saturate, __NV_E4M3));
       };
       if (code < codes.size()) {
         REQUIRE(convert(__NV_NOSAT) == sign * codes[code].value);
@@ -91,16 +91,16 @@ TEST_CASE("fp8: all codes, and what other numbers are rounded to", "[01][kernels
   };
   for (unsigned code = 0; code < codes.size(); ++code) {
     CAPTURE(code);
-    REQUIRE(worth(code) == codes[code].value);
+    REQUIRE(dequantised(code) == codes[code].value);
     REQUIRE(half_of(0x80 | code).x == (0x8000 | half_of(code).x));
     for (const float size : {codes[code].value, codes[code].last, std::nextafter(codes[code].last, INFINITY)})
       check(size);
   }
   for (uint32_t bits = 0; bits <= std::bit_cast<uint32_t>(INFINITY); bits += 1 << 15)
     check(std::bit_cast<float>(bits));
-  for (const unsigned not_a_number : {0x7f, 0xff}) REQUIRE(std::isnan(worth(not_a_number)));
+  for (const unsigned not_a_number : {0x7f, 0xff}) REQUIRE(std::isnan(dequantised(not_a_number)));
   for (const __nv_saturation_t saturate : {__NV_NOSAT, __NV_SATFINITE})
-    REQUIRE(std::isnan(worth(__nv_cvt_float_to_fp8(NAN, saturate, __NV_E4M3))));
+    REQUIRE(std::isnan(dequantised(__nv_cvt_float_to_fp8(NAN, saturate, __NV_E4M3))));
 }
 
 #ifndef REAL_IS_HALF  // which has not the range
@@ -143,7 +143,7 @@ TEST_CASE("fp8: tiles that share a scale", "[01][kernels]") {
           for (int64_t j = 0; j < want.columns; ++j) {
             const int64_t of_tile =
                 tile == Fp8Tile::row ? j / 128 * want.rows + i : i / 128 * padded + j / 128;
-            got(i, j) = worth(host_codes[i * want.columns + j]) * host_scales.values[of_tile];
+            got(i, j) = dequantised(host_codes[i * want.columns + j]) * host_scales.values[of_tile];
           }
         }
         REQUIRE(got == want);

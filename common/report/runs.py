@@ -95,7 +95,7 @@ class Run:
         return next(run for run in runs if training(run) == training(self))
 
     def differences(self, value, reference):
-        """Of the "loss" or "grad_norm" of each step, relative. A number that is none differs by infinity."""
+        """Of the "loss" or "grad_norm" of each step, relative. A NaN differs by infinity."""
 
         def difference(mine, other):
             if mine is None or other is None:

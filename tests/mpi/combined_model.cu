@@ -6,8 +6,8 @@ namespace pentatron {
 CombinedModel::CombinedModel(const CombinedCase& c, World& world)
     : of(c),
       mesh(of.shape, world),
-      chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.place.pp)),
-      positions(positions_of_rank(options, options.context, mesh.place.cp, of.shape.cp)),
+      chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.at.pp)),
+      positions(positions_of_rank(options, options.context, mesh.at.cp, of.shape.cp)),
       tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute),
       attention(context_attention(options, options.context, mesh.context, of.shape.tp)),
       with_experts(options.model.experts > 0
@@ -23,7 +23,7 @@ CombinedModel::CombinedModel(const CombinedCase& c, World& world)
       model(options, ids, parameters, std::ssize(positions), seams, compute),
       pipeline(schedule_of(options, of.shape), world, mesh.pipeline, chunks, model, compute),
       optimizer(options, parameters, compute),
-      loader(options, mesh.place.dp, of.shape.dp, positions) {
+      loader(options, mesh.at.dp, of.shape.dp, positions) {
   world.begin_counting();  // as Run does
 }
 
@@ -31,7 +31,7 @@ CombinedModel::~CombinedModel() { CUDA_CHECK(cudaStreamSynchronize(compute)); }
 
 void CombinedModel::accumulate(const std::vector<HostBatch>& global) {
   totals.reset();
-  pipeline.run(loader.load(global, compute), mesh.place.tp == 0 ? &totals : nullptr);
+  pipeline.run(loader.load(global, compute), mesh.at.tp == 0 ? &totals : nullptr);
   if (with_experts) {
     balance_loss = to_host(with_experts->balance_loss(), compute)[0];
     with_experts->add_balance_loss(totals);

@@ -234,7 +234,7 @@ TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
         }
       }
       for (int rank = 0; rank < 24; ++rank) {
-        const MeshPlace at = place_of(shape, rank);
+        const MeshCoordinates at = coordinates_of(shape, rank);
         CHECK(rank == at.tp + shape.tp * (at.cp + shape.cp * (at.dp + shape.dp * at.pp)));
         // Its places are those in its groups: what is asked of communicators is asked of the mesh, too.
         CHECK(members_of(shape, MeshGroup::tensor, rank)[at.tp] == rank);

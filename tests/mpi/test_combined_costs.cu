@@ -178,7 +178,7 @@ ExpectedOfGroup of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
 ExpectedOfGroup of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t stages = std::ssize(combined.chunks);
-  const bool turns = is_v_shaped(c.options.pipeline.pp_schedule) && combined.mesh.place.pp == c.shape.pp - 1;
+  const bool turns = is_v_shaped(c.options.pipeline.pp_schedule) && combined.mesh.at.pp == c.shape.pp - 1;
   const int64_t messages = kMicroBatches * (2 * stages - part.embedding - part.head - (turns ? 2 : 0));
   ExpectedOfGroup e;
   e["send"].add(messages, part.rows_outside * c.options.model.d_model);
