@@ -9,7 +9,7 @@
 #                 same name outside of functions
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}"
-rooms=(clock device kernels tensor_cores model watchdog ranks options checkpoint run)  # from the bottom up
+rooms=(clock device kernels tensor_cores model ranks watchdog options checkpoint run)  # from the bottom up
 # What only this stage and later ones speak of.
 words=([3]='(?-i:ZeRO)|zero_stage|reshard' [4]='tensor.(parallel|ranks)|sequence.parallel' [5]='pipeline|bubble|1f1b|zb.h1'
   [6]='context.(parallel|ranks)|\bring.attention|zigzag' [7]='expert|\bmesh')

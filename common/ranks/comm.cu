@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "ranks/comm.h"
+#include "ranks/mpi_wait.h"
 #include "ranks/nccl_build.h"
-#include "watchdog/mpi_wait.h"
 #ifdef NCCL_OVER_MPI
 #include "modelled_link.h"
 #endif
@@ -32,8 +32,8 @@ constexpr int streams_of_nccl = 1;
 
 // Combines each value over all ranks.
 template <class T>
-std::vector<T> reduce(Watchdog& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
-  const Watchdog::Call call(watchdog, "MPI_Iallreduce");
+std::vector<T> reduce(Watch& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
+  const Watch::Call call(watchdog, "MPI_Iallreduce");
   std::vector<T> result(values.size());
   MPI_Request request;
   MPI_CHECK(MPI_Iallreduce(values.data(), result.data(), static_cast<int>(values.size()), type, op,
@@ -118,7 +118,7 @@ World::World(int* argc, char*** argv) {
   int length = 0;
   MPI_CHECK(MPI_Get_processor_name(host, &length));
   hosts_ = all_gather(host, ranks_);
-  at_failure(rank_, hosts_, Watchdog::end_after_failure);
+  at_failure(rank_, hosts_, end_after_failure);
   int devices = 0;
   CUDA_CHECK(cudaGetDeviceCount(&devices));
   const auto lower = std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[rank_]);  // on this host
@@ -128,7 +128,7 @@ World::World(int* argc, char*** argv) {
   share_device(static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_])));
   check_versions();
   count_streams(streams_of_nccl);  // NCCL's for the order of launches, of all communicators
-  watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
+  watchdog_ = start_watchdog(rank_, ranks_);
   process_ = rank_, processes_ = ranks_;
   peers_before_ = std::exchange(peers_now, this);
 }
@@ -218,7 +218,7 @@ std::vector<uint32_t> World::exclusive_or(const std::vector<uint32_t>& values) c
 }
 
 std::vector<std::string> World::gather(const std::string& text) const {
-  const Watchdog::Call call(*watchdog_, "MPI_Igather");
+  const Watch::Call call(*watchdog_, "MPI_Igather");
   MPI_Request request;
   const int size = static_cast<int>(text.size());
   std::vector<int> sizes(processes_);
@@ -283,7 +283,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
       stream_(name.c_str(), /*urgent=*/true),
       ranks_(static_cast<int>(members.size())),
       channels_(ranks_ > 1 ? most_blocks : 0) {
-  const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
+  const Watch::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
   std::vector<int> present;  // the process of each member, -1: it is absent
   for (const int member : members) present.push_back(world.process_of(member));
@@ -318,7 +318,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
 }
 
 Communicator::~Communicator() {
-  const Watchdog::Call call(world_.watchdog(), "ncclCommDestroy");  // it waits for ranks of the same node
+  const Watch::Call call(world_.watchdog(), "ncclCommDestroy");  // it waits for ranks of the same node
   cudaStreamSynchronize(stream_);
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
@@ -347,9 +347,9 @@ Communicator::Group::Group(Communicator& communicator, const char* name, const C
 
 Communicator::Group::~Group() {
   Communicator& c = communicator_;
-  Watchdog& watchdog = c.world_.watchdog();
+  Watch& watchdog = c.world_.watchdog();
   {
-    const Watchdog::Call call(watchdog, range_.name());
+    const Watch::Call call(watchdog, range_.name());
     NCCL_CHECK(ncclGroupEnd());
   }
   watchdog.end(c.stream_);

@@ -16,7 +16,7 @@
 #include "device/precision.h"
 #include "device/tensor.h"
 #include "ranks/peers.h"
-#include "watchdog/watchdog.h"
+#include "ranks/watch.h"
 
 // Failed calls print the call, the error's text, file:line and rank, and end every rank.
 #define NCCL_CHECK(call) pentatron::check_nccl((call), #call, __FILE__, __LINE__)
@@ -173,7 +173,7 @@ class Communicator {
   World& world_;
   const std::vector<int> members_;
   Stream stream_;
-  Watchdog::Watched* watched_ = nullptr;
+  Watch::Watched* watched_ = nullptr;
   ncclComm_t comm_ = nullptr;
   int rank_ = 0, ranks_ = 1;
   int channels_ = 0;
@@ -214,7 +214,7 @@ class World : public Peers {
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   int stands_for() const override { return stands_for_; }
-  Watchdog& watchdog() { return *watchdog_; }
+  Watch& watchdog() { return *watchdog_; }
 
   // Host values (peers.h). All ranks call these, in the same order. A rank that waits yields its core.
   std::vector<double> largest(const std::vector<double>& values) const override;
@@ -244,7 +244,7 @@ class World : public Peers {
   std::vector<std::string> hosts_;  // of each process
   bool started_mpi_ = false;
   std::set<Communicator*> communicators_;
-  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<Watch> watchdog_;
   Peers* peers_before_;
 };
 

@@ -2,7 +2,7 @@
 
 #include "ranks/comm.h"
 #include "run/program.h"
-#include "watchdog/mpi_wait.h"
+#include "ranks/mpi_wait.h"
 
 namespace pentatron {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/cuda.h"
-#include "watchdog/mpi_wait.h"
+#include "ranks/mpi_wait.h"
 #include "watchdog/watchdog.h"
 
 namespace pentatron {
@@ -68,6 +68,18 @@ Watchdog::~Watchdog() {
   MPI_Comm_free(&watchdogs);
 }
 
+std::unique_ptr<Watch> start_watchdog(int rank, int ranks) { return std::make_unique<Watchdog>(rank, ranks); }
+
+void Watchdog::call_begins(const char* name) {
+  called_ = now();
+  call_ = name;
+}
+
+void Watchdog::call_ends() {
+  call_ = nullptr;
+  ++calls_;
+}
+
 void Watchdog::begin(cudaStream_t stream) {
   Slot& slot = slots_[noted_ % kept];
   slot.sequence = -1;  // being written
@@ -113,8 +125,8 @@ bool Watchdog::reached(const Slot& slot) const {
   return overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess;
 }
 
-Watchdog::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
-                                 ncclComm_t communicator) {
+Watch::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
+                              ncclComm_t communicator) {
   std::lock_guard lock(mutex_);
   return &communicators_.emplace_back(name, number, members, communicator);
 }
@@ -124,7 +136,7 @@ void Watchdog::remove(Watched* communicator) {
   communicator->communicator = nullptr;
 }
 
-void Watchdog::end_after_failure() {
+void end_after_failure() {
   call_has_failed = true;
   if (watching) std::this_thread::sleep_for(std::chrono::duration<double>(2 * patience));
   end_all_ranks(1);

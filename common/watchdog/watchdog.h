@@ -4,9 +4,6 @@
 // (suspects.h), and aborts every rank.
 #pragma once
 
-#include <cuda_runtime.h>
-#include <nccl.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -18,60 +15,32 @@
 #include <thread>
 #include <vector>
 
+#include "ranks/watch.h"
 #include "watchdog/suspects.h"
 
 namespace pentatron {
 
-class Watchdog {
+// A communicator and how many operations this rank has issued to it.
+struct Watch::Watched {
+  std::string name;
+  uint64_t number;
+  std::vector<int> members;
+  ncclComm_t communicator;  // null when it has been removed
+  std::atomic<int64_t> issued = 0;
+};
+
+class Watchdog : public Watch {
  public:
-  // A communicator and how many operations this rank has issued to it.
-  struct Watched {
-    std::string name;
-    uint64_t number;           // that its members have in common
-    std::vector<int> members;  // ranks of the world
-    ncclComm_t communicator;   // null when it has been removed
-    std::atomic<int64_t> issued = 0;
-  };
+  Watchdog(int rank, int ranks);  // starts the thread
+  ~Watchdog() override;
 
-  // Starts the thread. MPI must have started.
-  Watchdog(int rank, int ranks);
-  ~Watchdog();
-
-  void set_timeout(double seconds) { timeout_ = seconds; }
-
-  // Ends every rank after a call of this one has failed. Perhaps other ranks have died: it names those that
-  // do not answer.
-  static void end_after_failure();
-
-  // The thread checks these communicators: an asynchronous error in one ends the run. What `add` returns
-  // lives as long as the watchdog.
+  void set_timeout(double seconds) override { timeout_ = seconds; }
   Watched* add(const std::string& name, uint64_t number, const std::vector<int>& members,
-               ncclComm_t communicator);
-  void remove(Watched* communicator);
-
-  // Called before and after a group of operations is issued to `stream`; and, in between, for each of them.
-  // `operation` must outlive the watchdog. `peer`: its rank in the communicator, or -1.
-  void begin(cudaStream_t stream);
-  void note(const char* operation, Watched* communicator, size_t elements, int peer);
-  void end(cudaStream_t stream);
-
-  // Exists while the host is in a call that may wait for other ranks: a call of MPI, or one in which
-  // NCCL connects ranks.
-  class Call {
-   public:
-    Call(Watchdog& watchdog, const char* name) : watchdog_(watchdog) {
-      watchdog_.called_ = watchdog_.now();
-      watchdog_.call_ = name;
-    }
-    ~Call() {
-      watchdog_.call_ = nullptr;
-      ++watchdog_.calls_;
-    }
-    Call(const Call&) = delete;
-
-   private:
-    Watchdog& watchdog_;
-  };
+               ncclComm_t communicator) override;
+  void remove(Watched* communicator) override;
+  void begin(cudaStream_t stream) override;
+  void note(const char* operation, Watched* communicator, size_t elements, int peer) override;
+  void end(cudaStream_t stream) override;
 
  private:
   // One operation. The host writes slots and never reads what the thread finds out. The host must learn
@@ -89,6 +58,8 @@ class Watchdog {
   };
   static constexpr int64_t kept = 64;  // operations
 
+  void call_begins(const char* name) override;
+  void call_ends() override;
   void watch(const std::stop_token& stop);
   std::string waits_for() const;
   bool reached(const Slot& slot) const;  // its stream has come to it

@@ -14,7 +14,7 @@
 
 #include "../runner.h"
 #include "mpi_tests.h"
-#include "watchdog/mpi_wait.h"
+#include "ranks/mpi_wait.h"
 
 namespace {
 
