@@ -16,7 +16,7 @@
 
 #include <vector>
 
-#include "kernels/elementwise.h"
+#include "kernels/columns.h"
 #include "ring_attention.h"
 
 namespace pentatron {

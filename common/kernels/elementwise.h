@@ -12,12 +12,6 @@ void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream)
 void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream);         // gradient (+)= term
 void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);   // out = x
 
-// Copies `parts` equal parts of the columns of x one after the other, or back. T: real or accum.
-template <class T>
-void split_columns(Matrix<T> x /*[rows, parts*columns]*/, int parts, T* packed /*[parts, rows, columns]*/,
-                   cudaStream_t stream);
-void join_columns(const real* packed, int parts, Tensor x, cudaStream_t stream);
-
 // A local matrix of `columns` columns is the slice of a global one that begins at (first_row, first_column).
 struct GlobalSlice {
   int64_t columns, first_row, first_column, global_columns;
