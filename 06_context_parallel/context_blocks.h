@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/elementwise.h"
+#include "kernels/merge.h"
 #include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"

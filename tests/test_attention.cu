@@ -7,8 +7,9 @@
 
 #include "device.h"
 #include "kernels/attention.h"
-#include "reference_attention.h"
+#include "kernels/merge.h"
 #include "options/options.h"
+#include "reference_attention.h"
 #include "run/program.h"
 #ifdef CUDA_CPU
 #include <cuda_warps.h>

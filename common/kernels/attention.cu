@@ -51,28 +51,6 @@ __global__ void head_dots_kernel(In<real> a, In<real> b, int heads, int size, Ou
   }
 }
 
-// One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
-//   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
-template <int width>
-__global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queries, int stride, int heads,
-                             int size, Out<accum> out, Out<accum> lse) {
-  const size_t row = static_cast<size_t>(blockIdx.x / queries) * stride + blockIdx.x % queries;
-  const int lanes = lanes_for(size / width);
-  for (int head : warp_range(heads, lanes)) {
-    const size_t at = row * heads + head;
-    const accum before = lse[at], added = block_lse[at];
-    const accum share = 1 / (1 + exp(before - added));
-    for (int j : lane_range(size, width, lanes)) {
-      const Pack<width> block = load<width>(block_out + at * size + j);
-      Pack<width> sum = load<width>(out + at * size + j);
-      for (int e = 0; e < width; ++e) sum[e] -= share * (sum[e] - block[e]);
-      store(out + at * size + j, sum);
-    }
-    lane_barrier(lanes);                                                   // all have read the lse
-    lse[at] = std::max(before, added) + log1p(exp(-abs(before - added)));  // each lane writes the same
-  }
-}
-
 namespace {
 
 // Sequence `b` of a block, as the products see it. Each has kv_heads matrices with a row a token: all key and
@@ -192,16 +170,6 @@ void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t str
   launch(width == 1 ? head_dots_kernel<1> : head_dots_kernel<pack_width>,
          block_a_row(out.rows, out.columns / width), moves(2 * out.bytes()), stream, out.data, d_out.data,
          heads, size, dots.data);
-}
-
-void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTensor block_lse,
-                     AccumTensor out, AccumTensor lse, cudaStream_t stream) {
-  const int width = width_for(block.head.head_size, block_out.data, out.data);
-  launch(width == 1 ? merge_kernel<1> : merge_kernel<pack_width>,
-         block_a_row(int64_t{block.batch} * block.queries, out.columns / width),
-         moves(3 * accum_bytes * block.batch * block.queries * out.columns), stream, block_out.data,
-         block_lse.data, block.queries, block.stride, block.head.heads, block.head.head_size, out.data,
-         lse.data);
 }
 
 template decltype(attention_forward<real>) attention_forward<real>;

@@ -1,6 +1,6 @@
 // Attention, softmax(q k^T / sqrt(head size)) v, of a block of queries over a block of keys, forward and
 // backward. Query heads are grouped: heads / kv_heads of them share one key and value head. A block is a
-// whole causal sequence or a part of one; attention_merge combines the results of the parts.
+// whole causal sequence or a part of one; attention_merge (merge.h) combines the results of parts.
 //
 // There are three kinds. Naive attention stores the scores and uses cuBLAS products (attention.cu). Tiled
 // attention never stores them (attention_tiled.cu), and neither do tiles on tensor cores, which compute the
@@ -76,12 +76,6 @@ void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& b
                        Tensor q /*[rows, heads*head_size]*/, Tensor k /*[rows, kv_heads*head_size]*/,
                        Tensor v /*as k*/, Scores scores, Matrix<Result> out /*as q*/,
                        AccumTensor lse /*[rows, heads]*/);
-
-// Adds one more block of keys to (out, lse): afterwards they are the result over the earlier keys and the
-// block's together.
-void attention_merge(const AttentionBlock& block, AccumTensor block_out /*[rows, heads*head_size]*/,
-                     AccumTensor block_lse /*[rows, heads]*/, AccumTensor out, AccumTensor lse,
-                     cudaStream_t stream);
 
 // dots = D = rowsum(d_out * out) of each head, for backward. `out` is the result over all keys.
 void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, AccumTensor dots /*[rows, heads]*/,

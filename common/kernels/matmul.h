@@ -44,12 +44,6 @@ constexpr size_t blas_workspace = 32 << 20;  // bytes
 constexpr size_t blas_workspace = 0;
 #endif
 
-// `count` blocks of rows of a matrix; each begins `stride` rows after the one before.
-struct RowBlocks {
-  Tensor first;  // [rows of a block, columns]
-  int64_t count = 1, stride = 0;
-};
-
 // A cuBLAS handle bound to one stream, for the products of layers or for all others. In fp8 builds those of
 // layers, and no others, are in fp8.
 class Blas {
@@ -92,9 +86,6 @@ void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, 
 // gradients, with scales along the sum (fp8.h).
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
-
-// linear_forward for some rows of x.
-void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y);
 
 // d_x = d_y W.
 void linear_dgrad(const Blas& blas, Tensor d_y /*[rows, out]*/, Tensor weight /*[out, in]*/,

@@ -60,9 +60,8 @@ int run_program(int argc, char** argv, std::string_view description,
 }
 
 // Transformer has two handles: for the products of layers, and for the head's.
-constexpr size_t two_workspaces = 2 * blas_workspace;
-constexpr ElementSizes element_sizes = {sizeof(real),   sizeof(accum),  has_master_weights,
-                                        two_workspaces, has_loss_scale, has_fp8_products};
+constexpr ElementSizes element_sizes = {sizeof(real),       sizeof(accum),  has_master_weights,
+                                        2 * blas_workspace, has_loss_scale, has_fp8_products};
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
 // What a rank needs that has this share of the model, and that trains on one of `data_ranks` parts of the
