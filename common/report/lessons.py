@@ -17,7 +17,7 @@ import sys
 import runs as logs
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROFILES = ROOT / "common" / "device" / "profiles"
+PROFILES = ROOT / "common" / "clock" / "profiles"
 COMMON = ["--attention", "tensor-core", "--steps", "2", "--dry-run"]
 TERM = re.compile(r"(\w+)\(([\w-]+)\)")
 MARK = re.compile(r"^<!-- lessons (.+): (.+) -->\n(?=((?:.+\n)+))", re.M)  # above a paragraph or a table of a note

@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "ranks/comm.h"
-#include "run/program.h"
 #include "ranks/mpi_wait.h"
+#include "run/program.h"
 
 namespace pentatron {
 
