@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "kernels/loss.h"
+#include "kernels/rescale.h"
 #include "kernels/row_blocks.h"
 #include "model/memory.h"
 #include "model/seams.h"

@@ -14,6 +14,7 @@
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
 #include "kernels/pack.h"
+#include "kernels/rescale.h"
 #include "kernels/rotary.h"
 #include "kernels/swiglu.h"
 

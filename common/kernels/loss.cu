@@ -43,18 +43,6 @@ void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_t
          targets, first_token, logits.columns, statistics.data);
 }
 
-__global__ void cross_entropy_rescale_kernel(In<accum> largest, size_t rows, Out<accum> statistics) {
-  for (size_t row : grid_range(rows)) {
-    statistics[rows + row] *= exp(statistics[row] - largest[row]);
-    statistics[row] = largest[row];
-  }
-}
-
-void cross_entropy_rescale(const accum* largest, AccumTensor statistics, cudaStream_t stream) {
-  launch(cross_entropy_rescale_kernel, elementwise_grid(statistics.columns),
-         moves(5 * accum_bytes * statistics.columns), stream, largest, statistics.columns, statistics.data);
-}
-
 // One block in all.
 __global__ void cross_entropy_loss_kernel(In<accum> statistics, In<int32_t> targets, int rows, accum scale,
                                           Out<accum> loss) {

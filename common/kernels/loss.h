@@ -24,10 +24,6 @@ constexpr int ignored_target = -1;  // such a row has no loss and no gradient
 void cross_entropy_statistics(Tensor logits /*[rows, vocabulary]*/, const int32_t* targets /*[rows]*/,
                               int first_token, AccumTensor statistics /*[3, rows]*/, cudaStream_t stream);
 
-// Replaces each row's largest logit by that over all ranks, and rescales: sum *= exp(own largest - largest).
-void cross_entropy_rescale(const accum* largest /*[rows]*/, AccumTensor statistics /*[3, rows]*/,
-                           cudaStream_t stream);
-
 // loss[0] = scale * sum over the rows of log(sum) + largest - target's logit.
 void cross_entropy_loss(AccumTensor statistics /*[3, rows]*/, const int32_t* targets, double scale,
                         accum* loss /*[1]*/, cudaStream_t stream);
