@@ -66,7 +66,7 @@ struct CombinedOptions : Options {
   int tp = 1, cp = 1;      // tensor and context ranks
   int dp = 0;              // data ranks; 0: what the other axes leave
   int ranks = 0;           // of the world, in a dry run that is folded (fold.h); 0: those that are there
-  bool show_mesh = false;  // print each rank's place, and train nothing
+  bool show_mesh = false;  // print each rank's coordinates, and train nothing
   DataParallelOptions data_parallel;
   ZeroOptions zero;
   TensorParallelOptions tensor;

@@ -251,6 +251,10 @@ TEST_CASE("options: output files are checked, and left alone", "[options]") {
   const std::string roundabout = folder.path() + "/./fresh";
   CHECK(complaint({"--log-json", fresh.c_str(), "--trace", roundabout.c_str()}) ==
         "--trace: " + roundabout + " is not valid; expected another file than that of --log-json");
+  const std::string link = folder.path() + "/another name";
+  std::filesystem::create_hard_link(log, link);
+  CHECK(complaint({"--log-json", link.c_str(), "--data", log.c_str()}) ==
+        "--log-json: " + link + " is not valid; expected another file than that of --data");
   CHECK(pentatron::tests::read_file(log) == "an earlier run");
   CHECK(!std::filesystem::exists(fresh));
 }

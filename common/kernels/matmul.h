@@ -71,13 +71,14 @@ class Blas {
   DeviceArray<float> scales_[2];
 };
 
-// Row-major c = a b^T + beta c: with what a trace and the clock are told, and in fp8 where that is to be; by
-// cuBLAS alone; and in fp8, where the operands are quantised first (tensor_cores/fp8.cu). new_b: false if b
-// is the one of the last product. `name` labels traces.
+// Row-major c = a b^T + beta c, in fp8 if the handle says so. `name` labels it in traces.
 template <class C>
 void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name);
+// The same by cuBLAS alone: no trace, and never in fp8.
 template <class C>
 void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c);
+// The same in fp8 (tensor_cores/fp8.cu): quantises the operands first. new_b: false if b is the one of the
+// last product.
 template <class C>
 void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
               bool new_b = true);

@@ -27,7 +27,7 @@ bool same_file(const std::string& a, const std::string& b) {  // also one that d
   const auto whole = [&](const std::string& path) {
     return fs::weakly_canonical(fs::absolute(path), ignored);
   };
-  return !a.empty() && !b.empty() && whole(a) == whole(b);
+  return !a.empty() && !b.empty() && (fs::equivalent(a, b, ignored) || whole(a) == whole(b));
 }
 
 }  // namespace
