@@ -13,6 +13,7 @@ import json
 import pathlib
 import re
 import sys
+import tempfile
 import textwrap
 
 import lessons
@@ -142,8 +143,12 @@ def main():
     published = [run for run in read(given.runs) if given.words in run.name]
     if not published:
         raise logs.Refused(f"no run's name has {given.words}; make published prints them all")
-    folder = given.build / "published"
-    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:  # two such commands at once write files of the same names
+        return report(published, given, pathlib.Path(folder))
+
+
+def report(published, given, folder):
+    """The exit status. Profiles and logs go to `folder`."""
     if given.check:
         return check(published, given.build, folder, given.check)
     factors = [factor(text) for text in given.scale]
