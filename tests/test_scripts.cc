@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "catch.h"
@@ -104,6 +105,13 @@ TEST_CASE("a group's hour on a node: what is refused costs a line, and what has 
   const auto [invalid, line] = run("../b --tp 2\n", "");
   CHECK(invalid == 2);
   CHECK(std::count(line.begin(), line.end(), '\n') == 1);
+}
+
+TEST_CASE("the container of an editor in a browser gets what make setup installs", "[scripts]") {
+  const auto container =
+      nlohmann::json::parse(read_file(PENTATRON_TESTS "/../.devcontainer/devcontainer.json"));
+  CHECK(container.at("image") == "debian:12");
+  CHECK(container.at("postCreateCommand").get<std::string>().ends_with("make setup"));
 }
 
 TEST_CASE("a run's memory is that of its fullest rank, and its time that of its later steps", "[scripts]") {
