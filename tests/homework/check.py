@@ -164,6 +164,7 @@ def starters(stages, only=None):
             expect("exists" in refusal(starter.starter, [stage], "check", to), f"{number}: an existing folder is refused")
             again = pathlib.Path(folder) / "hunt"
             starter.hunt(stage, "check", again)
+            expect(all((tree / "AGENTS.md").is_file() for tree in (to, again)), f"{number}: an assistant is told what it may do")
             planted = starter.planted(stage, "check")
             differ = [n for n, e in stage.exercises.items() if not sources.same_tokens(
                 sources.bodies_of(again, e), sources.bodies_of(ROOT, e))]

@@ -13,7 +13,7 @@ from sources import HERE, ROOT, UsageError, files_of, put, read_mutants
 
 # What gives the solution away, or is for teachers.
 LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
-    f"tests/homework/{name}" for name in ("HOMEWORK.md", "check.py", "course.md", "gradescope.py", "gradescope.sh",
+    f"tests/homework/{name}" for name in ("HOMEWORK.md", "HOMEWORK-AGENTS.md", "check.py", "course.md", "gradescope.py", "gradescope.sh",
                                           "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
 
 
@@ -54,6 +54,7 @@ def write_tree(stages, to, note, change):
         raise UsageError("this is a learner's tree; starter trees and hunts are made from the reference")
     to.parent.mkdir(parents=True, exist_ok=True)
     change = {**change, ".homework": json.dumps(note) + "\n",
+              "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
               "common/corpus.txt": corpus_without(stages),
               "tests/homework/exercises.txt": manifest_of(stages),
               "tests/homework/fingerprints.json": fingerprints.text_of(
