@@ -41,9 +41,9 @@ void train(const OptionsWith<TensorParallelOptions>& options, World& world) {
     for (const Batch& batch : loader.load(run.step(), compute)) {
       model.forward(batch, *activations);
       model.backward(batch, *activations);
-      if (world.rank() == 0) totals.add_loss(activations->loss);  // all ranks have it: it counts once
+      if (world.rank() == 0) totals.add_loss(activations->loss);  // I: all have it, it counts once
     }
-    tensor_parallel.sum_partial_gradients(parameters);
+    tensor_parallel.sum_partial_gradients(parameters);  // P -> I
     optimizer.add_norm_squared(totals.norm_squared());
     tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(run.step(), totals.norm_squared());

@@ -83,7 +83,8 @@ class TensorParallel : public TensorRegion {
   }
 
  private:
-  // x [outside, d] -> [rows, d]: all ranks' rows in the order of the ranks. Without sequence parallelism, x.
+  // x [outside, d], V -> [rows, d], R: all ranks' rows in the order of the ranks. Without sequence
+  // parallelism x itself, I -> R.
   Tensor gather(Tensor x) {
     if (!sequence_parallel_) return x;
     wait_stream(tensor_.stream(), compute_);
@@ -92,8 +93,8 @@ class TensorParallel : public TensorRegion {
     return gathered_.row_range(0, x.rows * tensor_.ranks());
   }
 
-  // Starts the sum of `partial` [rows, d] over the ranks, in place. Returns the sum of all rows or, with
-  // sequence parallelism, of this rank's. The caller makes the compute stream wait for it.
+  // Starts the sum of `partial` [rows, d], P, over the ranks, in place. Returns the sum of all rows, I, or,
+  // with sequence parallelism, of this rank's, V. The caller makes the compute stream wait for it.
   Tensor begin_sum(Tensor partial) {
     if (tensor_.ranks() == 1) return partial;
     wait_stream(tensor_.stream(), compute_);
@@ -148,9 +149,9 @@ class TensorParallel : public TensorRegion {
     wait_stream(compute_, tensor_.stream());
   }
 
-  // Sums the partial gradients of weights that all tensor ranks hold: each rank has the gradient of its rows
-  // (outside the regions, with sequence parallelism) or of its part of a region (inside). Call it once a
-  // step, after the last micro-batch and before the gradient norm.
+  // Sums the partial gradients (P -> I) of weights that all tensor ranks hold: each rank has the gradient of
+  // its rows (outside the regions, with sequence parallelism) or of its part of a region (inside). Call it
+  // once a step, after the last micro-batch and before the gradient norm.
   void sum_partial_gradients(const Parameters& parameters) {
     if (tensor_.ranks() == 1) return;
     wait_stream(tensor_.stream(), compute_);

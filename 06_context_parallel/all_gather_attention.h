@@ -1,5 +1,6 @@
 // Attention after an all-gather of all keys and values, as in Llama 3 (Grattafiori et al., 2024): simpler
-// than a ring, but the memory for keys and values does not fall with c.
+// than a ring, but the memory for keys and values does not fall with c. Types (04's note) on the context
+// axis: k, v of own rows V -> of all rows R; their gradients P -> V.
 //
 //   forward    all-gather of k, v, beside attention to the rank's own keys; then to those of the other ranks
 //   backward   the same again; d_q adds up at home, and a reduce-scatter sums d_k, d_v for their owners
@@ -77,8 +78,8 @@ class AllGatherAttention : public AttentionByRank {
     context_.all_gather(t.v.data, gathered_.v.data, t.v.size());
   }
 
-  KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size]
-  KeysValues<accum> d_gathered_;  // likewise
+  KeysValues<real> gathered_;     // [ranks * rows, kv_heads*head_size], R
+  KeysValues<accum> d_gathered_;  // likewise, P
 };
 
 }  // namespace pentatron

@@ -47,7 +47,7 @@ void train(const OptionsWith<ContextParallelOptions>& options, World& world) {
       model.backward(batch, *activations);
       totals.add_loss(activations->loss);
     }
-    data_parallel.finish_gradient_sync();
+    data_parallel.finish_gradient_sync();  // gradients, of own tokens: P -> I
     optimizer.add_norm_squared(totals.norm_squared());
     gradient_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(run.step(), totals.norm_squared());

@@ -43,18 +43,19 @@ inline void declare_experts(const ModelConfig& model, int own, int rank, Paramet
   }
 }
 
+// R, V, P: types on the tensor axis (04's note).
 struct ExpertActivations : Choice {
-  Tensor dispatched;        // [buffer, d]
-  Tensor gate_up, product;  // [buffer, gate | up], [buffer, f]
-  Tensor returned;          // [copies, d]
+  Tensor dispatched;        // [buffer, d], R
+  Tensor gate_up, product;  // [buffer, gate | up], [buffer, f], V
+  Tensor returned;          // [copies, d], P
   RowCounts counts;
   FeedForwardTensors shared;
 };
 
 struct ExpertGradients {
-  Tensor returned;          // [buffer, d]: gradients of the rows that experts return
-  Tensor gate_up, product;  // [buffer, gate | up], [buffer, f]
-  AccumTensor logits;       // [rows, experts]
+  Tensor returned;          // [buffer, d], R: gradients of the rows that experts return
+  Tensor gate_up, product;  // [buffer, gate | up], [buffer, f], V
+  AccumTensor logits;       // [rows, experts], P
   FeedForwardGradients shared;
 };
 

@@ -102,7 +102,7 @@ class Router {
                                 compute_);
   }
 
-  // d_chosen [rows, top_k]: the gradients of the chosen probabilities -> d_logits [rows, experts].
+  // d_chosen [rows, top_k], P: the gradients of the chosen probabilities -> d_logits [rows, experts], P.
   void backward(const Batch& batch, const Choice& a, AccumTensor d_chosen, AccumTensor d_logits,
                 const LossScale* loss_scale) const {
     route_tokens_backward(a.probabilities, a.chosen, d_chosen.data, a.fractions.data, balance_scale(batch),

@@ -87,13 +87,15 @@ class WgradQueue {
 // A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
 // borders. "Outside" are the rows that a rank holds between regions: all, or its part under sequence
 // parallelism.
+// A type beside a shape says what the tensor ranks have (04's note): I and R the same, where the gradient of
+// R is partial; P a summand each; V each its own part. "Outside" is I, under sequence parallelism V.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;
   virtual int64_t rows_outside(int64_t rows) const { return rows; }
-  // A region's input: x [outside, d] -> [rows, d].
+  // A region's input: x [outside, d], I or V -> [rows, d], R.
   virtual Tensor enter(Tensor x) { return x; }
-  // A region's partial output [rows, d] -> its sum over the tensor ranks, [outside, d].
+  // A region's partial output [rows, d], P -> its sum over the tensor ranks, [outside, d], I or V.
   virtual Tensor leave(Tensor partial) { return partial; }
   // The first product of a region, y [rows, out] = enter(x) W^T, and the last one, leave(x W^T), whose
   // partial output is written to `partial` [rows, d].
@@ -104,19 +106,19 @@ class TensorRegion {
     linear_forward(blas, x, weight, partial);
     return leave(partial);
   }
-  // The gradient of a region's output: [outside, d] -> [rows, d].
+  // The gradient of a region's output: [outside, d], I or V -> [rows, d], R.
   virtual Tensor leave_backward(Tensor d_out) { return d_out; }
-  // The partial gradient of a region's input [rows, d] -> its sum over the tensor ranks, [outside, d].
-  // `meanwhile` issues work that may overlap with that sum.
+  // The partial gradient of a region's input [rows, d], P -> its sum over the tensor ranks, [outside, d], I
+  // or V. `meanwhile` issues work that may overlap with that sum.
   virtual Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) {
     meanwhile();
     return d_in;
   }
-  // entered(x) returns again what enter(x) did, [rows, d], for the weight gradients; prefetch begins that.
+  // entered(x) returns again what enter(x) did, [rows, d], R, for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
   // Combines the cross-entropy's statistics (kernels/loss.h) of all tensor ranks' vocabulary slices, in
-  // place.
+  // place, V -> I.
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 
@@ -173,12 +175,12 @@ class FeedForward {
     return pentatron::largest_operand(rows, d, 2 * f_);
   }
   // Enters the region with `normed` [outside, d], leaves it, and returns mlp(normed) [outside, d]. This
-  // rank's part of the result is written to `partial` [rows, d]. When recomputing, only `kept` is written.
+  // rank's part of the result is written to `partial` [rows, d], P. When recomputing, only `kept` is written.
   virtual Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
                          Tensor normed, const FeedForwardTensors& kept, bool recomputing,
                          TensorRegion& region, Tensor partial);
-  // Computes d_h [rows, d] from d_partial [rows, d], and pushes the work on weight gradients into the queue.
-  // That work reads the MLP's input again, region.entered(normed), with `normed` [outside, d].
+  // Computes d_h [rows, d], P, from d_partial [rows, d], R, and pushes the work on weight gradients into the
+  // queue. That work reads the MLP's input again, region.entered(normed), with `normed` [outside, d].
   virtual void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
                         Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
                         const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
