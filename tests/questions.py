@@ -5,6 +5,8 @@ out. Below it stands the command that prints it, as in a terminal: a line "    $
 pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines; each number in bold must
 be among them. --fill writes what the commands print into the notes.
 
+A comment "<!-- run COMMAND -->" above a block of code: its lines are among those that the command prints; … stands for others.
+
 A number of a table, or one with a unit, says where it is from. A comment above its paragraph, list or table has a line for
 each origin:
 
@@ -31,6 +33,7 @@ import sys
 
 QUESTION = re.compile(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>\n", re.S)
 SESSION = re.compile(r"^    \$ ((?:.*[\\|]\n)*.*)\n?((?:    (?!\$ ).*\n?)*)", re.M)
+RUN = re.compile(r"^<!-- run (.*) -->\n```.*\n((?:.*\n)*?)```", re.M)
 BLOCK = re.compile(r"((?:^<!-- (?:numbers|lessons)\b(?:.|\n)*?-->\n)*)((?:^(?!<!--).*\S.*\n)+)", re.M)
 COMMAND = re.compile(r"^(slow )?\$ ((?:.*\\\n)*.*)$", re.M)
 NUMBER = re.compile(r"(?<![\w.,^-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s|tokens/s)(?![\w/]))?"
@@ -65,6 +68,12 @@ def judge(answer):
         if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![.,]?\d)", " ".join(shown)):
             return f"{number} is not printed by its command"
     return None
+
+
+def not_printed(command, block):
+    """The lines of a block that its command does not print, in words, or None."""
+    missing = [line for line in lines(block) if line != "…" and line not in lines(printed(command))]
+    return f"{command}\n  does not print\n    " + "\n    ".join(missing) if missing else None
 
 
 def fill(answer):
@@ -108,7 +117,7 @@ def to_prove(block):
     three digits; not those of code, of formulas, of a few bytes, or of a sentence or row with a link to another site, nor names
     of exercises."""
     sentences = re.split(r"(?<=[.:])\s+|\n(?=[|-])", block)
-    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\b0[1-7]\.\d", "", " ".join(words for words in sentences if "](http" not in words))
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|<img [^>]*>|\b0[1-7]\.\d", "", " ".join(words for words in sentences if "](http" not in words))
     table = block.startswith("|")
     return [n for n in numbers_in(text) if n.unit and (n.unit != "bytes" or len(n.text) > 3) or table and len(n.text) > 2]
 
@@ -172,6 +181,7 @@ def main(*given):
     for note, text in texts.items():
         if not slow:
             checks += [(f"{note}: {question}", functools.partial(judge, answer)) for question, answer in QUESTION.findall(text)]
+            checks += [(f"{note}: {command}", functools.partial(not_printed, command, block)) for command, block in RUN.findall(text)]
             if len(QUESTION.findall(text)) != text.count("<details>"):
                 checks.append((note, lambda: "not all questions are well-formed"))
         for line, comment, block in blocks(text):

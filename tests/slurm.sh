@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # slurm.sh FOLDER: a real Slurm on two hosts (two_hosts.sh) starts 07 of a build folder (fp64), by the script that stands in
-# README.md. It requeues it, loses a node, and comes to its time limit; the losses must stay those of a run on one machine.
+# common/cluster.md. It requeues it, loses a node, and comes to its time limit; the losses must stay those of a run on one machine.
 # The last line is "N passed, N failed".
 #
 # The daemons have a configuration, ports, sockets and processes of their own, so a Slurm of this machine is not touched.
@@ -64,7 +64,7 @@ export CUDA_CPU_DEVICES=1 CUDA_CPU_UUID="\$CUDA_VISIBLE_DEVICES"
 exec $programs/07_combined_5d "\$@"
 END
 chmod +x "$at/project/build/cuda-bf16/07_combined_5d"
-awk '/^```/ { inside = 0 } /^#!\/bin\/bash$/ { inside = 1 } inside' README.md > "$at/project/job.sh"
+awk '/^```/ { inside = 0 } /^#!\/bin\/bash$/ { inside = 1 } inside' common/cluster.md > "$at/project/job.sh"
 cd "$at/project" || exit
 mesh=(--tp 2 --dp 2 --pp 2 --micro-batch-size 4 --log-every 1)
 

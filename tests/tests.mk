@@ -77,7 +77,7 @@ mutants: ## break the code in many small ways; does a test notice each?  M='02-*
 test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
 test-hosts: $(PROGRAMS:%=build/cpu-fp32$(addprefix -,$(SANITIZE))/%)
 	@tests/hosts.sh $(<D)
-test-slurm: ## as root: README's job.sh under a real Slurm of two such hosts: requeued, a node down, its time over
+test-slurm: ## as root: job.sh of common/cluster.md under a real Slurm of two such hosts: requeued, a node down, its time over
 test-slurm: build/cpu-fp64/07_combined_5d
 	@tests/slurm.sh $(<D)
 test-hf: ## against Hugging Face's transformers: their models here, ours there

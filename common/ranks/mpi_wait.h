@@ -68,7 +68,7 @@ inline void require_all_ranks(int ranks) {
       std::fprintf(
           stderr,
           "mpirun: %s processes were started, and each is alone; expected the mpirun of MPICH, which "
-          "the program is linked with, or srun --mpi=pmi2 (README.md, \"Another mpirun\")\n",
+          "the program is linked with, or srun --mpi=pmi2 (common/cluster.md, \"Another mpirun\")\n",
           started);
     std::_Exit(exit_bad_usage);
   }

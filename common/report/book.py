@@ -21,7 +21,7 @@ import formulas
 ROOT = pathlib.Path(__file__).parents[2]
 SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
     "The stages": ["0*/README.md", "0*/*.md", "0*/*/*.md"],
-    "Below the stages": ["common/README.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
+    "Below the stages": ["common/*.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
     "Homework and tests": ["tests/homework/[!H]*.md", "tests/README.md"],
 }
 ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
@@ -48,6 +48,7 @@ class Book:
         sources = find(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in ENDS)
         self.sources = [path for path in sources if not path.startswith(("tests/golden", "tests/homework/fingerprints"))]
         self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
+        self.read["README.md"] = re.sub(r"^\[!\[.*\n", "", self.read["README.md"], flags=re.MULTILINE)  # GitHub's badges
         self.definitions = {}  # name: [(file, line)]
         for path in self.sources:
             if path.endswith((".h", ".cu", ".cc")) and not path.startswith("tests"):

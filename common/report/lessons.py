@@ -99,7 +99,7 @@ class Lessons:
                 self.lessons.append((sentence, text))
             elif line and word != "#":
                 raise logs.Refused(f"{path}:{number}: {word}; expected base, run, table, row, lesson or holds")
-        texts = {note.relative_to(ROOT): note.read_text() for note in sorted(ROOT.glob("0*/**/*.md"))}
+        texts = {note.relative_to(ROOT): note.read_text() for note in [ROOT / "README.md", *sorted(ROOT.glob("0*/**/*.md"))]}
         self.notes = {note: MARK.findall(text) for note, text in texts.items()}
         for note, text in texts.items():
             if text.count("<!-- lessons") != len(self.notes[note]):
