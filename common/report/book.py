@@ -48,7 +48,9 @@ class Book:
         sources = find(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in ENDS)
         self.sources = [path for path in sources if not path.startswith(("tests/golden", "tests/homework/fingerprints"))]
         self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
-        self.read["README.md"] = re.sub(r"^\[!\[.*\n", "", self.read["README.md"], flags=re.MULTILINE)  # GitHub's badges
+        text = re.sub(r"^\[!\[.*\n", "", self.read["README.md"], flags=re.MULTILINE)  # GitHub's badges
+        picture = r'^<img src="(\S+)" align="right" .*alt="(.*)">$'  # it stands beside the text there, and alone here
+        self.read["README.md"] = re.sub(picture, r"![\2](\1)", text, flags=re.MULTILINE)
         self.definitions = {}  # name: [(file, line)]
         for path in self.sources:
             if path.endswith((".h", ".cu", ".cc")) and not path.startswith("tests"):
