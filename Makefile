@@ -96,11 +96,11 @@ build/cpu-bf16/lessons/01.json: build/cpu-bf16/07_combined_5d
 report: ## build/report.html: losses, memory, timelines of runs, or RUNS='a.json b.json'; PLAN='--tokens 2T'
 report: $(OF_REPORT)
 	@build/python-report/bin/python common/report/report.py $(REPORT) build '$(PLAN)' $(RUNS)
-book: ## the notes as a book with figures and search: build/book/index.html, and build/book.html in one file
-book: build/cpu-fp32/05_pipeline_parallel $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d plan)
-book: build/python-book/ready
-	@NO_MKDOCS_2_WARNING=1 build/python-book/bin/mkdocs build -q --strict -f common/report/book.yml -d $(CURDIR)/build/book
-	@echo "build/book/index.html: open it in a browser;  build/book.html: all of it, to print or mail"
+book: ## the notes as a book with figures: build/book/index.html, build/book.html;  make pictures: those of the notes
+book pictures: build/cpu-fp32/05_pipeline_parallel $(addprefix build/cpu-bf16/,02_data_parallel 07_combined_5d plan)
+book pictures: build/python-book/ready
+	@$(if $(filter book,$@),NO_MKDOCS_2_WARNING=1 build/python-book/bin/mkdocs build -q --strict -f common/report/book.yml)
+	@$(if $(filter book,$@),echo "build/book/index.html and build/book.html",build/python-book/bin/python common/report/pictures.py)
 build/python-%/ready:
 	@common/build/venv.sh $*
 

@@ -1,6 +1,6 @@
 """Opens the book in a browser without a window:  python book.py BUILDS.  BUILDS has book/, book.html and cpu-fp32 with
 05_pipeline_parallel. No link is dead, the console stays empty, nothing outside is asked for; every figure has its sentence,
-and pages fit a computer and a phone. What the live figures show is compared with the programs. The last line is
+and pages fit a computer and a phone. The pictures are what pictures.py draws today, and none is missing. What the live figures show is compared with the programs. The last line is
 "N passed, N failed"."""
 
 import html
@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import urllib.parse
 
 from playwright.sync_api import Error, sync_playwright
@@ -19,6 +20,7 @@ from browser import chromium, expect, finish, watched_page
 builds = pathlib.Path(sys.argv[1]).resolve()
 book, whole = builds / "book", builds / "book.html"
 LEAST_FIGURES = 20
+PICTURES = sorted(pathlib.Path(".github/pictures").glob("*.svg"))
 draw = random.Random(7)
 
 
@@ -71,6 +73,20 @@ def check_page(page, path, width):
     return len(figures)
 
 
+def check_pictures(pages):
+    """Each is what is drawn today, and stands on a page and in the single file."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([builds / "python-book/bin/python", "common/report/pictures.py", folder], check=True)
+        drawn = sorted(path.name for path in pathlib.Path(folder).iterdir())
+        expect(drawn == [path.name for path in PICTURES] and len(drawn) == 9, f"pictures: {' '.join(drawn)}")
+        for path in PICTURES:
+            same = path.read_bytes() == pathlib.Path(folder, path.name).read_bytes()
+            shown = sum(f'id="picture-{path.stem}"' in page.read_text() for page in pages)
+            in_one = len(re.findall(f'id="[^"]*--picture-{path.stem}"', whole.read_text()))
+            good = same and path.stat().st_size < 60000 and shown == in_one == 1
+            expect(good, f"{path}: {path.stat().st_size} bytes, {'as' if same else 'not what'} make pictures draws; on {shown} page")
+
+
 def check_schedule(page):
     """Time and bubble of the reader's schedule are what the program says; with the reader's costs, what the formula says."""
     page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
@@ -108,14 +124,13 @@ def check_schedule(page):
 
 
 def check_alive(page):
-    for stage, rows in (("02_data_parallel", 5), ("06_context_parallel", 4)):
-        page.goto((book / stage / "index.html").as_uri())
-        ring = page.locator("[data-alive=steps]")
-        shown = [ring.locator("[data-step].later").count()]
-        for _ in range(rows):
-            ring.get_by_role("button", name="step ▶").click()
-            shown.append(ring.locator("[data-step].later").count())
-        expect(shown == [0, *reversed(range(rows))], f"{stage}: the ring goes step by step: {shown} rows are hidden")
+    page.goto((book / "02_data_parallel" / "index.html").as_uri())
+    ring = page.locator("[data-alive=steps]")
+    shown = [ring.locator("[data-step].later").count()]
+    for _ in range(5):
+        ring.get_by_role("button", name="step ▶").click()
+        shown.append(ring.locator("[data-step].later").count())
+    expect(shown == [0, 4, 3, 2, 1, 0], f"the ring goes step by step: {shown} rows are hidden")
     page.goto((book / "03_zero" / "index.html").as_uri())
     chart = page.locator("[data-alive=chart]")
     bars = "all => all.map(bar => bar.ariaLabel)"
@@ -172,7 +187,7 @@ def check_scheme(page):
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     expect(grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}")
     page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
-    first, later = (page.locator(f"#figure-zb-v .f.pass{which}").nth(5).evaluate(LIGHT) for which in (":not(.pale)", ".pale"))
+    first, later = (page.locator(f"#picture-05-schedules .f.pass{which}").nth(5).evaluate(LIGHT) for which in (":not(.pale)", ".pale"))
     expect(first < later, f"a later chunk is paler on dark ground: {first} < {later}")
     page.emulate_media(color_scheme="light")
 
@@ -185,7 +200,7 @@ def check_refusals():
         ("no sentence", "<!-- figure lanes name\n-->\n```\na [ b ]\n```\n"),
         (
             "a program that refuses",
-            "<!-- figure schedule name\n$ build/cpu-fp32/05_pipeline_parallel --no-such-option\nA sentence. -->\n",
+            "<!-- figure orders name\n$ build/cpu-fp32/05_pipeline_parallel --no-such-option\nA sentence. -->\n",
         ),
         ("no such program", "<!-- figure timeline name\n$ build/nothing\nA sentence. -->\n"),
     ):
@@ -205,6 +220,7 @@ def in_nav():
 check_refusals()
 check_links([*sorted(book.rglob("*.html")), whole])
 notes = in_nav()
+check_pictures(notes)
 expect(len(notes) > 15, f"{len(notes)} pages in the table of contents")
 titles = re.findall(r'md-nav__link[^>]*>\s*<span class="md-ellipsis">\s*(\d\d):', (book / "index.html").read_text())
 expect(sorted(set(titles)) == [f"0{stage}" for stage in range(1, 8)], f"stages that it names: {' '.join(titles)}")

@@ -1,7 +1,8 @@
 """What the book adds to MkDocs (book.yml), as hooks: the notes are its pages, where they are; so are the sources, line by
-line. Names of files and functions lead there. A figure replaces the block behind its comment (drawings.py). Formulas are
-MathML (formulas.py). Beside the book's folder, book.html is all of it in one file, to print or mail."""
+line. Names of files and functions lead there. A figure replaces the block behind its comment (drawings.py). A picture that
+stands alone becomes a figure, too, so it follows the page's scheme (pictures.py draws them). Formulas are MathML (formulas.py). Beside the book's folder, book.html is all of it in one file, to print or mail."""
 
+import base64
 import html
 import pathlib
 import posixpath
@@ -27,6 +28,8 @@ SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
 ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
 CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
+PICTURE = re.compile(r"^!\[([^\]]+)\]\((\S*?([\w-]+)\.svg)\)$", re.MULTILINE)
+IN_LINE = re.compile(r"""(?<=[("])(?!https?:)[^\s()"]+\.svg(?=[)"])""")  # elsewhere, as in a table
 INLINE, OPTION = re.compile(r"(?<!<pre>)<code>[^<]*</code>"), re.compile(r"(?<=[ >\n])--?[\w-]+")  # stays on one line
 QUANTITY = re.compile(r"(?<=\d) (?=(?:[mµu]?s|min|%|[KMG]i?B)(?:[<,;:)]| \())")  # so does a number with its unit
 # A definition: a class; or a function, whose type is no word that begins a statement.
@@ -101,9 +104,24 @@ class Book:
     def linked(self, note, text):
         """The text of the note, with links to sources: those that it has, and names in code."""
 
+        def picture(path):
+            try:
+                return (ROOT / posixpath.dirname(note) / path).read_text()
+            except OSError:
+                raise PluginError(f"{note}: no picture {path}; expected one of make pictures") from None
+
+        def alone(found):
+            sentence, path, name = " ".join(found[1].split()), found[2], found[3]
+            drawing = re.sub("<style>.*?</style>\n", "", picture(path), flags=re.DOTALL)
+            drawing = drawing.replace("<svg ", f'<svg role="img" aria-label="{html.escape(sentence)}" ', 1)
+            return self.figure(note, "picture-" + name, drawing, sentence)
+
+        def in_line(found):
+            return "data:image/svg+xml;base64," + base64.b64encode(picture(found[0]).encode()).decode()
+
         def in_text(found):
             target = posixpath.normpath(posixpath.join(posixpath.dirname(note), found[1].split("#")[0]))
-            if found[1].startswith(("http", "#")) or target in self.notes:
+            if found[1].startswith(("http", "#", "data:")) or target in self.notes:
                 return found[0]
             line = re.search(r"#L(\d+)$", found[1])
             return f"]({self.link(note, target, line and line[1])})"
@@ -112,23 +130,25 @@ class Book:
             place = self.source_of(note, found[1], found[2])
             return f"[{found[0]}]({self.link(note, *place)})" if place else found[0]
 
-        parts = FENCED.split(text)
+        parts = FENCED.split(IN_LINE.sub(in_line, PICTURE.sub(alone, text)))
         for i in range(0, len(parts), 2):
             parts[i] = CODE.sub(in_code, re.sub(r"\]\(([^)\s]+)\)", in_text, parts[i]))
         return "".join(parts)
 
     def drawn(self, note, found):
-        """Draws the figure of this comment. Returns what stands for it in the text, as HTML would be taken apart."""
-        name = "figure-" + found[2]
+        """Draws the figure of this comment."""
         try:
             kind, drawing, sentence = drawings.draw(note, found)
         except drawings.Refused as error:
             raise PluginError(str(error)) from None
+        return self.figure(note, "figure-" + found[2], drawing, sentence, ' data-alive="steps"' if kind == "ring" else "")
+
+    def figure(self, note, name, drawing, sentence, attributes=""):
+        """Keeps a figure. Returns what stands for it in the text, as HTML would be taken apart."""
         if name in self.figures:
-            raise PluginError(f"{note}: there is another figure {found[2]}")
-        stepped = ' data-alive="steps"' if kind == "ring" else ""
+            raise PluginError(f"{note}: there is another {name}")
         self.figures[name] = (
-            f'<figure class="figure" id="{name}"{stepped}><div class="drawing" tabindex="0">{drawing}</div>'
+            f'<figure class="figure" id="{name}"{attributes}><div class="drawing" tabindex="0">{drawing}</div>'
             f"<figcaption>{html.escape(sentence)}</figcaption></figure>"
         )
         return f"\n%%{name}%%\n\n"
@@ -269,11 +289,12 @@ def on_post_build(config):
     )
     site = pathlib.Path(config.site_dir)
     styles = "".join(
-        re.sub(r"@charset[^;]*;|/\*#.*?\*/", "", path.read_text()) for path in sorted(site.glob("assets/stylesheets/*.css"))
+        re.sub(r"@charset[^;]*;|/\*#.*?\*/", "", path.read_text())
+        for path in [*sorted(site.glob("assets/stylesheets/*.css")), site / "drawings.css", site / "style.css"]
     )
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f'<title>Pentatron</title><link rel="icon" href="data:,"><style>{styles}{(site / "style.css").read_text()}</style></head>'
+        f'<title>Pentatron</title><link rel="icon" href="data:,"><style>{styles}</style></head>'
         f'<body dir="ltr" data-md-color-scheme="default" data-md-color-primary="indigo"><script>const dark = matchMedia("screen and (prefers-color-scheme: dark)"), '
         f'paint = () => document.body.dataset.mdColorScheme = dark.matches ? "slate" : "default"; dark.onchange = paint; paint();</script>'
         f'<main class="whole md-typeset"><nav aria-label="Contents"><h1>Pentatron</h1><ul>{contents}</ul></nav>{sections}'

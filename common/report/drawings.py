@@ -33,8 +33,8 @@ PIECE = re.compile(r"\[.*?\]|\|[^|[]*[^|[ -][^|[]*(?=\|)|<?-{3,}>?|\.{3,}|[|^]|[
 
 
 class Svg:
-    def __init__(self):
-        self.parts, self.width, self.height = [], 0, 0
+    def __init__(self, size=13):
+        self.parts, self.width, self.height, self.size, self.letter = [], 0, 0, size, 7 * size / 13
 
     def add(self, right, bottom, name, style, attributes, inner=""):
         self.width, self.height = max(self.width, right), max(self.height, bottom)
@@ -46,7 +46,7 @@ class Svg:
         self.add(x + width, y + height, "rect", style, place, inner)
 
     def text(self, x, y, words, style=""):
-        wide = 0 if "mid" in style else 7.9 if "mono" in style else 7
+        wide = 0 if "mid" in style else 7.9 if "mono" in style else self.letter
         self.add(x + wide * len(words), y + 5, "text", style, f'x="{x:.1f}" y="{y:.1f}"', html.escape(words))
 
     def line(self, x1, y1, x2, y2, style, arrow=False):
@@ -56,12 +56,16 @@ class Svg:
             place = f'points="0,0 -6.3,-3 -6.3,3" transform="translate({x2:.1f} {y2:.1f}) rotate({turn:.0f})"'
             self.add(x2, y2, "polygon", style, place)
 
-    def legend(self, x, y, names):
-        """names: {class: words}."""
+    def legend(self, x, y, names, wide=900):
+        """names: {class: words}. What is wider has several rows; returns the last one's y."""
+        left = x
         for style, words in names.items():
+            if x > left and x + 20 + self.letter * len(words) > wide:
+                x, y = left, y + 22
             self.rect(x, y - 11, 14, 14, style)
             self.text(x + 20, y, words)
-            x += 34 + 7 * len(words)
+            x += 34 + self.letter * len(words)
+        return y
 
     def of(self, comment):
         """What would be too small to read scrolls."""
@@ -101,34 +105,9 @@ def schedule_of(command):
 # ---- Of programs ------------------------------------------------------------------------------------------------------
 
 
-def schedule(comment):
-    """A --show-schedule. Small letters, of odd chunks, are paler."""
-    title, ranks = schedule_of(comment.commands[0][1])
-    column = 26 / len(PASS.match(ranks[0][0])[0])  # pixels; rank 0 begins with a forward
-    letters = {letter for row, _ in ranks for letter in row}
-    split = "W" in letters
-    words = {"F": "forward", "B": "input gradient" if split else "backward", "W": "weight gradient"}
-    svg = Svg()
-    svg.text(70, 14, title, "strong")
-    svg.legend(70, 40, {letter.lower(): name for letter, name in words.items() if letter in letters})
-    if "f" in letters:
-        svg.text(500, 40, "paler: the other chunk")
-    for rank, (row, in_flight) in enumerate(ranks):
-        y = 60 + 30 * rank
-        svg.text(0, y + 18, f"rank {rank}")
-        svg.rect(70, y, len(row) * column, 26, "idle")
-        for found in PASS.finditer(row):
-            (letter, number), x, width = found.groups(), 70 + found.start() * column, len(found[0]) * column
-            style = f"{letter.lower()} pass" + " pale" * letter.islower()
-            svg.rect(x, y, width, 26, style, f"{words[letter.upper()]} of micro-batch {number}")
-            svg.text(x + width / 2, y + 18, number, "mid on")
-        svg.text(80 + len(row) * column, y + 18, in_flight)
-    return svg.of(comment)
-
-
-def timeline(comment):
+def timeline(comment, size=13, left=110, wide=790):
     """Streams of a rank (rank=R, or all), one picture below the other. pass=b layer=1 shows these operations and what runs
-    meanwhile, by name; else a bar is a pass."""
+    meanwhile, by name; else a bar is a pass. Names of the streams stand in the `left` pixels beside bars of `wide`."""
     rank, by_name = comment.options.get("rank", "0"), "pass" in comment.options
     wanted = [(key, comment.options[key]) for key in ("pass", "layer") if key in comment.options]
     style = lambda o: o["pass"] if o["stream"] == "compute" else "c"
@@ -136,14 +115,16 @@ def timeline(comment):
     shown = []
     for label, command in comment.commands:
         operations = [o for o in run(command, "--trace") if rank in ("all", str(o["rank"])) and o["stream"] != "all"]
+        if "backward" in comment.options:  # whole: with the weight gradients
+            operations = [{**o, "pass": o["pass"].replace("w", "b")} if o["pass"] else o for o in operations]
         inner = [o for o in operations if all(str(o[key]) in values for key, values in wanted)]
         begin, end = min(o["begin"] for o in inner), max(o["end"] for o in inner)
         shown.append((label, begin, end, [o for o in operations if o["end"] > begin and o["begin"] < end]))
     longest = max(end - begin for _, begin, end, _ in shown)
     scale, unit = (1e-3, "ms") if longest > 2000 else (1, "µs")
-    svg, y = Svg(), 14
+    svg, y = Svg(size), 14
     used = {style(o) for *_, operations in shown for o in operations}
-    svg.legend(110, y, {letter: words for letter, words in WORKS.items() if letter in used})
+    y = svg.legend(left, y, {letter: words for letter, words in WORKS.items() if letter in used}, left + wide)
     for label, begin, end, operations in shown:
         y += 22
         if label:
@@ -151,19 +132,20 @@ def timeline(comment):
             y += 18
         if not by_name:
             operations = traces.bars(operations, lambda o: o["name"] if style(o) == "c" else o["pass"], 2e-3 * longest)
-        x = lambda time: 110 + 790 * (min(max(time, begin), end) - begin) / longest
+        x = lambda time: left + wide * (min(max(time, begin), end) - begin) / longest
         for (number, _, stream), of_row in itertools.groupby(sorted(operations, key=row), row):
-            svg.text(0, y + 16, f"rank {number} {stream}" if rank == "all" else stream)
-            svg.rect(110, y, x(end) - 110, 22, "idle")
+            if left:
+                svg.text(0, y + 16, f"rank {number} {stream}" if rank == "all" else stream)
+            svg.rect(left, y, x(end) - left, 22, "idle")
             for o in of_row:
                 words = re.sub("tensor_core.*", "attention", o["name"]).removesuffix("_kernel").replace("_", " ")
                 words = WORKS[o["pass"]] if not by_name and style(o) != "c" else NAMES.get(o["name"], words)
-                left, wide = x(o["begin"]), x(o["end"]) - x(o["begin"])
-                svg.rect(left, y, wide, 22, style(o), f"{words}: {o['begin']:.1f} to {o['end']:.1f} µs")
-                if by_name and wide > 7 * len(words) + 4:
-                    svg.text(left + wide / 2, y + 16, words, "mid on")
+                at, width = x(o["begin"]), x(o["end"]) - x(o["begin"])
+                svg.rect(at, y, width, 22, style(o), f"{words}: {o['begin']:.1f} to {o['end']:.1f} µs")
+                if by_name and width > 7 * len(words) + 4:
+                    svg.text(at + width / 2, y + 16, words, "mid on")
             y += 26
-    return svg.of(comment)
+    return svg.of(comment) if left else svg
 
 
 def memory(comment):
@@ -189,26 +171,6 @@ def memory(comment):
                 x += width
             svg.text(x + 8, y + 13, f"{total(rank) / 2**30:.1f} GiB" if most > 2**30 else f"{total(rank) / 2**20:.2f} MiB")
             y += 20
-    return svg.of(comment)
-
-
-def mesh(comment):
-    """Each kind of group in a picture of its own: its ranks have one colour."""
-    first, *lines = runs.output_of(*shlex.split(comment.commands[0][1])).split("\n")
-    head = next(line for line in lines if line.startswith("rank "))
-    ranks = [line for line in lines[lines.index(head) + 1 :] if line.strip()]
-    tp, cp = map(int, re.match(r"tp (\d+) x cp (\d+)", first).groups())
-    svg = Svg()
-    for at, kind in enumerate(re.finditer("(tensor|context|pipeline|gradients)(?= )", head)):
-        left, top, groups = at % 2 * 260, at // 2 * 130, {}
-        svg.text(left, top + 14, kind[0], "strong")
-        for number, line in enumerate(ranks):
-            members = line[kind.start() :][:18].strip()
-            place = ", ".join(map(" ".join, zip(("tp", "cp", "dp", "pp"), line.split()[1:5])))
-            style = "fbwoc"[groups.setdefault(members, len(groups)) % 5]
-            x, y = left + number % (tp * cp) * 56, top + 26 + number // (tp * cp) * 40
-            svg.rect(x, y, 48, 32, style, f"rank {number}: {place}; its {kind[0]} group: {members}")
-            svg.text(x + 24, y + 21, str(number), "mid on")
     return svg.of(comment)
 
 
@@ -244,30 +206,6 @@ def ring(comment):
                     svg.line(*((middle - 170, y - 38) if r else (132, y - 22)), middle - 4, y - 3, "hop", True)
         svg.parts.append("</g>")
         before = cells
-    return svg.of(comment)
-
-
-def causal(comment):
-    """Which keys (columns) the queries of which rank see: a full square, or the triangle of a diagonal."""
-    svg, lines = Svg(), comment.block.split("\n")
-    cut = next(line for line in lines if "keys" in line).rindex("keys") - 12
-    for left, part, title in ((0, slice(cut), "contiguous"), (330, slice(cut, None), "zigzag")):
-        rows = re.findall(r"rank (\d) +((?:[■◣] *)+)", "\n".join(line[part] for line in lines))
-        size, tokens, pairs = 240 / len(rows), 16 // len(rows), {}
-        svg.text(left, 14, title, "strong")
-        for q, (rank, cells) in enumerate(rows):
-            svg.text(left, 24 + (q + 0.5) * size + 5, f"rank {rank}")
-            for k, cell in enumerate(cells.split()):
-                x, y, end = left + 56 + k * size, 24 + q * size, size - 1
-                points = f"{x},{y} {x},{y + end} {x + end},{y + end}" + (f" {x + end},{y}" if cell == "■" else "")
-                inner = f"<title>queries of chunk {q}, on rank {rank}, keys of chunk {k}</title>"
-                svg.add(x + end, y + end, "polygon", "fbwo"[int(rank)], f'points="{points}"', inner)
-                pairs[rank] = pairs.get(rank, 0) + (tokens * tokens if cell == "■" else tokens * (tokens + 1) // 2)
-        for rank, count in sorted(pairs.items()):
-            y = 276 + 20 * int(rank)
-            svg.rect(left + 56, y, 3 * count, 16, "fbwo"[int(rank)])
-            svg.text(left, y + 13, f"rank {rank}")
-            svg.text(left + 62 + 3 * count, y + 13, f"{count} pairs")
     return svg.of(comment)
 
 
@@ -335,7 +273,7 @@ def zero(comment):
     return '<script src="%%vega%%"></script>' + alive(comment, "chart", {**chart, "description": comment.sentence})
 
 
-KINDS = {kind.__name__: kind for kind in (schedule, timeline, memory, mesh, ring, causal, text, lanes, orders, zero)}
+KINDS = {kind.__name__: kind for kind in (timeline, memory, ring, text, lanes, orders, zero)}
 
 
 def draw(note, found):
