@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
     "The stages": ["0*/README.md", "0*/*.md", "0*/*/*.md"],
     "Below the stages": ["common/*.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
-    "Homework and tests": ["tests/homework/[!H]*.md", "tests/README.md"],
+    "Homework and tests": ["tests/homework/[!H]*.md", "tests/*.md"],
 }
 ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
