@@ -54,6 +54,11 @@ def data(stages):
              if entries.get(m.name, {}).get("identity") != fingerprints.identity(m, e)]
     expect(not stale, f"fingerprints.json is not stale; if it is: make fingerprints {' '.join(stale[:5])}")
     expect(len(read_mutants()) >= 220, f"{len(read_mutants())} mutants, at least 220")
+    unknown = sorted(sources.seen_in_the_wild() - {m.name for m in read_mutants()})
+    links = re.findall(r"\]\((http[^)]*)\)", (ROOT / "tests/wild.md").read_text())
+    unknown += [link for link in links if not re.fullmatch(
+        r"https://github\.com/[\w.-]+/[\w.-]+/((issues|pull)/\d+|blob/[0-9a-f]{7,40}/[\w./-]+#L\d+)", link)]
+    expect(not unknown and len(links) >= 20, f"tests/wild.md: {len(links)} links, each to a report, and its mutants are there {unknown or ''}")
     names = [e.number for s in stages.values() for e in s.exercises.values()]
     teacher = (sources.HERE / "teacher.md").read_text()
     expect(all(f"## {n} " in teacher for n in names), "teacher.md has a sketch of each exercise")

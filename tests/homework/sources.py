@@ -124,6 +124,11 @@ def read_mutants():
     return mutants
 
 
+def seen_in_the_wild():
+    """The names of mutants in wild.md: mistakes that somebody has really made."""
+    return set(re.findall(r"`(0\d-[a-z0-9-]+)`", (HERE.parent / "wild.md").read_text()))
+
+
 # ---- Bodies
 
 TOKEN = re.compile(

@@ -9,7 +9,7 @@ import subprocess
 
 import fingerprints
 import sources
-from sources import HERE, ROOT, UsageError, files_of, put, read_mutants
+from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in_the_wild
 
 # What gives the solution away, or is for teachers.
 LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
@@ -102,15 +102,19 @@ def homework_note(stages, term):
 # ---- The hunt
 
 def planted(stage, identity):
-    """The three mutants of a hunt, in three exercises; each changes numbers, so that one run shows it."""
+    """The three mutants of a hunt, in three exercises; each changes numbers, so that one run shows it. Every second hunt
+    is sure to have one of tests/wild.md; not every one, as there are few of them."""
     choice = random.Random(f"hunt {stage.number} {identity}")
     mutants = {m.name: m for m in read_mutants()}
     by_exercise = {}
     for mistake in fingerprints.load()[stage.number]["mistakes"]:
         if mistake["differs"] and not mistake["races"] and not mistake.get("unsteady"):
             by_exercise.setdefault(mistake["exercise"], []).append(mutants[mistake["name"]])
-    exercises = choice.sample(sorted(by_exercise), 3)
-    return {exercise: choice.choice(by_exercise[exercise]) for exercise in sorted(exercises)}
+    wild = [(exercise, m) for exercise in sorted(by_exercise) for m in by_exercise[exercise] if m.name in seen_in_the_wild()]
+    chosen = dict([choice.choice(wild)] if wild and choice.random() < 0.5 else [])
+    for exercise in choice.sample(sorted(set(by_exercise) - set(chosen)), 3 - len(chosen)):
+        chosen[exercise] = choice.choice(by_exercise[exercise])
+    return dict(sorted(chosen.items()))
 
 
 def hunt(stage, identity, to):
