@@ -65,14 +65,13 @@ precisions: $(patsubst %,build/cpu-%/01_single_gpu,fp32 bf16 fp16 fp8) build/pyt
 
 # ---- To plan ---------------------------------------------------------------------------------------------------------
 # The planner plans in bf16.
-build/host/plan: build/cpu-bf16/plan
-	@mkdir -p build/host; cp $< $@
+build/host/plan: build/cpu-bf16/plan build/cpu-bf16/07_combined_5d
+	@mkdir -p build/host; ln -sf ../cpu-bf16/plan $@
 plan: ## build/host/plan: the fastest layout of a run that fits, without a GPU; --help lists its options
 plan: build/host/plan
-calibrate: ## a style of the planner, fitted to measured steps:  SWEEP=my.csv STYLE=nanotron TO=build/style.json
+calibrate: ## a GPU as another framework uses it, fitted to measured steps:  SWEEP=my.csv GPU=h100 TO=build/gpu.json
 calibrate: plan
-	@python3 07_combined_5d/plan/calibrate.py build/host/plan "$(SWEEP)" \
-	  07_combined_5d/plan/styles/$(or $(STYLE),nanotron).json "$(or $(TO),build/style.json)"
+	@python3 07_combined_5d/plan/calibrate.py build/host/plan "$(SWEEP)" $(GPU) "$(or $(TO),build/gpu.json)"
 GPUS ?= $(RANKS)
 MODEL ?= smollm-1.7b
 SWEPT := build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d

@@ -1,9 +1,9 @@
-// The memory of every layout of several models, as tables: a page that has them needs no formula of its own.
-// Memory has parts that depend on different choices, so three small tables serve instead of a huge one.
+// The memory of many layouts of a model, as tables: a page that has them needs no formula of its own. Memory
+// has parts that depend on different choices, so three small tables serve instead of a huge one.
 //
 //   table        bytes of                          axes
-//   states       weights, gradients, optimizer     model, tp, pp, seq_len, zero, replicas
-//   activations  activations, communication        model, tp, pp, sp, recompute, seq_len, mbs, cp
+//   states       weights, gradients, optimizer     tp, pp, seq_len, zero, replicas
+//   activations  activations, communication        tp, pp, sp, recompute, seq_len, mbs, cp
 //   libraries    CUDA and NCCL                     tp, cp, pp, replicas
 //
 // (replicas = dp x cp; seq_len decides how many layers a stage has.) An entry of the first two is a list:
@@ -17,44 +17,21 @@
 
 namespace pentatron {
 
-struct CalculatedModel {
-  std::string name, words;  // the words are options of 07
-  CombinedOptions options;
-};
-
 class Calculator {
  public:
   using Json = nlohmann::ordered_json;
   static constexpr int micro_batches = 8;  // of a data rank in a step
 
-  // The tables have only what is wished. Throws UsageError where nothing is left.
-  Calculator(const std::vector<CalculatedModel>& models, const std::vector<Wish>& wishes) : models_(models) {
-    for (const CalculatedModel& model : models) axes_.front().values.push_back(model.name);
-    for (const Wish& wish : wishes) {
-      const auto axis = std::ranges::find(axes_, wish.text == "full" ? "recompute" : wish.name, &Axis::name);
-      const bool is_axis = axis != axes_.end();
-      if (is_axis) {
-        std::erase_if(axis->values, [&](const Json& value) {
-          if (value.is_number()) return value < wish.from || value > wish.to;
-          return value != true && value != wish.text;
-        });
-      }
-      require(is_axis && !axis->values.empty(), "--only", wish.text, "what the calculator has");
-    }
-  }
+  explicit Calculator(const CombinedOptions& model) : model_(model) {}
 
-  // {"precision", "micro_batches", "options": those of each model, "choices": the values of each axis, and
-  // the tables}.
+  // {"precision", "micro_batches", "attention", "choices": the values of each axis, and the tables}.
   Json tables() const {
     Json result = {{"precision", precision_name}, {"micro_batches", micro_batches}};
-    for (const CalculatedModel& model : models_) {
-      const auto attention = to_string(model.options.attention);
-      result["options"].push_back(text(model.words, " --attention ", attention));
-    }
+    result["attention"] = to_string(model_.attention);
     for (const Axis& axis : axes_) result["choices"][axis.name] = axis.values;
-    result["states"] = table({"model", "tp", "pp", "seq_len", "zero", "replicas"},
+    result["states"] = table({"tp", "pp", "seq_len", "zero", "replicas"},
                              [](const CombinedOptions& c) { return stages_of(c, 0, 3); });
-    result["activations"] = table({"model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
+    result["activations"] = table({"tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
                                   [](const CombinedOptions& c) { return stages_of(c, 3, purposes); });
     result["libraries"] =
         table({"tp", "cp", "pp", "replicas"}, [](const CombinedOptions& c) { return Json(libraries_of(c)); });
@@ -70,7 +47,7 @@ class Calculator {
 
   // Nested arrays: for each value of the first axis those of the other axes.
   Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry) const {
-    CombinedOptions choice = models_.front().options;
+    CombinedOptions choice = model_;
     choice.pipeline.pp = choice.dp = 1, choice.micro_batch_size = 1;
     return table(names, entry, choice);
   }
@@ -106,15 +83,8 @@ class Calculator {
     return entry;
   }
 
-  const std::vector<CalculatedModel> models_;
+  const CombinedOptions model_;
   std::vector<Axis> axes_ = {
-      {"model",
-       {},
-       [this](CombinedOptions& c, const Json& v) {
-         const auto name = v.get<std::string>();
-         const CombinedOptions& o = std::ranges::find(models_, name, &CalculatedModel::name)->options;
-         c.model = o.model, c.attention = o.attention;
-       }},
       {"seq_len",
        {1024, 2048, 4096, 8192, 16384, 32768},
        [](CombinedOptions& c, const Json& v) { c.sequence_length = v; }},

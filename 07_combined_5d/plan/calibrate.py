@@ -1,13 +1,13 @@
-"""Fits the numbers of a style (styles/) to measured steps:  python calibrate.py PLAN SWEEP.csv STYLE TO.json
+"""Fits a GPU's profile to measured steps of another framework:  python calibrate.py PLAN SWEEP.csv GPU TO.json
 
-SWEEP has the columns of plan --score, tokens_per_second_per_gpu and memory_gb. STYLE says what the framework does or does not
-do, and what one operation costs its host; its fitted numbers are not read. Memory is fitted first, to the rows without a
-pipeline, whose ranks are all alike. Then the times: the mean of |log(measured / predicted)|, of which each row gives 1.5 at most, so
-that stalls which no number explains do not decide. A row that is fast, or is believed to be, counts most: up to five times as
-much as a slow one. One number after the other is made larger or smaller, while that helps.
+SWEEP has the columns below. TO is a profile as GPU (common/clock/profiles), as this framework uses it: shares of bandwidths and
+rates, and the host's seconds for an operation. PLAN predicts each row by its coarse time (coarse.h). What is made small is the
+mean of |log(measured / predicted)|, of which each row gives 0.5 at most, so that stalls which no number explains do not decide.
+A row that is fast, or is believed to be, counts most: up to five times as much as a slow one. One number after the other is
+made larger or smaller, while that helps.
 
 If there are several models, each is predicted by a fit to the others, too. These errors, not those of the final fit, are
-printed, and are the style's ranges."""
+printed, and are the profile's ranges."""
 
 import csv
 import json
@@ -19,44 +19,62 @@ import sys
 import tempfile
 from collections import defaultdict
 
-# Where the fit begins.
-MEMORY = {"activations": 1.5, "logits_bytes": 8}
-TIMES = {"memory_share": 0.5, "product_share": 0.8, "link_share": 0.9, "network_share": 0.7,
-         "crossing_seconds": 1e-4, "collective_seconds": 2e-4, "pipelined_seconds": 1e-4,
-         "full_memory": 0.9, "retry_seconds": 0.3}  # fmt: skip
-MOST = {name: 1.2 for name in TIMES if name.endswith("_share") or name == "full_memory"}
-COLUMNS = "model nodes mbs grad_acc dp pp tp zero tokens_per_second_per_gpu memory_gb".split()
-ROUNDS, LARGEST = 6, 1.5
+# Where the fit begins: shares of the GPU's own numbers; seconds (of them Framework's, in coarse.h).
+SHARES = {"memory_achievable": 0.4, "product_achievable": 0.8, "link_bandwidth": 0.9, "network_bandwidth": 0.7}
+SECONDS = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "crossing_seconds": 1e-4, "pipelined_seconds": 1e-4}
+ROUNDS, LARGEST = 6, 0.5
+COLUMNS = "model mbs grad_acc dp pp tp zero nodes tokens_per_second_per_gpu memory_gb".split()
+# Of the Ultra-Scale Playbook's models: sequences of 4096 tokens.
+MODELS = {"1.3B": (16, 2048, 32, 8192), "3.6B": (28, 3072, 32, 8192), "8.9B": (32, 4096, 32, 14336), "80B": (80, 8192, 64, 28672)}
+
+
+PROFILES = pathlib.Path(__file__).parents[2] / "common/clock/profiles"
 
 
 class Refused(Exception):
     pass
 
 
-class Planner:
-    def __init__(self, plan, folder):
-        self.plan, self.folder = plan, folder
+def line_of(row):
+    """A row as plan --rows reads it."""
+    batch = int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"])
+    layout = "tp{tp} dp{dp} pp{pp} zero{zero} mbs{mbs}".format(**row) + (" sp" if row["tp"] != "1" else "")
+    layers, d, heads, ff = MODELS[row["model"]]
+    return (f"{layout} | --layers {layers} --d-model {d} --heads {heads} --kv-heads {heads} --d-ff {ff} --vocab-size 131072 "
+            f"--seq-len 4096 --global-batch-size {batch}")  # fmt: skip
 
-    def predict(self, style, rows):
+
+class Planner:
+    def __init__(self, plan, gpu, folder):
+        self.plan, self.gpu, self.folder = plan, gpu, folder
+        self.own = json.loads((PROFILES / f"{gpu}.json").read_text())
+
+    def profile(self, fit):
+        """The GPU with these shares and seconds, and with FlashAttention-2 in place of our attention."""
+        numbers = {name: self.own[name]["value"] * share for name, share in fit.items() if name not in SECONDS}
+        numbers["launch_seconds"] = fit["launch_seconds"]
+        for size in (64, 128):
+            numbers |= {f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"] for way in ("forward", "backward")}
+        fitted = {name: {"value": value, "source": "make calibrate"} for name, value in numbers.items()}
+        return {"as": self.gpu, **fitted, "framework": {name: fit[name] for name in SECONDS if name != "launch_seconds"}}
+
+    def predict(self, fit, rows):
         """(tokens/s a GPU, bytes, kind) of each row."""
-        style_file, rows_file, kinds = (self.folder / name for name in ("style.json", "rows.csv", "kinds.json"))
-        style_file.write_text(json.dumps(style))
-        lines = [",".join(COLUMNS[:8])] + [",".join(row[name] for name in COLUMNS[:8]) for row in rows]
-        rows_file.write_text("\n".join(lines) + "\n")
-        done = subprocess.run(
-            [self.plan, "--style", style_file, "--score", rows_file, "--json", kinds], capture_output=True, text=True
-        )
+        profile, lines = self.folder / "gpu.json", self.folder / "rows"
+        profile.write_text(json.dumps(self.profile(fit)))
+        lines.write_text("".join(row["line"] + "\n" for row in rows))
+        done = subprocess.run([self.plan, "--gpu", profile, "--rows", lines], capture_output=True, text=True)
         if done.returncode != 0:
             raise Refused(done.stderr.strip())
-        answers = list(csv.reader(done.stdout.splitlines()))[1:]
-        bad = next((answer for answer in answers if not answer[-1]), None)
-        if bad:
-            raise Refused(f"{','.join(bad[:8])}: {bad[-2]}")
-        numbers = [(float(answer[-2]), float(answer[-1])) for answer in answers]
-        return [(*pair, kind) for pair, kind in zip(numbers, json.loads(kinds.read_text())["kinds"])]
+        predicted = []
+        for row, line in zip(rows, done.stdout.splitlines()):
+            seconds, bytes_, kind = line.split(" ", 2)
+            tokens = 4096 * int(row["mbs"]) * int(row["grad_acc"]) / int(row["tp"]) / int(row["pp"])
+            predicted.append((tokens / float(seconds), float(bytes_), kind))
+        return predicted
 
-    def time_loss(self, style, rows):
-        predicted = self.predict(style, rows)
+    def time_loss(self, fit, rows):
+        predicted = self.predict(fit, rows)
         best = defaultdict(float)
         for row in rows:
             best[row["model"], row["nodes"]] = max(best[row["model"], row["nodes"]], row["speed"])
@@ -66,35 +84,24 @@ class Planner:
             losses.append(weight * min(abs(math.log(p[0] / row["speed"])), LARGEST))
         return sum(losses) / len(losses)
 
-    def memory_loss(self, style, rows):
-        rows = [row for row in rows if row["bytes"] > 0]
-        rows = [row for row in rows if row["pp"] == "1"] or rows
-        if not rows:
-            return 0
-        predicted = self.predict(style, rows)
-        return sum(min(abs(math.log(p[1] / r["bytes"])), LARGEST) for p, r in zip(predicted, rows)) / len(rows)
-
-    def descend(self, style, rows, names, loss):
-        best, factors = loss(style, rows), {name: 1.5 for name in names}
+    def fit(self, rows):
+        fit = {**SHARES, **SECONDS}
+        best, factors = self.time_loss(fit, rows), dict.fromkeys(fit, 1.5)
         for _ in range(ROUNDS):
-            for name in names:
+            for name in fit:
                 for factor in (factors[name], 1 / factors[name]):
                     moved = False
-                    while style[name] * factor <= MOST.get(name, math.inf):
-                        tried = {**style, name: style[name] * factor}
-                        now = loss(tried, rows)
+                    while name in SECONDS or fit[name] * factor <= 1.2:
+                        tried = {**fit, name: fit[name] * factor}
+                        now = self.time_loss(tried, rows)
                         if now > best - 1e-5:
                             break
-                        style, best, moved = tried, now, True
+                        fit, best, moved = tried, now, True
                     if moved:
                         break
                 else:
                     factors[name] **= 0.5
-        return style
-
-    def fit(self, style, rows):
-        style = self.descend(style, rows, MEMORY, self.memory_loss)
-        return self.descend(style, rows, TIMES, self.time_loss)
+        return fit
 
 
 def quantile(values, share):
@@ -132,43 +139,42 @@ def read_rows(path):
             raise Refused(f"{path}: expected 20 rows or more, with the columns {','.join(COLUMNS)}")
         for row in rows:
             row["speed"], row["bytes"] = float(row["tokens_per_second_per_gpu"]), 1e9 * float(row["memory_gb"] or 0)
+            row["line"] = line_of(row)
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
     return [row for row in rows if row["speed"] > 0]
 
 
-def main(plan, sweep, style, to):
+def main(plan, sweep, gpu, to):
     rows = read_rows(sweep)
-    try:
-        start = json.loads(pathlib.Path(style).read_text())
-    except (OSError, ValueError) as error:
-        raise Refused(f"{style}: {error}") from None
-    start = {**start, **MEMORY, **TIMES, "ranges": {}}
     with tempfile.TemporaryDirectory() as folder:
-        planner = Planner(plan, pathlib.Path(folder))
+        planner = Planner(plan, gpu, pathlib.Path(folder))
         models = sorted({row["model"] for row in rows})
         judged = []
         for model in models if len(models) > 1 else []:
-            fitted = planner.fit(start, [row for row in rows if row["model"] != model])
+            fitted = planner.fit([row for row in rows if row["model"] != model])
             these = [row for row in rows if row["model"] == model]
             judged += zip(these, planner.predict(fitted, these))
-        final = planner.fit(start, rows)
-        judged = judged or list(zip(rows, planner.predict(final, rows)))
+        fit = planner.fit(rows)
+        judged = judged or list(zip(rows, planner.predict(fit, rows)))
     print("each model, predicted by a fit to the others" if len(models) > 1 else "the rows that were fitted")
     print_cells([row for row, _ in judged], [predicted for _, predicted in judged])
     kinds = defaultdict(list)
     for row, (speed, _, kind) in judged:
         kinds[kind].append(speed / row["speed"])  # seconds: measured / predicted
-    final["ranges"] = {}
+    ranges = {}
     print("\nmeasured / predicted seconds     layouts    10 %    50 %    90 %")
     for kind, ratios in sorted(kinds.items()):
         low, middle, high = (quantile(ratios, share) for share in (0.1, 0.5, 0.9))
         print(f"{kind:32} {len(ratios):7} {low:7.2f} {middle:7.2f} {high:7.2f}")
-        final["ranges"][kind] = [round(low, 3), round(high, 3)]
-    for name in {**MEMORY, **TIMES}:
-        final[name] = float(f"{final[name]:.3g}")
-    pathlib.Path(to).write_text(json.dumps(final, indent=1) + "\n")
-    print(f"\n{to}: " + ", ".join(f"{name} {final[name]:g}" for name in {**MEMORY, **TIMES}))
+        ranges[kind] = [round(low, 3), round(high, 3)]
+    fit["memory_bytes"] = statistics.median(bytes_ / row["bytes"] for row, (_, bytes_, _) in judged if row["bytes"] and row["pp"] == "1")
+    fit = {name: float(f"{value:.3g}") for name, value in fit.items()}
+    profile = planner.profile(fit)
+    profile["framework"]["ranges"] = ranges
+    lines = [f' "{name}": {json.dumps(value)}' for name, value in profile.items()]
+    pathlib.Path(to).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"\n{to}, shares of {gpu} and seconds: " + ", ".join(f"{name} {value:g}" for name, value in fit.items()))
 
 
 if __name__ == "__main__":

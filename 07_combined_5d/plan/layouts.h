@@ -1,14 +1,15 @@
-// All layouts of a run on so many GPUs: those that 07 accepts, what memory they need, and how fast they are.
-// In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest. A
-// layout is some of 07's options. As words they are short: "tp2 dp16 pp2 zero1 mbs2 1f1b sp full".
+// All layouts of a run on so many GPUs: those that 07 accepts, what memory they need, and roughly how fast
+// they are. In three steps, as people choose by hand: what fits, what reaches the global batch, what is
+// fastest. A layout is some of 07's options. As words they are short: "tp2 dp16 pp2 zero1 mbs2 1f1b sp full".
 #pragma once
 
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <tuple>
 
-#include "cost_model.h"
+#include "coarse.h"
 
 namespace pentatron {
 
@@ -63,12 +64,11 @@ inline std::vector<Wish> read_wishes(const std::string& option, const std::strin
       const bool is_zero = word.starts_with("zero");
       valid = end == std::ssize(word) && from >= (is_zero ? 0 : 1) && to <= (is_zero ? 3 : 999999);
     } else {
-      for (const char* other : {"afab", "1f1b", "zb-h1", "zb-v", "dualpipe-v", "sp", "full", "selective"})
-        valid |= word == other;
+      valid = word == "sp" || word == "full" || word == "selective";
+      for (const auto& [called, schedule] : pp_schedule_names)
+        valid |= word == called && schedule != PpSchedule::interleaved;
     }
-    require(valid, option, word,
-            "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full (dualpipe and files of "
-            "schedules are left out)");
+    require(valid, option, word, "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full");
     wishes.push_back({word, name, from, to});
   }
   return wishes;
@@ -108,7 +108,8 @@ inline CombinedOptions with_layout(CombinedOptions o, const std::string& option,
 }
 
 inline MeshShape shape_of(const CombinedOptions& o) {
-  return {o.tp, o.cp, o.dp, o.pipeline.pp, o.experts.ep};
+  const int copies = o.pipeline.pp_schedule == PpSchedule::dualpipe ? 2 : 1;
+  return {o.tp, o.cp, o.dp, o.pipeline.pp, o.experts.ep, copies};
 }
 
 // What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
@@ -127,28 +128,20 @@ inline size_t libraries_of(const CombinedOptions& o) {
   return library_bytes(all);
 }
 
-// Device memory of the fullest rank, in bytes. `libraries`: libraries_of.
+// Device memory of the fullest rank, in bytes.
 struct MemoryOfLayout {
-  MemoryPrediction fullest;
-  size_t tensors = 0, libraries = 0;
-  double others = 0;  // of the style
-  double total() const { return static_cast<double>(tensors + libraries) + others; }
+  MemoryBytes tensors = {};  // by purpose
+  size_t libraries = 0;
+  size_t of_tensors() const { return std::accumulate(tensors.begin(), tensors.end(), size_t{0}); }
+  double total() const { return static_cast<double>(of_tensors() + libraries); }
 };
 // `stages`: stage_share of each.
 inline MemoryOfLayout memory_of(const CombinedOptions& options, const MeshShape& shape,
-                                const std::vector<RankShare>& stages, const Style& style) {
+                                const std::vector<RankShare>& stages) {
   MemoryOfLayout memory;
-  const double rows = double(options.micro_batch_size) * options.sequence_length / shape.cp;
-  const double logits = style.logits_bytes * rows * options.model.vocab_size / shape.tp;
   for (const RankShare& stage : stages) {
-    const MemoryPrediction p = predict_memory(options, element_sizes, shape, stage);
-    const MemoryBytes parts = p.total();
-    const size_t tensors = std::accumulate(parts.begin(), parts.end(), size_t{0});
-    const double others = style.weights * parts[size_t(Purpose::weights)] +
-                          (style.activations - 1) * parts[size_t(Purpose::activations)] +
-                          (&stage == &stages.back() ? logits : 0);
-    if (tensors + others > memory.total())
-      memory.fullest = p, memory.tensors = tensors, memory.others = others;
+    const MemoryOfLayout of_stage = {predict_memory(options, element_sizes, shape, stage).total()};
+    if (of_stage.of_tensors() > memory.of_tensors()) memory = of_stage;
   }
   memory.libraries = libraries_of(options);
   return memory;
@@ -160,11 +153,9 @@ struct Plan {
   MeshShape shape;
   int micro_batches = 0;
   MemoryOfLayout memory = {};
-  double bound = 0;  // seconds: no step takes less
-  StepCost cost = {};
-  double tokens_per_second = 0, mfu = 0;  // of a GPU
-  std::string kind = {};                  // kind_of
-  double least = 0, most = 0;  // seconds: 8 of 10 steps of its kind were between these; 0: not known
+  double seconds = 0;  // of a step: coarse, or of a dry run
+  // Where they go, as they are shown: those of StepCost, or of DryRun.
+  std::vector<std::pair<std::string, double>> parts = {};
 };
 
 struct Search {
@@ -178,34 +169,31 @@ class Planner {
  public:
   // `base`: the model, the batch, and all that is not a layout's. `memory_bytes`: of a GPU, that a layout may
   // take.
-  Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Style& style = own_style,
+  Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Framework& framework = {},
           const std::vector<Wish>& wishes = {}, double memory_bytes = std::numeric_limits<double>::infinity())
       : memory_bytes(std::min(gpu.memory_bytes, memory_bytes)),
         base_(base),
         gpus_(gpus),
         gpu_(gpu),
-        style_(style),
+        framework_(framework),
         wishes_(wishes) {
     base_.as_json.clear();  // each plan copies the options, and needs no text
   }
 
   const double memory_bytes;
 
-  // Throws UsageError if 07 would refuse it. `saved`: bytes that it does not need.
-  Plan plan(const CombinedOptions& layout, double saved = 0) {
+  // Throws UsageError if 07 would refuse it.
+  Plan plan(const CombinedOptions& layout) {
     Plan p = {layout, mesh_shape(layout, gpus_), micro_batches_of_a_rank(layout, layout.dp)};
     check_experts(layout, layout.experts);
     check_combined(p.options, p.shape);
-    p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
-    p.memory.others -= saved;
-    set_cost(p);
+    p.memory = memory_of(p.options, p.shape, stages(p));
+    set_coarse_time(p);
     return p;
   }
 
-  const Schedule& schedule_of(const Plan& p) { return pipeline(p).schedule; }
-
-  // The fastest layout of each mesh; of these the fastest `count`.
-  Search search(size_t count) {
+  // By coarse time the fastest layouts of each mesh, at most so many; of these the fastest ones.
+  Search search(size_t of_a_mesh, size_t count) {
     Search result;
     std::vector<Plan> candidates;
     for_each_layout([&](const CombinedOptions& layout) {
@@ -220,7 +208,7 @@ class Planner {
         p.options.global_batch_size = at_once * p.shape.pp;
       }
       ++result.divide;
-      p.memory = memory_of(p.options, p.shape, pipeline(p).stages, style_);
+      p.memory = memory_of(p.options, p.shape, stages(p));
       if (p.memory.total() > memory_bytes) {
         if (!result.nearest || p.memory.total() < result.nearest->memory.total()) result.nearest = p;
         return;
@@ -228,47 +216,34 @@ class Planner {
       ++result.fit;
       if (!reaches) return;
       ++result.reach;
-      p.bound = cost_model(p).least();
+      set_coarse_time(p);
       candidates.push_back(p);
     });
-    std::ranges::stable_sort(candidates, {}, &Plan::bound);
-    const auto seconds = [](const Plan& p) { return p.cost.total(); };
+    std::ranges::stable_sort(candidates, {}, &Plan::seconds);
     for (Plan& p : candidates) {
-      if (result.best.size() == count && p.bound >= seconds(result.best.back())) break;
-      const auto same = std::ranges::find(result.best, p.shape, &Plan::shape);
-      if (same != result.best.end() && p.bound >= seconds(*same)) continue;
+      if (result.best.size() == count) break;
+      if (std::ranges::count(result.best, p.shape, &Plan::shape) == static_cast<int64_t>(of_a_mesh)) continue;
       try {
-        set_cost(p);
-      } catch (const ScheduleError&) {  // it would stop, such as most schedules with grouped messages
-        continue;
+        check_combined(p.options, p.shape);
+        result.best.push_back(p);
+      } catch (const UsageError&) {  // 07 would refuse it
       }
-      if (same != result.best.end()) {
-        if (seconds(p) >= seconds(*same)) continue;
-        result.best.erase(same);
-      }
-      result.best.insert(std::ranges::upper_bound(result.best, seconds(p), {}, seconds), p);
-      if (result.best.size() > count) result.best.pop_back();
     }
     return result;
   }
 
  private:
-  struct Pipeline {
-    Schedule schedule;
-    std::vector<RankShare> stages;
-  };
-
-  // A plan's schedule, made once for all plans that have it.
-  const Pipeline& pipeline(const Plan& p) {
+  // What each pipeline rank of a plan holds, computed once for all plans that have this schedule.
+  const std::vector<RankShare>& stages(const Plan& p) {
     const PipelineOptions& o = p.options.pipeline;
-    const auto [made, is_new] = pipelines_.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
-    auto& [schedule, stages] = made->second;
-    if (!is_new) return made->second;
-    schedule = make_schedule(o, o.pp, p.micro_batches);
-    for (int stage = 0; stage < o.pp; ++stage) stages.push_back(stage_share(p.options, schedule, stage));
+    const auto [made, is_new] = stages_.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
+    if (is_new) {
+      const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
+      for (int stage = 0; stage < o.pp; ++stage)
+        made->second.push_back(stage_share(p.options, schedule, stage));
+    }
     return made->second;
   }
-  CostModel cost_model(const Plan& p) { return {p.options, p.shape, gpu_, pipeline(p).schedule, style_}; }
 
   // Calls `use` with each layout whose axes divide the model. (It lists only what complete_pipeline_options
   // accepts.)
@@ -315,7 +290,8 @@ class Planner {
     int& zero_stage = o.zero.zero_stage;
     const auto add = [&](PpSchedule schedule, int vpp) {
       o.pipeline.pp_schedule = schedule, o.pipeline.vpp = vpp;
-      if (vpp * pp <= o.model.layers) use(o);
+      const int stages = vpp * pp / (schedule == PpSchedule::dualpipe ? 2 : 1);
+      if (stages <= o.model.layers) use(o);
     };
     const bool has_replicas = o.dp * o.cp > 1;  // otherwise all ZeRO stages are the same
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
@@ -328,30 +304,27 @@ class Planner {
           add(PpSchedule::zb_h1, 1);
           add(PpSchedule::zb_v, 2);
           add(PpSchedule::dualpipe_v, 2);
+          if (pp % 2 == 0) add(PpSchedule::dualpipe, 2);
         }
         for (int vpp = 2; vpp * pp <= o.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
       }
     }
   }
 
-  void set_cost(Plan& p) {
-    p.cost = cost_model(p).step();
-    const double full = p.memory.total() / gpu_.memory_bytes;
-    p.cost.host += p.micro_batches * retries(style_, full);
-    p.kind = kind_of(style_, p.shape, gpu_, full);
-    if (const auto range = style_.ranges.find(p.kind); range != style_.ranges.end())
-      p.least = p.cost.total() * range->second[0], p.most = p.cost.total() * range->second[1];
-    const double tokens = double(base_.global_batch_size) * base_.sequence_length;
-    p.tokens_per_second = tokens / p.cost.total() / gpus_;
-    p.mfu = p.tokens_per_second * flops_per_token(p.options) / gpu_.flops_bf16;
+  void set_coarse_time(Plan& p) {
+    const StepCost cost = CoarseCost(p.options, p.shape, stages(p), p.micro_batches, gpu_, framework_).step();
+    p.seconds = cost.total();
+    p.parts = {{"compute", cost.compute},     {"tensor", cost.tensor}, {"context", cost.context},
+               {"experts", cost.experts},     {"bubble", cost.bubble}, {"data", cost.data},
+               {"optimizer", cost.optimizer}, {"host", cost.host}};
   }
 
   CombinedOptions base_;
   const int gpus_;
   const DeviceProfile gpu_;
-  const Style style_;
+  const Framework framework_;
   const std::vector<Wish> wishes_;
-  std::map<std::tuple<PpSchedule, int, int, int>, Pipeline> pipelines_;
+  std::map<std::tuple<PpSchedule, int, int, int>, std::vector<RankShare>> stages_;
 };
 
 }  // namespace pentatron

@@ -1,6 +1,6 @@
-// The planner: which layout of a run on so many GPUs fits, how fast it is, and why. It needs no GPU and runs
-// as one process. It knows the layouts that 07 accepts (layouts.h) and what a step of each costs
-// (cost_model.h).
+// The planner: which layout of a run on so many GPUs fits, how fast it is, and why. It needs no GPU. It knows
+// the layouts that 07 accepts (layouts.h) and roughly how long a step of each takes (coarse.h); then it asks
+// the program about the best (dry_run.h).
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
@@ -8,8 +8,7 @@
 
 #include "calculator.h"
 #include "checkpoint/checkpoint_folder.h"
-#include "explain.h"
-#include "score.h"
+#include "dry_run.h"
 
 using namespace pentatron;
 
@@ -19,15 +18,14 @@ struct Request {
   int gpus = 8;
   size_t top = 10;
   std::vector<std::string> compare;
-  std::string explain, why, only, json, score, calculator, profile;
-  double tokens = 0, price = 0, days = 0;
+  std::string why, only, json, rows, calculator;
+  double tokens = 0, price = 0;
   double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that a layout may take
-  std::string style_name = "pentatron";
-  Style style;
-  bool heatmap = false, names_model = false;
+  bool coarse = false;
   std::vector<std::string> model;  // the options of 07 that were given
   CombinedOptions base;
   DeviceProfile gpu;
+  Framework framework;
 };
 
 // "2T", "70GiB", "1.5e12". Throws UsageError.
@@ -73,19 +71,22 @@ CombinedOptions parse_model(const std::vector<std::string>& words) {
   return options;
 }
 
-// What a plan does not know, and what it would take no notice of. Throws UsageError.
-void refuse_left_out(const CombinedOptions& o, const std::function<bool(const char*)>& given) {
-  const auto expect = [](bool good, const char* option, const auto& value, const char* known) {
-    require(good, option, value, known, "; a plan leaves this out");
-  };
-  expect(!has_fp8_products, "PRECISION", "fp8", "bf16, fp16 or fp32");
-  expect(o.tensor.tp_overlap == 1, "--tp-overlap", o.tensor.tp_overlap, "1");
-  expect(o.data_parallel.dp_sync == DpSync::bucket, "--dp-sync", "given", "bucket");
-  expect(o.optimizer == OptimizerKind::adamw, "--optimizer", "sgd", "adamw");
-  expect(!given("--link"), "--link", "given", "the links of a --gpu FILE");
-  for (const char* option :
-       {"--zero-stage", "--micro-batch-size", "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute"})
-    require(!given(option), option, "given", "--only, with words of layouts such as \"zero3 mbs2 sp\"");
+// Of the file that --gpu names. Throws UsageError.
+Framework read_framework(const std::string& gpu) {
+  std::ifstream file(profile_path(gpu));
+  try {
+    return nlohmann::json::parse(file).value("framework", Framework());
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError("--gpu", gpu, text("another \"framework\": ", error.what()));
+  }
+}
+
+// Throws UsageError if an option is given that says a layout.
+void refuse_layouts(const std::vector<std::string>& words) {
+  for (const char* option : {"--tp", "--cp", "--dp", "--pp", "--ep", "--zero-stage", "--micro-batch-size",
+                             "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute", "--ranks"})
+    require(!is_given(words, option), option, "given",
+            "--only, with words of layouts such as \"zero3 mbs2 sp\"");
 }
 
 Request parse(int argc, char** argv) {
@@ -97,16 +98,11 @@ Request parse(int argc, char** argv) {
   app.set_help_flag("--help", "print this text and end");
   app.allow_extras();
   std::string config;
-  int gpus_per_node = 0;
   app.add_option("--gpus", r.gpus, "GPUs [8]")->check(CLI::Range(1, 65536));
-  app.add_option("--gpus-per-node", gpus_per_node, "of them in a node [the profile's]")
-      ->check(CLI::Range(1, 65536));
   app.add_option("--top", r.top, "layouts that are shown [10]")->check(CLI::Range(1, 10000));
-  app.add_option("--explain", r.explain, "the arithmetic of one layout, such as \"tp2 dp4 zero1 mbs1\"");
-  app.add_option("--compare", r.compare, "two layouts, or more, beside each other")->expected(1, 1000);
-  app.add_flag("--heatmap", r.heatmap, "models and numbers of nodes, up to --gpus: the best layout of each");
-  app.add_option("--style", r.style_name,
-                 "whose implementation: pentatron, flash, nanotron, megatron, or a file [pentatron]");
+  app.add_flag("--coarse", r.coarse, "times by formulas (coarse.h), without a dry run");
+  app.add_option("--compare", r.compare, "layouts beside each other, such as \"tp2 dp4 zero1 mbs1\"")
+      ->expected(1, 1000);
   for (const std::string axis : {"tp", "cp", "dp", "pp", "ep", "mbs", "zero"}) {
     const auto limit = [&r, axis](const std::string& numbers) { r.only += " " + axis + numbers; };
     app.add_option_function<std::string>("--" + axis, limit, "only layouts with so many: 4, or 1-8");
@@ -121,15 +117,14 @@ Request parse(int argc, char** argv) {
   add_quantity("--max-memory", r.memory_bytes, "that a layout may take of a GPU, such as 70GiB");
   add_quantity("--tokens", r.tokens, "to train on, such as 2T: days and GPU hours");
   add_quantity("--price", r.price, "of a GPU hour: money");
-  add_quantity("--days", r.days, "the fewest GPUs, up to --gpus, that train --tokens in so many");
   app.add_option("--config", config, "sizes from a config.json of Hugging Face (Llama)");
-  app.add_option("--why", r.why, "why is this layout not the best, term by term?");
-  app.add_option("--score", r.score, "predict the layouts of this CSV file, and print CSV; see score.h");
+  app.add_option("--why", r.why, "why is this layout not the best?");
+  app.add_option(
+      "--rows", r.rows,
+      "print coarse seconds, bytes and kind of each line of this file: a layout, |, options of 07");
   app.add_option("--json", r.json, "write the layouts into this file");
   app.add_option("--calculator", r.calculator,
-                 "write the memory of all layouts into this file; see calculator.h");
-  app.add_option("--profile", r.profile,
-                 "write the GPU as --style uses it into this file, for --gpu of dry runs");
+                 "write the memory of many layouts into this file; see calculator.h");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -137,10 +132,7 @@ Request parse(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
-  require(r.tokens > 0 || r.price + r.days == 0, "--tokens", 0,
-          "how many, such as 2T, with --price and --days");
-  require(!r.heatmap || r.days == 0, "--days", r.days, "none: each cell of a heatmap says its days");
-  r.style = style_of(r.style_name);
+  require(r.tokens > 0 || r.price == 0, "--tokens", 0, "how many, such as 2T, with --price");
   ModelConfig of_config = {};
   if (!config.empty()) {
     read_model_config("--config", config, of_config);
@@ -150,15 +142,16 @@ Request parse(int argc, char** argv) {
   r.base = parse_model(r.model);
   r.base.model.remarks = of_config.remarks;
   const auto given = [&](const char* option) { return is_given(r.model, option); };
-  refuse_left_out(r.base, given);
+  refuse_layouts(r.model);
   const bool has_sizes = std::ranges::any_of(
       std::array{"--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"}, given);
   std::string& name = r.base.model.name;
   if (has_sizes) name = !config.empty() ? config : given("--model") ? name + ", changed" : "a model";
-  r.names_model = has_sizes || given("--model");
-  r.gpu = load_profile(r.base.gpu.empty() ? "h100" : r.base.gpu);
+  const std::string gpu = r.base.gpu.empty() ? "h100" : r.base.gpu;
+  r.gpu = load_profile(gpu);
+  r.framework = read_framework(gpu);
+  r.coarse |= !r.framework.ranges.empty();  // another framework: 07 can't be asked about its steps
   if (r.base.ranks_per_node > 0) r.gpu.gpus_per_node = r.base.ranks_per_node;
-  if (gpus_per_node > 0) r.gpu.gpus_per_node = gpus_per_node;
   return r;
 }
 
@@ -183,23 +176,26 @@ std::string command(const Request& r, const Plan& p) {
               join(options_of(p), " "));
 }
 
-// The models of the calculator and of the heatmap: first the one that was asked for.
-std::vector<CalculatedModel> models_of(const Request& r) {
-  std::vector<CalculatedModel> models;
-  if (r.names_model) models.push_back({r.base.model.name, join(r.model, " "), r.base});
-  for (const char* const name :
-       {"smollm-1.7b", "llama-3.2-1b", "llama-2-7b", "llama-3.1-8b", "llama-3.1-70b"}) {
-    if (!r.names_model || name != r.base.model.name)
-      models.push_back({name, text("--model ", name), parse_model({"--model", name})});
-  }
-  return models;
+double tokens_per_second(const Request& r, const Plan& p) {  // of a GPU
+  return double(r.base.global_batch_size) * r.base.sequence_length / p.seconds / r.gpus;
+}
+double mfu(const Request& r, const Plan& p) {
+  return tokens_per_second(r, p) * flops_per_token(p.options) / r.gpu.flops(has_fp8_products ? 1 : 2);
 }
 
-// The parts of a step's time, as they are shown.
-std::vector<std::pair<const char*, double>> parts(const StepCost& c) {
-  return {{"compute", c.work.kernels}, {"tensor", c.work.tensor}, {"context", c.work.context},
-          {"experts", c.work.experts}, {"bubble", c.bubble},      {"data", c.data},
-          {"optimizer", c.optimizer},  {"host", c.host}};
+// Layouts of a kind are mispredicted alike.
+std::string kind_of(const Plan& p, const DeviceProfile& gpu) {
+  if (p.shape.tp > gpu.gpus_per_node) return "tensor over nodes";
+  const bool pipeline = p.shape.pp > 1, tensor = p.shape.tp > 1;
+  if (pipeline && tensor)
+    return p.shape.ranks() > gpu.gpus_per_node ? "tensor and pipeline over nodes" : "tensor and pipeline";
+  return pipeline ? "pipeline" : tensor ? "tensor" : "data";
+}
+// Seconds between which 8 of 10 measured steps of its kind were, where the GPU's profile was fitted to such.
+std::optional<std::array<double, 2>> range_of(const Request& r, const Plan& p) {
+  const auto range = r.framework.ranges.find(kind_of(p, r.gpu));
+  if (range == r.framework.ranges.end()) return {};
+  return std::array{p.seconds * range->second[0], p.seconds * range->second[1]};
 }
 
 void print_header(const Request& r) {
@@ -212,25 +208,26 @@ void print_header(const Request& r) {
       m.remarks.c_str());
 }
 
-void print_plans(const std::vector<Plan>& plans) {
-  std::printf("%-52s %9s %10s %17s %11s %6s   of the step's time, %%\n", "layout", "memory", "step",
-              "8 of 10 are in", "tokens/s", "MFU");
-  std::printf("%-52s %9s %10s %17s %11s %6s", "", "GiB", "ms", "ms", "a GPU", "%");
-  for (const auto& [name, seconds] : parts({})) std::printf(" %9s", name);
-  std::printf("\n");
+void print_plans(const Request& r, const std::vector<Plan>& plans) {
+  std::printf("%-52s %9s %10s %11s %6s   ms of a step, %s\n%-52s %9s %10s %11s %6s", "layout", "memory",
+              "step", "tokens/s", "MFU",
+              r.coarse ? "by a coarse time" : "by dry runs; of idle, what waits for each axis", "", "GiB",
+              "ms", "a GPU", "%");
+  for (const auto& [name, seconds] : plans.front().parts) std::printf(" %9s", name.c_str());
+  std::printf("%s\n", r.framework.ranges.empty() ? "" : "   8 of 10 are in, ms");
   for (const Plan& p : plans) {
-    char range[32] = "-";
-    if (p.most > 0) std::snprintf(range, sizeof range, "%.1f-%.1f", p.least * 1e3, p.most * 1e3);
-    std::printf("%-52s %9.1f %10.1f %17s %11.0f %6.1f", layout_of(p.options).c_str(),
-                p.memory.total() / (1 << 30), p.cost.total() * 1e3, range, p.tokens_per_second, 100 * p.mfu);
-    for (const auto& [name, seconds] : parts(p.cost))
-      std::printf(" %9.1f", 100 * std::fabs(seconds) / p.cost.total());  // not -0.0
+    std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", layout_of(p.options).c_str(), p.memory.total() / (1 << 30),
+                p.seconds * 1e3, tokens_per_second(r, p), 100 * mfu(r, p));
+    for (const auto& [name, seconds] : p.parts) std::printf(" %9.1f", seconds * 1e3);
+    if (const auto range = range_of(r, p)) std::printf("   %.1f-%.1f", (*range)[0] * 1e3, (*range)[1] * 1e3);
     std::printf("\n");
   }
 }
 
 // To train on --tokens with this layout.
-double hours_of(const Request& r, const Plan& p) { return r.tokens / (p.tokens_per_second * r.gpus) / 3600; }
+double hours_of(const Request& r, const Plan& p) {
+  return r.tokens / (tokens_per_second(r, p) * r.gpus) / 3600;
+}
 
 using Json = nlohmann::ordered_json;
 
@@ -241,19 +238,18 @@ Json to_json(const Request& r, const std::vector<Plan>& plans) {
                                         {"options", options_of(p)},
                                         {"command", command(r, p)},
                                         {"micro_batches", p.micro_batches},
-                                        {"tensor_bytes", p.memory.tensors},
+                                        {"tensor_bytes", p.memory.of_tensors()},
                                         {"library_bytes", p.memory.libraries},
-                                        {"step_seconds", p.cost.total()},
-                                        {"kind", p.kind},
-                                        {"tokens_per_second", p.tokens_per_second},
-                                        {"mfu", p.mfu}});
-    if (p.most > 0) j["range_seconds"] = {p.least, p.most};
+                                        {"step_seconds", p.seconds},
+                                        {"tokens_per_second", tokens_per_second(r, p)},
+                                        {"mfu", mfu(r, p)}});
+    if (const auto range = range_of(r, p)) j["range_seconds"] = *range;
     if (r.tokens > 0) j["days"] = hours_of(r, p) / 24;
     if (r.price > 0) j["money"] = hours_of(r, p) * r.gpus * r.price;
     for (const auto& [axis, degree] : p.shape.degrees()) j[axis] = degree;
-    for (const auto& [part, seconds] : parts(p.cost)) j["seconds"][part] = seconds;
-    const MemoryBytes bytes = p.memory.fullest.total();
-    for (size_t i = 0; i < bytes.size(); ++i) j["memory"][std::string(purpose_names[i])] = bytes[i];
+    for (const auto& [part, seconds] : p.parts) j["seconds"][part] = seconds;
+    for (size_t i = 0; i < p.memory.tensors.size(); ++i)
+      j["memory"][std::string(purpose_names[i])] = p.memory.tensors[i];
   }
   return {{"gpu", r.gpu.name}, {"gpus", r.gpus}, {"model", r.base.model.name}, {"layouts", layouts}};
 }
@@ -270,12 +266,23 @@ void write_json(const Request& r, const Json& shown) {
 }
 
 Planner planner_of(const Request& r) {
-  return {r.base, r.gpus, r.gpu, r.style, read_wishes("--only", r.only), r.memory_bytes};
+  return {r.base, r.gpus, r.gpu, r.framework, read_wishes("--only", r.only), r.memory_bytes};
 }
 
-// The search for the fastest layouts. Throws UsageError where there is none.
+// The time of these plans by dry runs, unless --coarse is given.
+void ask_program(const Request& r, std::vector<Plan>& plans) {
+  if (r.coarse) return;
+  DryRuns(static_cast<int>(r.gpu.gpus_per_node)).run(plans, [&](const Plan& p) {
+    std::vector<std::string> words = r.model;
+    const std::vector<std::string> layout = options_of(p);
+    words.insert(words.end(), layout.begin(), layout.end());
+    return words;
+  });
+}
+
+// The search for the fastest layouts, one of each mesh. Throws UsageError where there is none.
 Search found(const Request& r, Planner& planner, size_t count) {
-  Search s = planner.search(count);
+  Search s = planner.search(r.coarse ? 1 : 3, r.coarse ? count : 3 * count);
   const std::string of = r.only.empty() ? "" : " of those with" + r.only;
   require(s.divide > 0, "--gpus", r.gpus,
           of.empty() ? "a number that divides heads, layers or the batch" : "another one: none" + of);
@@ -286,6 +293,16 @@ Search found(const Request& r, Planner& planner, size_t count) {
   }
   require(!s.best.empty(), "--global-batch-size", r.base.global_batch_size,
           "a multiple of a number of data ranks that fit");
+  ask_program(r, s.best);
+  if (s.best.empty())
+    throw UsageError("plan: a dry run of 07 failed; " + command(r, planner.search(1, 1).best.front()));
+  std::ranges::stable_sort(s.best, {}, &Plan::seconds);
+  std::vector<Plan> of_each_mesh;
+  for (const Plan& p : s.best) {
+    if (std::ranges::count(of_each_mesh, p.shape, &Plan::shape) == 0 && of_each_mesh.size() < count)
+      of_each_mesh.push_back(p);
+  }
+  s.best = of_each_mesh;
   return s;
 }
 
@@ -298,20 +315,6 @@ void print_training(const Request& r, const Plan& p) {
   std::printf(" (%s)\n", layout_of(p.options).c_str());
 }
 
-// The fewest GPUs that train --tokens in --days: powers of two, and --gpus.
-void print_fewest(const Request& request) {
-  Request r = request;
-  for (r.gpus = 1; r.gpus <= request.gpus;
-       r.gpus = r.gpus == request.gpus ? r.gpus + 1 : std::min(2 * r.gpus, request.gpus)) {
-    const Search s = planner_of(r).search(1);
-    if (s.best.empty()) continue;
-    if (r.tokens / (s.best[0].tokens_per_second * r.gpus) > r.days * 86400) continue;
-    std::printf("The fewest for %g days: ", r.days);
-    return print_training(r, s.best[0]);
-  }
-  std::printf("%d GPUs do not train it in %g days.\n", request.gpus, request.days);
-}
-
 void show_search(const Request& r, Planner& planner) {
   const Search s = found(r, planner, r.top);
   print_header(r);
@@ -319,104 +322,55 @@ void show_search(const Request& r, Planner& planner) {
               s.fit, human_bytes(planner.memory_bytes).c_str());
   std::printf("2  batch   %d of these reach the global batch\n", s.reach);
   std::printf("3  speed   the fastest %zu\n\n", s.best.size());
-  print_plans(s.best);
+  print_plans(r, s.best);
   const Plan& first = s.best.front();
-  const auto may_be_faster = [&](const Plan& p) { return p.most > 0 && p.least <= first.most; };
+  const auto may_be_faster = [&](const Plan& p) {
+    const auto of_first = range_of(r, first), range = range_of(r, p);
+    return of_first && range && (*range)[0] <= (*of_first)[1];
+  };
   if (const auto alike = std::count_if(s.best.begin() + 1, s.best.end(), may_be_faster); alike > 0)
     std::printf("\nCan't be told apart from the first: %td, whose ranges reach its range.\n", alike);
   std::printf("\n%s\n", command(r, first).c_str());
   if (r.tokens > 0) print_training(r, first);
-  if (r.days > 0) print_fewest(r);
   write_json(r, to_json(r, s.best));
 }
 
-// --why: this layout beside the best one.
-void show_why(const Request& r, Planner& planner) {
-  const Plan best = found(r, planner, 1).best.front();
-  const Plan asked = planner.plan(with_layout(r.base, "--why", r.why, r.gpus));
-  print_header(r);
-  std::printf("the best   %s\nthis one   %s\n\n%-12s %10s %10s %10s\n", layout_of(best.options).c_str(),
-              layout_of(asked.options).c_str(), "ms a step", "the best", "this one", "more");
-  const auto row = [](const char* name, double x, double y, double unit) {
-    std::printf("%-12s %10.1f %10.1f %+10.1f\n", name, x / unit, y / unit, (y - x) / unit);
-  };
-  const auto of_best = parts(best.cost), of_asked = parts(asked.cost);
-  for (size_t i = 0; i < of_best.size(); ++i)
-    row(of_best[i].first, of_best[i].second, of_asked[i].second, 1e-3);
-  row("sum", best.cost.total(), asked.cost.total(), 1e-3);
-  row("memory, GiB", best.memory.total(), asked.memory.total(), 1 << 30);
-  if (asked.memory.total() > planner.memory_bytes)
-    std::printf("\nIt does not fit: a GPU has %s.\n", human_bytes(planner.memory_bytes).c_str());
-  if (asked.most > 0 && asked.least <= best.most)
-    std::printf("\nThey can't be told apart: 8 of 10 of its kind take %.1f to %.1f ms.\n", asked.least * 1e3,
-                asked.most * 1e3);
-  write_json(r, to_json(r, {best, asked}));
-}
-
-// --explain, or --compare.
+// --compare; --why: beside the best layout.
 void show_layouts(const Request& r, Planner& planner) {
   std::vector<Plan> plans;
-  if (!r.explain.empty()) plans.push_back(planner.plan(with_layout(r.base, "--explain", r.explain, r.gpus)));
   for (const std::string& words : r.compare)
     plans.push_back(planner.plan(with_layout(r.base, "--compare", words, r.gpus)));
+  if (!r.why.empty()) plans.push_back(planner.plan(with_layout(r.base, "--why", r.why, r.gpus)));
+  const size_t asked = plans.size();
+  ask_program(r, plans);
+  require(plans.size() == asked, "--compare", join(r.compare, ", ") + r.why, "layouts that 07 accepts");
+  if (!r.why.empty()) plans.insert(plans.begin(), found(r, planner, 1).best.front());
   print_header(r);
-  write_json(r, to_json(r, plans));
-  if (r.explain.empty()) return print_plans(plans);
-  const Plan& p = plans.front();
-  Explanation(p, r.gpu, planner.schedule_of(p), r.style).print();
-  std::printf("\n%s\n", command(r, p).c_str());
-}
-
-// Models down, nodes across; each cell has the MFU and the mesh of the fastest layout, and the days that
-// --tokens take.
-void show_heatmap(const Request& request) {
-  std::vector<int> nodes;
-  const int per_node = static_cast<int>(request.gpu.gpus_per_node);
-  for (int n = 1; n * per_node <= std::max(request.gpus, per_node); n *= 2) nodes.push_back(n);
-  Request r = request;  // of a cell
-  Json cells;
-  std::printf("MFU of the fastest layout, %d sequences of %d tokens a step, %s, %d GPUs a node\n\n%-14s",
-              r.base.global_batch_size, r.base.sequence_length, r.gpu.name.c_str(), per_node, "");
-  for (const int n : nodes) std::printf(" %10d node%s", n, n == 1 ? " " : "s");
-  std::printf("\n");
-  for (const CalculatedModel& model : models_of(request)) {
-    r.base = model.options;
-    r.base.sequence_length = request.base.sequence_length;
-    r.base.global_batch_size = request.base.global_batch_size;
-    r.model = {model.words, text("--seq-len ", r.base.sequence_length),
-               text("--global-batch-size ", r.base.global_batch_size)};
-    std::ostringstream meshes, days;
-    std::printf("%-14s", model.name.c_str());
-    for (const int n : nodes) {
-      r.gpus = n * per_node;
-      const Search s = planner_of(r).search(1);
-      std::vector<std::string> mesh;
-      for (const Plan& p : s.best) {
-        for (const auto& [axis, degree] : p.shape.degrees()) {
-          if (degree > 1) mesh.push_back(text(axis, degree));
-        }
-        Json& cell = cells.emplace_back(to_json(r, s.best));
-        cell["nodes"] = n;
-      }
-      std::printf(" %16s", s.best.empty() ? "-" : text(std::lround(100 * s.best[0].mfu), " %").c_str());
-      meshes << " " << std::setw(16) << join(mesh, " ");
-      if (r.tokens > 0 && !s.best.empty())
-        days << " " << std::setw(16) << text(std::lround(hours_of(r, s.best[0]) / 24), " days");
-      else if (r.tokens > 0)
-        days << " " << std::setw(16) << "";
-    }
-    std::printf("\n%-14s%s\n", "", meshes.str().c_str());
-    if (r.tokens > 0) std::printf("%-14s%s\n", "", days.str().c_str());
+  print_plans(r, plans);
+  for (const Plan& p : plans) {
+    if (p.memory.total() > planner.memory_bytes)
+      std::printf("%s does not fit: a GPU has %s.\n", layout_of(p.options).c_str(),
+                  human_bytes(planner.memory_bytes).c_str());
   }
-  write_json(request, {{"cells", cells}});
+  write_json(r, to_json(r, plans));
 }
 
-void print_scores(const Request& r) {
-  std::ifstream file(r.score);
-  require(file.good(), "--score", r.score, "a CSV file that can be read");
-  Json kinds = Json::array();  // for calibrate.py
-  std::cout << scores(file, r.gpu, r.style, kinds);
-  write_json(r, {{"kinds", kinds}});
+// --rows.
+void print_rows(const Request& r) {
+  std::ifstream file(r.rows);
+  require(file.good(), "--rows", r.rows, "a file that can be read");
+  std::map<std::string, CombinedOptions> read;  // by their words: many lines have the same
+  for (std::string line, word; std::getline(file, line);) {
+    const size_t bar = line.find('|');
+    require(bar != line.npos, "--rows", printable(line.substr(0, 80)), "LAYOUT | OPTIONS");
+    std::vector<std::string> words;
+    for (std::istringstream stream(line.substr(bar + 1)); stream >> word;) words.push_back(word);
+    const auto [options, is_new] = read.try_emplace(join(words, " "));
+    if (is_new) options->second = parse_model(words);
+    const CombinedOptions o = with_layout(options->second, "--rows", line.substr(0, bar), 1);
+    const Plan p = Planner(o, shape_of(o).ranks(), r.gpu, r.framework).plan(o);
+    std::printf("%.6g %.0f %s\n", p.seconds, p.memory.total(), kind_of(p, r.gpu).c_str());
+  }
 }
 
 }  // namespace
@@ -424,20 +378,15 @@ void print_scores(const Request& r) {
 int main(int argc, char** argv) {
   return run_program([&] {
     const Request r = parse(argc, argv);
-    if (!r.score.empty()) return print_scores(r);
-    if (!r.profile.empty())
-      return write_file("--profile", r.profile,
-                        to_json(used_by(r.style, r.gpu), r.gpu.name + " as " + r.style_name + " uses it"));
-    if (r.heatmap) return show_heatmap(r);
+    if (!r.rows.empty()) return print_rows(r);
     if (!r.calculator.empty()) {
-      Json tables = Calculator(models_of(r), read_wishes("--only", r.only)).tables();
+      Json tables = Calculator(r.base).tables();
       tables["gpu"] = r.gpu.name, tables["memory_bytes"] = std::min(r.gpu.memory_bytes, r.memory_bytes);
-      tables["model"] = r.names_model ? r.base.model.name : "llama-3.1-8b";
+      tables["model"] = r.base.model.name, tables["options"] = join(r.model, " ");
       return write_file("--calculator", r.calculator, tables.dump());
     }
     Planner planner = planner_of(r);
-    if (!r.why.empty()) return show_why(r, planner);
-    if (!r.explain.empty() || !r.compare.empty()) return show_layouts(r, planner);
+    if (!r.compare.empty() || !r.why.empty()) return show_layouts(r, planner);
     show_search(r, planner);
   });
 }

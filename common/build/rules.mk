@@ -63,7 +63,7 @@ export HWLOC_COMPONENTS ?= -linuxio
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
 # What each word of a configuration's name means to the compiler.
-PATHS := PROFILES=$(wildcard common/*/profiles) CORPUS=common/corpus.txt STYLES=07_combined_5d/plan/styles TESTS=tests
+PATHS := PROFILES=$(wildcard common/*/profiles) CORPUS=common/corpus.txt TESTS=tests
 DEFINES := $(foreach path,$(PATHS),-DPENTATRON_$(subst =,=\"$(CURDIR)/,$(path))\")
 INCLUDES := -I. -Icommon -Itests $(DEFINES) $(addprefix -isystem ,$(HEADERS))
 CCACHE := $(and $(shell command -v ccache),ccache)

@@ -18,7 +18,7 @@ struct Field {
   const char* name;
   double DeviceProfile::*value;
   const char* unit;
-  bool may_be_none = false;
+  bool may_be_none = false;  // 0, or not in the file
   bool must_be_positive() const { return std::string_view(unit) != "s" && !may_be_none; }  // a divisor
 };
 constexpr Field fields[] = {
@@ -49,7 +49,7 @@ constexpr Field fields[] = {
     {"network_bandwidth", &DeviceProfile::network_bandwidth, "B/s"},
     {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
     {"ll_bandwidth", &DeviceProfile::ll_bandwidth, "B/s", true},
-    {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s"},
+    {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
 };
 
 std::string known_profiles() {
@@ -112,17 +112,25 @@ double DeviceProfile::seconds(const Cost& cost) const {
   return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
 }
 
-DeviceProfile load_profile(const std::string& gpu) {
+std::string profile_path(const std::string& gpu) {
   const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
-  const bool is_name = gpu.find('/') == gpu.npos && std::filesystem::exists(shipped);
-  if (!is_name && !std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles());
-  std::ifstream file(is_name ? shipped : gpu);
+  if (gpu.find('/') == gpu.npos && std::filesystem::exists(shipped)) return shipped;
+  if (!std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles());
+  return gpu;
+}
+
+DeviceProfile load_profile(const std::string& gpu) {
+  const std::string path = profile_path(gpu);
+  std::ifstream file(path);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles());
+  const bool has_base = json.contains("as") && json["as"].is_string();
   DeviceProfile profile = {};
-  profile.name = is_name ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
+  if (has_base) profile = load_profile(text(PENTATRON_PROFILES, "/", json["as"].get<std::string>(), ".json"));
+  profile.name = path != gpu ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
   for (const Field& field : fields) {
     const auto found = json.find(field.name);
+    if (found == json.end() && (field.may_be_none || has_base)) continue;
     const bool is_number = found != json.end() && found->is_object() && found->contains("value") &&
                            (*found)["value"].is_number();
     const double value = is_number ? (*found)["value"].get<double>() : -1;

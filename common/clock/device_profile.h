@@ -43,7 +43,10 @@ struct DeviceConfig {
   bool dry_run = false;  // nothing is computed, only counted
 };
 
-// `gpu`: a shipped profile's name, or a file. UsageError if it is unknown, or lacks a number that is valid.
+// `gpu`: a shipped profile's name, or a file; its path. UsageError if it is unknown.
+std::string profile_path(const std::string& gpu);
+// It may say "as": a shipped profile, whose numbers it takes where it has none. UsageError if it is unknown,
+// or lacks a number that is valid.
 DeviceProfile load_profile(const std::string& gpu);
 
 // A profile as a file: each number with the source that is given for all of them.

@@ -20,6 +20,7 @@ import tempfile
 import types
 
 import figures
+import planner
 import runs
 import traces
 from runs import Refused
@@ -268,8 +269,8 @@ def orders(comment):
 
 
 def zero(comment):
-    """ZeRO's memory, from the tables of plan --calculator."""
-    chart = figures.zero_memory(runs.planned(comment.commands[0][1], "--calculator"))
+    """ZeRO's memory, from planner.calculator."""
+    chart = figures.zero_memory(planner.calculator(comment.commands[0][1]))
     return '<script src="%%vega%%"></script>' + alive(comment, "chart", {**chart, "description": comment.sentence})
 
 

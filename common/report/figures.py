@@ -205,7 +205,7 @@ def pipeline(bars):
 
 
 def calculator(tables):
-    """The memory of a layout, from the tables of plan --calculator (07_combined_5d/plan/calculator.h)."""
+    """The memory of a layout, from planner.calculator."""
     names = {
         "model": "model",
         "seq_len": "sequence",
@@ -302,21 +302,21 @@ def zero_memory(tables):
 
 
 def heatmap(cells):
-    """The fastest layout of each model on each number of nodes, from plan --heatmap --json."""
+    """The fastest layout of each model on each number of GPUs, from planner.heatmap."""
     rows = []
     for cell in cells:
         best = cell["layouts"][0]
         days, money = (f"{best[name]:,.1f} {name}" if name in best else "" for name in ("days", "money"))
         words = {"layout": best["layout"], "command": best["command"], "days": days, "money": money}
-        rows.append({"model": cell["model"], "nodes": cell["nodes"], "MFU": best["mfu"], **words})
+        rows.append({"model": cell["model"], "GPUs": cell["gpus"], "MFU": best["mfu"], **words})
     lines = "split(replace(datum.layout, ' zero', ';zero') + (datum.days ? ';' + datum.days : ''), ';')"
     base = alt.Chart(ROWS).transform_calculate(lines=lines)
     base = base.encode(
-        x=alt.X("nodes:O", title="nodes", axis=alt.Axis(labelAngle=0)), y=alt.Y("model:N", title=None, sort=None)
+        x=alt.X("GPUs:O", title="GPUs", axis=alt.Axis(labelAngle=0)), y=alt.Y("model:N", title=None, sort=None)
     )
     tiles = base.mark_rect().encode(
         color=alt.Color("MFU:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="%")),
-        tooltip=tips("model:N", "nodes:O", "MFU:Q .1%", "days:N", "money:N", "layout:N", "command:N"),
+        tooltip=tips("model:N", "GPUs:O", "MFU:Q .1%", "days:N", "money:N", "layout:N", "command:N"),
     )
     least, most = min(row["MFU"] for row in rows), max(row["MFU"] for row in rows)
     middle = least + 0.43 * (most - least)  # where black and white are equally readable

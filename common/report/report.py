@@ -20,6 +20,7 @@ import vl_convert
 
 import figures
 import lessons
+import planner
 import runs as logs
 import traces
 
@@ -59,7 +60,7 @@ SECTIONS = {
     ),
     "heatmap": (
         "The fastest layouts",
-        "The planner tries every layout of every model on every number of nodes. Each cell shows the best: the "
+        "The planner tries every layout of every model on every number of GPUs. Each cell shows the best by its coarse time: the "
         "share of the GPU's speed that the model's FLOPs use (MFU), and the layout. {global_batch_size} sequences of {seq_len} "
         "tokens a step. PLAN of make report has other wishes, for the memory of a layout, too.",
     ),
@@ -192,14 +193,14 @@ def charts(runs, builds, given, sweep):
     except argparse.ArgumentError as error:
         raise logs.Refused(f"PLAN: {error}") from None
     SECTIONS["heatmap"] = SECTIONS["heatmap"][0], SECTIONS["heatmap"][1].format_map(vars(asked))
-    words = ["--heatmap", "--gpus", asked.gpus, "--seq-len", asked.seq_len, "--global-batch-size", asked.global_batch_size, *others]
-    pool = concurrent.futures.ThreadPoolExecutor()
-    searched = pool.submit(logs.planned, builds / "cpu-bf16" / "plan", "--json", *words)
+    words = ["--seq-len", asked.seq_len, "--global-batch-size", asked.global_batch_size, *others]
+    pool, plan = concurrent.futures.ThreadPoolExecutor(), builds / "cpu-bf16" / "plan"
+    searched = pool.submit(planner.heatmap, plan, asked.gpus, *words)
     every = charts_of_runs(runs)
     bars = pipelines(runs, builds)
     every["pipeline"] = bars and figures.pipeline(bars)
-    every["calculator"] = figures.calculator(logs.planned(builds / "cpu-bf16" / "plan", "--calculator", *given))
-    every["heatmap"] = figures.heatmap(searched.result()["cells"])
+    every["calculator"] = figures.calculator(planner.calculator(plan, *given))
+    every["heatmap"] = figures.heatmap(searched.result())
     every["sweep"] = sweep and figures.sweep(sweep)
     return every
 
