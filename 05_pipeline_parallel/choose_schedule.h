@@ -1,5 +1,4 @@
-// From the options to a schedule: one that has a name (orders.h), or one from a file, checked before anything
-// runs.
+// From the options to a schedule: one with a name (orders.h) or from a file, checked before anything runs.
 #pragma once
 
 #include "orders.h"
@@ -15,6 +14,7 @@ namespace pentatron {
 Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m);
 void refuse_what_cannot_run(const Schedule& schedule);
 const Schedule& checked(const Schedule& schedule);
+bool completes_from_the_end(const Schedule& schedule);  // each rank the gradients of its last stage first
 std::string draw_schedule(const Schedule& schedule);
 void show_schedule(const PipelineOptions& options, int m);
 
@@ -28,42 +28,31 @@ inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
 
 // What else to choose where p ranks and m micro-batches do not fit a schedule; "" where they do.
 inline std::string instead_of(PpSchedule kind, int p, int m) {
-  if (kind == PpSchedule::interleaved && m % p != 0) {
-    return "1f1b, or micro-batches in multiples of the " + std::to_string(p) + " ranks; there are " +
-           std::to_string(m);
-  }
-  if (kind == PpSchedule::dualpipe && (p % 2 != 0 || m % 2 != 0)) {
-    return "dualpipe-v, or even numbers of ranks and micro-batches; there are " + std::to_string(p) +
-           " and " + std::to_string(m);
-  }
+  if (kind == PpSchedule::interleaved && m % p != 0)
+    return text("1f1b, or micro-batches in multiples of the ", p, " ranks; there are ", m);
+  if (kind == PpSchedule::dualpipe && (p % 2 != 0 || m % 2 != 0))
+    return text("dualpipe-v, or even numbers of ranks and micro-batches; there are ", p, " and ", m);
   return "";
 }
 
 // Sets the options that depend on the number of ranks (pp, vpp). Throws UsageError if the ranks, the m
-// micro-batches or the layers fit no schedule, or a schedule cannot run. (That --vpp fits the schedule has
-// been checked.)
+// micro-batches or the layers fit no schedule, or a schedule cannot run. (--vpp has been checked.)
 inline void complete_pipeline_options(const TrainingConfig& training, PipelineOptions& options, int ranks,
                                       int m) {
   if (options.pp == 0) options.pp = ranks;
   if (options.pp == 1 && !is_v_shaped(options.pp_schedule)) options.vpp = 1;  // nothing to interleave
-  if (options.pp != ranks && !options.show_schedule) {
-    throw UsageError("--pp", std::to_string(options.pp),
-                     "the number of ranks, " + std::to_string(ranks) + ", unless with --show-schedule");
-  }
+  require(options.pp == ranks || options.show_schedule, "--pp", options.pp, "the number of ranks, ", ranks,
+          ", unless with --show-schedule");
   const int p = options.pp;
-  if (const std::string other = instead_of(options.pp_schedule, p, m); !other.empty())
-    throw UsageError("--pp-schedule", schedule_name(options), other);
+  const std::string other = instead_of(options.pp_schedule, p, m);
+  require(other.empty(), "--pp-schedule", schedule_name(options), other);
   const Schedule schedule = make_schedule(options, p, m);
-  if (training.model.layers < schedule.stages()) {
-    throw UsageError("--layers", std::to_string(training.model.layers),
-                     "at least " + std::to_string(schedule.stages()) + ", one a stage: " + std::to_string(p) +
-                         " ranks x " + std::to_string(schedule.stages() / p) + " chunks");
-  }
-  if (schedule.splits_backward && training.recompute == Recompute::full) {
-    throw UsageError("--recompute", "full",
-                     "none or selective with " + schedule.name +
-                         ", whose weight gradients need what full recomputation throws away");
-  }
+  const int layers = training.model.layers, stages = schedule.stages();
+  require(layers >= stages, "--layers", layers, "at least ", stages, ", one a stage: ", p, " ranks x ",
+          stages / p, " chunks");
+  require(!schedule.splits_backward || training.recompute != Recompute::full, "--recompute", "full",
+          "none or selective with ", schedule.name,
+          ", whose weight gradients need what full recomputation throws away");
   refuse_what_cannot_run(schedule);
 }
 

@@ -1,14 +1,11 @@
 // The options of pipeline parallelism.
 #pragma once
 
-#include <fstream>
-
 #include "options/options.h"
 
 namespace pentatron {
 
-// The order in which pipeline ranks take their micro-batches: that of a paper (orders.h), or any one, which a
-// file says.
+// The order in which pipeline ranks take their micro-batches: that of a paper (orders.h), or of a file.
 enum class PpSchedule { afab, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe, dualpipe_v, from_file };
 inline const Names<PpSchedule> pp_schedule_names = {{"afab", PpSchedule::afab},
                                                     {"1f1b", PpSchedule::one_f_one_b},
@@ -19,8 +16,7 @@ inline const Names<PpSchedule> pp_schedule_names = {{"afab", PpSchedule::afab},
                                                     {"dualpipe-v", PpSchedule::dualpipe_v}};
 inline std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
 
-// How pipeline ranks exchange activations and gradients: on a stream for each kind and direction, or in
-// groups on one.
+// Messages between pipeline ranks: on a stream for each kind and direction, or in groups on one stream.
 enum class PpMessages { streams, grouped };
 inline const Names<PpMessages> pp_messages_names = {{"streams", PpMessages::streams},
                                                     {"grouped", PpMessages::grouped}};
@@ -36,26 +32,8 @@ struct PipelineOptions {
   bool show_schedule = false;  // draw the schedule, and train nothing
 };
 
-// A name, or the path of a file, which is read here.
-inline void use_schedule(PipelineOptions& o, const std::string& given) {
-  for (const auto& [name, named] : pp_schedule_names) {
-    if (name == given) {
-      o.pp_schedule = named;
-      return;
-    }
-  }
-  constexpr size_t most = 1 << 20;
-  std::ifstream file(given, std::ios::binary);
-  std::string& text = o.pp_schedule_text;
-  text.resize(most + 1);
-  file.read(text.data(), std::ssize(text));
-  text.resize(file.gcount());
-  require(file.is_open() && !file.bad(), "--pp-schedule", given, "one of ",
-          join(words_of(pp_schedule_names), ", "), ", or a file that can be read");
-  require(text.size() <= most, "--pp-schedule", given, "a file of at most 1 MiB");
-  o.pp_schedule = PpSchedule::from_file;
-  o.pp_schedule_file = given;
-}
+// A name, or the path of a file, which is read (workbench/schedule_file.cc).
+void use_schedule(PipelineOptions& options, const std::string& given);
 
 // Model chunks on a pipeline rank, unless --vpp says another number.
 inline int chunks_of(PpSchedule schedule) {

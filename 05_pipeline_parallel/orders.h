@@ -14,9 +14,8 @@
 
 namespace pentatron {
 
-// A rank's n-th forward or backward. The first p micro-batches go through its first chunk, then through its
-// second, and so on; then the next p follow. Backward visits the chunks from last to first. With one chunk,
-// it is micro-batch n.
+// A rank's n-th forward or backward; with one chunk, of micro-batch n. Else the first p micro-batches go
+// through its first chunk, then its second, and so on; then the next p. Backward begins at the last chunk.
 inline Instruction nth(Action action, int n, int p, int v) {
   const int chunk = n / p % v;
   return {action, n / (p * v) * p + n % p, action == Action::forward ? chunk : v - 1 - chunk};
@@ -151,8 +150,7 @@ inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
   return zb_h1(p, m, k);
 }
 
-// The lists of all ranks, of a schedule that has a name. m >= 1; v is 2 in a V and for dualpipe, else 1
-// unless interleaved.
+// The lists of all ranks, of a schedule that has a name. m >= 1; v is chunks_of(kind), unless interleaved.
 inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
   const bool is_dual = kind == PpSchedule::dualpipe, is_v = is_v_shaped(kind);
   Schedule s = {.name = std::string(to_string(kind)),

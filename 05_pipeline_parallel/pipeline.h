@@ -40,7 +40,7 @@ inline std::vector<LayerRange> layers_of_rank(const TrainingConfig& options, con
   const double in_layer = static_cast<double>(active_parameter_count(options.model) - 2 * in_head) / m.layers;
   const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
   const int stages = schedule.stages();
-  const std::vector<int> first = split_layers(m.layers, stages, 0, in_head / (in_layer + in_attention));
+  const std::vector<int> first = split_layers(m.layers, stages, in_head / (in_layer + in_attention));
   std::vector<LayerRange> chunks;
   for (int chunk = 0; chunk < schedule.v; ++chunk) {
     const int stage = schedule.stage(rank, chunk);
@@ -49,8 +49,7 @@ inline std::vector<LayerRange> layers_of_rank(const TrainingConfig& options, con
   return chunks;
 }
 
-// The ranks with the same stages, ascending: this one, or with two copies of the model k and p - 1 - k. They
-// sum their gradients.
+// The ranks with the same stages, which sum their gradients: this one, or with two copies k and p - 1 - k.
 inline std::vector<int> replicas_of(const Schedule& s, int rank) {
   if (s.copies == 1) return {rank};
   return {std::min(rank, s.p - 1 - rank), std::max(rank, s.p - 1 - rank)};
@@ -63,8 +62,7 @@ class Pipeline {
  public:
   // `line`: the pipeline's ranks, as numbers in the world. `ranges`: the layers of this rank's chunks.
   // `parameters`: whose gradients the copies of the model sum in run(); null: the caller sums them. Allocates
-  // activations for as many micro-batches as are in flight at once. Throws ScheduleError if the schedule
-  // cannot run.
+  // the activations of micro-batches in flight. Throws ScheduleError if the schedule cannot run.
   Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute,
            Parameters* parameters = nullptr)
@@ -274,8 +272,7 @@ class Pipeline {
   }
 
   // The micro-batch in the stage before, if that stage is on this rank, too. There it is in flight earlier
-  // and longer than in this chunk. So this chunk copies both: the output from there, and the gradient to
-  // there.
+  // and longer. So this chunk copies both: the output from there, and the gradient to there.
   InFlight* in_flight_before(const Instruction& i) {
     const std::optional<int> before = chunks_[i.chunk].before;
     return before ? &in_flight({i.action, i.micro_batch, *before}) : nullptr;

@@ -82,18 +82,6 @@ struct Schedule {
   int copy_of(int micro_batch) const { return micro_batch * copies / m; }
 };
 
-constexpr int action_count = 8;
-inline std::string to_string(Action action) {
-  constexpr std::array<const char*, action_count> names = {
-      "forward",         "backward",         "input_gradient", "weight_gradient", "receive_activation",
-      "send_activation", "receive_gradient", "send_gradient"};
-  return names[static_cast<int>(action)];
-}
-inline std::string to_string(const Instruction& i) {
-  return to_string(i.action) + " of micro-batch " + std::to_string(i.micro_batch) + ", chunk " +
-         std::to_string(i.chunk);
-}
-
 inline bool is_message(Action action) { return action >= Action::receive_activation; }
 inline bool is_send(Action action) {
   return action == Action::send_activation || action == Action::send_gradient;
@@ -118,25 +106,16 @@ inline std::optional<ModelChunk> neighbour(const Schedule& s, int rank, int chun
   if (stage < 0 || stage >= s.stages()) return {};
   return s.placement[s.index(rank, chunk) + step];
 }
-// The other end of a message.
-inline ModelChunk peer_of(const Schedule& s, int rank, const Instruction& message) {
-  const bool next = message.action == Action::send_activation || message.action == Action::receive_gradient;
-  return *neighbour(s, rank, message.chunk, next ? 1 : -1);
-}
 
-// Where `compute` gets a tensor from: forward from the stage before, backward from the stage after. None at
-// the ends of the model, and for weight gradients.
-inline std::optional<ModelChunk> source_of(const Schedule& s, int rank, const Instruction& compute) {
-  if (compute.action == Action::weight_gradient) return {};
-  return neighbour(s, rank, compute.chunk, compute.action == Action::forward ? -1 : 1);
-}
-
-// The message that `compute` needs first (receive_before), and the message that sends its result
-// (send_after). None, too, where the neighbour is on the same rank, which hands the tensor over to itself.
+// The message that `compute` needs first (receive_before): forward from the stage before, backward from the
+// stage after. And the message that sends its result (send_after). None at the ends of the model, for weight
+// gradients, and where the neighbour is on the same rank, which hands the tensor over to itself.
 inline std::optional<Action> receive_before(const Schedule& s, int rank, const Instruction& compute) {
-  const auto source = source_of(s, rank, compute);
+  if (compute.action == Action::weight_gradient) return {};
+  const bool forward = compute.action == Action::forward;
+  const auto source = neighbour(s, rank, compute.chunk, forward ? -1 : 1);
   if (!source || source->rank == rank) return {};
-  return compute.action == Action::forward ? Action::receive_activation : Action::receive_gradient;
+  return forward ? Action::receive_activation : Action::receive_gradient;
 }
 inline std::optional<Action> send_after(const Schedule& s, int rank, const Instruction& compute) {
   if (compute.action == Action::weight_gradient) return {};
@@ -255,9 +234,8 @@ inline int last_micro_batch(const Instructions& list, int chunk) {
 // goes to the stage that is cheapest so far. No split has a smaller maximum: it would have no room for the
 // layer that made the maximum here. Among equals, the later stage gets it, because it keeps fewer
 // micro-batches. Needs layers >= stages.
-inline std::vector<int> split_layers(int layers, int stages, double embedding_cost, double head_cost) {
+inline std::vector<int> split_layers(int layers, int stages, double head_cost) {
   std::vector<double> cost(stages, 1);
-  cost.front() += embedding_cost;
   cost.back() += head_cost;
   std::vector<int> count(stages, 1), first(stages + 1, 0);
   for (int layer = stages; layer < layers; ++layer) {

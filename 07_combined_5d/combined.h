@@ -2,7 +2,6 @@
 // checks of the options, the prediction of memory, and data parallelism or ZeRO for each parameter group.
 #pragma once
 
-#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -14,30 +13,11 @@
 #include "../05_pipeline_parallel/pipeline.h"
 #include "../06_context_parallel/context_parallel.h"
 #include "expert_parallel.h"
-#include "fold.h"
 #include "mesh.h"
 #include "model/batch.h"
 #include "run/program.h"
 
 namespace pentatron {
-
-constexpr const char* combined_description =
-    "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.";
-
-// Whether each rank completes the gradients of its last stage first, and those of its first stage last. A
-// schedule from a file may put off weight gradients in another order.
-inline bool completes_from_the_end(const Schedule& s) {
-  for (int rank = 0; rank < s.p; ++rank) {
-    std::vector<size_t> completed(s.stages(), 0);  // [stages]: by which instruction; 0: not on this rank
-    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
-      const Instruction& i = s.ranks[rank][n];
-      if (i.action == compute_actions(s).back()) completed[s.stage(rank, i.chunk)] = n;
-    }
-    std::erase(completed, 0);
-    if (!std::is_sorted(completed.rbegin(), completed.rend())) return false;
-  }
-  return true;
-}
 
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
 inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
@@ -63,21 +43,8 @@ inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& sha
   return make_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
-// With --ranks, a dry run has only the ranks that differ. (A picture needs none.)
-inline void fold_world(const CombinedOptions& options, World& world) {
-  if (options.ranks == 0 || options.show_mesh || options.pipeline.show_schedule) return;
-  const MeshShape shape = mesh_shape(options, options.ranks);
-  const DeviceProfile gpu = load_profile(options.gpu.empty() ? "h100" : options.gpu);
-  const char* const given = std::getenv("NCCL_CPU_RANKS_PER_NODE");  // also by --ranks-per-node
-  const int ranks_per_node = given ? std::max(std::atoi(given), 1) : static_cast<int>(gpu.gpus_per_node);
-  const PresentRanks present = present_ranks(options, shape, ranks_per_node);
-  if (world.ranks() != std::ssize(present.ranks)) {
-    throw UsageError(
-        "mpirun -n", std::to_string(world.ranks()),
-        std::to_string(present.ranks.size()) + ", the ranks that differ of " + std::to_string(shape.ranks()));
-  }
-  world.fold(shape.ranks(), present.ranks, present.stand_for[world.rank()]);
-}
+// With --ranks, a dry run has only the ranks that differ (fold.h, workbench/fold.cu).
+void fold_world(const CombinedOptions& options, World& world);
 
 // With --show-mesh and --show-schedule, rank 0 prints the pictures, and the program does not train.
 inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
@@ -95,8 +62,7 @@ inline RankShare stage_share(const CombinedOptions& options, const Schedule& sch
 }
 
 // Device memory that a rank of a stage needs, whose stage_share is `share`. RankShare says which share of the
-// model and the batch a rank has; each technique in turn changes the share that the techniques before it
-// left.
+// model and the batch a rank has; each technique in turn changes it.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, RankShare share) {
   share.replicas = {shape.dp * shape.cp * shape.copies};

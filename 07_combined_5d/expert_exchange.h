@@ -6,8 +6,7 @@
 //   dispatch    permuted to dispatched
 //   combine     dispatched to permuted
 //
-// Tensor ranks hold the same rows, and each has a part of every expert. Each sends all its rows to the rank
-// with the same part.
+// Tensor ranks hold the same rows, and a part of every expert. Each sends all rows to the rank with its part.
 #pragma once
 
 #include <numeric>

@@ -227,8 +227,7 @@ class ExpertParallel : public FeedForward {
   }
 
   // The host waits for the counts, once in each forward of a layer: the sizes of messages and products depend
-  // on the data. Meanwhile the compute stream copies rows. Ends the run where more rows come than the buffer
-  // holds.
+  // on the data. Meanwhile the compute stream copies rows. Ends the run if the buffer can't hold all rows.
   void await_counts(const RowCounts& n) {
     exchange_.await_counts();
     if (is_dry_run()) exchange_.share_evenly(n, copies_);
@@ -273,12 +272,5 @@ class ExpertParallel : public FeedForward {
   Tensor permuted_;       // [copies, d]: rows in forward, gradients of returned rows in backward
   Tensor results_;  // [buffer, d]: what experts return in forward, gradients of dispatched rows in backward
 };
-
-// Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
-inline void fit_to_ranks(ExpertProgramOptions& options, int ranks) {
-  options.experts.ep = ranks;
-  const int experts = options.model.experts;
-  require(experts > 0 && experts % ranks == 0, "--experts", experts, "a multiple of the ranks (", ranks, ")");
-}
 
 }  // namespace pentatron

@@ -10,6 +10,26 @@
 #include "run/sample.h"
 #include "run/totals.h"
 
+namespace pentatron {
+
+struct ExpertProgramOptions : Options {
+  DataParallelOptions data_parallel;
+  ExpertOptions experts;
+};
+void declare(CommandLine& line, ExpertProgramOptions& o) {
+  declare(line, o, o.data_parallel);
+  declare(line, o, o.experts);
+}
+
+// Sets ep to `ranks`: all ranks share out the experts. Throws UsageError if E is not a multiple of the ranks.
+void fit_to_ranks(ExpertProgramOptions& options, int ranks) {
+  options.experts.ep = ranks;
+  const int experts = options.model.experts;
+  require(experts > 0 && experts % ranks == 0, "--experts", experts, "a multiple of the ranks (", ranks, ")");
+}
+
+}  // namespace pentatron
+
 using namespace pentatron;
 
 namespace {

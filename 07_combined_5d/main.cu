@@ -65,5 +65,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program(argc, argv, combined_description, train, Attention::tiled);  // 06
+  return run_program(
+      argc, argv, "Trains a transformer on a mesh of tensor, context, data, pipeline and expert axes.", train,
+      Attention::tiled);  // 06
 }

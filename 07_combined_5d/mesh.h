@@ -49,9 +49,6 @@ inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
 
 enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, all };
 
-inline constexpr std::array<const char*, 6> mesh_group_names = {
-    "tensor", "context", "pipeline", "gradients", "experts", "expert gradients"};  // all but `all`
-
 // A group's key: ranks with equal keys form the group.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
   const MeshCoordinates at = coordinates_of(shape, rank);
@@ -110,26 +107,7 @@ inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
   return {options.tp, options.cp, dp, pp, ep, copies};
 }
 
-// The picture of --show-mesh: a row for each rank, with its places and its groups.
-inline std::string draw_mesh(const MeshShape& shape) {
-  std::ostringstream text;
-  text << "tp " << shape.tp << " x cp " << shape.cp << " x dp " << shape.dp << " x pp " << shape.pp << " = "
-       << shape.ranks() << " ranks, ep " << shape.ep
-       << "\ngradients: data x context; gradient norm and loss: all ranks\n\nrank  tp cp dp pp";
-  for (const char* name : mesh_group_names) text << "  " << std::setw(16) << std::left << name;
-  for (int rank = 0; rank < shape.ranks(); ++rank) {
-    const MeshCoordinates at = coordinates_of(shape, rank);
-    text << std::right << "\n" << std::setw(4) << rank << "  ";
-    for (const int coordinate : {at.tp, at.cp, at.dp, at.pp}) text << std::setw(2) << coordinate << " ";
-    for (size_t group = 0; group < mesh_group_names.size(); ++group) {
-      std::string members;
-      for (const int member : members_of(shape, static_cast<MeshGroup>(group), rank))
-        members += std::to_string(member) + " ";
-      text << " " << std::setw(16) << std::left << members << " ";
-    }
-  }
-  return text.str() + "\n";
-}
+std::string draw_mesh(const MeshShape& shape);  // the picture of --show-mesh (workbench/draw_mesh.cu)
 
 // coordinates_of, when the groups agree with it; else it ends all ranks.
 inline MeshCoordinates checked_coordinates(const MeshShape& shape, int rank) {

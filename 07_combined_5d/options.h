@@ -32,8 +32,7 @@ inline void check_experts(const Options& options, const ExpertOptions& o) {
   require(experts % o.ep == 0, "--ep", o.ep, "a divisor of --experts (", experts, ")");
   require(o.expert_buffer == 0 || o.expert_buffer >= 1, "--expert-buffer", o.expert_buffer,
           "0, or 1 or more");
-  // A sample does not need all rows of a micro-batch. The others are alike, and would all choose the
-  // same experts.
+  // The rows that a sample does not need are alike, and would all choose the same experts.
   require(o.expert_buffer == 0 || options.sample == 0, "--sample", options.sample, "0 with --expert-buffer");
 }
 
@@ -50,16 +49,6 @@ inline void declare(CommandLine& line, Options& options, ExpertOptions& o) {
   line.number("--expert-buffer", o.expert_buffer, 0, 1e6,
               "room for so many even shares of rows, more rows end the run, 0: for the worst case");
   line.afterwards([&] { check_experts(options, o); });
-}
-
-// The data-parallel ranks of experts.cu.
-struct ExpertProgramOptions : Options {
-  DataParallelOptions data_parallel;
-  ExpertOptions experts;
-};
-inline void declare(CommandLine& line, ExpertProgramOptions& o) {
-  declare(line, o, o.data_parallel);
-  declare(line, o, o.experts);
 }
 
 struct CombinedOptions : Options {

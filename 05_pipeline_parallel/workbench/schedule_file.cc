@@ -10,6 +10,7 @@
 //   0,3: F0 F0.1 B0.1 B0
 //   1,2: F0 F0.1 B0.1 B0
 #include <charconv>
+#include <fstream>
 #include <iterator>
 #include <sstream>
 #include <string_view>
@@ -110,6 +111,26 @@ Instructions read_line(const Schedule& s, const ScheduleLine& line) {
 
 }  // namespace
 
+void use_schedule(PipelineOptions& o, const std::string& given) {
+  for (const auto& [name, named] : pp_schedule_names) {
+    if (name == given) {
+      o.pp_schedule = named;
+      return;
+    }
+  }
+  constexpr size_t most = 1 << 20;
+  std::ifstream file(given, std::ios::binary);
+  std::string& text = o.pp_schedule_text;
+  text.resize(most + 1);
+  file.read(text.data(), std::ssize(text));
+  text.resize(file.gcount());
+  require(file.is_open() && !file.bad(), "--pp-schedule", given, "one of ",
+          join(words_of(pp_schedule_names), ", "), ", or a file that can be read");
+  require(text.size() <= most, "--pp-schedule", given, "a file of at most 1 MiB");
+  o.pp_schedule = PpSchedule::from_file;
+  o.pp_schedule_file = given;
+}
+
 Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m) {
   const std::vector<ScheduleLine> lines = lines_of(name, text);
   if (std::ssize(lines) != p) {
@@ -124,6 +145,20 @@ Schedule parse_schedule(const std::string& name, const std::string& text, int p,
   }
   for (int rank = 0; rank < p; ++rank) s.ranks.push_back(with_messages(s, rank, read_line(s, lines[rank])));
   return s;
+}
+
+// A file may put off weight gradients in another order.
+bool completes_from_the_end(const Schedule& s) {
+  for (int rank = 0; rank < s.p; ++rank) {
+    std::vector<size_t> completed(s.stages(), 0);  // [stages]: by which instruction; 0: not on this rank
+    for (size_t n = 0; n < s.ranks[rank].size(); ++n) {
+      const Instruction& i = s.ranks[rank][n];
+      if (i.action == compute_actions(s).back()) completed[s.stage(rank, i.chunk)] = n;
+    }
+    std::erase(completed, 0);
+    if (!std::is_sorted(completed.rbegin(), completed.rend())) return false;
+  }
+  return true;
 }
 
 }  // namespace pentatron

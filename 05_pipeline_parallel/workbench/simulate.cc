@@ -8,6 +8,21 @@
 namespace pentatron {
 namespace {
 
+constexpr const char* action_names[] = {"forward",          "backward",           "input_gradient",
+                                        "weight_gradient",  "receive_activation", "send_activation",
+                                        "receive_gradient", "send_gradient"};
+constexpr int action_count = std::size(action_names);
+std::string to_string(const Instruction& i) {
+  return text(action_names[static_cast<int>(i.action)], " of micro-batch ", i.micro_batch, ", chunk ",
+              i.chunk);
+}
+
+// The other end of a message.
+ModelChunk peer_of(const Schedule& s, int rank, const Instruction& message) {
+  const bool next = message.action == Action::send_activation || message.action == Action::receive_gradient;
+  return *neighbour(s, rank, message.chunk, next ? 1 : -1);
+}
+
 class Simulator {
  public:
   // `costs`: [stages], or one for all. Throws ScheduleError.
@@ -84,7 +99,7 @@ class Simulator {
     std::vector<Instruction> needs;
     if (action != Action::forward) needs.push_back({Action::forward, i, chunk});
     const auto receive = receive_before(s_, rank, instruction);
-    const auto source = source_of(s_, rank, instruction);
+    const auto source = neighbour(s_, rank, chunk, action == Action::forward ? -1 : 1);
     if (receive) needs.push_back({*receive, i, chunk});
     if (source && !receive) needs.push_back({action, i, source->chunk});  // on this rank
     return needs;

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <random>
 
+#include "../../07_combined_5d/fold.h"
 #include "continued_run.h"
 
 namespace pentatron {
