@@ -4,7 +4,7 @@
 #include "catch.h"
 #include "device/errors.h"
 #include "files.h"
-#include "ranks/nccl_build.h"
+#include "watchdog/nccl_build.h"
 #include "watchdog/suspects.h"
 
 using namespace pentatron;

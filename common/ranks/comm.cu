@@ -1,5 +1,3 @@
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -13,7 +11,6 @@
 
 #include "ranks/comm.h"
 #include "ranks/mpi_wait.h"
-#include "ranks/nccl_build.h"
 #ifdef NCCL_OVER_MPI
 #include "modelled_link.h"
 #endif
@@ -67,26 +64,6 @@ std::string device_uuid() {
   for (const unsigned char byte : gpu.uuid.bytes)
     digits << std::hex << std::setw(2) << std::setfill('0') << int{byte};
   return digits.str();
-}
-
-// Several communicators may be in use together only if their operations start in the order in which the
-// host issued them (NCCL's and CUDA's documentation of NCCL_LAUNCH_ORDER_IMPLICIT). Otherwise
-// sends and receives between two ranks deadlock. That needs CUDA 12.3: here, in the driver, and where NCCL
-// was built.
-void check_versions() {
-#ifndef NCCL_OVER_MPI
-  int nccl = 0, driver = 0;
-  NCCL_CHECK(ncclGetVersion(&nccl));
-  CUDA_CHECK(cudaDriverGetVersion(&driver));
-  if (nccl < NCCL_VERSION(2, 26, 0)) fail("NCCL", "version 2.26 or later is needed", __FILE__, __LINE__);
-  if (std::min(driver, CUDART_VERSION) < 12030)
-    fail("CUDA", "a toolkit and a driver for CUDA 12.3 or later are needed", __FILE__, __LINE__);
-  Dl_info library;
-  if (dladdr(reinterpret_cast<const void*>(ncclGetVersion), &library) == 0) return;
-  const int built_with = cuda_of_nccl(library.dli_fname);
-  if (built_with > 0 && built_with < 12030)
-    fail("NCCL", "a library that was built with CUDA 12.3 or later is needed", __FILE__, __LINE__);
-#endif
 }
 
 }  // namespace

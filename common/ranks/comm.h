@@ -96,8 +96,7 @@ class Communicator {
       }
     });
   }
-  // The same with parts of any size; a rank may have several parts, or none. Between two ranks the
-  // parts match in order.
+  // The same with any number of parts, of any size. Between two ranks the parts match in order.
   template <class T>
   struct Part {
     T* data;
@@ -123,8 +122,7 @@ class Communicator {
   void sum_scalars(double* values, size_t size, cudaStream_t compute);
 
   // Sends an element to rank `to`, receives one from rank `from`, and waits. NCCL connects two ranks at
-  // their first exchange, which may block the host. It is better to do that before other operations are
-  // under way.
+  // their first exchange, which may block the host: so it comes before other operations are under way.
   template <class T>
   void connect(int to, int from, T* scratch /*[2]*/) {
     {
@@ -165,8 +163,7 @@ class Communicator {
   double bytes_of_ring(size_t elements) const {
     return elements * ((ranks_ - 1.0) / ranks_) * sizeof(T);
   }
-  // Runs `call`, which issues an operation to NCCL, and tells the trace, the watchdog and the traffic
-  // counts.
+  // Runs `call`, which issues an operation to NCCL. Tells trace and watchdog of it, and counts its traffic.
   void issue(const char* operation, size_t elements, double sent_bytes, int peer,
              const std::function<void()>& call);
 
@@ -186,8 +183,7 @@ constexpr size_t context_with_all_kernels = 1408 << 20;
 
 // What CUDA and NCCL take of a device: bytes. A communicator has NCCL's channels, one a thread block. On each
 // comes a ring's data, through a buffer for each of three protocols (NCCL 2.30, init.cc: LL, LL128, Simple).
-// An estimate: trees, NVLS and messages to several peers take more, and NCCL may use fewer channels than it
-// is allowed.
+// An estimate: trees, NVLS and messages to several peers take more, and NCCL may use fewer channels.
 constexpr size_t library_bytes(int channels) {
   constexpr size_t buffers_of_channel = (512 << 10) + 120 * 640 * 8 * 8 + (4 << 20);
   return context_with_all_kernels + channels * buffers_of_channel;

@@ -1,5 +1,5 @@
 // Waits for MPI that leave the core to others, and the end of all ranks. MPICH's own waits spin. With more
-// ranks than cores that is forty times slower than this. And the check that there are all ranks.
+// ranks than cores that is forty times slower than this.
 #pragma once
 
 #include <mpi.h>
@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 
 #include "device/errors.h"
@@ -45,33 +43,11 @@ inline bool wait_at_most(MPI_Request& request, double seconds) {
 
 inline void wait(MPI_Request& request) { wait_at_most(request, 1e9); }
 
-// Ends every rank. On a host that is cut off from mpirun, MPI_Abort waits for ever, until the alarm ends at
-// least this process.
+// Ends every rank; on a host that is cut off from mpirun, where MPI_Abort waits for ever, this process alone.
 inline void end_all_ranks(int status) {
   constexpr unsigned patience = 5;  // seconds
   alarm(patience);
   MPI_Abort(MPI_COMM_WORLD, status);
-}
-
-// Where mpirun belongs to another MPI than the library, each process is rank 0 of 1. Ends such a process, and
-// the first one says why: otherwise all of them would train, on the same GPU and into the same files.
-inline void require_all_ranks(int ranks) {
-  // How MPICH's mpirun, Open MPI's and Slurm tell a process how many they started, and which it is.
-  constexpr const char* words[][2] = {{"PMI_SIZE", "PMI_RANK"},
-                                      {"MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
-                                      {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
-                                      {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
-  for (const auto& [size, number] : words) {
-    const char *const started = std::getenv(size), *const which = std::getenv(number);
-    if (ranks > 1 || started == nullptr || std::atoi(started) <= 1) continue;
-    if (which == nullptr || std::atoi(which) == 0)
-      std::fprintf(
-          stderr,
-          "mpirun: %s processes were started, and each is alone; expected the mpirun of MPICH, which "
-          "the program is linked with, or srun --mpi=pmi2 (common/cluster.md, \"Another mpirun\")\n",
-          started);
-    std::_Exit(exit_bad_usage);
-  }
 }
 
 }  // namespace pentatron

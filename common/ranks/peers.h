@@ -43,8 +43,7 @@ class Peers {
   virtual std::string places() const { return {}; }
 
   // Device memory in bytes that CUDA, its libraries and NCCL take, beside the tensors: estimates, measured on
-  // an H200 with CUDA 13.0. The context, with the kernels that are loaded into it at the start, is there
-  // before the rest.
+  // an H200 with CUDA 13.0. The context, with all kernels that are loaded at the start, comes first.
   static constexpr size_t context_alone = 768 << 20;
   virtual size_t context_bytes() const { return context_alone; }
   virtual size_t library_bytes() const { return context_bytes(); }

@@ -30,8 +30,7 @@ class Watch {
   virtual void note(const char* operation, Watched* communicator, size_t elements, int peer) = 0;
   virtual void end(cudaStream_t stream) = 0;
 
-  // Exists while the host is in a call that may wait for other ranks: a call of MPI, or one in which
-  // NCCL connects ranks.
+  // Exists while the host is in a call that may wait for other ranks: of MPI, or where NCCL connects them.
   class Call {
    public:
     Call(Watch& watch, const char* name) : watch_(watch) { watch_.call_begins(name); }
@@ -47,6 +46,9 @@ class Watch {
   virtual void call_ends() = 0;
 };
 
+// End the process where mpirun, or NCCL, is none with which programs work (watchdog/installation.cu).
+void require_all_ranks(int ranks);
+void check_versions();
 // The watchdog of this process. MPI must have started.
 std::unique_ptr<Watch> start_watchdog(int rank, int ranks);
 // Ends every rank after a call of this one has failed. Perhaps other ranks have died: the watchdog names

@@ -15,6 +15,7 @@
 #include "../runner.h"
 #include "mpi_tests.h"
 #include "ranks/mpi_wait.h"
+#include "ranks/watch.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "ranks/nccl_build.h"
+#include "watchdog/nccl_build.h"
 
 #include <cstdio>
 #include <fstream>
