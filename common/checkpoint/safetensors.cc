@@ -116,7 +116,6 @@ std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
 }  // namespace
 
 size_t bytes_of(NumberType type) { return entry_of(type).bytes; }
-std::string_view to_string(NumberType type) { return entry_of(type).name; }
 
 uint64_t StoredTensor::elements() const {
   return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies());
@@ -129,7 +128,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors) {
     header[metadata_name][checksum_key + tensor.name] = tensor.checksum;
   }
   for (const StoredTensor& tensor : tensors) {
-    header[tensor.name] = {{"dtype", to_string(tensor.type)},
+    header[tensor.name] = {{"dtype", entry_of(tensor.type).name},
                            {"shape", tensor.shape},
                            {"data_offsets", {begin, begin + tensor.bytes()}}};
     begin += tensor.bytes();
@@ -159,8 +158,7 @@ uint32_t crc32_of(const std::byte* data, size_t bytes) {
   return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes));
 }
 
-// crc32_combine moves its first argument by the bytes that follow, and takes the exclusive or with the
-// second.
+// crc32_combine moves its first argument by the bytes after it; the second is combined by exclusive or.
 uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes) {
   const uint64_t after = tensor.bytes() - place - bytes;
   return static_cast<uint32_t>(crc32_combine(crc32_of(data, bytes), 0, static_cast<z_off_t>(after)));
@@ -202,21 +200,17 @@ void SafetensorsFolder::check(int rank, int ranks) const {
     const std::string& expected = tensor.description.checksum;
     if (number++ % ranks != rank || expected.empty()) continue;
     const std::string found = checksum_text(crc32_of(tensor.data, tensor.description.bytes()));
-    if (found == expected) continue;
-    throw UsageError(
-        option_, path_,
-        name + " with the checksum " + expected + "; it has " + found + " (the file is damaged)");
+    require(found == expected, option_, path_, name, " with the checksum ", expected, "; it has ", found,
+            " (the file is damaged)");
   }
 }
 
 const FoundTensor& SafetensorsFolder::find(const std::string& name, const std::vector<int64_t>& shape) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) throw UsageError(option_, path_, "a tensor " + name);
-  if (found->second.description.shape != shape) {
-    throw UsageError(option_, path_,
-                     name + " of shape " + Json(shape).dump() + "; it has " +
-                         Json(found->second.description.shape).dump());
-  }
+  require(found != tensors_.end(), option_, path_, "a tensor ", name);
+  const std::vector<int64_t>& there = found->second.description.shape;
+  require(there == shape, option_, path_, name, " of shape ", Json(shape).dump(), "; it has ",
+          Json(there).dump());
   return found->second;
 }
 

@@ -15,7 +15,6 @@ namespace pentatron {
 
 enum class NumberType { fp64, fp32, fp16, bf16 };
 size_t bytes_of(NumberType type);
-std::string_view to_string(NumberType type);  // as in a header: "F64", ...
 
 struct StoredTensor {
   std::string name;
@@ -50,8 +49,7 @@ struct FoundTensor {
 // The tensors of FOLDER/STEM.safetensors, or of the files that FOLDER/STEM.safetensors.index.json names.
 class SafetensorsFolder {
  public:
-  // UsageError, naming `option`: a file can't be read, or its tensors overlap, leave gaps, or do not end with
-  // it.
+  // UsageError, naming `option`: a file can't be read, or its tensors do not fill it, one after the other.
   SafetensorsFolder(const std::string& option, const std::string& folder, const std::string& stem);
   // Throws UsageError, naming `option`, if there is no such tensor, or another shape than `shape`.
   const FoundTensor& find(const std::string& name, const std::vector<int64_t>& shape) const;

@@ -134,12 +134,9 @@ DeviceProfile load_profile(const std::string& gpu) {
     const bool is_number = found != json.end() && found->is_object() && found->contains("value") &&
                            (*found)["value"].is_number();
     const double value = is_number ? (*found)["value"].get<double>() : -1;
-    if (!is_number || !(value >= 0) || (value == 0 && field.must_be_positive())) {
-      throw UsageError("--gpu", gpu,
-                       std::string("a number \"value\" ") +
-                           (field.must_be_positive() ? "above 0" : "of 0 or more") + " for \"" + field.name +
-                           "\" in this file");
-    }
+    require(is_number && value >= 0 && (value > 0 || !field.must_be_positive()), "--gpu", gpu,
+            "a number \"value\" ", field.must_be_positive() ? "above 0" : "of 0 or more", " for \"",
+            field.name, "\" in this file");
     profile.*field.value = value;
   }
   return profile;

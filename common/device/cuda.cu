@@ -18,9 +18,8 @@ int processes_of_device() { return processes; }
 
 void check_work_queues(int streams) {
   const char* const given = std::getenv(work_queues);
-  if (given == nullptr || std::atoi(given) >= streams) return;
-  throw UsageError(work_queues, given,
-                   "at least " + std::to_string(streams) + ", one for each stream of this program");
+  require(given == nullptr || std::atoi(given) >= streams, work_queues, given ? given : "", "at least ",
+          streams, ", one for each stream of this program");
 }
 
 // A GPU has 8 otherwise; streams that share one wait for each other.
@@ -29,8 +28,8 @@ void set_work_queues() { setenv(work_queues, "32", 0); }
 #ifndef CUDA_CPU
 
 void configure_device(const DeviceConfig& config) {
-  if (!config.gpu.empty()) throw UsageError("--gpu", config.gpu, "no modelled GPU in a CUDA build");
-  if (config.dry_run) throw UsageError("--dry-run", "yes", "no dry run in a CUDA build");
+  require(config.gpu.empty(), "--gpu", config.gpu, "no modelled GPU in a CUDA build");
+  require(!config.dry_run, "--dry-run", "yes", "no dry run in a CUDA build");
 }
 bool is_dry_run() { return false; }
 std::string modelled_gpu() { return {}; }

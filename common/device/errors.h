@@ -1,6 +1,7 @@
 // How a program refuses an impossible request, and how it ends when a call fails. No CUDA here.
 #pragma once
 
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -23,6 +24,20 @@ struct RunError : UsageError {
       : UsageError(line), status(status) {}
   int status;
 };
+
+// The values, one after the other. A double is as short as possible: 0.003, 1e-08.
+template <class... Values>
+std::string text(const Values&... values) {
+  std::ostringstream out;
+  (out << ... << values);
+  return out.str();
+}
+
+// Throws UsageError unless `good`. `expected`: what would be valid, in parts.
+template <class Given, class... Expected>
+void require(bool good, const std::string& option, const Given& given, const Expected&... expected) {
+  if (!good) throw UsageError(option, text(given), text(expected...));
+}
 
 // A call failed. Prints the call, the error's text, file:line and rank, and ends the process with status 1.
 [[noreturn]] void fail(const char* call, const char* text, const char* file, int line);

@@ -37,11 +37,8 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
 
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {
   const int64_t at_once = int64_t{config.micro_batch_size} * ranks;  // sequences, on all ranks
-  if (config.global_batch_size % at_once != 0) {
-    throw UsageError("--global-batch-size", std::to_string(config.global_batch_size),
-                     "a multiple of --micro-batch-size times ranks (" +
-                         std::to_string(config.micro_batch_size) + " x " + std::to_string(ranks) + ")");
-  }
+  require(config.global_batch_size % at_once == 0, "--global-batch-size", config.global_batch_size,
+          "a multiple of --micro-batch-size times ranks (", config.micro_batch_size, " x ", ranks, ")");
   return static_cast<int>(config.global_batch_size / at_once);
 }
 

@@ -11,10 +11,6 @@
 namespace pentatron {
 namespace {
 
-[[noreturn]] void invalid(const std::string& path, const std::string& expected) {
-  throw UsageError("--data", path, expected);
-}
-
 // llm.c's header: 256 integers of 32 bits, of which the first three are used.
 struct LlmcHeader {
   static constexpr size_t bytes = 256 * sizeof(int32_t);
@@ -34,24 +30,19 @@ std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<cons
   const auto form = std::ranges::find(llmc_forms, header.magic, &LlmcForm::magic);
   if (form == std::end(llmc_forms)) {
     bytes_per_token = 2;
-    if (file.size() % 2 != 0) {
-      invalid(path, "an even number of bytes, as tokens have 16 bits; it has " + std::to_string(file.size()));
-    }
+    require(file.size() % 2 == 0, "--data", path, "an even number of bytes, as tokens have 16 bits; it has ",
+            file.size());
     return file;
   }
   bytes_per_token = form->bytes_per_token;
-  if (file.size() < LlmcHeader::bytes) {
-    invalid(path, "a header of 1024 bytes; the file is truncated at " + std::to_string(file.size()));
-  }
-  if (header.version != form->version) {
-    invalid(path, "version " + std::to_string(form->version) + " of llm.c's header; it says " +
-                      std::to_string(header.version));
-  }
+  require(file.size() >= LlmcHeader::bytes, "--data", path,
+          "a header of 1024 bytes; the file is truncated at ", file.size());
+  require(header.version == form->version, "--data", path, "version ", form->version,
+          " of llm.c's header; it says ", header.version);
   const std::span<const std::byte> tokens = file.subspan(LlmcHeader::bytes);
-  if (header.token_count < 0 || tokens.size() != static_cast<size_t>(bytes_per_token) * header.token_count) {
-    invalid(path, "the " + std::to_string(header.token_count) + " tokens that its header announces; " +
-                      std::to_string(tokens.size()) + " bytes follow");
-  }
+  const int32_t count = header.token_count;
+  require(count >= 0 && tokens.size() == static_cast<size_t>(bytes_per_token) * count, "--data", path, "the ",
+          count, " tokens that its header announces; ", tokens.size(), " bytes follow");
   return tokens;
 }
 
@@ -63,15 +54,13 @@ TokenData::TokenData(const std::string& path, int vocab_size, int sequence_lengt
   if (path.ends_with(".bin")) tokens = tokens_of_bin(path, tokens, bytes_per_token_);
   tokens_ = tokens.data();
   size_ = static_cast<int64_t>(tokens.size()) / bytes_per_token_;
-  if (size_ < sequence_length + 1) {
-    invalid(path, "at least " + std::to_string(sequence_length + 1) +
-                      " tokens, --seq-len and one more; it has " + std::to_string(size_));
-  }
+  require(size_ > sequence_length, "--data", path, "at least ", sequence_length + 1,
+          " tokens, --seq-len and one more; it has ", size_);
 }
 
 void TokenData::refuse(int64_t i) const {
-  invalid(path_, "token ids below --vocab-size (" + std::to_string(vocab_size_) + "); token " +
-                     std::to_string(i) + " is " + std::to_string(at(i)));
+  require(false, "--data", path_, "token ids below --vocab-size (", vocab_size_, "); token ", i, " is ",
+          at(i));
 }
 
 double TokenData::unigram_entropy() const {

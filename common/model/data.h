@@ -15,8 +15,7 @@ namespace pentatron {
 
 class TokenData {
  public:
-  // Looks at no token. UsageError (--data) if the file can't be read, is damaged, or has not sequence_length
-  // + 1 tokens.
+  // Looks at no token. UsageError if the file can't be read, is damaged, or lacks sequence_length + 1 tokens.
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens
@@ -39,7 +38,7 @@ class TokenData {
            : bytes_per_token_ == 2 ? static_cast<const uint16_t*>(tokens_)[i]
                                    : static_cast<const uint32_t*>(tokens_)[i];
   }
-  [[noreturn]] void refuse(int64_t i) const;
+  void refuse(int64_t i) const;
 
   std::string path_;
   uint32_t vocab_size_;

@@ -1,6 +1,5 @@
 // The options of a program as they are declared, found and printed. Every wrong value throws a UsageError,
-// before any memory is allocated or any file is touched. Its one line names the option, the value and what
-// would be valid.
+// before memory is allocated or a file touched. Its line names the option, the value and what is valid.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +7,6 @@
 #include <concepts>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -50,20 +48,6 @@ std::vector<std::string> words_of(const Names<Value>& names) {
 }
 
 std::string join(const std::vector<std::string>& words, const std::string& separator);
-
-// The values, one after the other. A double is as short as possible: 0.003, 1e-08.
-template <class... Values>
-std::string text(const Values&... values) {
-  std::ostringstream out;
-  (out << ... << values);
-  return out.str();
-}
-
-// Throws UsageError unless `good`. `expected`: what would be valid, in parts.
-template <class Given, class... Expected>
-void require(bool good, const std::string& option, const Given& given, const Expected&... expected) {
-  if (!good) throw UsageError(option, text(given), text(expected...));
-}
 
 // What an option has, for the JSON of a log.
 using OptionValue = std::variant<bool, int64_t, uint64_t, double, std::string>;
