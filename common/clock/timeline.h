@@ -49,6 +49,8 @@ struct Overlap {
 };
 Overlap overlap_of(const std::vector<Interval>& intervals, double from, double to);
 
+// ---- To look at (pictures.cc)
+
 // A row for each stream, `width` characters for [from, to). A character stands for what runs longest in its
 // time: its pass, # communication (+ less than half of the time), . nothing.
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width);
