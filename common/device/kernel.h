@@ -131,12 +131,6 @@ __device__ T lane_sum(T value, int lanes = warp_size) {
   return value;
 }
 
-// The largest value of the lanes of a warp, likewise.
-inline __device__ float lane_max(float value) {
-  for (int bit = 16; bit > 0; bit /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, bit));
-  return value;
-}
-
 // Waits for these lanes. After it each of them sees what the others wrote before.
 inline __device__ void lane_barrier(int lanes) {
   __syncwarp(0xffffffffu >> (32 - lanes) << (threadIdx.x % 32 / lanes * lanes));
@@ -176,7 +170,6 @@ template <class T>
 T lane_sum(T value, int = 1) {
   return value;
 }
-inline float lane_max(float value) { return value; }
 inline void lane_barrier(int) {}
 
 template <class T>

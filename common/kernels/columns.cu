@@ -3,39 +3,33 @@
 
 namespace pentatron {
 
-// Element j of the row lies in part j / part_columns, and each part has `rows` rows.
+// Element j of a row of a matrix lies in part j / part_columns, and each part has `rows` rows.
 template <int width, class T>
-__global__ void split_columns_kernel(In<T> x, int64_t rows, int columns, int part_columns, Out<T> packed) {
+__global__ void copy_columns_kernel(In<T> from, int64_t rows, int columns, int part_columns, bool to_parts,
+                                    Out<T> to) {
   const int64_t row = blockIdx.x;
   for (int j : block_range(columns, width)) {
-    const int64_t part = j / part_columns;
-    store(packed + (part * rows + row) * part_columns + j % part_columns, load<width>(x + row * columns + j));
-  }
-}
-
-template <int width>
-__global__ void join_columns_kernel(In<real> packed, int64_t rows, int columns, int part_columns,
-                                    Out<real> x) {
-  const int64_t row = blockIdx.x;
-  for (int j : block_range(columns, width)) {
-    const int64_t part = j / part_columns;
-    store(x + row * columns + j, load<width>(packed + (part * rows + row) * part_columns + j % part_columns));
+    const int64_t part = j / part_columns, in_matrix = row * columns + j,
+                  in_part = (part * rows + row) * part_columns + j % part_columns;
+    store(to + (to_parts ? in_part : in_matrix), load<width>(from + (to_parts ? in_matrix : in_part)));
   }
 }
 
 template <class T>
-void split_columns(Matrix<T> x, int parts, T* packed, cudaStream_t stream) {
-  const int columns = static_cast<int>(x.columns), width = width_for(columns / parts, x.data, packed);
-  launch(width == 1 ? split_columns_kernel<1, T> : split_columns_kernel<pack_width, T>,
-         block_a_row(x.rows, columns / width), moves(2 * x.bytes()), stream, x.data, x.rows, columns,
-         columns / parts, packed);
+static void copy_columns(const T* from, Matrix<T> shape, int parts, bool to_parts, T* to,
+                         cudaStream_t stream) {
+  const int columns = static_cast<int>(shape.columns), width = width_for(columns / parts, from, to);
+  launch(width == 1 ? copy_columns_kernel<1, T> : copy_columns_kernel<pack_width, T>,
+         block_a_row(shape.rows, columns / width), moves(2 * shape.bytes()), stream, from, shape.rows,
+         columns, columns / parts, to_parts, to);
 }
 
+template <class T>
+void split_columns(Matrix<T> x, int parts, T* packed, cudaStream_t stream) {
+  copy_columns(x.data, x, parts, true, packed, stream);
+}
 void join_columns(const real* packed, int parts, Tensor x, cudaStream_t stream) {
-  const int columns = static_cast<int>(x.columns), width = width_for(columns / parts, x.data, packed);
-  launch(width == 1 ? join_columns_kernel<1> : join_columns_kernel<pack_width>,
-         block_a_row(x.rows, columns / width), moves(2 * x.bytes()), stream, packed, x.rows, columns,
-         columns / parts, x.data);
+  copy_columns(packed, x, parts, false, x.data, stream);
 }
 
 template void split_columns(Tensor, int, real*, cudaStream_t);

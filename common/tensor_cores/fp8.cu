@@ -51,6 +51,16 @@ struct Square {
 // read neighbours of a row or of a column, use different banks.
 constexpr int row_of_square = fp8_tile + 2;
 
+// The largest value of the lanes of a warp, given to all of them.
+#ifndef CUDA_CPU
+static __device__ float lane_max(float value) {
+  for (int bit = 16; bit > 0; bit /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, bit));
+  return value;
+}
+#else
+static float lane_max(float value) { return value; }
+#endif
+
 // The square as it lies in x is read by packs, half a warp a row (a pack is 8 elements). Then a warp has a
 // row of the result, which is a column of the square if x is transposed.
 template <Fp8Tile tile, int width>
