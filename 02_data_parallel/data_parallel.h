@@ -1,14 +1,12 @@
 // Data parallelism: every rank holds the whole model and computes the gradients of its own micro-batches. An
-// all-reduce sums them over the n ranks. It sends 2 (n-1)/n of the gradients' size from every rank, in one of
-// three ways:
+// all-reduce sums them over the n ranks: each sends 2 (n-1)/n of the gradients' size, in one of three ways:
 //
 //   naive     one all-reduce after backward, while nothing else runs
 //   overlap   one for each unit, when its gradients are complete; backward of the next unit hides it
 //   bucket    one for each bucket of equal size: few calls, so that latency costs little, but early ones, so
 //             that backward hides them (Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704)
 //
-// Only a step's last micro-batch synchronises. The micro-batches before it add to the same gradients: a sum
-// of sums is a sum.
+// Only a step's last micro-batch synchronises. Those before it add to the same gradients.
 #pragma once
 
 #include "model/seams.h"

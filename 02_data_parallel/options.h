@@ -7,8 +7,7 @@
 
 namespace pentatron {
 
-// When data-parallel ranks sum their gradients: after backward, unit by unit during it, or in buckets of
-// equal size.
+// When ranks sum their gradients: after backward, unit by unit during it, or in buckets of equal size.
 enum class DpSync { naive, overlap, bucket };
 inline const Names<DpSync> dp_sync_names = {
     {"naive", DpSync::naive}, {"overlap", DpSync::overlap}, {"bucket", DpSync::bucket}};
@@ -19,8 +18,7 @@ struct DataParallelOptions {
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
 };
 
-// 25, or an eighth of all gradients (of 4 bytes) where that is less; with 1 % more, the padding of units
-// needs no ninth bucket.
+// 25, or an eighth of all gradients (4 bytes) if less; with 1 % more, units' padding needs no ninth bucket.
 inline double default_bucket_mb(const ModelConfig& model) {
   return std::min(25.0, 1.01 * 4e-6 * static_cast<double>(parameter_count(model)) / 8);
 }

@@ -6,8 +6,7 @@
 //   stage 2   also the gradients: each backward reduce-scatters a unit's gradients, then reuses their memory
 //   stage 3   also the weights: forward and backward all-gather a unit's weights before they use them
 //
-// The model asks for weights(unit) and gradients(unit) at each use. Zero points them at the buffer that holds
-// the unit now.
+// At each use the model asks for weights(unit) and gradients(unit): Zero says which buffer holds them now.
 #pragma once
 
 #include <algorithm>

@@ -8,8 +8,7 @@
 //
 // Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation", 2022) also splits the rows
 // of tokens outside the regions. An all-reduce becomes a reduce-scatter and an all-gather, which together
-// send as much. The region's input is kept split, so backward gathers it again for the weight gradients
-// (figure 5):
+// send as much. A region's input is kept split: backward gathers it again for weight gradients (figure 5):
 //
 //   g        all-gather (again in backward)         reduce-scatter   a region's input
 //   g-bar    reduce-scatter                         all-gather       its output
@@ -35,8 +34,7 @@
 
 namespace pentatron {
 
-// The interface and its shapes are explained in TensorRegion (seams.h). All ranks make the same calls in the
-// same order.
+// TensorRegion (seams.h) explains the interface and its shapes. All ranks make the same calls in one order.
 class TensorParallel : public TensorRegion {
  public:
   // For micro-batches of `rows` tokens, which all ranks of `tensor` work on; `compute` runs the model.
@@ -71,8 +69,7 @@ class TensorParallel : public TensorRegion {
 
   Tensor leave_backward(Tensor d_out) override { return gather(d_out); }
 
-  // The communication stream sums d_in while the compute stream runs the weight gradients that `meanwhile`
-  // issues.
+  // The communication stream sums d_in while the compute stream runs weight gradients (`meanwhile`).
   Tensor enter_backward(Tensor d_in, const std::function<void()>& meanwhile) override {
     const Tensor sum = begin_sum(d_in);
     meanwhile();
@@ -134,8 +131,7 @@ class TensorParallel : public TensorRegion {
 
   // ---- Sums over what the ranks hold
 
-  // Vocabulary-parallel loss: max-reduce the row maxima, rescale the local sums to them, sum-reduce the sums
-  // and the target logits.
+  // Vocabulary-parallel loss: max-reduce maxima, rescale local sums, sum-reduce the sums and target logits.
   void combine(AccumTensor statistics) override {
     if (tensor_.ranks() == 1) return;
     const int64_t rows = statistics.columns;
@@ -170,8 +166,7 @@ class TensorParallel : public TensorRegion {
 
   // ---- --tp-overlap: the products at the borders in parts
 
-  // While the compute stream multiplies a chunk of rows, the communication stream gathers the next one or
-  // sums the one before.
+  // While compute multiplies a chunk of rows, the communication stream gathers the next or sums the last one.
   void enter_linear(const Blas& blas, Tensor x, Tensor weight, Tensor y) override {
     if (!sequence_parallel_ || chunks() == 0) return TensorRegion::enter_linear(blas, x, weight, y);
     const Tensor entered = gathered_.row_range(0, y.rows);

@@ -28,8 +28,7 @@ struct VisibleBlock {
   AttentionBlock block;
 };
 
-// The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape` is that of one
-// rank's tokens.
+// The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape`: of a rank.
 inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape shape, int rank,
                                                  int origin) {
   const int all = shape.sequence, half = all / 2;
@@ -94,8 +93,7 @@ inline void zero(AccumTensor x, cudaStream_t stream) {
 }
 
 // Sums over blocks are in `accum` and rounded once, at the end; otherwise their error would grow with the
-// ranks. wide: the matrix in which to sum up `result`; it is `result` itself if it has the type `accum`,
-// otherwise `memory`.
+// ranks. wide: the matrix in which to sum up `result`: itself if its type is `accum`, otherwise `memory`.
 template <class T>
 AccumTensor wide(Matrix<T> result, AccumTensor memory) {
   if constexpr (std::is_same_v<T, accum>)
@@ -171,8 +169,7 @@ class AttentionBlocks {
 // What a ring and an all-gather share: attention to the keys of all ranks, one rank's after the other.
 class AttentionByRank : public AttentionCore {
  public:
-  // `training` describes whole sequences and all heads. This rank has one of `tensor_ranks` parts of the
-  // heads.
+  // `training`: of whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
   AttentionByRank(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks)
       : AttentionCore(training.attention),
         layout_(layout),

@@ -56,8 +56,7 @@ inline RankShare context_parallel_share(const TrainingConfig& training, const Co
 }
 
 // Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and a
-// tensor rank's heads of keys and values one of the ranks that split heads. Query heads are a multiple of
-// these.
+// tensor rank's heads of keys and values, and so those of queries, one of the ranks that split heads.
 inline void check_context_parallel(const TrainingConfig& training, const ContextParallelOptions& options,
                                    int ranks, int tensor_ranks = 1) {
   if (ranks == 1) return;

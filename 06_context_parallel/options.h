@@ -5,8 +5,7 @@
 
 namespace pentatron {
 
-// Which tokens of a sequence a context rank holds: one block (contiguous), or an early and a late one
-// (zigzag).
+// Which tokens of a sequence a rank holds: one block (contiguous), or an early and a late one (zigzag).
 enum class CpLayout { contiguous, zigzag };
 inline const Names<CpLayout> cp_layout_names = {{"contiguous", CpLayout::contiguous},
                                                 {"zigzag", CpLayout::zigzag}};

@@ -84,8 +84,7 @@ void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRang
   }
 }
 
-// A checkpoint of this project's has these tensors, and no other ones. Their types are those of the precision
-// that wrote it.
+// A checkpoint of this project's has these tensors alone, in types of the precision that wrote it.
 void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
   for (const StoredTensor& tensor : expected) (void)found.find(tensor.name, tensor.shape);
   require(found.tensors().size() == expected.size(), found.option(), found.path(), expected.size(),
@@ -131,8 +130,7 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
   buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
 }
 
-// What has gone wrong in `work` on the first rank where something has, or nothing. Rank 0 knows it, and
-// prints it.
+// What has gone wrong in `work` on the first rank where something has, or nothing. Rank 0 prints it.
 std::string Checkpoints::failure(const std::function<void()>& work) const {
   std::string words;
   try {
@@ -326,8 +324,7 @@ void Checkpoints::write(const std::string& part, std::vector<File>& files) {
   }
 }
 
-// They follow each other in the shard. In the file they are runs with gaps, if the rank has a part of each
-// row.
+// They follow each other in the shard. In the file, parts of rows have gaps between them.
 void Checkpoints::write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
                               uint32_t& checksum, SharedFile& file) {
   const size_t element = bytes_of(tensor.type);

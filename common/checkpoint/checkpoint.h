@@ -1,5 +1,4 @@
-// Checkpoints: folders in Hugging Face's format. A run writes them between steps, and any layout can read
-// them.
+// Checkpoints: folders in Hugging Face's format. A run writes them between steps; any layout can read them.
 //
 //   DIR/step_000200/model.safetensors      weights, under the names that declare_transformer gives them
 //                   config.json            the model's sizes

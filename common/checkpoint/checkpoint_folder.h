@@ -48,8 +48,7 @@ void use_checkpoint(CommandLine& line, Options& options);
 // words, such as "float32".
 std::string model_config_text(const ModelConfig& model, int sequence_length, const std::string& type);
 
-// The first entry of config.json in which two models differ, such as "num_hidden_layers is 8, and was 4", or
-// nothing.
+// The first entry of config.json in which two models differ, as "num_hidden_layers is 8, and was 4", if any.
 std::string model_difference(const ModelConfig& model, const ModelConfig& saved);
 
 }  // namespace pentatron

@@ -7,8 +7,7 @@ namespace pentatron {
 
 inline constexpr int exit_preempted = 75;  // EX_TEMPFAIL of sysexits.h: try again later
 
-void listen_for_preemption();  // such a signal is noted from now on. Otherwise it ends the process, as
-                               // always.
+void listen_for_preemption();  // from now on such a signal is noted, and no longer ends the process
 bool is_preempted();           // this process has got a signal
 
 }  // namespace pentatron

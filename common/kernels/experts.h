@@ -26,8 +26,7 @@ void route_tokens(AccumTensor logits /*[rows, experts]*/, Matrix<int32_t> chosen
 // Number of bands that make_permutation counts `rows` rows in; the same on every device.
 int64_t copy_bands(int64_t rows);
 
-// counts = the copies that choose each expert. place[c] = the row of copy c in the layout by expert. `bands`:
-// work space.
+// counts = the copies that choose each expert. place[c] = the row of copy c by expert. `bands`: work space.
 void make_permutation(Matrix<int32_t> chosen /*[rows, top_k]*/,
                       Matrix<int32_t> bands /*[copy_bands(rows), experts]*/,
                       Matrix<int32_t> counts /*[1, experts]*/, Matrix<int32_t> place /*[rows, top_k]*/,

@@ -77,8 +77,7 @@ void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, M
 // The same by cuBLAS alone: no trace, and never in fp8.
 template <class C>
 void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c);
-// The same in fp8 (tensor_cores/fp8.cu): quantises the operands first. new_b: false if b is the one of the
-// last product.
+// The same in fp8 (tensor_cores/fp8.cu): quantises a and, unless it is that of the last product, b (new_b).
 template <class C>
 void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
               bool new_b = true);

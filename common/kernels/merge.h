@@ -5,8 +5,7 @@
 
 namespace pentatron {
 
-// Adds one more block of keys to (out, lse): afterwards they are the result over the earlier keys and the
-// block's together.
+// Adds a block of keys to (out, lse): then they are the result over the earlier keys and the block's.
 void attention_merge(const AttentionBlock& block, AccumTensor block_out /*[rows, heads*head_size]*/,
                      AccumTensor block_lse /*[rows, heads]*/, AccumTensor out, AccumTensor lse,
                      cudaStream_t stream);

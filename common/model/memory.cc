@@ -51,8 +51,7 @@ int64_t score_columns(const TrainingConfig& config, const RankShare& share) {
   return config.attention == Attention::naive && whole ? config.sequence_length : 0;
 }
 
-// What a layer keeps beside its input: normed twice, the stream between; q, k, v, out; statistics; perhaps
-// the scores; its MLP.
+// What a layer keeps beside its input: normed twice, stream between, q, k, v, out, statistics, scores; MLP.
 Elements kept_in_layer(const TrainingConfig& config, const RankShare& share) {
   const Columns c = columns_of(config.model, share.tensor_ranks);
   const Rows r = rows_of(config, share);

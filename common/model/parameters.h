@@ -101,8 +101,7 @@ class ParameterGroup {
   void allocate();
   AccumTensor flat_gradients() const { return flat_gradients_; }  // [1, size of all units]
   // Instead of allocate(), a technique can call these three. The memory, of `size` elements, lives as long as
-  // this object. add_shard: the optimizer updates elements [begin, end) of a unit; the pointers are to
-  // `begin`.
+  // this object. add_shard: the optimizer updates elements [begin, end) of a unit; pointers are to `begin`.
   real* allocate_weights(size_t size) { return weight_memory_.matrix<real>(1, size).data; }
   accum* allocate_gradients(size_t size) { return gradient_memory_.matrix<accum>(1, size).data; }
   void add_shard(int unit, size_t begin, size_t end, real* weights, accum* gradients) {
@@ -157,8 +156,7 @@ class Parameters {
   const ParameterLayout& layout() const { return layout_; }
 
   // The local slice of a parameter, or of `count` parameters with equal columns as one matrix: [local rows,
-  // local columns]. Its data is null while the unit has no memory. Call this at each
-  // use: it may move.
+  // local columns]. Its data is null while the unit has no memory. Call this at each use: it may move.
   Tensor weights(int id, int count = 1) const;
   Gradient gradients(int id, int count = 1) const;
   // By what the gradients are multiplied; null: by nothing.

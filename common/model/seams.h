@@ -30,8 +30,7 @@ class UnitHooks {
   // Called before and after a unit's weights are used, in each pass; recomputation is part of backward's use.
   virtual void before_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   virtual void after_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
-  // Called before and after a micro-batch writes a unit's weight gradients. `last`: it is the step's last
-  // one.
+  // Called before and after a micro-batch (`last`: the step's last one) writes a unit's weight gradients.
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
   // Called after a step's last micro-batch. Later work of the compute stream reads the global gradient.
@@ -85,8 +84,7 @@ class WgradQueue {
 };
 
 // A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
-// borders. "Outside" are the rows that a rank holds between regions: all, or its part under sequence
-// parallelism.
+// borders. "Outside": rows that a rank holds between regions, all or (sequence parallelism) a part.
 // A type beside a shape says what the tensor ranks have (04's note): I and R the same, where the gradient of
 // R is partial; P a summand each; V each its own part. "Outside" is I, under sequence parallelism V.
 class TensorRegion {
@@ -117,8 +115,7 @@ class TensorRegion {
   // entered(x) returns again what enter(x) did, [rows, d], R, for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
-  // Combines the cross-entropy's statistics (kernels/loss.h) of all tensor ranks' vocabulary slices, in
-  // place, V -> I.
+  // Combines the cross-entropy's statistics (kernels/loss.h) of all slices of the vocabulary, in place, V -> I.
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 

@@ -8,17 +8,15 @@
 
 namespace pentatron {
 
-// The default of --attention (program.cu). In a CPU build it is `on_cpu`. On a GPU it is tensor-core, if
-// build, GPU and head size can; but where a small block computed both ways differs, one line says so. Else
-// tiled.
+// The default of --attention (program.cu): on a CPU `on_cpu`; on a GPU tensor-core if build, GPU and head
+// size can, else tiled. Where a small block computed both ways differs, it is tiled, and one line says so.
 Attention default_attention(const ModelConfig& model, Attention on_cpu);
 
 // Reads the arguments. What --load and --load-weights name is read after them (checkpoint_folder.h), then the
 // options are completed and checked. Throws UsageError or HelpRequest.
 void read_options(int argc, const char* const* argv, CommandLine& line, Options& options);
 
-// The options of a program, all but that of one rank communicates. `attention`: the default for --attention
-// in a CPU build.
+// The options of a program. `attention`: the default for --attention in a CPU build.
 template <std::derived_from<Options> ProgramOptions>
 ProgramOptions parse_options(int argc, const char* const* argv, std::string_view description,
                              Attention attention = Attention::naive) {

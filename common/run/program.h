@@ -23,8 +23,7 @@
 
 namespace pentatron {
 
-// Calls `program` and returns the exit status: 0; after bad input 2, and that of a RunError, both with one
-// line on stderr.
+// Calls `program` and returns the exit status: 0; after one line on stderr 2 (bad input), or a RunError's.
 int run_program(const std::function<void()>& program);
 
 class World;  // ranks/comm.h
@@ -64,8 +63,7 @@ constexpr ElementSizes element_sizes = {sizeof(real),       sizeof(accum),  has_
                                         2 * blas_workspace, has_loss_scale, has_fp8_products};
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
-// What a rank needs that has this share of the model, and that trains on one of `data_ranks` parts of the
-// batch.
+// What a rank needs with this share of the model, and with one of `data_ranks` parts of the batch.
 inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ranks = 1,
                                        const RankShare& share = {}) {
   return predict_memory(config, element_sizes, micro_batches_of_a_rank(config, data_ranks), share);

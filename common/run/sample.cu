@@ -6,8 +6,7 @@
 namespace pentatron {
 namespace {
 
-// Returns index i with probability proportional to exp(logits[i] / temperature); `uniform`, in [0, 1),
-// decides.
+// Returns index i with probability proportional to exp(logits[i] / temperature). `uniform`: in [0, 1).
 int draw(const std::vector<double>& logits, double temperature, double uniform) {
   const double largest = *std::max_element(logits.begin(), logits.end());
   std::vector<double> cumulative;

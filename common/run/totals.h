@@ -29,8 +29,7 @@ class StepTotals {
 
   // Begins to copy both numbers, once a step, and the scale if there is one.
   void send(const LossScale* scale = nullptr);
-  // Waits for the oldest copy that was not waited for, one of two at most. Then host_loss() and host_norm()
-  // are of its step.
+  // Waits for the older copy that was not waited for: host_loss() and host_norm() are then of its step.
   void receive();
   void wait() { send(), receive(); }
   // When the device had made the copy, by now() and by the wall clock. The host may look later.
