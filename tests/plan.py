@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 build, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-RANKS = [int(n) for n in sys.argv[3:]] or [8, 16, 32, 64]
+RANKS = [int(n) for n in sys.argv[3:]] or [8, 16, 32]
 MODELS = [["--model", "smollm-1.7b"], ["--model", "llama-3.2-1b"], ["--model", "llama-3.1-8b"],
           ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16],
           ["--model", "smollm-1.7b", "--layers", 8, "--experts", 16, "--shared-experts", 1]]  # fmt: skip
@@ -94,6 +94,8 @@ def check_coarse(folder):
     errors, correlations, weights = [], [], []
     for (ranks, number), pairs in sorted(groups.items()):
         errors += [abs(coarse / seconds - 1) for coarse, seconds, _ in pairs]
+        for coarse, seconds, layout in sorted(pairs):
+            print(f"    {layout}: coarse {1e3 * coarse:.1f} ms, {1e3 * seconds:.1f} ms, {100 * (coarse / seconds - 1):+.0f} %")
         if len(pairs) < 4:
             continue
         order = [[sorted(values).index(value) for value in values] for values in list(zip(*pairs))[:2]]
@@ -122,11 +124,11 @@ def check_refusals(folder):
 
 def check_calculator(folder, number):
     """The tables of plan --calculator against single layouts: memory of the fullest stage, and of the libraries."""
-    model = ["--model", "smollm-1.7b", "--layers", 12]
+    model = ["--model", "smollm-1.7b"]
     run(build / "plan", "--calculator", folder / "tables.json", *model, "--max-memory", "9GiB")
     tables = json.loads((folder / "tables.json").read_text())
     choices = tables["choices"]
-    expect((tables["model"], tables["memory_bytes"]) == ("smollm-1.7b, changed", 9 * 2**30), "a calculator of what was asked for")
+    expect((tables["model"], tables["memory_bytes"]) == ("smollm-1.7b", 9 * 2**30), "a calculator of what was asked for")
     right = 0
     for _ in range(number):
         entries, at = {}, {}
@@ -144,7 +146,10 @@ def check_calculator(folder, number):
         plan = planned(folder, *model, "--seq-len", at["seq_len"], "--global-batch-size", tables["micro_batches"] * at["mbs"] * at["dp"],
                        "--gpus", at["tp"] * at["cp"] * at["pp"] * at["dp"], "--coarse", "--compare", layout)[0]  # fmt: skip
         fullest = max(sum(states) + sum(activations) for states, activations in zip(entries["states"], entries["activations"]))
-        right += (plan["tensor_bytes"], plan["library_bytes"]) == (fullest, entries["libraries"])
+        same = (plan["tensor_bytes"], plan["library_bytes"]) == (fullest, entries["libraries"])
+        right += same
+        if not same:
+            print(f"{layout}, {at['seq_len']} tokens: {plan['tensor_bytes']} bytes, in the table {fullest}")
     expect(right == number, f"the calculator's tables: {right} of {number} layouts need what the planner says")
 
 

@@ -64,9 +64,9 @@ sanitize: ## every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  
 fuzz: ## random meshes, models, options of 07 against one rank;  N=100 SEED=1 FUZZ_RANKS='2 4 8', by turns
 fuzz: build/cpu-fp64$(addprefix -,$(SANITIZE))/mpi_tests
 	@tests/fuzz.sh $< $(or $(N),100) $(or $(SEED),1) $(or $(FUZZ_RANKS),2 3 4 6 8 8 8 8)
-test-plan: ## the planner against dry runs of 07;  N=60.  make test-fold: folded dry runs against whole ones
+test-plan: ## the planner against dry runs of 07;  make test-fold: folded dry runs against whole ones;  N=60
 test-plan: plan build/cpu-bf16/07_combined_5d
-	@python3 tests/plan.py build/cpu-bf16 $(or $(N),60) $(PLAN_RANKS)
+	@python3 tests/plan.py build/cpu-bf16 40 $(PLAN_RANKS)
 test-fold: build/cpu-bf16/07_combined_5d
 	@python3 tests/fold.py build/cpu-bf16 $(or $(N),60) $(FOLD_RANKS) $(addprefix --seed ,$(SEED))
 test-kills: ## runs that save are killed, or asked to end, at random moments, then go on;  N=30

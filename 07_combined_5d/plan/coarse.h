@@ -43,12 +43,14 @@ class CoarseCost {
 
   StepCost step() const {
     const Passes layer = passes_of_layer(), head = passes_of_head();
-    Passes most, sum;  // of a pipeline rank: of the one that has most to do, of all
+    const double share = 1.0 / s_.copies;  // of the micro-batches, that a copy of the model takes
+    Passes most, sum;                      // of a pipeline rank: of the one that has most to do, of all
     Elements own;
     for (const RankShare& stage : stages_) {
       Passes rank;
       for (const ModelPart& part : stage.parts)
-        rank.add(layer, part.range.last - part.range.first), rank.add(head, part.range.head);
+        rank.add(layer, (part.range.last - part.range.first) * share),
+            rank.add(head, part.range.head * share);
       sum.add(rank, 1);
       if (rank.seconds() > most.seconds()) most = rank, own = elements(stage);
     }
@@ -127,6 +129,14 @@ class CoarseCost {
     const bool is_tiled = o_.attention == Attention::tiled;
     const double attends = attention(2, false), attends_backward = attention(is_tiled ? 7 : 5, true);
     p.forward += attends, p.input += attends_backward, p.launches += 5;
+    if (s_.cp > 1 &&
+        o_.context.cp_exchange != CpExchange::ulysses) {  // a block a rank; their results are added
+      p.forward +=
+          (s_.cp - 1) * (moved(2 * a * rows_ * c_.q) + gpu_.kernel_seconds) + moved((a + r) * rows_ * c_.q);
+      p.input += (s_.cp - 1) * (4 * moved(2 * a * rows_ * c_.kv) + gpu_.kernel_seconds) +
+                 moved(2 * a * rows_ * c_.q);
+      p.launches += 8 * s_.cp;
+    }
     multiply(p, rows_, c_.q, c_.d);
     const double of_attention = p.weight;  // weight gradients
     o_.model.experts > 0 ? moe(p) : mlp(p, rows_, c_.f, 1);

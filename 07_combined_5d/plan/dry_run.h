@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "../fold.h"
 #include "layouts.h"
 
 namespace pentatron {

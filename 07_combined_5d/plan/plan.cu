@@ -282,7 +282,7 @@ void ask_program(const Request& r, std::vector<Plan>& plans) {
 
 // The search for the fastest layouts, one of each mesh. Throws UsageError where there is none.
 Search found(const Request& r, Planner& planner, size_t count) {
-  Search s = planner.search(r.coarse ? 1 : 3, r.coarse ? count : 3 * count);
+  Search s = planner.search(r.coarse ? 1 : 2, r.coarse ? count : 2 * count);
   const std::string of = r.only.empty() ? "" : " of those with" + r.only;
   require(s.divide > 0, "--gpus", r.gpus,
           of.empty() ? "a number that divides heads, layers or the batch" : "another one: none" + of);
