@@ -87,4 +87,7 @@ TEST_CASE("profile: a profile that is written is read back", "[profile]") {
   CHECK(to_json(again, "a test") == to_json(gpu, "a test"));
   for (const char* name : {"a100", "a100-40gb", "h100", "h100-96gb", "h200", "h800", "b200", "unit"})
     CHECK(load_profile(name).name == name);
+  const DeviceProfile nanotron = load_profile("h100-nanotron");  // as h100, but for what it says itself
+  CHECK(nanotron.multiprocessors == load_profile("h100").multiprocessors);
+  CHECK(nanotron.launch_seconds > load_profile("h100").launch_seconds);
 }

@@ -115,7 +115,8 @@ class TensorRegion {
   // entered(x) returns again what enter(x) did, [rows, d], R, for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
-  // Combines the cross-entropy's statistics (kernels/loss.h) of all slices of the vocabulary, in place, V -> I.
+  // Combines the cross-entropy's statistics (kernels/loss.h) of all slices of the vocabulary, in place, V ->
+  // I.
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 

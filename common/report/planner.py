@@ -18,7 +18,8 @@ def models_of(given):
         sizes, others = parser.parse_known_args(list(map(str, given)))
     except argparse.ArgumentError as error:
         raise logs.Refused(f"PLAN: {error}") from None
-    asked = [word for option in SIZES for word in (["--" + option, value] if (value := vars(sizes)[option.replace("-", "_")]) else [])]
+    given = {"--" + option: value for option in SIZES if (value := vars(sizes)[option.replace("-", "_")])}
+    asked = [word for pair in given.items() for word in pair]
     models = [["--model", name] for name in MODELS if ["--model", name] != asked]
     return ([asked] if asked else []) + models, bool(asked), others
 
