@@ -116,7 +116,8 @@ def check_refusals(folder):
                   ["--rows", folder / "none"], ["--json", folder / "none" / "x", "--coarse"],
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
                   ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--price", 3],
-                  ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--ranks", 8]):  # fmt: skip
+                  ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--ranks", 8], ["--save", folder / "x"], ["--show-mesh"],
+                  ["--model", "llama-3.1-8b", "--compare", "dp8 zero0 mbs1"]):  # fmt: skip
         done = run(build / "plan", *words)
         lines = done.stderr.count("\n")
         expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")

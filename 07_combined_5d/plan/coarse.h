@@ -46,13 +46,17 @@ class CoarseCost {
     const double share = 1.0 / s_.copies;  // of the micro-batches, that a copy of the model takes
     Passes most, sum;                      // of a pipeline rank: of the one that has most to do, of all
     Elements own;
+    double longest = 0;
     for (const RankShare& stage : stages_) {
       Passes rank;
-      for (const ModelPart& part : stage.parts)
-        rank.add(layer, (part.range.last - part.range.first) * share),
-            rank.add(head, part.range.head * share);
+      for (const ModelPart& part : stage.parts) {
+        const int layers = part.range.last - part.range.first;
+        rank.add(layer, layers * share), rank.add(head, part.range.head * share);
+      }
       sum.add(rank, 1);
-      if (rank.seconds() > most.seconds()) most = rank, own = elements(stage);
+      const Elements of_rank = elements(stage);
+      const double lasts = m_ * rank.seconds() + data(rank, of_rank);
+      if (lasts > longest) longest = lasts, most = rank, own = of_rank;
     }
     const bool over_nodes = s_.pp > 1 && s_.ranks() > gpu_.gpus_per_node;
     const double collective = host_.collective_seconds + (over_nodes ? host_.pipelined_seconds * s_.tp : 0);
@@ -183,11 +187,10 @@ class CoarseCost {
     const double bandwidth = std::min(gpu_.link_bandwidth, in_node * gpu_.network_bandwidth);
     return (n - nodes) * gpu_.link_latency + nodes * gpu_.network_latency + (n - 1) * block_bytes / bandwidth;
   }
-  // A message to a rank that is so far away, or to each of n such neighbours.
+  // A message to a rank that is so far away.
   double message(int apart, double bytes) const {
-    const bool leaves = apart >= gpu_.gpus_per_node || s_.ranks() <= apart;
-    return leaves ? gpu_.network_latency + bytes / gpu_.network_bandwidth
-                  : gpu_.link_latency + bytes / gpu_.link_bandwidth;
+    return apart >= gpu_.gpus_per_node ? gpu_.network_latency + bytes / gpu_.network_bandwidth
+                                       : gpu_.link_latency + bytes / gpu_.link_bandwidth;
   }
 
   // Seconds of a layer in a micro-batch, that nothing hides.

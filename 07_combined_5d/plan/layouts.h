@@ -154,8 +154,9 @@ struct Plan {
   int micro_batches = 0;
   MemoryOfLayout memory = {};
   double seconds = 0;  // of a step: coarse, or of a dry run
-  // Where they go, as they are shown: those of StepCost, or of DryRun.
+  // Where they go, as they are shown: as in StepCost, or compute and idle, and what waits in it (dry_run.h).
   std::vector<std::pair<std::string, double>> parts = {};
+  std::string refusal = {};  // why 07 refuses it, in a line
 };
 
 struct Search {

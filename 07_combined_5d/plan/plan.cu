@@ -269,8 +269,9 @@ Planner planner_of(const Request& r) {
   return {r.base, r.gpus, r.gpu, r.framework, read_wishes("--only", r.only), r.memory_bytes};
 }
 
-// The time of these plans by dry runs, unless --coarse is given.
-void ask_program(const Request& r, std::vector<Plan>& plans) {
+// The time of these plans by dry runs, unless --coarse is given. Without those that 07 refuses; throws
+// UsageError if it refuses all, or one where `all` are needed.
+void ask_program(const Request& r, std::vector<Plan>& plans, bool all) {
   if (r.coarse) return;
   DryRuns(static_cast<int>(r.gpu.gpus_per_node)).run(plans, [&](const Plan& p) {
     std::vector<std::string> words = r.model;
@@ -278,6 +279,11 @@ void ask_program(const Request& r, std::vector<Plan>& plans) {
     words.insert(words.end(), layout.begin(), layout.end());
     return words;
   });
+  const auto refused = [](const Plan& p) { return !p.refusal.empty(); };
+  const auto first = std::ranges::find_if(plans, refused);
+  if (first != plans.end() && (all || std::ranges::all_of(plans, refused)))
+    throw UsageError(layout_of(first->options) + ": " + first->refusal);
+  std::erase_if(plans, refused);
 }
 
 // The search for the fastest layouts, one of each mesh. Throws UsageError where there is none.
@@ -293,9 +299,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
   }
   require(!s.best.empty(), "--global-batch-size", r.base.global_batch_size,
           "a multiple of a number of data ranks that fit");
-  ask_program(r, s.best);
-  if (s.best.empty())
-    throw UsageError("plan: a dry run of 07 failed; " + command(r, planner.search(1, 1).best.front()));
+  ask_program(r, s.best, /*all=*/false);
   std::ranges::stable_sort(s.best, {}, &Plan::seconds);
   std::vector<Plan> of_each_mesh;
   for (const Plan& p : s.best) {
@@ -341,9 +345,7 @@ void show_layouts(const Request& r, Planner& planner) {
   for (const std::string& words : r.compare)
     plans.push_back(planner.plan(with_layout(r.base, "--compare", words, r.gpus)));
   if (!r.why.empty()) plans.push_back(planner.plan(with_layout(r.base, "--why", r.why, r.gpus)));
-  const size_t asked = plans.size();
-  ask_program(r, plans);
-  require(plans.size() == asked, "--compare", join(r.compare, ", ") + r.why, "layouts that 07 accepts");
+  ask_program(r, plans, /*all=*/true);
   if (!r.why.empty()) plans.insert(plans.begin(), found(r, planner, 1).best.front());
   print_header(r);
   print_plans(r, plans);

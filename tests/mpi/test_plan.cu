@@ -1,6 +1,7 @@
 // The planner's search against single layouts, and its coarse time where it is easy to say. (tests/plan.py
 // holds that against dry runs.) The cases need no communication, so one rank is enough. It is one of four:
-// both fp64 and bf16 are tested on so many. precisions: fp64 bf16
+// both fp64 and bf16 are tested on so many.
+// precisions: fp64 bf16
 #include <algorithm>
 #include <random>
 
@@ -102,7 +103,7 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
       CAPTURE(layout_of(o));
       const auto of_mesh = std::ranges::find(of_each_mesh.best, p.shape, &Plan::shape);
       REQUIRE(of_mesh != of_each_mesh.best.end());
-      CHECK(p.seconds >= of_mesh->cost.total());
+      CHECK(p.seconds >= of_mesh->seconds);
     } catch (const UsageError&) {  // 07 would refuse it, too
     }
   }
@@ -139,7 +140,8 @@ TEST_CASE("07: ZeRO-2 sums all gradients of each micro-batch, in a pipeline, too
     const Plan p = Planner(base, 8, gpu).plan(o);
     const double parameters = double(parameter_count(model)) / o.pipeline.pp;  // of the mean rank
     const double sums = p.micro_batches * sizeof(accum) * parameters * (o.dp - 1) / o.dp / gpu.link_bandwidth;
-    CHECK(p.seconds > 0.9 * sums);
+    CAPTURE(p.seconds, sums);
+    CHECK(p.seconds > sums);
     CHECK(p.seconds < 2 * sums);
   }
 }
