@@ -160,6 +160,8 @@ def check_answers(folder):
     layouts = planned(folder, *words, "--tp", "2-4", "--only", "zero3", "--max-memory", "40GiB", "--top", 3)
     good = all(plan["tp"] in (2, 4) and "zero3" in plan["layout"] and plan["tensor_bytes"] < 40 * 2**30 for plan in layouts)
     expect(len(layouts) == 3 and good, "only layouts that were asked for")
+    meshes = [[plan[axis] for axis in ("tp", "cp", "dp", "pp", "ep")] for plan in layouts]
+    expect(all(meshes.count(mesh) == 1 for mesh in meshes), "one layout of each mesh")
     times = [plan["step_seconds"] for plan in layouts]
     expect(times == sorted(times), "the fastest first")
     said = run(build / "plan", *words, "--coarse", "--tokens", "2T", "--price", 2.5).stdout

@@ -159,6 +159,12 @@ struct Plan {
   std::string refusal = {};  // why 07 refuses it, in a line
 };
 
+// How many of the plans have the mesh of this one.
+inline int64_t of_its_mesh(const std::vector<Plan>& plans, const Plan& p) {
+  return std::ranges::count(plans, p.shape.degrees(),
+                            [](const Plan& other) { return other.shape.degrees(); });
+}
+
 struct Search {
   // Layouts that divide the model; of these fit; of these reach the global batch.
   int divide = 0, fit = 0, reach = 0;
@@ -194,7 +200,7 @@ class Planner {
   }
 
   // By coarse time the fastest layouts of each mesh, at most so many; of these the fastest ones.
-  Search search(size_t of_a_mesh, size_t count) {
+  Search search(int of_a_mesh, size_t count) {
     Search result;
     std::vector<Plan> candidates;
     for_each_layout([&](const CombinedOptions& layout) {
@@ -223,7 +229,7 @@ class Planner {
     std::ranges::stable_sort(candidates, {}, &Plan::seconds);
     for (Plan& p : candidates) {
       if (result.best.size() == count) break;
-      if (std::ranges::count(result.best, p.shape, &Plan::shape) == static_cast<int64_t>(of_a_mesh)) continue;
+      if (of_its_mesh(result.best, p) == of_a_mesh) continue;
       try {
         check_combined(p.options, p.shape);
         result.best.push_back(p);

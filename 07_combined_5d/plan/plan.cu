@@ -303,8 +303,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
   std::ranges::stable_sort(s.best, {}, &Plan::seconds);
   std::vector<Plan> of_each_mesh;
   for (const Plan& p : s.best) {
-    if (std::ranges::count(of_each_mesh, p.shape, &Plan::shape) == 0 && of_each_mesh.size() < count)
-      of_each_mesh.push_back(p);
+    if (of_its_mesh(of_each_mesh, p) == 0 && of_each_mesh.size() < count) of_each_mesh.push_back(p);
   }
   s.best = of_each_mesh;
   return s;
