@@ -22,44 +22,44 @@ class Calculator {
   using Json = nlohmann::ordered_json;
   static constexpr int micro_batches = 8;  // of a data rank in a step
 
-  explicit Calculator(const CombinedOptions& model) : model_(model) {}
+  explicit Calculator(const CombinedOptions& model) : model_(model) {
+    model_.pipeline.pp = model_.dp = 1, model_.micro_batch_size = 1;
+  }
 
   // {"precision", "micro_batches", "attention", "choices": the values of each axis, and the tables}.
   Json tables() const {
     Json result = {{"precision", precision_name}, {"micro_batches", micro_batches}};
     result["attention"] = to_string(model_.attention);
-    for (const Axis& axis : axes_) result["choices"][axis.name] = axis.values;
-    result["states"] = table({"tp", "pp", "seq_len", "zero", "replicas"},
+    result["choices"] = choices_;
+    result["states"] = table({"tp", "pp", "seq_len", "zero", "replicas"}, model_,
                              [](const CombinedOptions& c) { return stages_of(c, 0, 3); });
-    result["activations"] = table({"tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"},
+    result["activations"] = table({"tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"}, model_,
                                   [](const CombinedOptions& c) { return stages_of(c, 3, purposes); });
-    result["libraries"] =
-        table({"tp", "cp", "pp", "replicas"}, [](const CombinedOptions& c) { return Json(libraries_of(c)); });
+    result["libraries"] = table({"tp", "cp", "pp", "replicas"}, model_,
+                                [](const CombinedOptions& c) { return Json(libraries_of(c)); });
     return result;
   }
 
  private:
-  struct Axis {
-    std::string name;
-    std::vector<Json> values;
-    std::function<void(CombinedOptions&, const Json&)> choose;
-  };
-
   // Nested arrays: for each value of the first axis those of the other axes.
-  Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry) const {
-    CombinedOptions choice = model_;
-    choice.pipeline.pp = choice.dp = 1, choice.micro_batch_size = 1;
-    return table(names, entry, choice);
-  }
-  Json table(std::vector<std::string> names, const std::function<Json(const CombinedOptions&)>& entry,
-             CombinedOptions choice) const {
-    if (names.empty()) return entry(choice);
-    const Axis& axis = *std::ranges::find(axes_, names.front(), &Axis::name);
-    names.erase(names.begin());
+  Json table(std::vector<std::string> axes, CombinedOptions choice,
+             const std::function<Json(const CombinedOptions&)>& entry) const {
+    if (axes.empty()) return entry(choice);
+    const std::string axis = axes.front();
+    axes.erase(axes.begin());
     Json entries = Json::array();
-    for (const Json& value : axis.values) {
-      axis.choose(choice, value);
-      entries.push_back(table(names, entry, choice));
+    for (const Json& value : choices_[axis]) {
+      if (axis == "sp") choice.tensor.sequence_parallel = value;
+      if (axis == "recompute") choice.recompute = value == "full" ? Recompute::full : Recompute::none;
+      const std::map<std::string, int*> numbers = {{"seq_len", &choice.sequence_length},
+                                                   {"mbs", &choice.micro_batch_size},
+                                                   {"tp", &choice.tp},
+                                                   {"cp", &choice.cp},
+                                                   {"pp", &choice.pipeline.pp},
+                                                   {"replicas", &choice.dp},
+                                                   {"zero", &choice.zero.zero_stage}};
+      if (numbers.contains(axis)) *numbers.at(axis) = value;
+      entries.push_back(table(axes, choice, entry));
     }
     return entries;
   }
@@ -83,25 +83,17 @@ class Calculator {
     return entry;
   }
 
-  const CombinedOptions model_;
-  std::vector<Axis> axes_ = {
-      {"seq_len",
-       {1024, 2048, 4096, 8192, 16384, 32768},
-       [](CombinedOptions& c, const Json& v) { c.sequence_length = v; }},
-      {"mbs", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.micro_batch_size = v; }},
-      {"tp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.tp = v; }},
-      {"sp", {false, true}, [](CombinedOptions& c, const Json& v) { c.tensor.sequence_parallel = v; }},
-      {"cp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.cp = v; }},
-      {"pp", {1, 2, 4, 8}, [](CombinedOptions& c, const Json& v) { c.pipeline.pp = v; }},
-      {"dp", {1, 2, 4, 8, 16, 32}, {}},
-      {"replicas", {1, 2, 4, 8, 16, 32, 64, 128, 256}, [](CombinedOptions& c, const Json& v) { c.dp = v; }},
-      {"zero", {0, 1, 2, 3}, [](CombinedOptions& c, const Json& v) { c.zero.zero_stage = v; }},
-      {"recompute",
-       {"none", "full"},
-       [](CombinedOptions& c, const Json& v) {
-         c.recompute = v == "full" ? Recompute::full : Recompute::none;
-       }},
-  };
+  CombinedOptions model_;
+  const Json choices_ = {{"seq_len", {1024, 2048, 4096, 8192, 16384, 32768}},
+                         {"mbs", {1, 2, 4, 8}},
+                         {"tp", {1, 2, 4, 8}},
+                         {"sp", {false, true}},
+                         {"cp", {1, 2, 4, 8}},
+                         {"pp", {1, 2, 4, 8}},
+                         {"dp", {1, 2, 4, 8, 16, 32}},
+                         {"replicas", {1, 2, 4, 8, 16, 32, 64, 128, 256}},
+                         {"zero", {0, 1, 2, 3}},
+                         {"recompute", {"none", "full"}}};
 };
 
 }  // namespace pentatron

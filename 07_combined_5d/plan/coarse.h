@@ -108,21 +108,15 @@ class CoarseCost {
     p.launches += 2;
   }
 
-  // Each rank of a sequence's ranks has an equal part of the triangle; cut contiguously, the last has twice
-  // as much.
+  // (Naive attention as if on tensor cores.) Each rank of a sequence's ranks has an equal part of the
+  // triangle; cut contiguously, the last has twice as much.
   double attention(int products_of_pairs, bool backward) const {
     const HeadShape heads = {static_cast<int>(c_.heads), o_.model.kv_heads / s_.tp, o_.model.head_size()};
     const AttentionBlock block = whole_sequences({o_.micro_batch_size, o_.sequence_length, heads});
     const bool last = s_.cp > 1 && o_.context.cp_layout == CpLayout::contiguous;
     const double share = (last ? 2 - 1.0 / s_.cp : 1) / s_.cp;
-    if (o_.attention != Attention::naive) {
-      const auto unit = o_.attention == Attention::tiled ? Cost::Unit::cores : Cost::Unit::tensor_cores;
-      return share * gpu_.seconds(attention_cost(block, products_of_pairs, unit, backward));
-    }
-    const int sequences = heads.heads * o_.micro_batch_size, n = o_.sequence_length;
-    return products_of_pairs * share *
-           (gpu_.seconds(products(n, n, heads.head_size, sequences, sizeof(real), sizeof(real), false)) +
-            moved(r * double(sequences) * n * n));
+    const auto unit = o_.attention == Attention::tiled ? Cost::Unit::cores : Cost::Unit::tensor_cores;
+    return share * gpu_.seconds(attention_cost(block, products_of_pairs, unit, backward));
   }
 
   Passes passes_of_layer() const {
