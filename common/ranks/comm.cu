@@ -29,8 +29,8 @@ constexpr int streams_of_nccl = 1;
 
 // Combines each value over all ranks.
 template <class T>
-std::vector<T> reduce(Watch& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
-  const Watch::Call call(watchdog, "MPI_Iallreduce");
+std::vector<T> reduce(Watchdog& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
+  const Watchdog::Call call(watchdog, "MPI_Iallreduce");
   std::vector<T> result(values.size());
   MPI_Request request;
   MPI_CHECK(MPI_Iallreduce(values.data(), result.data(), static_cast<int>(values.size()), type, op,
@@ -56,10 +56,7 @@ std::vector<std::string> all_gather(const std::string& text, int ranks) {
 
 // Of the device in use, as digits. No other one of its host has it.
 std::string device_uuid() {
-  int device = 0;
-  cudaDeviceProp gpu;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
+  const cudaDeviceProp gpu = this_device();
   std::ostringstream digits;
   for (const unsigned char byte : gpu.uuid.bytes)
     digits << std::hex << std::setw(2) << std::setfill('0') << int{byte};
@@ -105,7 +102,7 @@ World::World(int* argc, char*** argv) {
   share_device(static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_])));
   check_versions();
   count_streams(streams_of_nccl);  // NCCL's for the order of launches, of all communicators
-  watchdog_ = start_watchdog(rank_, ranks_);
+  watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
   process_ = rank_, processes_ = ranks_;
   peers_before_ = std::exchange(peers_now, this);
 }
@@ -195,7 +192,7 @@ std::vector<uint32_t> World::exclusive_or(const std::vector<uint32_t>& values) c
 }
 
 std::vector<std::string> World::gather(const std::string& text) const {
-  const Watch::Call call(*watchdog_, "MPI_Igather");
+  const Watchdog::Call call(*watchdog_, "MPI_Igather");
   MPI_Request request;
   const int size = static_cast<int>(text.size());
   std::vector<int> sizes(processes_);
@@ -260,7 +257,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
       stream_(name.c_str(), /*urgent=*/true),
       ranks_(static_cast<int>(members.size())),
       channels_(ranks_ > 1 ? most_blocks : 0) {
-  const Watch::Call call(world_.watchdog(), "ncclCommInitRank");
+  const Watchdog::Call call(world_.watchdog(), "ncclCommInitRank");
   rank_ = static_cast<int>(std::find(members.begin(), members.end(), world.rank()) - members.begin());
   std::vector<int> present;  // the process of each member, -1: it is absent
   for (const int member : members) present.push_back(world.process_of(member));
@@ -295,7 +292,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
 }
 
 Communicator::~Communicator() {
-  const Watch::Call call(world_.watchdog(), "ncclCommDestroy");  // it waits for ranks of the same node
+  const Watchdog::Call call(world_.watchdog(), "ncclCommDestroy");  // it waits for ranks of the same node
   cudaStreamSynchronize(stream_);
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
@@ -324,9 +321,9 @@ Communicator::Group::Group(Communicator& communicator, const char* name, const C
 
 Communicator::Group::~Group() {
   Communicator& c = communicator_;
-  Watch& watchdog = c.world_.watchdog();
+  Watchdog& watchdog = c.world_.watchdog();
   {
-    const Watch::Call call(watchdog, range_.name());
+    const Watchdog::Call call(watchdog, range_.name());
     NCCL_CHECK(ncclGroupEnd());
   }
   watchdog.end(c.stream_);

@@ -170,7 +170,7 @@ class Communicator {
   World& world_;
   const std::vector<int> members_;
   Stream stream_;
-  Watch::Watched* watched_ = nullptr;
+  Watchdog::Watched* watched_ = nullptr;
   ncclComm_t comm_ = nullptr;
   int rank_ = 0, ranks_ = 1;
   int channels_ = 0;
@@ -210,7 +210,7 @@ class World : public Peers {
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   int stands_for() const override { return stands_for_; }
-  Watch& watchdog() { return *watchdog_; }
+  Watchdog& watchdog() { return *watchdog_; }
 
   // Host values (peers.h). All ranks call these, in the same order. A rank that waits yields its core.
   std::vector<double> largest(const std::vector<double>& values) const override;
@@ -240,7 +240,7 @@ class World : public Peers {
   std::vector<std::string> hosts_;  // of each process
   bool started_mpi_ = false;
   std::set<Communicator*> communicators_;
-  std::unique_ptr<Watch> watchdog_;
+  std::unique_ptr<Watchdog> watchdog_;
   Peers* peers_before_;
 };
 

@@ -1,56 +1,116 @@
-// What communicators say to whoever watches that no run hangs (watchdog/watchdog.h): each operation that this
-// rank issues, and each call in which its host may wait for other ranks.
+// No run hangs. NCCL has no timeouts, so every process has a thread that watches the operations issued so
+// far, and the call that the host is in. When the oldest unfinished one stays the same for too long, the
+// thread asks all ranks for their last operations. It prints them, says which rank holds up the others
+// (watchdog/suspects.h), and aborts every rank.
 #pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <memory>
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace pentatron {
 
-class Watch {
- public:
-  virtual ~Watch() = default;
-  virtual void set_timeout(double seconds) = 0;
+struct RankState;
 
-  // An asynchronous error in one of these communicators ends the run. `number`: what its members have in
-  // common; `members`: ranks of the world. What `add` returns lives as long as this object.
-  struct Watched;
-  virtual Watched* add(const std::string& name, uint64_t number, const std::vector<int>& members,
-                       ncclComm_t communicator) = 0;
-  virtual void remove(Watched* communicator) = 0;
+class Watchdog {
+ public:
+  Watchdog(int rank, int ranks);  // starts the thread; MPI must have started
+  ~Watchdog();
+
+  void set_timeout(double seconds) { timeout_ = seconds; }
+
+  // A communicator and how many operations this rank has issued to it.
+  struct Watched {
+    std::string name;
+    uint64_t number;           // what its members have in common
+    std::vector<int> members;  // ranks of the world
+    ncclComm_t communicator;   // null when it has been removed
+    std::atomic<int64_t> issued = 0;
+  };
+  // An asynchronous error in one of these communicators ends the run. What `add` returns lives as long as
+  // this object.
+  Watched* add(const std::string& name, uint64_t number, const std::vector<int>& members,
+               ncclComm_t communicator);
+  void remove(Watched* communicator);
 
   // Called before and after a group of operations is issued to `stream`; and, in between, for each of them.
   // `operation` must outlive this object. `peer`: its rank in the communicator, or -1.
-  virtual void begin(cudaStream_t stream) = 0;
-  virtual void note(const char* operation, Watched* communicator, size_t elements, int peer) = 0;
-  virtual void end(cudaStream_t stream) = 0;
+  void begin(cudaStream_t stream);
+  void note(const char* operation, Watched* communicator, size_t elements, int peer);
+  void end(cudaStream_t stream);
 
   // Exists while the host is in a call that may wait for other ranks: of MPI, or where NCCL connects them.
   class Call {
    public:
-    Call(Watch& watch, const char* name) : watch_(watch) { watch_.call_begins(name); }
-    ~Call() { watch_.call_ends(); }
+    Call(Watchdog& watchdog, const char* name) : watchdog_(watchdog) {
+      watchdog_.called_ = watchdog_.now();
+      watchdog_.call_ = name;
+    }
+    ~Call() {
+      watchdog_.call_ = nullptr;
+      ++watchdog_.calls_;
+    }
     Call(const Call&) = delete;
 
    private:
-    Watch& watch_;
+    Watchdog& watchdog_;
   };
 
- protected:
-  virtual void call_begins(const char* name) = 0;
-  virtual void call_ends() = 0;
+ private:
+  // One operation. The host writes slots and never reads what the thread finds out. The host must learn
+  // about the device only by events and synchronisation; otherwise a forgotten one could go unnoticed.
+  struct Slot {
+    std::atomic<int64_t> sequence = -1;
+    std::atomic<const char*> operation = nullptr;
+    std::atomic<const Watched*> communicator = nullptr;
+    std::atomic<int64_t> number = 0;  // in the communicator
+    std::atomic<size_t> elements = 0;
+    std::atomic<int> peer = -1;      // of a send or receive, in the communicator
+    std::atomic<double> issued = 0;  // seconds since the start
+    std::atomic<int64_t> first = 0;  // of its group
+    cudaEvent_t reached = nullptr, done = nullptr;
+  };
+  static constexpr int64_t kept = 64;  // operations
+
+  void watch(const std::stop_token& stop);
+  std::string waits_for() const;
+  bool reached(const Slot& slot) const;  // its stream has come to it
+  RankState state();
+  std::string error();
+  void answer_questions();
+  void ask_and_abort(const std::string& reason);
+  double now() const;
+
+  int rank_, ranks_, device_ = 0;
+  std::atomic<double> timeout_ = 300;  // seconds
+  std::array<Slot, kept> slots_;
+  std::atomic<int64_t> issued_ = 0;
+  int64_t noted_ = 0;                        // issued, or in the open group
+  std::atomic<const char*> call_ = nullptr;  // the call that the host is in
+  std::atomic<double> called_ = 0;           // when it began; seconds since the start
+  std::atomic<int64_t> calls_ = 0;           // calls that the host has returned from
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::optional<double> asked_;  // when a lower rank asked, which reports for all; seconds since the start
+  std::mutex mutex_;             // guards communicators_
+  std::deque<Watched> communicators_;
+  std::condition_variable_any stopped_;
+  std::jthread thread_;
 };
 
 // End the process where mpirun, or NCCL, is none with which programs work (watchdog/installation.cu).
 void require_all_ranks(int ranks);
 void check_versions();
-// The watchdog of this process. MPI must have started.
-std::unique_ptr<Watch> start_watchdog(int rank, int ranks);
 // Ends every rank after a call of this one has failed. Perhaps other ranks have died: the watchdog names
 // those that do not answer.
 void end_after_failure();

@@ -7,7 +7,8 @@
 
 #include "device/cuda.h"
 #include "ranks/mpi_wait.h"
-#include "watchdog/watchdog.h"
+#include "ranks/watch.h"
+#include "watchdog/suspects.h"
 
 namespace pentatron {
 namespace {
@@ -68,18 +69,6 @@ Watchdog::~Watchdog() {
   MPI_Comm_free(&watchdogs);
 }
 
-std::unique_ptr<Watch> start_watchdog(int rank, int ranks) { return std::make_unique<Watchdog>(rank, ranks); }
-
-void Watchdog::call_begins(const char* name) {
-  called_ = now();
-  call_ = name;
-}
-
-void Watchdog::call_ends() {
-  call_ = nullptr;
-  ++calls_;
-}
-
 void Watchdog::begin(cudaStream_t stream) {
   Slot& slot = slots_[noted_ % kept];
   slot.sequence = -1;  // being written
@@ -125,8 +114,8 @@ bool Watchdog::reached(const Slot& slot) const {
   return overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess;
 }
 
-Watch::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
-                              ncclComm_t communicator) {
+Watchdog::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
+                                 ncclComm_t communicator) {
   std::lock_guard lock(mutex_);
   return &communicators_.emplace_back(name, number, members, communicator);
 }
