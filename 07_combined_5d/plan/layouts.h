@@ -132,7 +132,7 @@ inline size_t libraries_of(const CombinedOptions& o) {
 struct MemoryOfLayout {
   MemoryBytes tensors = {};  // by purpose
   size_t libraries = 0;
-  size_t of_tensors() const { return std::accumulate(tensors.begin(), tensors.end(), size_t{0}); }
+  size_t of_tensors() const { return sum_of(tensors); }
   double total() const { return static_cast<double>(of_tensors() + libraries); }
 };
 // `stages`: stage_share of each.

@@ -124,10 +124,9 @@ uint64_t StoredTensor::elements() const {
 std::string safetensors_header(std::vector<StoredTensor>& tensors) {
   Json header = {{metadata_name, {{"format", "pt"}}}};  // transformers asks for it
   uint64_t begin = 0;
-  for (const StoredTensor& tensor : tensors) {
+  for (StoredTensor& tensor : tensors) {
     header[metadata_name][checksum_key + tensor.name] = tensor.checksum;
-  }
-  for (const StoredTensor& tensor : tensors) {
+    tensor.begin = begin;
     header[tensor.name] = {{"dtype", entry_of(tensor.type).name},
                            {"shape", tensor.shape},
                            {"data_offsets", {begin, begin + tensor.bytes()}}};
@@ -136,11 +135,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors) {
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that tensors are aligned
   const uint64_t size = text.size();
-  uint64_t at = size_field + size;
-  for (StoredTensor& tensor : tensors) {
-    tensor.begin = at;
-    at += tensor.bytes();
-  }
+  for (StoredTensor& tensor : tensors) tensor.begin += size_field + size;
   return std::string(reinterpret_cast<const char*>(&size), size_field) + text;
 }
 

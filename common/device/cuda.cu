@@ -4,17 +4,12 @@
 #include "device/cuda.h"
 
 namespace pentatron {
+
 void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
   if (status != cudaSuccess) fail(call, cudaGetErrorString(status), file, line);
 }
 
-namespace {
-constexpr const char* work_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
-int processes = 1;
-}  // namespace
-
-void share_device(int number) { processes = number; }
-int processes_of_device() { return processes; }
+static constexpr const char* work_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 void check_work_queues(int streams) {
   const char* const given = std::getenv(work_queues);
@@ -22,7 +17,7 @@ void check_work_queues(int streams) {
           streams, ", one for each stream of this program");
 }
 
-// A GPU has 8 otherwise; streams that share one wait for each other.
+// A GPU has 8 otherwise.
 void set_work_queues() { setenv(work_queues, "32", 0); }
 
 #ifndef CUDA_CPU

@@ -25,9 +25,8 @@ void set_work_queues();
 // Throws UsageError if the user asked for fewer queues than there are `streams`.
 void check_work_queues(int streams);
 
-// Says that so many processes share this rank's GPU. Each has an equal part of its memory.
-void share_device(int processes);
-int processes_of_device();
+// So many processes share this rank's GPU. Each has an equal part of its memory.
+inline int processes_of_device = 1;
 
 // Sets the modelled GPU, and whether the run is dry. Throws UsageError if the GPU is real but shall be
 // modelled, or no profile fits.

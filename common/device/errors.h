@@ -17,11 +17,9 @@ struct UsageError : std::runtime_error {
 
 inline constexpr int exit_bad_usage = 2;
 
-inline constexpr int exit_run_error = 1;
 // A request that is right, but can't be met: a dry run that does not fit. main() ends with `status`.
 struct RunError : UsageError {
-  explicit RunError(const std::string& line, int status = exit_run_error)
-      : UsageError(line), status(status) {}
+  explicit RunError(const std::string& line, int status = 1) : UsageError(line), status(status) {}
   int status;
 };
 

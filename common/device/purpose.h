@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <numeric>
 #include <string_view>
 
 namespace pentatron {
@@ -14,5 +15,8 @@ inline constexpr std::array<std::string_view, purposes> purpose_names = {"weight
                                                                          "activations", "communication"};
 
 using MemoryBytes = std::array<size_t, purposes>;  // bytes, indexed by Purpose
+inline size_t sum_of(const MemoryBytes& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), size_t{0});
+}
 
 }  // namespace pentatron

@@ -44,17 +44,16 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   DeviceMemory(size_t bytes, Purpose purpose);
-  ~DeviceMemory();
-  DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
-
-  void* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
+  void* data() const { return data_.get(); }
+  size_t bytes() const { return data_.get_deleter().bytes; }
 
  private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-  Purpose purpose_ = Purpose::activations;
+  struct Free {
+    size_t bytes;
+    Purpose purpose;
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Free> data_;
 };
 
 template <class T>
@@ -106,9 +105,8 @@ class DeviceArena {
   std::vector<DeviceMemory> memory_;
 };
 
-// Streams that exist, for check_work_queues (cuda.h), and those that others made.
-int streams_in_use();
-void count_streams(int more);
+// Streams that exist, for check_work_queues (cuda.h), with those that libraries made.
+inline int streams_in_use = 0;
 
 // A stream with a name for the trace. Kernels of an urgent one start before those that wait in other streams.
 class Stream {

@@ -99,9 +99,9 @@ World::World(int* argc, char*** argv) {
   CUDA_CHECK(cudaSetDevice(static_cast<int>(lower) % devices));
   // Slurm shows each rank one GPU, all with the number 0, so GPUs are told apart by their UUIDs.
   const std::vector<std::string> gpus = all_gather(host + device_uuid(), ranks_);
-  share_device(static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_])));
+  processes_of_device = static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_]));
   check_versions();
-  count_streams(streams_of_nccl);  // NCCL's for the order of launches, of all communicators
+  streams_in_use += streams_of_nccl;  // NCCL's for the order of launches, of all communicators
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
   process_ = rank_, processes_ = ranks_;
   peers_before_ = std::exchange(peers_now, this);
@@ -111,7 +111,7 @@ World::World(int* argc, char*** argv) {
 // before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
 // for a while: until all have come.
 World::~World() {
-  count_streams(-streams_of_nccl);
+  streams_in_use -= streams_of_nccl;
   peers_now = peers_before_;
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();
@@ -287,7 +287,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
   NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
   const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
   watched_ = world_.watchdog().add(name, number, processes, comm_);
-  if (ranks_ > 1) count_streams(streams_of_nccl);
+  if (ranks_ > 1) streams_in_use += streams_of_nccl;
   world_.communicators_.insert(this);
 }
 
@@ -297,7 +297,7 @@ Communicator::~Communicator() {
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
   ncclCommDestroy(comm_);
-  if (ranks_ > 1) count_streams(-streams_of_nccl);
+  if (ranks_ > 1) streams_in_use -= streams_of_nccl;
 }
 
 void Communicator::issue(const char* operation, size_t elements, double sent_bytes, int peer,

@@ -41,8 +41,6 @@ class Communicator {
   Communicator(World& world, const std::vector<int>& members, const std::string& name,
                int most_blocks = data_blocks);
   ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   World& world() const { return world_; }
   const std::vector<int>& members() const { return members_; }  // ranks of the world
@@ -195,8 +193,6 @@ class World : public Peers {
   // its host, modulo the number of GPUs there. Starts the watchdog.
   World(int* argc, char*** argv);
   ~World() override;
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
 
   // Sets the watchdog's timeout, the modelled GPU and its links. Called before the first allocation and
   // the first communicator. Throws UsageError.

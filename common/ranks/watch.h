@@ -85,7 +85,6 @@ class Watchdog {
 
   void watch(const std::stop_token& stop);
   std::string waits_for() const;
-  bool reached(const Slot& slot) const;  // its stream has come to it
   RankState state();
   std::string error();
   void answer_questions();

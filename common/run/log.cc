@@ -206,11 +206,8 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
                measured > 0 || predicted == 0 ? human_bytes(measured) : "-",
                predicted > 0 && measured > 0 ? formatted("%+.2f %%", 100 * difference) : "-"});
   };
-  const auto total = [](const MemoryBytes& bytes) {
-    return std::accumulate(bytes.begin(), bytes.end(), size_t{0});
-  };
   const RankReport& fullest = *std::ranges::max_element(
-      ranks, {}, [&](const RankReport& rank) { return total(rank.memory.measured); });
+      ranks, {}, [](const RankReport& rank) { return sum_of(rank.memory.measured); });
   const RankMemory& memory = fullest.memory;
   const MemoryBytes predicted = memory.predicted.total();
 
@@ -220,7 +217,7 @@ void print_memory_table(std::ostream& out, const std::vector<RankReport>& ranks)
   out << '\n';
   print_row(out, summary_widths, {"", "predicted", "measured", "difference"});
   for (size_t i = 0; i < purposes; ++i) row(purpose_names[i], predicted[i], memory.measured[i]);
-  row("sum", total(predicted), total(memory.measured));
+  row("sum", sum_of(predicted), sum_of(memory.measured));
   if (memory.libraries > 0) row("CUDA, NCCL", memory.libraries, memory.measured_libraries);
   for (size_t i = 0; i < purposes; ++i) {
     if (const size_t unit_buffers = memory.predicted.unit_buffers[i]; unit_buffers > 0)

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <string_view>
 
+#include "checkpoint/checkpoint_folder.h"
 #include "options/options.h"
 
 namespace pentatron {
@@ -12,11 +13,8 @@ namespace pentatron {
 // size can, else tiled. Where a small block computed both ways differs, it is tiled, and one line says so.
 Attention default_attention(const ModelConfig& model, Attention on_cpu);
 
-// Reads the arguments. What --load and --load-weights name is read after them (checkpoint_folder.h), then the
-// options are completed and checked. Throws UsageError or HelpRequest.
-void read_options(int argc, const char* const* argv, CommandLine& line, Options& options);
-
-// The options of a program. `attention`: the default for --attention in a CPU build.
+// The options of a program. What --load and --load-weights name is read after the arguments; then options
+// are completed and checked. Throws UsageError or HelpRequest. `attention`: its default in a CPU build.
 template <std::derived_from<Options> ProgramOptions>
 ProgramOptions parse_options(int argc, const char* const* argv, std::string_view description,
                              Attention attention = Attention::naive) {
@@ -26,7 +24,12 @@ ProgramOptions parse_options(int argc, const char* const* argv, std::string_view
   declare_common(line, options);
   declare(line, options);
   if constexpr (!std::same_as<ProgramOptions, Options>) declare_communication(line, options);
-  read_options(argc, argv, line, options);
+  line.parse(argc, argv);
+  use_checkpoint(line, options);
+  if (!line.given("--attention")) options.attention = default_attention(options.model, options.attention);
+  check_sizes(options);
+  line.check();
+  options.as_json = line.as_json();
   return options;
 }
 

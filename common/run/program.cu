@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <numeric>
 #include <sstream>
 
 #include "checkpoint/preemption.h"
@@ -15,11 +14,9 @@ namespace {
 
 bool is_modelled() { return !modelled_gpu().empty(); }
 
-size_t sum_of(const MemoryBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), size_t{0}); }
-
 // What is taken of this rank's GPU, without the tensors; 0 where others use it, too, or where there is none.
 size_t measured_libraries() {
-  if (is_modelled() || processes_of_device() > 1) return 0;
+  if (is_modelled() || processes_of_device > 1) return 0;
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   return total - free - sum_of(memory_in_use());
@@ -76,7 +73,7 @@ int run_program(const std::function<void()>& program) try {
 size_t free_device_memory() {
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  return std::min(free, total / processes_of_device());
+  return std::min(free, total / processes_of_device);
 }
 
 MemoryPrediction require_memory(const MemoryPrediction& predicted) {
@@ -151,7 +148,7 @@ Run::Run(const Options& options, const TokenData& data, Parameters& parameters, 
       checkpoints_(options, parameters, optimizer, totals.stream()),
       step_(checkpoints_.first_step() - 1) {
   if (!options.save.empty()) listen_for_preemption();
-  check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use())})[0]));
+  check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use)})[0]));
   const std::string places = peers_.places();
   const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
   if (peers_.rank() == 0) {
@@ -175,11 +172,6 @@ bool Run::next_step() {
     return false;
   }
   ++step_;
-  begin_step();
-  return true;
-}
-
-void Run::begin_step() {
   trace::here = {.step = step_};
   const bool is_traced = step_ + 1 == options_.steps && (!options_.trace.empty() || options_.profile);
   if (is_traced && !is_modelled()) {
@@ -187,6 +179,7 @@ void Run::begin_step() {
     trace::start();
   }
   totals_.reset();
+  return true;
 }
 
 void Run::end_step() {

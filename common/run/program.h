@@ -106,7 +106,6 @@ class Run {
   void show_sample(const std::string& text) const;
 
  private:
-  void begin_step();
   void end_step();
   // Waits for the oldest step that has not been logged, and logs it. Throws RunError if its loss or norm is
   // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)

@@ -24,7 +24,6 @@ class StepTotals {
 
   static constexpr int size = 2;
   double* data() const { return device_.data(); }  // on the device: [loss, squared gradient norm]
-  double* loss() const { return device_.data(); }
   double* norm_squared() const { return device_.data() + 1; }
 
   // Begins to copy both numbers, once a step, and the scale if there is one.

@@ -109,11 +109,6 @@ std::string Watchdog::waits_for() const {
   return call_ != nullptr ? "call " + std::to_string(calls_) : "";
 }
 
-bool Watchdog::reached(const Slot& slot) const {
-  const bool overwritten = slot.first + kept <= issued_;  // the first one of a very long group
-  return overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess;
-}
-
 Watchdog::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
                                  ncclComm_t communicator) {
   std::lock_guard lock(mutex_);
@@ -163,11 +158,7 @@ void Watchdog::watch(const std::stop_token& stop) {
     std::string reason = error();
     const std::string seen = waits_for();
     if (seen != oldest || seen.empty()) oldest = seen, since = now();
-    if (now() - since > timeout_) {
-      std::ostringstream text;
-      text << "nothing has moved for " << timeout_ << " s";
-      reason = text.str();
-    }
+    if (now() - since > timeout_) reason = text("nothing has moved for ", timeout_.load(), " s");
     if (call_has_failed) reason = "a call has failed";
     if (!reason.empty() && !asked_) ask_and_abort(reason);
     if (asked_ && now() - *asked_ > grace) end_all_ranks(1);  // this host is cut off
@@ -200,7 +191,8 @@ RankState Watchdog::state() {
              << " s\n";
     }
     if (finished) continue;
-    if (reached(slot)) {
+    const bool overwritten = slot.first + kept <= issued_;  // the first one of a very long group
+    if (overwritten || cudaEventQuery(slots_[slot.first % kept].reached) == cudaSuccess) {
       state.waiting.push_back({in.number, slot.number, peer});
     } else {
       --state.communicators[in.number].come;

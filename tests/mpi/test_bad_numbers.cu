@@ -58,7 +58,7 @@ TEST_CASE("02: a norm that is infinite ends the run, too", "[02]") {
 TEST_CASE("02: a loss that is NaN on one rank ends the run on all, and names the rank", "[02]") {
   if (mpi_tests::ranks() < 2) return;
   const std::string line = end_of_run([](const StepTotals& totals, cudaStream_t stream) {
-    if (mpi_tests::rank() == 1) CUDA_CHECK(cudaMemsetAsync(totals.loss(), nan_bytes, sizeof(double), stream));
+    if (mpi_tests::rank() == 1) CUDA_CHECK(cudaMemsetAsync(totals.data(), nan_bytes, sizeof(double), stream));
   });
   if (has_loss_scale) CHECK(line.empty());
   if (!has_loss_scale) CHECK(line.starts_with("step 2: the loss is "));
