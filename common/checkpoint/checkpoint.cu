@@ -168,7 +168,7 @@ void Checkpoints::take_folder() {
   fs::create_directories(options_.save, error);
   if (!error && access(options_.save.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
   require(!error, "--save", options_.save, "a folder that can be written (", error.message(), ")");
-  const std::string other = lock_.take(options_.save);
+  const std::string other = lock_folder(options_.save, lock_);
   require(other.empty(), "--save", options_.save, "a folder that no other run saves in (", other, " does)");
 }
 

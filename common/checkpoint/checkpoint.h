@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -80,7 +81,7 @@ class Checkpoints {
   cudaStream_t compute_;
   const Peers& ranks_ = peers();
   int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
-  FolderLock lock_;                                // of --save, on rank 0
+  std::unique_ptr<SharedFile> lock_;               // of --save, on rank 0
   PinnedArray<std::byte> buffer_;
 };
 

@@ -34,21 +34,19 @@ void SharedFile::write(const std::byte* data, size_t bytes, uint64_t place) {
 
 void SharedFile::flush() { check_errno(fsync(file_) == 0); }
 
-FolderLock::~FolderLock() {
-  if (file_ >= 0) close(file_);
-}
-
-std::string FolderLock::take(const std::string& folder) {
-  file_ = open((folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (file_ < 0) return {};
+std::string lock_folder(const std::string& folder, std::unique_ptr<SharedFile>& lock) try {
+  lock = std::make_unique<SharedFile>(folder + "/lock", O_RDWR | O_CREAT);
+  const int file = lock->descriptor();
   char words[300] = {};
-  if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
+  if (flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return {};
-    return pread(file_, words, sizeof words - 1, 0) > 0 ? words : "another process";
+    return pread(file, words, sizeof words - 1, 0) > 0 ? words : "another process";
   }
   char host[200] = {};
   gethostname(host, sizeof host - 1);
-  if (ftruncate(file_, 0) == 0) dprintf(file_, "process %d of %s", getpid(), host);
+  if (ftruncate(file, 0) == 0) dprintf(file, "process %d of %s", getpid(), host);
+  return {};
+} catch (const std::system_error&) {  // it can not be opened
   return {};
 }
 

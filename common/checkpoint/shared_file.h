@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace pentatron {
@@ -24,25 +25,16 @@ class SharedFile {
 
   void write(const std::byte* data, size_t bytes, uint64_t place);
   void flush();  // brings everything to the disk
+  int descriptor() const { return file_; }
 
  private:
   int file_;
 };
 
-// A file that says who uses its folder. The kernel frees it when the process ends, however that ends, also
-// where the folder is on another host (NFS 4, Lustre with -o flock).
-class FolderLock {
- public:
-  FolderLock() = default;
-  ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-  // Returns who has it, or nothing: then this process has it, or the file system knows no locks.
-  std::string take(const std::string& folder);
-
- private:
-  int file_ = -1;
-};
+// Opens `lock`, a file that says who uses its folder. The kernel frees it when the process ends, however that
+// ends, also where the folder is on another host (NFS 4, Lustre with -o flock). Returns who has it, or
+// nothing: then this process has it as long as the file is open, or the file system knows no locks.
+std::string lock_folder(const std::string& folder, std::unique_ptr<SharedFile>& lock);
 
 void flush_to_disk(const std::string& path);                        // a file or folder
 void write_file(const std::string& path, const std::string& text);  // a small file, and flushes it

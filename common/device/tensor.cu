@@ -2,23 +2,18 @@
 
 namespace pentatron {
 
-static MemoryBytes in_use = {}, peak = {};
-
-const MemoryBytes& memory_in_use() { return in_use; }
-const MemoryBytes& memory_peak() { return peak; }
-
 DeviceMemory::DeviceMemory(size_t bytes, Purpose purpose) {
   void* data = nullptr;
   if (bytes > 0) CUDA_CHECK(cudaMalloc(&data, bytes));
   data_ = std::unique_ptr<void, Free>(data, {bytes, purpose});
   const auto i = static_cast<size_t>(purpose);
-  in_use[i] += bytes;
-  peak[i] = std::max(peak[i], in_use[i]);
+  memory_in_use[i] += bytes;
+  memory_peak[i] = std::max(memory_peak[i], memory_in_use[i]);
 }
 
 void DeviceMemory::Free::operator()(void* data) const {
   CUDA_CHECK(cudaFree(data));
-  in_use[static_cast<size_t>(purpose)] -= bytes;
+  memory_in_use[static_cast<size_t>(purpose)] -= bytes;
 }
 
 Stream::Stream(const char* name, bool urgent) {

@@ -36,8 +36,7 @@ struct Gradient {
 };
 
 // Bytes of each purpose: those allocated now, and the most of this process so far.
-const MemoryBytes& memory_in_use();
-const MemoryBytes& memory_peak();
+inline MemoryBytes memory_in_use = {}, memory_peak = {};
 
 // Device memory, counted by purpose and freed with its owner. Fresh memory has no defined content.
 class DeviceMemory {

@@ -1,8 +1,6 @@
 #include "run/log.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <numeric>

@@ -112,7 +112,7 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
   Communicator ranks(world, world.all(), "ranks");
   CombinedOptions options = pipeline_options(2 * p * technique.chunks, micro_batches);
   options.recompute = recompute;
-  const MemoryBytes before = memory_in_use();
+  const MemoryBytes before = memory_in_use;
   ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
   const MemoryBytes bytes = allocated_since(before);
