@@ -5,7 +5,6 @@
 // Two bandwidths follow from the time, as nccl-tests define them. algbw = bytes / time is what the caller
 // sees. busbw = algbw * 2 (n-1)/n counts the bytes that a rank sends in an all-reduce. It measures the links,
 // and stays about the same when ranks are added.
-#include <chrono>
 #include <cmath>
 #include <functional>
 

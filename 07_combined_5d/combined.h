@@ -5,7 +5,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "../02_data_parallel/data_parallel.h"
 #include "../03_zero/zero.h"

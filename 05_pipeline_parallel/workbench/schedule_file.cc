@@ -14,7 +14,6 @@
 #include <iterator>
 #include <sstream>
 #include <string_view>
-#include <utility>
 
 #include "../choose_schedule.h"
 

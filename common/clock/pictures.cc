@@ -20,8 +20,6 @@ std::vector<std::string> streams_of(const std::vector<Interval>& intervals) {
   return streams;
 }
 
-char letter_of(const Interval& i) { return i.stream == compute_stream ? i.pass : '#'; }
-
 }  // namespace
 
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width) {
@@ -35,7 +33,8 @@ std::string draw_timeline(const std::vector<Interval>& intervals, double from, d
       const int last = std::clamp(static_cast<int>((i.end - from) / cell), 0, width - 1);
       for (int c = first; c <= last; ++c) {
         const double begin = from + c * cell;
-        cells[c][letter_of(i)] += std::max(0.0, std::min(i.end, begin + cell) - std::max(i.begin, begin));
+        const char letter = i.stream == compute_stream ? i.pass : '#';
+        cells[c][letter] += std::max(0.0, std::min(i.end, begin + cell) - std::max(i.begin, begin));
       }
     }
     out << std::left << std::setw(18) << stream;

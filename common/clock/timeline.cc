@@ -17,11 +17,8 @@ Spans spans_of(const std::vector<Interval>& intervals, const std::string& stream
   }
   std::ranges::sort(sorted);
   for (const auto& span : sorted) {
-    if (merged.empty() || span.first > merged.back().second) {
-      merged.push_back(span);
-    } else {
-      merged.back().second = std::max(merged.back().second, span.second);
-    }
+    if (merged.empty() || span.first > merged.back().second) merged.push_back(span);
+    merged.back().second = std::max(merged.back().second, span.second);
   }
   return merged;
 }

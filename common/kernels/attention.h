@@ -8,7 +8,6 @@
 // each row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
 #pragma once
 
-#include <algorithm>
 #include <tuple>
 
 #include "device/tensor.h"

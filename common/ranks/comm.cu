@@ -229,11 +229,7 @@ std::vector<int> World::all() const {
 TrafficByOperation World::traffic() const {
   TrafficByOperation sum;
   for (const Communicator* communicator : communicators_) {
-    for (const auto& [operation, traffic] : communicator->traffic()) {
-      sum[operation].calls += traffic.calls;
-      sum[operation].elements += traffic.elements;
-      sum[operation].sent_bytes += traffic.sent_bytes;
-    }
+    for (const auto& [operation, traffic] : communicator->traffic()) sum[operation] += traffic;
   }
   return sum;
 }
@@ -306,10 +302,7 @@ void Communicator::issue(const char* operation, size_t elements, double sent_byt
   if (!in_group_) alone.emplace(*this, operation, moves(sent_bytes));
   call();
   world_.watchdog().note(operation, watched_, elements, peer);
-  Traffic& t = traffic_[operation];
-  t.calls += 1;
-  t.elements += elements;
-  t.sent_bytes += sent_bytes;
+  traffic_[operation] += {1, static_cast<int64_t>(elements), sent_bytes};
 }
 
 Communicator::Group::Group(Communicator& communicator, const char* name, const Cost& cost)

@@ -16,6 +16,7 @@ namespace pentatron {
 struct Traffic {
   int64_t calls = 0, elements = 0;
   double sent_bytes = 0;
+  void operator+=(const Traffic& t) { calls += t.calls, elements += t.elements, sent_bytes += t.sent_bytes; }
 };
 using TrafficByOperation = std::map<std::string, Traffic>;  // "all_reduce", ...
 inline double sent_bytes(const TrafficByOperation& traffic) {
