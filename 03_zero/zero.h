@@ -46,7 +46,15 @@ class Zero : public UnitHooks {
       for (GradientBuffer& buffer : gradient_buffers_)
         buffer.gradients = gradient_memory_.matrix<accum>(1, group_.largest_size()).data;
     }
-    if (stage_ == 3) allocate_weight_buffers();
+    if (stage_ < 3) return;
+    // Two buffers of the largest unit that all units reuse, or (after_step) one buffer for each unit.
+    if (reshard_ == Reshard::after_step) {
+      for (const int unit : group_.units())
+        weight_buffers_[unit].weights = weight_memory_.matrix<real>(1, group_.size(unit)).data;
+    } else {
+      for (WeightBuffer& buffer : weight_buffers_)
+        buffer.weights = weight_memory_.matrix<real>(1, group_.largest_size()).data;
+    }
   }
 
   // ---- Weights
@@ -176,17 +184,6 @@ class Zero : public UnitHooks {
 
   // Successive units use different buffers: backward writes one while the other is reduce-scattered.
   GradientBuffer& gradient_buffer(int unit) { return gradient_buffers_[unit % 2]; }
-
-  // Two buffers of the largest unit that all units reuse, or (after_step) one buffer for each unit.
-  void allocate_weight_buffers() {
-    if (reshard_ == Reshard::after_step) {
-      for (const int unit : group_.units())
-        weight_buffers_[unit].weights = weight_memory_.matrix<real>(1, group_.size(unit)).data;
-    } else {
-      for (WeightBuffer& buffer : weight_buffers_)
-        buffer.weights = weight_memory_.matrix<real>(1, group_.largest_size()).data;
-    }
-  }
 
   // The buffer with this unit's weights. If no buffer has them, the communication stream gathers them into a
   // buffer that does not hold unit `other`. The caller waits for units_[unit].gathered.

@@ -231,14 +231,13 @@ class Pipeline {
     {
       std::optional<Communicator::Group> group;
       if (messages.size() > 1) group.emplace(*link_of(messages[0]).communicator);
-      for (const Instruction& i : messages) start(i);
+      for (const Instruction& i : messages) {
+        if (is_send(i.action)) send(i);
+        if (i.action == Action::receive_activation) receive_activation(i);
+        if (i.action == Action::receive_gradient) receive_gradient(i);
+      }
     }
     for (const Instruction& i : messages) completion(i).record(link_of(i).communicator->stream());
-  }
-  void start(const Instruction& i) {
-    if (is_send(i.action)) send(i);
-    if (i.action == Action::receive_activation) receive_activation(i);
-    if (i.action == Action::receive_gradient) receive_gradient(i);
   }
   Event& completion(const Instruction& i) {
     if (i.action == Action::receive_activation) return input(i).came;

@@ -16,17 +16,20 @@ inline std::unique_ptr<AttentionCore> context_attention(const TrainingConfig& tr
                                                         const ContextParallelOptions& options,
                                                         Communicator& context, int tensor_ranks = 1) {
   if (context.ranks() == 1) return std::make_unique<AttentionCore>(training.attention);
-  switch (options.cp_exchange) {
-    case CpExchange::ring:
-      return std::make_unique<RingAttention>(training, options.cp_layout, context, tensor_ranks);
-    case CpExchange::all_gather:
-      return std::make_unique<AllGatherAttention>(training, options.cp_layout, context, tensor_ranks);
-    case CpExchange::ulysses:
-      return std::make_unique<UlyssesAttention>(training, options.cp_layout, context, tensor_ranks);
-    case CpExchange::ulysses_ring:
-      return std::make_unique<UlyssesRingAttention>(training, options, context, tensor_ranks);
-  }
-  return nullptr;
+  const CpLayout layout = options.cp_layout;
+  if (options.cp_exchange == CpExchange::ring)
+    return std::make_unique<RingAttention>(training, layout, context, tensor_ranks);
+  if (options.cp_exchange == CpExchange::all_gather)
+    return std::make_unique<AllGatherAttention>(training, layout, context, tensor_ranks);
+  if (options.cp_exchange == CpExchange::ulysses)
+    return std::make_unique<UlyssesAttention>(training, layout, context, tensor_ranks);
+  return std::make_unique<UlyssesRingAttention>(training, options, context, tensor_ranks);
+}
+
+// How many of `ranks` context ranks exchange tokens for heads with each other.
+inline int ranks_for_heads(const ContextParallelOptions& options, int ranks) {
+  if (options.cp_exchange == CpExchange::ulysses_ring) return options.ulysses;
+  return options.cp_exchange == CpExchange::ulysses ? ranks : 1;
 }
 
 // What predict_memory needs of one of `ranks` context ranks: its part of the tokens, the buffers of its
@@ -36,22 +39,13 @@ inline RankShare context_parallel_share(const TrainingConfig& training, const Co
   if (ranks == 1) return share;
   const int t = share.tensor_ranks;
   share.token_ranks = ranks;
-  switch (options.cp_exchange) {
-    case CpExchange::ring:
-      share.buffers += RingAttention::buffers(training, ranks, t);
-      break;
-    case CpExchange::all_gather:
-      share.buffers += AllGatherAttention::buffers(training, ranks, t);
-      break;
-    case CpExchange::ulysses:
-      share.buffers += UlyssesAttention::buffers(training, ranks, t);
-      share.head_ranks = ranks;
-      break;
-    case CpExchange::ulysses_ring:
-      share.buffers += UlyssesRingAttention::buffers(training, options.ulysses, ranks, t);
-      share.head_ranks = options.ulysses;
-      break;
-  }
+  share.head_ranks = ranks_for_heads(options, ranks);
+  const CpExchange exchange = options.cp_exchange;
+  if (exchange == CpExchange::ring) share.buffers += RingAttention::buffers(training, ranks, t);
+  if (exchange == CpExchange::all_gather) share.buffers += AllGatherAttention::buffers(training, ranks, t);
+  if (exchange == CpExchange::ulysses) share.buffers += UlyssesAttention::buffers(training, ranks, t);
+  if (exchange == CpExchange::ulysses_ring)
+    share.buffers += UlyssesRingAttention::buffers(training, options.ulysses, ranks, t);
   return share;
 }
 
@@ -68,7 +62,7 @@ inline void check_context_parallel(const TrainingConfig& training, const Context
   const bool rings = options.cp_exchange == CpExchange::ulysses_ring;
   require(!rings || (ranks % options.ulysses == 0 && options.ulysses != ranks), "--ulysses", options.ulysses,
           "a divisor of the context ranks (", ranks, ") that leaves a ring of two or more");
-  const int u = rings ? options.ulysses : options.cp_exchange == CpExchange::ulysses ? ranks : 1;
+  const int u = ranks_for_heads(options, ranks);
   const std::string which = rings ? "--ulysses" : "context ranks";
   require(training.model.kv_heads / tensor_ranks % u == 0, "--kv-heads", training.model.kv_heads,
           tensor_ranks > 1 ? text("a multiple of tensor ranks x ", which, " (", tensor_ranks, " x ", u, ")")

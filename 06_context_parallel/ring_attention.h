@@ -24,7 +24,6 @@ class RingAttention : public AttentionByRank {
     d_block_ = KeysValues<accum>::allocate(memory_, rows, kv);
     context_.connect(after(), before(), travelling_[0].k.data);
   }
-  // What it allocates.
   static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
     const ContextPart part = context_part(training, ranks, tensor_ranks);
     const int64_t size = 2 * part.rows * part.columns.kv;  // keys and values

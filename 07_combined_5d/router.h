@@ -79,9 +79,14 @@ class Router {
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
 
-  // h [rows, d] -> a.probabilities, a.chosen.
+  // h [rows, d] -> a.probabilities, a.chosen. The logits, h times router [experts, d]^T, are in `accum`:
+  // after rounding to bf16 two logits may tie, or another expert may win.
   void choose(const Blas& blas, Tensor h, const Parameters& parameters, int layer, const Choice& a) const {
-    router_logits(blas, h, parameters.weights(gate_[layer]), a.probabilities);
+    const Tensor router = parameters.weights(gate_[layer]);
+    const auto e = static_cast<int>(router.rows), d = static_cast<int>(h.columns);
+    batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
+                    {h.data, real_type, d, 0}, {router.data, real_type, d, 0}, 0,
+                    {a.probabilities.data, data_type<accum>, e, 0}, 1, "gemm_router");
     const Tensor bias = model_.has_balance_bias() ? parameters.weights(bias_[layer]) : Tensor();
     route_tokens(a.probabilities, a.chosen, compute_, bias.data);
   }
@@ -117,22 +122,12 @@ class Router {
   }
 
  private:
-  // logits [rows, experts] = h [rows, d] times router [experts, d]^T, in `accum`. After rounding to bf16 two
-  // logits may tie, or another expert may win.
-  static void router_logits(const Blas& blas, Tensor h, Tensor router, AccumTensor logits) {
-    const auto e = static_cast<int>(router.rows), d = static_cast<int>(h.columns);
-    batched_product(blas, Transpose::no, Transpose::yes, static_cast<int>(h.rows), e, d, 1,
-                    {h.data, real_type, d, 0}, {router.data, real_type, d, 0}, 0,
-                    {logits.data, data_type<accum>, e, 0}, 1, "gemm_router");
-  }
-
   double tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
 
   // The factor of f in the gradient of each probability, and of f times the probability in the loss. Only the
   // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
   double balance_scale(const Batch& batch) const {
-    if (!first_tensor_rank_) return 0;
-    if (model_.balance != Balance::loss) return 0;
+    if (!first_tensor_rank_ || model_.balance != Balance::loss) return 0;
     return aux_loss_ * model_.experts * batch.inverse_micro_batches / tokens_of_micro_batch();
   }
 

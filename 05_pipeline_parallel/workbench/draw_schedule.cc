@@ -25,13 +25,9 @@ double rounded(double time) { return std::round(100 * time) / 100; }
 double percent(double ratio) { return std::round(1000 * ratio) / 10; }
 
 std::string title_of(const Schedule& s, const Simulation& played) {
-  std::ostringstream title;
-  title << s.name << ": " << s.p << " ranks, ";
-  if (s.v > 1) title << s.v << " chunks a rank, ";
-  title << s.m << " micro-batches. Time " << rounded(played.total) << " = work " << rounded(played.work)
-        << " + bubble " << rounded(played.bubble()) << " (" << percent(played.bubble_ratio())
-        << " % of the work)";
-  return title.str();
+  return text(s.name, ": ", s.p, " ranks, ", s.v > 1 ? text(s.v, " chunks a rank, ") : "", s.m,
+              " micro-batches. Time ", rounded(played.total), " = work ", rounded(played.work), " + bubble ",
+              rounded(played.bubble()), " (", percent(played.bubble_ratio()), " % of the work)");
 }
 
 std::string in_flight_of(const PeakInFlight& peak) {

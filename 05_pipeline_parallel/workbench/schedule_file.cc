@@ -59,12 +59,10 @@ void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
     int chunk = 0, stage = -1;
     for (char after = 0; chunk < s.v; ++chunk) {
       const bool read = static_cast<bool>(in >> stage >> after);
-      if (!read || after != (chunk + 1 < s.v ? ',' : ':') || stage < 0 || stage >= s.stages() ||
-          s.placement[stage].rank >= 0) {
-        throw UsageError(
-            "--pp-schedule", lines[rank].location + ": " + lines[rank].stages.substr(0, 20),
-            "stages such as 0,3: with each of 0 to " + std::to_string(s.stages() - 1) + " on one rank");
-      }
+      require(read && after == (chunk + 1 < s.v ? ',' : ':') && stage >= 0 && stage < s.stages() &&
+                  s.placement[stage].rank < 0,
+              "--pp-schedule", lines[rank].location + ": " + lines[rank].stages.substr(0, 20),
+              "stages such as 0,3: with each of 0 to ", s.stages() - 1, " on one rank");
       s.placement[stage] = {rank, chunk};
     }
   }
@@ -132,11 +130,8 @@ void use_schedule(PipelineOptions& o, const std::string& given) {
 
 Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m) {
   const std::vector<ScheduleLine> lines = lines_of(name, text);
-  if (std::ssize(lines) != p) {
-    throw UsageError("--pp-schedule", name,
-                     "a line with instructions for each of " + std::to_string(p) + " ranks; it has " +
-                         std::to_string(lines.size()));
-  }
+  require(std::ssize(lines) == p, "--pp-schedule", name, "a line with instructions for each of ", p,
+          " ranks; it has ", lines.size());
   Schedule s = {name, false, p, m, 1, looped(p, 1), {}};
   read_stages(s, lines);
   for (const ScheduleLine& line : lines) {

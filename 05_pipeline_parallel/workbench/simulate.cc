@@ -80,8 +80,8 @@ class Simulator {
   }
   std::string located(int rank, size_t n, const std::string& reason) const {
     const Instructions& list = s_.ranks[rank];
-    return "rank " + std::to_string(rank) + ", instruction " + std::to_string(n) + " (" +
-           (n < list.size() ? to_string(list[n]) : "end of the list") + "): " + reason;
+    return text("rank ", rank, ", instruction ", n, " (",
+                n < list.size() ? to_string(list[n]) : "end of the list", "): ", reason);
   }
 
   size_t number(const Instruction& i) const {
@@ -208,10 +208,8 @@ class Simulator {
     waiting.pop_front();
     const Instruction& came = s_.ranks[other.rank][other.n];
     const auto expected = static_cast<Action>(static_cast<int>(i.action) + (send ? -1 : 1));
-    if (came != Instruction{expected, i.micro_batch, peer.chunk}) {
-      fail(to, send ? other.n : mine.n,
-           "what comes is rank " + std::to_string(from) + "'s " + to_string(send ? i : came));
-    }
+    if (came != Instruction{expected, i.micro_batch, peer.chunk})
+      fail(to, send ? other.n : mine.n, text("what comes is rank ", from, "'s ", to_string(send ? i : came)));
     const double end = std::max(operation(mine).begin, operation(other).begin) + cost(mine.rank, i);
     for (const Message& message : {mine, other}) {
       Operation& o = operation(message);

@@ -100,8 +100,6 @@ void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
 
-int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 64); }
-
 // One block a band of copies, one thread an expert. The threads read the same copies, so from a cache.
 __global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, Out<int32_t> of_band) {
   const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;

@@ -24,7 +24,7 @@ void route_tokens(AccumTensor logits /*[rows, experts]*/, Matrix<int32_t> chosen
                   cudaStream_t stream, const real* bias /*[experts], or null*/ = nullptr);
 
 // Number of bands that make_permutation counts `rows` rows in; the same on every device.
-int64_t copy_bands(int64_t rows);
+inline int64_t copy_bands(int64_t rows) { return std::min<int64_t>(rows, 64); }
 
 // counts = the copies that choose each expert. place[c] = the row of copy c by expert. `bands`: work space.
 void make_permutation(Matrix<int32_t> chosen /*[rows, top_k]*/,

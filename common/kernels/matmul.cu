@@ -13,11 +13,6 @@ void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matr
       c.data, data_type<C>, static_cast<int>(c.columns), compute_type, CUBLAS_GEMM_DEFAULT));
 }
 
-#if PRECISION == 16
-template void gemm(const Blas&, const Operand&, const Operand&, accum, Tensor);
-#endif
-template void gemm(const Blas&, const Operand&, const Operand&, accum, AccumTensor);
-
 template <class C>
 void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c,
              const char* name) {
@@ -29,10 +24,12 @@ void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, M
   gemm(blas, a, b, beta, c);
 }
 
+template void gemm(const Blas&, const Operand&, const Operand&, accum, AccumTensor);
+template void product(const Blas&, const Operand&, const Operand&, accum, AccumTensor, const char*);
 #if PRECISION == 16
+template void gemm(const Blas&, const Operand&, const Operand&, accum, Tensor);
 template void product(const Blas&, const Operand&, const Operand&, accum, Tensor, const char*);
 #endif
-template void product(const Blas&, const Operand&, const Operand&, accum, AccumTensor, const char*);
 
 void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) fail(call, cublasGetStatusString(status), file, line);

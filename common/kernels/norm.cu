@@ -38,8 +38,6 @@ void rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double ep
          before.data, branch.data, weight, epsilon, x.columns, x.data, out.data, rstd);
 }
 
-int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
-
 // One block a band of rows, one warp a row. With n = x * rstd:
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
 // Reads d_out and x, and d_x where it adds to it; writes d_x. What it reads twice is then in a cache.

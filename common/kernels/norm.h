@@ -12,7 +12,7 @@ void rmsnorm_forward(Tensor before /*[rows, d]*/, Tensor branch /*[rows, d], or 
                      Tensor out /*[rows, d]*/, accum* rstd /*[rows]*/, cudaStream_t stream);
 
 // Rows of `partials` for rmsnorm_backward, which sums the rows in that many bands, on any device.
-int64_t rmsnorm_bands(int64_t rows);
+inline int64_t rmsnorm_bands(int64_t rows) { return std::min<int64_t>(rows, 256); }
 
 // d_x: the gradient of x, added or (unless `accumulate`) assigned. weight_gradient is assigned.
 void rmsnorm_backward(Tensor d_out /*[rows, d]*/, Tensor x /*[rows, d]*/, const real* weight /*[d]*/,

@@ -27,21 +27,6 @@ std::vector<int64_t> unit_sizes(const TrainingConfig& config, const RankShare& s
   return sizes;
 }
 
-// A group's units, each padded so that its shards are equal: all together, and the largest.
-struct GroupSize {
-  size_t all = 0, largest = 0;
-};
-GroupSize padded(const std::vector<int64_t>& sizes, int replicas, ElementSizes element) {
-  const int64_t alignment = replicas * static_cast<int64_t>(16 / element.real);
-  GroupSize result;
-  for (const int64_t size : sizes) {
-    const size_t unit = (size + alignment - 1) / alignment * alignment;
-    result.all += unit;
-    result.largest = std::max(result.largest, unit);
-  }
-  return result;
-}
-
 // The ranks that share out a sequence in attention, where some split the heads instead of the tokens.
 int ranks_of_sequence(const RankShare& share) { return share.token_ranks / share.head_ranks; }
 
@@ -130,11 +115,17 @@ MemoryPrediction predict_memory(const TrainingConfig& config, ElementSizes eleme
   std::array<size_t, 4> shared_out_from = {};  // elements of a state that is shared out from 1, 2, 3 on
   for (size_t group = 0; group < share.replicas.size(); ++group) {
     const int replicas = share.replicas[group];
-    const GroupSize size = padded(unit_sizes(config, share, group), replicas, element);
-    all += size.all;
-    largest_units += size.largest;
+    const size_t alignment = replicas * (16 / element.real);  // units are padded: their shards are equal
+    size_t of_group = 0, largest = 0;
+    for (const int64_t size : unit_sizes(config, share, group)) {
+      const size_t unit = (size + alignment - 1) / alignment * alignment;
+      of_group += unit;
+      largest = std::max(largest, unit);
+    }
+    all += of_group;
+    largest_units += largest;
     for (int from = 1; from <= 3; ++from)
-      shared_out_from[from] += size.all / (share.sharded_states >= from ? replicas : 1);
+      shared_out_from[from] += of_group / (share.sharded_states >= from ? replicas : 1);
   }
   const size_t states = (config.optimizer == OptimizerKind::adamw ? 2 : 0) + (element.master_weights ? 1 : 0);
   const size_t norm_and_totals =

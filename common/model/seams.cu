@@ -24,10 +24,6 @@ void WgradQueue::issue_all() {
   trace::here = position;
 }
 
-void WgradQueue::prefetch(TensorRegion& region, Tensor x) {
-  if (when_ == WeightGradients::during_backward) region.prefetch_entered(x);
-}
-
 AttentionCore::AttentionCore(Attention kind) : kind_(kind) {
   if (kind == Attention::tensor_core) require_tensor_cores();
 }

@@ -39,50 +39,6 @@ class UnitHooks {
   virtual void weights_changed() {}
 };
 
-class TensorRegion;
-
-// When a micro-batch's weight gradients are computed: in backward, or when issue_all is called (from 05 on).
-enum class WeightGradients { during_backward, on_request };
-
-// Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
-// until it hides a collective on an input gradient, or until issue_all is called.
-class WgradQueue {
- public:
-  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters, WeightGradients when)
-      : hooks_(std::move(hooks)), parameters_(parameters), when_(when) {}
-
-  // `work` adds to weight gradients of `unit`.
-  void push(int unit, std::function<void()> work) {
-    entries_.push_back({unit, std::move(work), false, trace::here});
-  }
-  // Says that the unit is complete for this micro-batch, and drains. `last`: of the step's micro-batches.
-  void close(int unit, bool last) {
-    entries_.push_back({unit, nullptr, last, trace::here});
-    drain();
-  }
-  // The work pushed next reads region.entered(x). Unless it waits for a request, gathering begins now.
-  void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/);
-  // Issues all waiting work, unless weight gradients are computed on request.
-  void drain() {
-    if (when_ == WeightGradients::during_backward) issue_all();
-  }
-  // Issues all waiting work. With WeightGradients::on_request this is the request.
-  void issue_all();
-
- private:
-  struct Entry {
-    int unit;
-    std::function<void()> work;  // empty: the unit is complete
-    bool last = false;
-    trace::Position position;  // where the work was pushed: its label in a trace
-  };
-  std::vector<UnitHooks*> hooks_;
-  Parameters& parameters_;
-  WeightGradients when_;
-  std::vector<Entry> entries_;
-  int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
-};
-
 // A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
 // borders. "Outside": rows that a rank holds between regions, all or (sequence parallelism) a part.
 // A type beside a shape says what the tensor ranks have (04's note): I and R the same, where the gradient of
@@ -115,9 +71,52 @@ class TensorRegion {
   // entered(x) returns again what enter(x) did, [rows, d], R, for the weight gradients; prefetch begins that.
   virtual void prefetch_entered([[maybe_unused]] Tensor x /*[outside, d]*/) {}
   virtual Tensor entered(Tensor x /*[outside, d]*/) { return x; }
-  // Combines the cross-entropy's statistics (kernels/loss.h) of all slices of the vocabulary, in place, V ->
-  // I.
+  // Combines the cross-entropy's statistics (kernels/loss.h) of all vocabulary slices, in place, V -> I.
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
+};
+
+// When a micro-batch's weight gradients are computed: in backward, or when issue_all is called (from 05 on).
+enum class WeightGradients { during_backward, on_request };
+
+// Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
+// until it hides a collective on an input gradient, or until issue_all is called.
+class WgradQueue {
+ public:
+  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters, WeightGradients when)
+      : hooks_(std::move(hooks)), parameters_(parameters), when_(when) {}
+
+  // `work` adds to weight gradients of `unit`.
+  void push(int unit, std::function<void()> work) {
+    entries_.push_back({unit, std::move(work), false, trace::here});
+  }
+  // Says that the unit is complete for this micro-batch, and drains. `last`: of the step's micro-batches.
+  void close(int unit, bool last) {
+    entries_.push_back({unit, nullptr, last, trace::here});
+    drain();
+  }
+  // The work pushed next reads region.entered(x). Unless it waits for a request, gathering begins now.
+  void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/) {
+    if (when_ == WeightGradients::during_backward) region.prefetch_entered(x);
+  }
+  // Issues all waiting work, unless weight gradients are computed on request.
+  void drain() {
+    if (when_ == WeightGradients::during_backward) issue_all();
+  }
+  // Issues all waiting work. With WeightGradients::on_request this is the request.
+  void issue_all();
+
+ private:
+  struct Entry {
+    int unit;
+    std::function<void()> work;  // empty: the unit is complete
+    bool last = false;
+    trace::Position position;  // where the work was pushed: its label in a trace
+  };
+  std::vector<UnitHooks*> hooks_;
+  Parameters& parameters_;
+  WeightGradients when_;
+  std::vector<Entry> entries_;
+  int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
 
 struct AttentionTensors {

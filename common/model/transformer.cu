@@ -42,34 +42,32 @@ static std::vector<double> rotary_frequencies(const ModelConfig& model) {
 TransformerParameters declare_transformer(const ModelConfig& model, FeedForward& feed_forward,
                                           Parameters& parameters) {
   const int d = model.d_model, q = model.heads * model.head_size(), kv = model.kv_heads * model.head_size();
-  const auto matrix = [&](const std::string& name, int unit, int64_t rows, int64_t columns, TensorSplit split,
-                          double deviation) {
-    return parameters.declare({name, unit, rows, columns, split, deviation});
-  };
+  const double into = initial_deviation(d), out_of = initial_deviation(q) / std::sqrt(2.0 * model.layers);
   const auto norm = [&](const std::string& name, int unit) {
     return parameters.declare({name, unit, 1, d, TensorSplit::held_outside, 0.0, false});
   };
   TransformerParameters ids;
-  ids.embedding = matrix("model.embed_tokens.weight", embedding_unit, model.vocab_size, d,
-                         TensorSplit::by_vocabulary, initial_deviation(d));
+  ids.embedding = parameters.declare(
+      {"model.embed_tokens.weight", embedding_unit, model.vocab_size, d, TensorSplit::by_vocabulary, into});
   for (int layer = 0; layer < model.layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     const int unit = unit_of_layer(layer);
     TransformerParameters::Layer of_layer;
     of_layer.norm1 = norm(prefix + "input_layernorm.weight", unit);
     of_layer.norm2 = norm(prefix + "post_attention_layernorm.weight", unit);
-    of_layer.q =
-        matrix(prefix + "self_attn.q_proj.weight", unit, q, d, TensorSplit::by_output, initial_deviation(d));
-    matrix(prefix + "self_attn.k_proj.weight", unit, kv, d, TensorSplit::by_output, initial_deviation(d));
-    matrix(prefix + "self_attn.v_proj.weight", unit, kv, d, TensorSplit::by_output, initial_deviation(d));
-    of_layer.o = matrix(prefix + "self_attn.o_proj.weight", unit, d, q, TensorSplit::by_input,
-                        initial_deviation(q) / std::sqrt(2.0 * model.layers));
+    const auto matrix = [&](const char* name, int rows, int columns, TensorSplit split, double deviation) {
+      return parameters.declare({prefix + name, unit, rows, columns, split, deviation});
+    };
+    of_layer.q = matrix("self_attn.q_proj.weight", q, d, TensorSplit::by_output, into);
+    matrix("self_attn.k_proj.weight", kv, d, TensorSplit::by_output, into);
+    matrix("self_attn.v_proj.weight", kv, d, TensorSplit::by_output, into);
+    of_layer.o = matrix("self_attn.o_proj.weight", d, q, TensorSplit::by_input, out_of);
     feed_forward.declare(parameters, model, layer);
     ids.layers.push_back(of_layer);
   }
   ids.final_norm = norm("model.norm.weight", head_unit(model.layers));
-  ids.head = matrix("lm_head.weight", head_unit(model.layers), model.vocab_size, d,
-                    TensorSplit::by_vocabulary, initial_deviation(d));
+  ids.head = parameters.declare(
+      {"lm_head.weight", head_unit(model.layers), model.vocab_size, d, TensorSplit::by_vocabulary, into});
   return ids;
 }
 

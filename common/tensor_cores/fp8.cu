@@ -147,7 +147,6 @@ static void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]
 #endif
 }
 
-// c = a b^T + beta c in fp8. new_b: false if b is the one of the last product.
 template <class C>
 void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
               bool new_b) {
