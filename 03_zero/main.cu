@@ -20,12 +20,16 @@ void train(const OptionsWith<ZeroOptions>& options, World& world) {
   AttentionCore attention(options.attention);
   FeedForward feed_forward;
 
-  Parameters parameters({.groups = {{world.rank(), world.ranks()}}});
+  const int shards = options.technique.shards(world.ranks());
+  const int shard = world.rank() % shards, shard_group = world.rank() / shards;
+  Parameters parameters({.groups = {{shard, shards, shard_group}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator data_ranks(world, world.all(), "data");
+  Communicator all_shards(world, every(shard_group * shards, shards), "shards");
+  Communicator same_shard(world, every(shard, world.ranks() / shards, shards), "same shard");
   const MemoryPrediction predicted = require_memory(predict_memory(
-      options, world.ranks(), {.replicas = {world.ranks()}, .sharded_states = options.technique.zero_stage}));
-  Zero zero(options.technique.zero_stage, parameters.group(), data_ranks, compute);
+      options, world.ranks(), {.replicas = {shards}, .sharded_states = options.technique.zero_stage}));
+  Zero zero(options.technique.zero_stage, parameters.group(), all_shards, same_shard, compute);
   load_or_initialise(options, parameters, compute);
   zero.weights_changed();
   const Seams seams = {{&zero}, &region, &attention, &feed_forward};

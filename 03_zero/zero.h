@@ -7,6 +7,10 @@
 //   stage 3   also the weights: forward and backward all-gather a unit's weights before they use them
 //
 // At each use the model asks for weights(unit) and gradients(unit): Zero says which buffer holds them now.
+//
+// Hybrid sharding (Zhang et al., "MiCS", 2022, arXiv 2205.00119): all this among n neighbours, which hold one
+// copy of the model. Other neighbours hold other copies. After the step's last micro-batch, the ranks with
+// the same shard all-reduce its gradient.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +31,14 @@ enum class Reshard { after_use, after_step };
 class Zero : public UnitHooks {
  public:
   // Allocates the group's weights and gradients as `stage` (0 to 3) needs, and adds this rank's shards, which
-  // the optimizer updates. `data`: the ranks that own the shards. `compute`: the stream of the model.
-  Zero(int stage, ParameterGroup& group, Communicator& data, cudaStream_t compute,
+  // the optimizer updates. `data`: the ranks that own the shards of one copy. `same_shard`: the ranks that
+  // own this shard, one of each copy. `compute`: the stream of the model.
+  Zero(int stage, ParameterGroup& group, Communicator& data, Communicator& same_shard, cudaStream_t compute,
        Reshard reshard = Reshard::after_use)
       : stage_(stage),
         group_(group),
         data_(data),
+        same_shard_(same_shard),
         compute_(compute),
         reshard_(reshard),
         units_(group.units().empty() ? 0 : group.units().back() + 1),
@@ -115,11 +121,15 @@ class Zero : public UnitHooks {
       if (stage_ == 0) data_.all_reduce(all, all, group_.size(unit));
       if (stage_ == 1) reduce_scatter(unit, all, all + shard_begin(unit));
     }
+    if (last && same_shard_.ranks() > 1) sum_copies(unit);
   }
 
   // After the last micro-batch: `compute` waits for all sums. Work issued to it after this call reads the
   // global gradient of this rank's shards.
-  void finish_gradient_sync() override { wait_stream(compute_, data_.stream()); }
+  void finish_gradient_sync() override {
+    wait_stream(compute_, data_.stream());
+    wait_stream(compute_, same_shard_.stream());
+  }
 
  private:
   static constexpr int none = -1;
@@ -182,6 +192,13 @@ class Zero : public UnitHooks {
     data_.reduce_scatter(all, own, group_.shard_size(unit));
   }
 
+  // The sum of this rank's shard over the copies. Meanwhile the next unit's gradients are reduce-scattered.
+  void sum_copies(int unit) {
+    accum* const own = units_[unit].own_gradients;
+    wait_stream(same_shard_.stream(), data_.stream());
+    same_shard_.all_reduce(own, own, group_.shard_size(unit));
+  }
+
   // Successive units use different buffers: backward writes one while the other is reduce-scattered.
   GradientBuffer& gradient_buffer(int unit) { return gradient_buffers_[unit % 2]; }
 
@@ -206,7 +223,7 @@ class Zero : public UnitHooks {
 
   int stage_;
   ParameterGroup& group_;
-  Communicator& data_;
+  Communicator &data_, &same_shard_;
   cudaStream_t compute_;
   Reshard reshard_;
   std::vector<UnitState> units_;

@@ -24,6 +24,8 @@ inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   check_tensor_parallel(options.model, options.tensor, shape.tp, rows,
                         std::string("--micro-batch-size x --seq-len") + (shape.cp > 1 ? " / --cp" : ""));
   check_context_parallel(options, options.context, shape.cp, shape.tp);
+  fit_to_ranks(options, options.zero, shape.replicas());
+  require(shape.shards() % shape.ep == 0, "--shard-ranks", shape.shards(), "a multiple of --ep, ", shape.ep);
   const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
   complete_pipeline_options(options, options.pipeline, shape.pp, micro_batches);
   const bool has_buckets = options.zero.zero_stage == 0 && options.data_parallel.dp_sync == DpSync::bucket;
@@ -64,7 +66,7 @@ inline RankShare stage_share(const CombinedOptions& options, const Schedule& sch
 // model and the batch a rank has; each technique in turn changes it.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, RankShare share) {
-  share.replicas = {shape.dp * shape.cp * shape.copies};
+  share.replicas = {shape.shards()};
   share.sharded_states = options.zero.zero_stage;
   share.gathers_once_a_step = shape.pp > 1;
   share.tensor_ranks = shape.tp;
@@ -89,7 +91,7 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
   if (options.zero.zero_stage > 0) {
-    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, compute,
+    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.same_shard, compute,
                                   mesh.shape.pp > 1 ? Reshard::after_step : Reshard::after_use);
   }
   group.allocate();

@@ -35,7 +35,8 @@ inline bool share_alike(const CombinedOptions& o, const MeshShape& shape) {
 // Whether all ranks of an axis sit alike: neighbours fill nodes, or a node has room for several groups.
 inline bool sit_alike(const MeshShape& shape, int sharing, int ranks_per_node) {
   const auto even = [&](int n) { return n % ranks_per_node == 0 || ranks_per_node % n == 0; };
-  return even(shape.tp) && even(shape.tp * sharing) && (shape.pp == 1 || even(shape.ranks() / shape.pp));
+  return even(shape.tp) && even(shape.tp * sharing) && (shape.pp == 1 || even(shape.ranks() / shape.pp)) &&
+         (shape.shard_ranks == 0 || even(shape.tp * shape.shard_ranks));
 }
 
 // Which ranks of a folded world are there, ascending, and how many ranks do what each of them does.

@@ -6,7 +6,8 @@
 // Data and context ranks hold the same weights and see different tokens. So gradients are summed over both,
 // and ZeRO shards over both. The expert axis divides these DP x CP ranks: EP consecutive ranks share out the
 // experts. The ranks that hold the same experts sum the gradients of these experts. With two copies of the
-// model in a pipeline (dualpipe), the pipeline ranks k and PP - 1 - k hold the same weights, too.
+// model in a pipeline (dualpipe), the pipeline ranks k and PP - 1 - k hold the same weights, too. Of the
+// ranks with the same weights, so many neighbours as --shard-ranks says hold them in shards.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +29,11 @@ namespace pentatron {
 // The degree of each axis: its number of ranks.
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
-  int copies = 1;  // of the model in a pipeline
+  int copies = 1;       // of the model in a pipeline
+  int shard_ranks = 0;  // ZeroOptions
   int ranks() const { return tp * cp * dp * pp; }
+  int replicas() const { return cp * dp * copies; }  // ranks with the same weights
+  int shards() const { return shard_ranks > 0 ? shard_ranks : replicas(); }
   bool operator==(const MeshShape&) const = default;
   std::vector<std::pair<std::string, int>> degrees() const {
     return {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}, {"ep", ep}};
@@ -47,19 +51,22 @@ inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
           rank / (shape.tp * shape.cp * shape.dp)};
 }
 
-enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, all };
+enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, same_shard, all };
 
 // A group's key: ranks with equal keys form the group.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
   const MeshCoordinates at = coordinates_of(shape, rank);
-  const int replica = at.cp + shape.cp * at.dp;  // this rank's number among those of its stage
   const int stages = shape.copies == 1 ? at.pp : std::min(at.pp, shape.pp - 1 - at.pp);
+  const int replica = at.cp + shape.cp * (at.dp + shape.dp * (at.pp > stages));  // among all of its stage
+  const int shard_group = replica / shape.shards();
   if (group == MeshGroup::tensor) return {at.cp, at.dp, at.pp};
   if (group == MeshGroup::context) return {at.tp, at.dp, at.pp};
   if (group == MeshGroup::pipeline) return {at.tp, at.cp, at.dp};
-  if (group == MeshGroup::gradients) return {at.tp, stages, 0};
+  if (group == MeshGroup::gradients) return {at.tp, stages, shard_group};
   if (group == MeshGroup::experts) return {at.tp, at.pp, replica / shape.ep};
-  if (group == MeshGroup::expert_gradients) return {at.tp, stages, replica % shape.ep};
+  if (group == MeshGroup::expert_gradients)
+    return {at.tp, stages, shape.ep * shard_group + replica % shape.ep};
+  if (group == MeshGroup::same_shard) return {at.tp, stages, replica % shape.shards()};
   return {};
 }
 
@@ -104,7 +111,7 @@ inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
   require(dp * options.cp % ep == 0, "--ep", ep, "a divisor of --dp x --cp, ",
           product_text({dp, options.cp}));
   const int copies = options.pipeline.pp_schedule == PpSchedule::dualpipe ? 2 : 1;
-  return {options.tp, options.cp, dp, pp, ep, copies};
+  return {options.tp, options.cp, dp, pp, ep, copies, options.zero.shard_ranks};
 }
 
 std::string draw_mesh(const MeshShape& shape);  // the picture of --show-mesh (workbench/draw_mesh.cu)
@@ -135,6 +142,7 @@ class Mesh {
         experts(world, members_of(shape, MeshGroup::experts, world.rank()), "experts"),
         expert_gradients(world, members_of(shape, MeshGroup::expert_gradients, world.rank()),
                          "expert gradients"),
+        same_shard(world, members_of(shape, MeshGroup::same_shard, world.rank()), "same shard"),
         all(world, members_of(shape, MeshGroup::all, world.rank()), "all") {}
 
   // How the axes split the parameters of `units`, which this rank holds. The replicas are in the order of the
@@ -142,7 +150,8 @@ class Mesh {
   ParameterLayout parameter_layout(const std::vector<int>& units) const {
     return {tensor.rank(),
             tensor.ranks(),
-            {{gradients.rank(), gradients.ranks()}, {expert_gradients.rank(), expert_gradients.ranks()}},
+            {{gradients.rank(), gradients.ranks(), same_shard.rank()},
+             {expert_gradients.rank(), expert_gradients.ranks(), same_shard.rank()}},
             units};
   }
 
@@ -157,7 +166,7 @@ class Mesh {
   const MeshShape shape;
   const MeshCoordinates at;
   const std::vector<int> pipeline;  // ranks of the world; each edge between two has communicators of its own
-  Communicator tensor, context, gradients, experts, expert_gradients;
+  Communicator tensor, context, gradients, experts, expert_gradients, same_shard;
   Communicator all;  // the gradient norm and the loss
 };
 

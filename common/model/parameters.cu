@@ -158,8 +158,9 @@ std::vector<ParameterRange> Parameters::ranges(const Shard& shard) const {
 
 std::vector<ParameterRange> Parameters::counted_ranges(const Shard& shard) const {
   const ParameterGroup& group = groups_[shard.group];
+  const Replicas& replicas = group.replicas();
   const bool whole = shard.size() == group.size(shard.unit);  // all replicas hold it; the first counts it
-  if (whole && group.replicas().rank > 0) return {};
+  if (replicas.shard_group > 0 || (whole && replicas.rank > 0)) return {};
   std::vector<ParameterRange> result = ranges(shard);
   if (layout_.tensor_rank > 0)  // all tensor ranks hold these, so only the first counts them
     std::erase_if(result, [](const ParameterRange& r) { return held_by_all(r.parameter->tensor_split); });

@@ -74,9 +74,10 @@ struct GlobalRuns {
 std::vector<GlobalRuns> global_runs(const ParameterRange& range);
 
 // Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
-// gradients is the gradient. `rank` is this rank's place among `ranks` replicas.
+// gradients is the gradient. `rank` is this rank's place among `ranks` replicas, which may own a shard each.
+// More replicas form more such groups, of which this is number `shard_group`.
 struct Replicas {
-  int rank = 0, ranks = 1;
+  int rank = 0, ranks = 1, shard_group = 0;
 };
 
 class ParameterGroup {

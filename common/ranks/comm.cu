@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <iomanip>
-#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -67,6 +66,12 @@ std::string device_uuid() {
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line) {
   if (status != ncclSuccess) fail(call, ncclGetErrorString(status), file, line);
+}
+
+std::vector<int> every(int first, int count, int stride) {
+  std::vector<int> ranks(count);
+  for (int i = 0; i < count; ++i) ranks[i] = first + i * stride;
+  return ranks;
 }
 
 // ---- World ------------------------------------------------------------------------------------------------
@@ -218,12 +223,6 @@ bool World::all_arrive(double seconds) const {
   MPI_Request request;
   MPI_CHECK(MPI_Ibarrier(MPI_COMM_WORLD, &request));
   return wait_at_most(request, seconds);
-}
-
-std::vector<int> World::all() const {
-  std::vector<int> ranks(ranks_);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
 }
 
 TrafficByOperation World::traffic() const {

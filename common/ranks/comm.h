@@ -187,6 +187,9 @@ constexpr size_t library_bytes(int channels) {
   return context_with_all_kernels + channels * buffers_of_channel;
 }
 
+// `count` ranks, `stride` apart.
+std::vector<int> every(int first, int count, int stride = 1);
+
 class World : public Peers {
  public:
   // Starts MPI, unless it is running already (as in tests). Picks this rank's GPU: the rank's number on
@@ -215,7 +218,7 @@ class World : public Peers {
   std::vector<std::string> gather(const std::string& text) const override;
   std::string places() const override;
   bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
-  std::vector<int> all() const;           // 0, 1, ... ranks() - 1
+  std::vector<int> all() const { return every(0, ranks_); }
 
   size_t context_bytes() const override { return context_with_all_kernels; }
   size_t library_bytes() const override;  // with the channels of each existing communicator

@@ -27,7 +27,11 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
   }
   ids = declare_transformer(options.model, *seams.feed_forward, parameters);
   if (technique.kind == Technique::zero) {
-    zero = std::make_unique<Zero>(technique.stage, parameters.group(), ranks, stream);
+    const int shards = technique.shards_of(ranks.ranks()), shard = ranks.rank() % shards;
+    all_shards = std::make_unique<Communicator>(world, every(ranks.rank() - shard, shards), "shards");
+    same_shard =
+        std::make_unique<Communicator>(world, every(shard, ranks.ranks() / shards, shards), "same shard");
+    zero = std::make_unique<Zero>(technique.stage, parameters.group(), *all_shards, *same_shard, stream);
     seams.hooks = {zero.get()};
   } else {
     parameters.allocate();

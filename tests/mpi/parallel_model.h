@@ -24,6 +24,7 @@ struct Technique {
   DpSync sync = DpSync::naive;     // of data parallelism
   double bucket_mb = 25;           // likewise
   int stage = 0;                   // of ZeRO
+  int shard_ranks = 0;             // likewise; 0: all
   bool sequence_parallel = false;  // of tensor parallelism
   int tp_overlap = 1;              // likewise
   PpSchedule schedule = PpSchedule::one_f_one_b;
@@ -43,14 +44,18 @@ struct Technique {
   // Unless a pipeline's: that has a layout of its own.
   ParameterLayout layout(const Communicator& ranks) const {
     if (kind == tensor_parallel) return {.tensor_rank = ranks.rank(), .tensor_ranks = ranks.ranks()};
-    return {.groups = {{ranks.rank(), ranks.ranks()}}};
+    const int shards = shards_of(ranks.ranks());
+    return {.groups = {{ranks.rank() % shards, shards, ranks.rank() / shards}}};
   }
+  int shards_of(int ranks) const { return ZeroOptions{stage, shard_ranks}.shards(ranks); }
 };
 
 inline Technique data_parallel(DpSync sync, double bucket_mb = 25) {
   return {Technique::data_parallel, sync, bucket_mb};
 }
-inline Technique zero(int stage) { return {.kind = Technique::zero, .stage = stage}; }
+inline Technique zero(int stage, int shard_ranks = 0) {
+  return {.kind = Technique::zero, .stage = stage, .shard_ranks = shard_ranks};
+}
 inline Technique pipeline(const std::string& file, int chunks = 1) {
   return {.kind = Technique::pipeline, .schedule = PpSchedule::from_file, .chunks = chunks, .file = file};
 }
@@ -105,7 +110,7 @@ struct ParallelModel {
   Parameters parameters;
   TransformerParameters ids;
   std::vector<int32_t> positions;  // of every sequence, that this rank has
-  std::unique_ptr<Communicator> gradient_ranks;
+  std::unique_ptr<Communicator> gradient_ranks, all_shards, same_shard;
   std::unique_ptr<AttentionCore> context_parallel;  // one of the five, or this with the next
   std::unique_ptr<DataParallel> data_parallel;
   std::unique_ptr<Zero> zero;

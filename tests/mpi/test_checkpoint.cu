@@ -23,12 +23,13 @@ CombinedCase checkpoint_case(const MeshShape& shape, int zero_stage, int experts
                                2);
   o.optimizer = OptimizerKind::adamw;
   o.lr = 1e-4;  // so that AdamW does not make large what is only rounding
-  o.zero.zero_stage = zero_stage;
+  o.zero = {zero_stage, zero_stage > 0 ? shape.shard_ranks : 0};
   o.attention = Attention::tiled;
   o.model.experts = experts;
   o.model.balance = experts > 0 ? Balance::bias : Balance::loss;
   o.experts.ep = shape.ep;
   CombinedCase c = {shape, o};
+  c.shape.shard_ranks = o.zero.shard_ranks;
   check_combined(c.options, c.shape);
   return c;
 }
@@ -36,9 +37,9 @@ CombinedCase checkpoint_case(const MeshShape& shape, int zero_stage, int experts
 // Fewer on 8 ranks: on two cores they need seconds for a save.
 std::vector<MeshShape> meshes() {
   const int r = mpi_tests::ranks();
-  if (r == 8) return {{1, 1, 8, 1, 1}, {2, 2, 1, 2, 1}};
+  if (r == 8) return {{1, 1, 8, 1, 1, 1, /*shard_ranks=*/4}, {2, 2, 1, 2, 1}};
   std::vector<MeshShape> all = {{1, 1, r, 1, 1}, {r, 1, 1, 1, 1}, {1, 1, 1, r, 1}, {1, r, 1, 1, 1}};
-  if (r % 2 == 0) all.push_back({2, 1, r / 2, 1, 1});
+  if (r % 2 == 0) all.push_back({2, 1, r / 2, 1, 1}), all.push_back({1, 1, r, 1, 1, 1, r / 2});
   return all;
 }
 

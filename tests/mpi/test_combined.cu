@@ -40,6 +40,7 @@ std::string command_line(const CombinedCase& c) {
   text << "mpirun -n " << c.shape.ranks() << " build/cpu-fp64/07_combined_5d --tp " << c.shape.tp << " --cp "
        << c.shape.cp << " --dp " << c.shape.dp << " --pp " << c.shape.pp << " --zero-stage "
        << o.zero.zero_stage;
+  if (o.zero.shard_ranks > 0) text << " --shard-ranks " << o.zero.shard_ranks;
   if (o.zero.zero_stage == 0)
     text << " --dp-sync " << to_string(o.data_parallel.dp_sync) << " --bucket-mb "
          << o.data_parallel.bucket_mb;
@@ -198,6 +199,26 @@ TEST_CASE("07: parity, two copies of the model", "[07][parity]") {
   }
 }
 
+// Experts on as many ranks as hold a copy, or on fewer.
+TEST_CASE("07: parity, hybrid sharding", "[07][parity]") {
+  mpi_tests::set_time_limit(300);
+  int stage = 0;
+  for (MeshShape shape : all_meshes(mpi_tests::ranks())) {
+    const int replicas = shape.cp * shape.dp;
+    for (int shards = 1; shards < replicas; ++shards) {
+      if (replicas % shards != 0 || (mpi_tests::ranks() == 8 && shards == 1)) continue;
+      shape.shard_ranks = shards;
+      CombinedCase c = mesh_case(shape, stage = stage % 3 + 1);
+      c.options.zero.shard_ranks = shards;
+      if (shape.tp == 1) {
+        c.options.experts.ep = c.shape.ep = shards;
+        c.options.model.experts = 2 * shards;
+      }
+      check_mesh(c);
+    }
+  }
+}
+
 // On 16 ranks alone (mpirun -n 16 mpi_tests '[16]').
 TEST_CASE("07: parity of five dimensions at once", "[07][parity][16]") {
   if (mpi_tests::ranks() != 16) return;
@@ -220,13 +241,18 @@ TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
   if (mpi_tests::ranks() > 1) return;
   for (MeshShape shape : all_meshes(24)) {
     const int replicas = shape.dp * shape.cp;
-    for (const int ep : {1, 2, 3, 4}) {
-      if (replicas % ep != 0) continue;
-      shape.ep = ep;
+    for (const auto& [ep, shards] :
+         {std::pair{1, 0}, {2, 0}, {3, 0}, {4, 0}, {1, 1}, {1, 2}, {2, 4}, {4, 4}}) {
+      if (replicas % ep != 0 || (shards > 0 && replicas % shards != 0)) continue;
+      shape.ep = ep, shape.shard_ranks = shards;
       const std::vector<std::pair<MeshGroup, int>> sizes = {
-          {MeshGroup::tensor, shape.tp},   {MeshGroup::context, shape.cp},
-          {MeshGroup::pipeline, shape.pp}, {MeshGroup::gradients, replicas},
-          {MeshGroup::experts, ep},        {MeshGroup::expert_gradients, replicas / ep}};
+          {MeshGroup::tensor, shape.tp},
+          {MeshGroup::context, shape.cp},
+          {MeshGroup::pipeline, shape.pp},
+          {MeshGroup::gradients, shape.shards()},
+          {MeshGroup::experts, ep},
+          {MeshGroup::expert_gradients, shape.shards() / ep},
+          {MeshGroup::same_shard, replicas / shape.shards()}};
       for (const auto& [group, size] : sizes) {
         for (int rank = 0; rank < 24; ++rank) {
           const std::vector<int> members = members_of(shape, group, rank);
@@ -241,6 +267,10 @@ TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
         CHECK(members_of(shape, MeshGroup::tensor, rank)[at.tp] == rank);
         CHECK(members_of(shape, MeshGroup::context, rank)[at.cp] == rank);
         CHECK(members_of(shape, MeshGroup::pipeline, rank)[at.pp] == rank);
+        const int replica = at.cp + shape.cp * at.dp, shard = replica % shape.shards();
+        CHECK(members_of(shape, MeshGroup::gradients, rank)[shard] == rank);
+        CHECK(members_of(shape, MeshGroup::expert_gradients, rank)[shard / ep] == rank);
+        CHECK(members_of(shape, MeshGroup::same_shard, rank)[replica / shape.shards()] == rank);
       }
     }
   }
@@ -274,7 +304,9 @@ TEST_CASE("07: a folded world has the ranks that differ", "[07][mesh]") {
     CHECK(present({1, 4, 8, 1}, 8) == std::vector{0, 3});
     CHECK(present({1, 4, 1, 1}, 3).size() == 4);  // 3 is alone in its node
   }
-  o.model.top_k = 1, o.sequence_length = 15;  // 30 rows for 4 experts
+  CHECK(present({1, 1, 16, 1, 1, 1, 4}, 8) == std::vector{0});
+  CHECK(present({1, 1, 12, 1, 1, 1, 3}, 4).size() == 12);  // 3, 4 and 5 hold a copy in two nodes
+  o.model.top_k = 1, o.sequence_length = 15;               // 30 rows for 4 experts
   CHECK(present({1, 1, 8, 1, 4}, 8) == std::vector{0, 1, 2, 3});
 }
 
@@ -334,7 +366,7 @@ class Draw {
       other.shape = any_mesh();
       do other.shape.ep = c.options.model.experts > 0 ? up_to(other.shape.dp * other.shape.cp) : 1;
       while (other.shape.dp * other.shape.cp % other.shape.ep != 0);
-      other.options.zero.zero_stage = drawn.options.zero.zero_stage;
+      other.options.zero = drawn.options.zero;
       other.options.tensor.sequence_parallel = drawn.options.tensor.sequence_parallel;
       other.options.pipeline.pp_schedule = drawn.options.pipeline.pp_schedule;
       other.options.pipeline.vpp = drawn.options.pipeline.vpp;
@@ -354,7 +386,7 @@ class Draw {
       o.experts.ep = c.shape.ep;
       if (o.micro_batch_size * o.sequence_length == 1) return false;  // without a target (batches_of_step)
       check_experts(o, o.experts);
-      c.shape.copies = mesh_shape(o, ranks_).copies;
+      c.shape = mesh_shape(o, ranks_);
       check_combined(o, c.shape);
       c.options = o;
       return true;
@@ -416,6 +448,7 @@ class Draw {
     o.pipeline.vpp = chunks;
     o.pipeline.pp_messages = up_to(4) == 1 ? PpMessages::grouped : PpMessages::streams;
     o.zero.zero_stage = up_to(4) - 1;
+    if (up_to(2) == 1) o.zero.shard_ranks = up_to(cp * dp);
     o.data_parallel.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});
     o.data_parallel.bucket_mb = one_of({0.001, 0.01, 25.0});
     o.tensor.sequence_parallel = up_to(2) == 1;

@@ -23,6 +23,9 @@ const std::vector<Request> requests = {
     {{8, 1, 1, 1}, 0, true},
     {{1, 8, 1, 1}, 1},
     {{1, 1, 8, 1}, 3},
+    {{1, 1, 8, 1, 1, 1, /*shard_ranks=*/4}, 3},
+    {{2, 2, 2, 1, 1, 1, 2}, 2, true},
+    {{1, 1, 4, 2, 1, 1, 2}, 1},
     {{1, 1, 1, 8}, 0, false, PpSchedule::afab},
     {{2, 1, 4, 1}, 3, true, PpSchedule::one_f_one_b, Recompute::full},
     {{2, 2, 2, 1}, 2, true, PpSchedule::one_f_one_b, Recompute::selective},
@@ -44,6 +47,7 @@ CombinedCase requested_case(const Request& r) {
                                     /*vocab_size=*/56, /*sequence=*/16, /*micro_batch=*/2,
                                     /*global_batch=*/2 * kMicroBatches * r.shape.dp);
   o.zero.zero_stage = r.zero_stage;
+  o.zero.shard_ranks = r.shape.shard_ranks;
   o.data_parallel.dp_sync = DpSync::overlap;
   o.tensor.sequence_parallel = r.sequence_parallel;
   o.pipeline.pp_schedule = r.schedule;
@@ -175,6 +179,16 @@ ExpectedOfGroup of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
   return e;
 }
 
+// Hybrid sharding: the own shard of each unit, once a step.
+ExpectedOfGroup of_same_shard(CombinedModel& combined, const CombinedCase& c) {
+  ExpectedOfGroup e;
+  for (const int unit : units_of(combined.chunks)) {
+    if (combined.mesh.same_shard.ranks() > 1)
+      e["all_reduce"].add(1, combined.parameters.group(dense_group).size(unit) / c.shape.shard_ranks);
+  }
+  return e;
+}
+
 ExpectedOfGroup of_pipeline_ranks(CombinedModel& combined, const CombinedCase& c) {
   const Part part = part_of(combined, c);
   const int64_t stages = std::ssize(combined.chunks);
@@ -211,8 +225,9 @@ void check(const Request& request) {
               predict_memory(c.options, element_sizes, c.shape, world.rank()).total());
 
   CUDA_CHECK(cudaDeviceSynchronize());
-  for (Communicator* group : {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients,
-                              &combined.mesh.experts, &combined.mesh.expert_gradients, &combined.mesh.all})
+  for (Communicator* group :
+       {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients, &combined.mesh.experts,
+        &combined.mesh.expert_gradients, &combined.mesh.same_shard, &combined.mesh.all})
     group->reset_traffic();
   const TrafficByOperation of_first_step = world.traffic();  // of the pipeline's edges alone
   train_step(1);
@@ -222,18 +237,20 @@ void check(const Request& request) {
     check_group_traffic("context", combined.mesh.context.traffic(), of_context_ranks(combined, c));
   if (c.shape.dp * c.shape.cp > 1)
     check_group_traffic("gradients", combined.mesh.gradients.traffic(), of_gradient_ranks(combined, c));
+  check_group_traffic("same shard", combined.mesh.same_shard.traffic(), of_same_shard(combined, c));
   check_group_traffic("experts", combined.mesh.experts.traffic(), {});
   check_group_traffic("all", combined.mesh.all.traffic(), {{"scalars", {1, 2}}});
   TrafficByOperation edges = without(world.traffic(), of_first_step);
-  for (const Communicator* group : {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients,
-                                    &combined.mesh.expert_gradients, &combined.mesh.all})
+  for (const Communicator* group :
+       {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients,
+        &combined.mesh.expert_gradients, &combined.mesh.same_shard, &combined.mesh.all})
     edges = without(edges, group->traffic());
   if (c.shape.pp > 1) check_group_traffic("pipeline", edges, of_pipeline_ranks(combined, c));
 }
 
 }  // namespace
 
-TEST_CASE("07: memory and traffic of twelve meshes are as predicted", "[07][memory][traffic]") {
+TEST_CASE("07: memory and traffic of meshes are as predicted", "[07][memory][traffic]") {
   if (mpi_tests::ranks() != 8) return;
   mpi_tests::set_time_limit(300);
   for (const Request& request : requests) {

@@ -218,6 +218,16 @@ TEST_CASE("03: parity, stage 0", "[03][parity]") { check_parity(zero(0)); }
 TEST_CASE("03: parity, stage 1", "[03][parity]") { check_parity(zero(1)); }
 TEST_CASE("03: parity, stage 2", "[03][parity]") { check_parity(zero(2)); }
 TEST_CASE("03: parity, stage 3", "[03][parity][8]") { check_parity(zero(3)); }
+TEST_CASE("03: parity, hybrid sharding", "[03][parity][8]") {
+  mpi_tests::set_time_limit(300);
+  for (int shards = 1; shards < mpi_tests::ranks(); ++shards) {
+    if (mpi_tests::ranks() % shards != 0) continue;
+    for (const int stage : {1, 2, 3}) {
+      INFO("stage " << stage << ", " << shards << " ranks a copy");
+      check_parity(zero(stage, shards), odd_options(/*micro_batches=*/3, Recompute::none));
+    }
+  }
+}
 
 TEST_CASE("04: parity, tensor parallel", "[04][parity]") { check_tensor_parity(false, 1, Recompute::none); }
 TEST_CASE("04: parity, tensor parallel, selective recomputation", "[04][parity]") {

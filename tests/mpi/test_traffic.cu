@@ -93,6 +93,9 @@ ExpectedTraffic expected_traffic(const Technique& technique, const std::vector<i
                           sizeof(real));
       break;
   }
+  // Hybrid sharding: the own shard, once a step, whatever m is.
+  const int shards = technique.shards_of(mpi_tests::ranks());
+  if (shards < mpi_tests::ranks()) e["all_reduce"].add(count, all / shards, sizeof(accum));
   return e;
 }
 
@@ -123,9 +126,13 @@ void check_step_traffic(const Technique& technique, const CombinedOptions& optio
       if (seen == all.end()) continue;
       CHECK(seen->second.calls == e.calls);
       CHECK(seen->second.elements == e.elements);
-      const bool among_neighbours =
-          operation == "all_to_all_v" && options.context.cp_exchange == CpExchange::ulysses_ring;
-      sent += e.bytes * sent_share(operation, among_neighbours ? options.context.ulysses : world.ranks());
+      int ranks_of_operation = world.ranks();
+      if (operation == "all_to_all_v" && options.context.cp_exchange == CpExchange::ulysses_ring)
+        ranks_of_operation = options.context.ulysses;
+      if (technique.shard_ranks > 0 && operation != "scalars")
+        ranks_of_operation =
+            operation == "all_reduce" ? world.ranks() / technique.shard_ranks : technique.shard_ranks;
+      sent += e.bytes * sent_share(operation, ranks_of_operation);
     }
     CHECK(sent_bytes(world.traffic()) == Approx(sent));
   }
@@ -137,7 +144,7 @@ void check_traffic(const Technique& technique) {
     for (const int micro_batches : {1, 3}) {
       INFO(layers << " layers, " << micro_batches << " micro-batches a rank");
       const CombinedOptions options = uneven_options(layers, micro_batches);
-      const std::vector<int64_t> units = padded_units(options.model, mpi_tests::ranks());
+      const std::vector<int64_t> units = padded_units(options.model, technique.shards_of(mpi_tests::ranks()));
       check_step_traffic(technique, options, expected_traffic(technique, units, micro_batches));
     }
   }
@@ -289,6 +296,10 @@ TEST_CASE("03: traffic of stage 2 is (m + 1) all", "[03][traffic]") { check_traf
 TEST_CASE("03: traffic of stage 3 is 3 m all, less what is still there", "[03][traffic]") {
   check_traffic(zero(3));
 }
+TEST_CASE("03: traffic of hybrid sharding adds 2 all / shards a step", "[03][traffic]") {
+  if (mpi_tests::ranks() % 2 != 0) return;
+  for (const int stage : {1, 2, 3}) check_traffic(zero(stage, mpi_tests::ranks() / 2));
+}
 
 TEST_CASE("04: traffic of a layer is 8 s b h (t-1)/t with tensor parallelism", "[04][traffic]") {
   check_tensor_traffic(false, Recompute::none);
@@ -355,7 +366,8 @@ void check_memory(const Technique& technique) {
   const CombinedOptions options = tiny_options();
   World world(nullptr, nullptr);
   Communicator data(world, world.all(), "data");
-  const int d = world.ranks(), stage = technique.kind == Technique::zero ? technique.stage : 0;
+  const int d = technique.shards_of(world.ranks());
+  const int stage = technique.kind == Technique::zero ? technique.stage : 0;
   const MemoryBytes measured = measured_bytes(options, technique, world, data);
 
   const MemoryPrediction predicted =
@@ -522,6 +534,10 @@ TEST_CASE("03: memory of stage 0", "[03][memory]") { check_memory(zero(0)); }
 TEST_CASE("03: memory of stage 1", "[03][memory]") { check_memory(zero(1)); }
 TEST_CASE("03: memory of stage 2", "[03][memory]") { check_memory(zero(2)); }
 TEST_CASE("03: memory of stage 3", "[03][memory]") { check_memory(zero(3)); }
+TEST_CASE("03: memory of hybrid sharding", "[03][memory]") {
+  if (mpi_tests::ranks() % 2 != 0) return;
+  for (const int stage : {1, 2, 3}) check_memory(zero(stage, mpi_tests::ranks() / 2));
+}
 
 #if __has_include(<cuda_cpu.h>)
 
@@ -541,7 +557,7 @@ TEST_CASE("after the first step nothing is allocated and nothing waits for the d
   };
   for (const Technique& technique :
        {data_parallel(DpSync::naive), data_parallel(DpSync::overlap), data_parallel(DpSync::bucket, 0.01),
-        zero(0), zero(1), zero(2), zero(3), Technique{.kind = Technique::tensor_parallel},
+        zero(0), zero(1), zero(2), zero(3), zero(3, 1), Technique{.kind = Technique::tensor_parallel},
         Technique{.kind = Technique::tensor_parallel, .sequence_parallel = true}}) {
     INFO("kind " << technique.kind << ", stage " << technique.stage);
     const bool splits_heads = technique.kind == Technique::tensor_parallel;
