@@ -249,6 +249,7 @@ TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
 
 TEST_CASE("03: the program's steps are those of 01", "[03][program]") {
   check_like_01("03_zero --zero-stage 3", "", numbers_of_ranks);
+  check_like_01("03_zero --zero-stage 2 --shard-ranks 2", "", {6});
   for (const char* stage : {"0", "1", "2"}) check_like_01(std::string("03_zero --zero-stage ") + stage);
   check_like_01("03_zero --zero-stage 3", " --optimizer adamw --lr 0.01");
 }

@@ -6,20 +6,23 @@
 
 namespace pentatron {
 
-constexpr std::array<const char*, 6> group_names = {"tensor",  "context",         "pipeline", "gradients",
-                                                    "experts", "expert gradients"};  // all but MeshGroup::all
+// All but MeshGroup::all. The last one has a column if there are several copies.
+constexpr std::array<const char*, 7> group_names = {"tensor",  "context",          "pipeline",  "gradients",
+                                                    "experts", "expert gradients", "same shard"};
 
 std::string draw_mesh(const MeshShape& shape) {
+  const size_t groups = group_names.size() - (shape.shard_ranks == 0);
   std::ostringstream text;
   text << "tp " << shape.tp << " x cp " << shape.cp << " x dp " << shape.dp << " x pp " << shape.pp << " = "
        << shape.ranks() << " ranks, ep " << shape.ep
        << "\ngradients: data x context; gradient norm and loss: all ranks\n\nrank  tp cp dp pp";
-  for (const char* name : group_names) text << "  " << std::setw(16) << std::left << name;
+  for (size_t group = 0; group < groups; ++group)
+    text << "  " << std::setw(16) << std::left << group_names[group];
   for (int rank = 0; rank < shape.ranks(); ++rank) {
     const MeshCoordinates at = coordinates_of(shape, rank);
     text << std::right << "\n" << std::setw(4) << rank << "  ";
     for (const int coordinate : {at.tp, at.cp, at.dp, at.pp}) text << std::setw(2) << coordinate << " ";
-    for (size_t group = 0; group < group_names.size(); ++group) {
+    for (size_t group = 0; group < groups; ++group) {
       std::string members;
       for (const int member : members_of(shape, static_cast<MeshGroup>(group), rank))
         members += std::to_string(member) + " ";
