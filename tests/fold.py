@@ -54,6 +54,8 @@ def options_of(ranks):
         words += draw.choice(([], ["--balance", "bias"], ["--shared-experts", 1]))
     elif words[words.index("--zero-stage") + 1] == 0:
         words += ["--dp-sync", draw.choice(("naive", "overlap", "bucket"))]
+    else:
+        words += ["--shard-ranks", draw.choice([0, 0] + [n for n in range(1, left + 1) if left % n == 0])]
     return [str(word) for word in words]
 
 

@@ -74,7 +74,7 @@ SCHEDULES = ("afab", "1f1b", "interleaved", *SPLIT)
 # What another schedule leaves as it was.
 KEPT = (
     "layers d-model heads kv-heads d-ff vocab-size data seq-len micro-batch-size global-batch-size recompute attention "
-    "zero-stage sequence-parallel experts top-k gpu ranks ranks-per-node link"
+    "zero-stage shard-ranks sequence-parallel experts top-k gpu ranks ranks-per-node link"
 ).split()
 
 
