@@ -174,6 +174,28 @@ def buffers():
     return svg
 
 
+def hybrid():
+    """Two nodes with a copy each in four shards: a ring in each node, and one of equal shards between them."""
+    svg = Svg(SIZE)
+    svg.legend(0, 14, {style: f"shard {shard}" for shard, style in enumerate(RANKS)})
+    svg.text(0, 38, "in a node, for each micro-batch: gathers, reduce-scatters")
+    svg.text(0, 60, "between nodes, once a step: all-reduces of equal shards")
+    for node, (y, back) in enumerate(((120, -20), (250, 54))):
+        svg.text(0, y + 17, f"node {node}")
+        for shard, style in enumerate(RANKS):
+            x = 66 + 104 * shard
+            if node == 1:
+                svg.line(x + 26, 154, x + 26, y, f"{style} edge")
+            if shard < 3:
+                svg.line(x + 52, y + 17, x + 104, y + 17, "wait", arrow=True)
+            block(svg, x, y, 52, 34, style, str(4 * node + shard))
+        edge = y if node == 0 else y + 34
+        svg.line(404, edge, 404, y + back, "wait")
+        svg.line(404, y + back, 92, y + back, "wait")
+        svg.line(92, y + back, 92, edge, "wait", arrow=True)
+    return svg
+
+
 def region():
     """The MLP's region on two ranks: a block is as wide as a rank has columns, and as high as it has tokens."""
     svg, d, f = Svg(SIZE), 40, 3 * 40
@@ -325,8 +347,8 @@ def experts():
     return svg
 
 
-PICTURES = {"axes": axes, "01-kept": kept, "02-sync": sync, "03-buffers": buffers, "04-region": region}
-PICTURES |= {"05-schedules": schedules, "06-causal": causal, "07-mesh": mesh, "07-experts": experts}
+PICTURES = {"axes": axes, "01-kept": kept, "02-sync": sync, "03-buffers": buffers, "03-hybrid": hybrid}
+PICTURES |= {"04-region": region, "05-schedules": schedules, "06-causal": causal, "07-mesh": mesh, "07-experts": experts}
 
 
 def main(folder=".github/pictures"):
