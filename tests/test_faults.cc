@@ -405,6 +405,9 @@ TEST_CASE("03: bad input on several ranks ends with one line and status 2", "[03
     check_run_is_refused("03_zero", arguments, begin);
   };
   refused("--zero-stage 4", "--zero-stage: 4 is not valid; expected ");
+  refused("--shard-ranks 3",
+          "--shard-ranks: 3 is not valid; expected a divisor of the ranks with the same weights, 4");
+  refused("--zero-stage 0 --shard-ranks 2", "--shard-ranks: 2 is not valid; expected 0 with --zero-stage 0");
   refused("--global-batch-size 6 --micro-batch-size 1", "--global-batch-size: 6 is not valid; expected ");
   refused("--data /nowhere/text", "--data: /nowhere/text is not valid; expected ");
   refused("--no-such-option", "--no-such-option: unknown option; ");
@@ -492,6 +495,8 @@ TEST_CASE("07: meshes that can't be end with one line, with the arithmetic, and 
       "ranks in a picture");
   refused("--experts 6 --cp 2 --ep 3", "--ep: 3 is not valid; expected a divisor of --dp x --cp, 2 x 2 = 4");
   refused("--experts 6 --ep 4", "--ep: 4 is not valid; expected a divisor of --experts (6)");
+  refused("--experts 4 --ep 4 --shard-ranks 2",
+          "--shard-ranks: 2 is not valid; expected a multiple of --ep, 4");
   refused("--ep 2", "--ep: 2 is not valid; expected 1 without --experts");
   refused("--tp 4 --kv-heads 2", "--kv-heads: 2 is not valid; expected a multiple of the tensor ranks (4)");
   refused("--cp 4 --seq-len 36",
