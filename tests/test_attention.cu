@@ -315,6 +315,24 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
 #endif
 }
 
+TEST_CASE("attention on tensor cores: the longest blocks begin first", "[01][kernels]") {
+  for (const auto& [tiles, heads, sequences] :
+       {std::tuple(1, 1, 1), {22, 3, 8}, {3, 8, 4}, {5, 7, 13}, {2, 32, 3}}) {
+    CAPTURE(tiles, heads, sequences);
+    const int pairs = heads * sequences, sections = std::max(1, pairs / 32);
+    std::vector<int> next(pairs);  // tile of each pair
+    for (int number = 0; number < tiles * pairs; ++number) {
+      const Place place = place_of(number, tiles, heads, sequences);
+      const int pair = place.sequence * heads + place.head, section = std::min(pair / 32, sections - 1);
+      REQUIRE(place.tile == next.at(pair)++);  // a turn waits for tiles that have begun
+      const auto first = next.begin() + section * 32, last = section + 1 < sections ? first + 32 : next.end();
+      REQUIRE(*std::max_element(first, last) - *std::min_element(first, last) <= 1);
+      REQUIRE(std::all_of(next.begin(), first, [&](int done) { return done == tiles; }));
+      REQUIRE(std::all_of(last, next.end(), [](int begun) { return begun == 0; }));
+    }
+  }
+}
+
 // Blocks that run at the same time add to the same d_q.
 TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kernels]") {
   if (!can_run_tensor_core_attention()) return;

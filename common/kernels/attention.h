@@ -8,6 +8,7 @@
 // each row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
 #pragma once
 
+#include <algorithm>
 #include <tuple>
 
 #include "device/tensor.h"
@@ -41,6 +42,23 @@ struct AttentionBlock {
     return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * batch);
   }
 };
+
+// Where a block of threads works, on tensor cores. Its tile is the tile-th of those that take longest.
+struct Place {
+  int tile, head, sequence;
+};
+// The place of the block that is the number-th to begin. A long block that began last would work alone. So of
+// 32 pairs of sequence and head all blocks that take longest come first, then all that are second. More pairs
+// at a time would compete for the L2 cache. The last section has the rest of them.
+constexpr Place place_of(int number, int tiles, int heads, int sequences) {
+  constexpr int section = 32;
+  const int pairs = sequences * heads, last = std::max(pairs / section, 1) - 1;
+  const int before = std::min(number / (section * tiles), last) * section;  // pairs
+  const int here = before < last * section ? section : pairs - before, in_section = number - before * tiles;
+  const int pair = before + in_section % here;
+  return {in_section / here, pair % heads, pair / heads};
+}
+
 inline AttentionBlock whole_sequences(AttentionShape shape) {
   return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
 }

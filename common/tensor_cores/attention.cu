@@ -23,6 +23,9 @@
 // These are five products, each computed once. d_q lies in global memory, in float. The blocks of a head add
 // to it one after the other, in the order of their keys (Turn). So results repeat bit for bit.
 //
+// With causality a block may take many times as long as another one. Those that take longest begin first: a
+// long one that began last would work alone (place_of).
+//
 // All exponentials are powers of 2: `scale` is log2(e) / sqrt(size).
 #include <cmath>
 
@@ -106,8 +109,8 @@ __device__ void online_softmax(float scale, float (&scores)[m][n][4], float (&la
   }
 }
 
-// One block a (sequence, head, tile of queries); it loops over the tiles of keys. The last queries, which see
-// most keys, come first, so that no block that takes long begins late.
+// One block a (sequence, head, tile of queries); it loops over the tiles of keys. The last queries see most
+// of them.
 template <int size, class Result>
 __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
     tensor_core_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, float scale,
@@ -117,8 +120,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, tile_size = looped * size;
   const int tiles = (queries + Of::fixed - 1) / Of::fixed;
-  const int first_query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * Of::fixed;
-  const int head = blockIdx.x / tiles % heads, sequence = blockIdx.x / tiles / heads;
+  const auto [tile, head, sequence] = place_of(static_cast<int>(blockIdx.x), tiles, heads, block.batch);
+  const int first_query = (tiles - 1 - tile) * Of::fixed;
   const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
   const int first_row = sequence * block.stride + first_query;
   const size_t kv =
@@ -289,26 +292,21 @@ __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, co
   }
 }
 
-// Where a block works. In block memory, since registers are scarce.
-struct Place {
-  int key_tile, kv_head, sequence;
-};
-
-// d_q, d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its
-// group and the tiles of queries that see these keys. A block whose keys come later adds to d_q first: with
-// causality it begins at a later query, so blocks that run at the same time follow each other without
-// waiting. Blocks take numbers as they begin, so that those for which a block waits have begun.
+// d_q, d_k and d_v. One block a (sequence, key and value head, tile of keys). It loops over the tiles of
+// queries that see these keys, and for each over the `group` of heads. The first keys are seen by most
+// queries. The last queries see all keys, so each block begins with them. It adds to d_q after the blocks of
+// earlier keys, which have begun before it: blocks take numbers as they begin.
 template <int size, class Result>
 __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     tensor_core_backward_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
-                                In<accum> dots, AttentionBlock block, float scale, bool add,
+                                In<accum> dots, AttentionBlock block, int group, float scale, bool add,
                                 int32_t* next_number, int32_t* turns, accum* d_q_sums, Result* d_q,
                                 Out<Result> d_k, Out<Result> d_v) {
   using Of = BackwardCut<size>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, part = Of::part, tile_size = looped * size;
-  const int leading = heads * size, kv_leading = kv_heads * size, group = heads / kv_heads;
+  const int leading = heads * size, kv_leading = kv_heads * size;
   const int tiles = (keys + Of::fixed - 1) / Of::fixed, query_tiles = (queries + looped - 1) / looped;
   const int which = warp() % 2, of_pair = warp() / 2 * Of::rows;  // of a pair's warps; the pair's first key
 
@@ -317,86 +315,78 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   real* const weights = v_tile;                     // [fixed, looped], which become d_scores in place
   real* const q_tiles = v_tile + Of::fixed * size;  // q, d_out: [looped, size]; twice
   accum* const statistics = reinterpret_cast<accum*>(q_tiles + 4 * tile_size);  // lse, dots: [looped]; twice
+  // Registers are scarce, and block memory is not.
   Place* const place = reinterpret_cast<Place*>(statistics + 4 * looped);
-  if (thread_of_block() == 0) {
-    const int number = take_number(next_number);
-    *place = {tiles - 1 - number % tiles, number / tiles % kv_heads, number / tiles / kv_heads};
-  }
+  if (thread_of_block() == 0) *place = place_of(take_number(next_number), tiles, kv_heads, block.batch);
   synchronize_block();
-  const auto first_key = [&] { return place->key_tile * Of::fixed; };
-  // Queries before all that see these keys.
-  const auto unseen = [&] { return block.diagonal ? first_key() / looped * looped : 0; };
-  const auto begin_load_queries = [&](int head, int first_query) {
-    const int row = place->sequence * block.stride + first_query, buffer = first_query / looped % 2;
+  const auto first_key = [&] { return place->tile * Of::fixed; };
+  // A step is a head of the group and a tile of queries: from the last one to the first that sees these keys.
+  const auto head_of = [&](int step) { return place->head * group + step % group; };
+  const auto first_query_of = [&](int step) { return (query_tiles - 1 - step / group) * looped; };
+  const auto steps = [&] { return (query_tiles - (block.diagonal ? first_key() / looped : 0)) * group; };
+  const auto begin_load_queries = [&](int step) {
+    const int head = head_of(step), first_query = first_query_of(step), buffer = step % 2;
+    const int row = place->sequence * block.stride + first_query;
     begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
                                                leading, queries - first_query,
                                                q_tiles + buffer * (2 * tile_size));
     begin_load_statistics<looped>(lse + row * heads + head, dots + row * heads + head, heads,
                                   queries - first_query, statistics + buffer * (2 * looped));
   };
-  const auto turn_of = [&](int head, int first_query) {
+  const auto turn_of = [&](int step) {
+    const int head = head_of(step), first_query = first_query_of(step);
     const int last_tile =
         block.diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
     const size_t row = static_cast<size_t>(place->sequence) * block.stride + first_query;
     const int number = (place->sequence * heads + head) * query_tiles + first_query / looped;
-    const bool rounds = place->key_tile == 0 && !std::is_same_v<Result, accum>;
-    return Turn<Result>{
-        turns + number, last_tile - place->key_tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
-  };
-  const auto pass_on = [&](int head, int first_query) {
-    const Turn<Result> turn = turn_of(head, first_query);
-    if (thread_of_block() == 0) set_turn(turn.number, turn.before + 1);
+    const bool rounds = place->tile == last_tile && !std::is_same_v<Result, accum>;
+    return Turn<Result>{turns + number, place->tile, rounds, add, d_q_sums, d_q, row * leading + head * size};
   };
 
   Factor<Of::rows, size> fixed;
   Sums<Of::rows, size> sums = {};
   const size_t first_row = static_cast<size_t>(place->sequence) * block.stride + first_key();
-  begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->kv_head * size,
-                                                kv_leading, keys - first_key(), k_tile);
+  begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->head * size, kv_leading,
+                                                keys - first_key(), k_tile);
+  begin_load_queries(0);
   wait_for_copies();
   synchronize_block();
   load_factor<size>((which == 0 ? k_tile : v_tile) + of_pair * size, 0, fixed);
+  synchronize_block();
 
 #pragma unroll 1
-  for (int head = place->kv_head * group; head < (place->kv_head + 1) * group && unseen() < queries; ++head) {
-    begin_load_queries(head, unseen());
+  for (int step = 0; step < steps(); ++step) {
+    if (step + 1 < steps()) begin_load_queries(step + 1);
 #pragma unroll 1
-    for (int first_query = unseen(); first_query < queries; first_query += looped) {
-      wait_for_copies();
-      synchronize_block();
-      if (first_query + looped < queries) begin_load_queries(head, first_query + looped);
-#pragma unroll 1
-      for (int of_part = 0; of_part < looped; of_part += part) {
-        const int buffer = first_query / looped % 2;
-        const real* const q_part = q_tiles + 2 * buffer * tile_size + of_part * size;  // then that of d_out
-        const accum* const lse_or_dots = statistics + (2 * buffer + which) * looped + of_part;
-        Sums<Of::rows, part> scores = {};  // of the second warp: d_weights, then d_scores
-        multiply<size, Transpose::yes>(fixed, q_part + which * tile_size, 0, scores);
-        Factor<Of::rows, part> factor;
-        if (which == 0) {
-          const int ahead = block.diagonal ? first_query + of_part - first_key() - of_pair : Of::rows;
-          as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
-          as_factor(scores, factor);
-          store_factor<looped>(factor, of_pair, of_part, weights);
-        }
-        synchronize_block();
-        if (which == 1) differentiate<looped>(weights, of_pair, of_part, lse_or_dots, scores);
-        as_factor(scores, factor);  // again: to keep both would take more registers
-        if (which == 1) store_factor<looped>(factor, of_pair, of_part, weights);
-        multiply<size, Transpose::no>(factor, q_part + (1 - which) * tile_size, 0, sums);
+    for (int of_part = 0; of_part < looped; of_part += part) {
+      const real* const q_part = q_tiles + step % 2 * 2 * tile_size + of_part * size;  // then that of d_out
+      const accum* const lse_or_dots = statistics + (step % 2 * 2 + which) * looped + of_part;
+      Sums<Of::rows, part> scores = {};  // of the second warp: d_weights, then d_scores
+      multiply<size, Transpose::yes>(fixed, q_part + which * tile_size, 0, scores);
+      Factor<Of::rows, part> factor;
+      if (which == 0) {
+        const int ahead = block.diagonal ? first_query_of(step) + of_part - first_key() - of_pair : Of::rows;
+        as_weights(scale, lse_or_dots, ahead, keys - first_key() - of_pair, scores);
+        as_factor(scores, factor);
+        store_factor<looped>(factor, of_pair, of_part, weights);
       }
-      synchronize_block();  // all d_scores are there
-      if (first_query > unseen()) pass_on(head, first_query - looped);
-      add_to_d_q<size, Of::fixed>(weights, k_tile, ln_2 * scale, queries - first_query, leading,
-                                  turn_of(head, first_query));
+      synchronize_block();
+      if (which == 1) differentiate<looped>(weights, of_pair, of_part, lse_or_dots, scores);
+      as_factor(scores, factor);  // again: to keep both would take more registers
+      if (which == 1) store_factor<looped>(factor, of_pair, of_part, weights);
+      multiply<size, Transpose::no>(factor, q_part + (1 - which) * tile_size, 0, sums);
     }
-    synchronize_block();
-    pass_on(head, (queries - 1) / looped * looped);
+    synchronize_block();  // all d_scores are there
+    add_to_d_q<size, Of::fixed>(weights, k_tile, ln_2 * scale, queries - first_query_of(step), leading,
+                                turn_of(step));
+    wait_for_copies();
+    synchronize_block();  // the next tile is here; all have used this one, and have added
+    if (thread_of_block() == 0) set_turn(turn_of(step).number, place->tile + 1);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
   const size_t row = static_cast<size_t>(place->sequence) * block.stride + first_key() + of_pair;
   store(sums, keys - first_key() - of_pair, add ? Store::add : Store::assign,
-        (which == 0 ? d_v : d_k) + row * kv_leading + place->kv_head * size, kv_leading);
+        (which == 0 ? d_v : d_k) + row * kv_leading + place->head * size, kv_leading);
 }
 
 // ---- Launches ---------------------------------------------------------------------------------------------
@@ -448,8 +438,8 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
         Grid(block.tiles(block.keys, block.head.kv_heads, Of::fixed), Of::threads),
         tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
         attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
-        lse.data, dots.data, block, scale_of(size), add, turns, turns + 1, sums, d_q.data, d_k.data,
-        d_v.data);
+        lse.data, dots.data, block, block.head.heads / block.head.kv_heads, scale_of(size), add, turns,
+        turns + 1, sums, d_q.data, d_k.data, d_v.data);
   });
 }
 

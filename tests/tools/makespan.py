@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""makespan.py [SLOTS]: how long attention's blocks take on a GPU that runs SLOTS of them at once (an H100: 2 x 132).
+
+1.00: as long as if all slots had equal work. With causality blocks take unequal times, and who begins a long one last
+waits for it. Two orders: pair by pair of sequence and head, and place_of (kernels/attention.h): the longest first.
+Forward, a block has a tile of 128 queries, and a step is a tile of 64 keys. Backward, it has 96 keys, and a step is a
+head of the group and a tile of 64 queries; in its last third the block adds to dQ, when the block of the keys before
+has added. That waiting is counted in the new order only. Heads of 64.
+"""
+import heapq
+import sys
+
+SECTION = 32
+
+
+def pair_by_pair(pairs, tiles):
+    return [(pair, tile) for pair in range(pairs) for tile in range(tiles)]
+
+
+def longest_first(pairs, tiles):
+    last = max(pairs // SECTION, 1) - 1
+    sections = [range(SECTION * i, pairs if i == last else SECTION * (i + 1)) for i in range(last + 1)]
+    return [(pair, tile) for section in sections for tile in range(tiles) for pair in section]
+
+
+def run(order, steps, slots, turns=False):
+    """(slot, tile, begin, end) of each block, in steps. steps[tile]: of a block; a tile counts from the longest."""
+    free, blocks, added = [(0, slot) for slot in range(slots)], [], {}
+    for pair, tile in order:
+        begin, slot = heapq.heappop(free)
+        now = begin
+        for step in range(steps[tile]):
+            now = max(now + 2 / 3, added[pair, tile - 1, step] if turns and tile > 0 else 0) + 1 / 3
+            added[pair, tile, step] = now
+        heapq.heappush(free, (now, slot))
+        blocks.append((slot, tile, begin, now))
+    return blocks
+
+
+def makespans(pairs, steps, slots, reverse, turns):
+    """Of both orders. `reverse`: pair by pair, the shortest block of a pair began first."""
+    share = pairs * sum(steps) / slots
+    old = run(pair_by_pair(pairs, len(steps)), steps[::-1] if reverse else steps, slots)
+    new = run(longest_first(pairs, len(steps)), steps, slots, turns)
+    return [max(end for *_, end in blocks) / share for blocks in (old, new)]
+
+
+def steps_of_backward(queries, group):
+    return [group * (-(-queries // 64) - first // 64) for first in range(0, queries, 96)]
+
+
+def steps_of_forward(queries):
+    return [-(-min(first + 128, queries) // 64) for first in reversed(range(0, queries, 128))]
+
+
+def main(slots=264):
+    print("                                        pair by pair, longest first")
+    print("sequences, tokens, key heads x group     forward      backward")
+    for sequences, queries, kv_heads, group in ((8, 2048, 3, 3), (8, 2048, 8, 4), (8, 2048, 32, 1), (1, 8192, 8, 4),
+                                                (1, 8192, 1, 4)):
+        forward = makespans(sequences * kv_heads * group, steps_of_forward(queries), slots, False, False)
+        backward = makespans(sequences * kv_heads, steps_of_backward(queries, group), slots, True, True)
+        print(f"{sequences:9}, {queries:6}, {kv_heads:9} x {group}      ",
+              "   ".join("{:.2f}, {:.2f}".format(*of) for of in (forward, backward)))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
