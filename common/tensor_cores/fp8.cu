@@ -47,9 +47,9 @@ struct Square {
   __device__ int64_t scale_of_square() const { return tile_row * ((tiles_of_row + 3) / 4 * 4) + tile_column; }
 };
 
-// A block's part of x begins a row every 65 words of the shared memory, so that the lanes of a warp, which
-// read neighbours of a row or of a column, use different banks.
-constexpr int row_of_square = fp8_tile + 2;
+// Where row i of a block's part of x begins in shared memory. Lanes that read every fourth element of a
+// column use different banks, as each fourth row begins a word (two elements) later.
+constexpr __device__ int row_of_square(int i) { return i * fp8_tile + i / 4 * 2; }
 
 // The largest value of the lanes of a warp, given to all of them.
 #ifndef CUDA_CPU
@@ -66,6 +66,8 @@ static float lane_max(float value) { return value; }
 template <Fp8Tile tile, int width>
 __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
                                 Transpose transpose, Fp8Matrix out) {
+  constexpr int word = std::min(2, width);     // elements, in bf16
+  constexpr int of_lane = std::min(4, width);  // neighbours of the result, which a lane writes at once
   const Square square(rows, columns, transpose);
   const bool transposed = square.transposed;
   const int lanes = lanes_for(fp8_tile / width);
@@ -75,11 +77,10 @@ __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_
     for (int j : lane_range(transposed ? square.height : square.width, width, lanes)) {
       const Pack<width> pack = load<width>(x + (transposed ? square.of(j, i) : square.of(i, j)));
       for (int e = 0; e < width; ++e) largest = fmaxf(largest, fabsf(float(pack[e])));
-      constexpr int part = std::min(2, width);
-      for (int e = 0; e < width; e += part) {
-        Pack<part> word;
-        for (int k = 0; k < part; ++k) word[k] = pack[e + k];
-        store(values + i * row_of_square + j + e, word);
+      for (int e = 0; e < width; e += word) {
+        Pack<word> part;
+        for (int k = 0; k < word; ++k) part[k] = pack[e + k];
+        store(values + row_of_square(i) + j + e, part);
       }
     }
   }
@@ -90,21 +91,37 @@ __global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_
   }
 
   for (int i : warp_range(square.height)) {
-    const real* const row = values + (transposed ? i : i * row_of_square);
-    const int step = transposed ? row_of_square : 1;
+    const auto load_part = [&](int j) {
+      Pack<of_lane> x;
+      for (int e = 0; e < of_lane; e += word) {
+        Pack<word> of_row = {};
+        if (!transposed) of_row = load<word>(values + row_of_square(i) + j + e);
+        for (int k = 0; k < word; ++k)
+          x[e + k] = transposed ? accum(values[row_of_square(j + e + k) + i]) : of_row[k];
+      }
+      return x;
+    };
     if (tile == Fp8Tile::row) {
       largest = 0;
-      for (int j : lane_range(square.width)) largest = fmaxf(largest, fabsf(float(row[j * step])));
+      for (int j : lane_range(square.width, of_lane)) {
+        const Pack<of_lane> x = load_part(j);
+        for (int e = 0; e < of_lane; ++e) largest = fmaxf(largest, fabsf(float(x[e])));
+      }
       largest = lane_max(largest);
     }
     const float scale = scale_of(largest), inverse = 1 / scale;  // exact: a power of two
-    for (int j : lane_range(square.width)) {
-      const __nv_fp8_storage_t code =
-          __nv_cvt_float_to_fp8(float(row[j * step]) * inverse, __NV_SATFINITE, __NV_E4M3);
+    for (int j : lane_range(square.width, of_lane)) {
+      const Pack<of_lane> x = load_part(j);
+      PackInMemory<__nv_fp8_storage_t, of_lane> codes;
+      Pack<of_lane> dequantised;
+      for (int e = 0; e < of_lane; ++e) {
+        codes.element[e] = __nv_cvt_float_to_fp8(float(x[e]) * inverse, __NV_SATFINITE, __NV_E4M3);
+        dequantised[e] = float(__half(__nv_cvt_fp8_to_halfraw(codes.element[e], __NV_E4M3))) * scale;
+      }
       if (out.values) {
-        out.values[square.at(i, j)] = real(float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
+        store(out.values + square.at(i, j), dequantised);
       } else {
-        out.codes[square.at(i, j)] = code;
+        *reinterpret_cast<decltype(codes)*>(out.codes + square.at(i, j)) = codes;
       }
     }
     const bool has_scale = !out.values && (tile == Fp8Tile::row || i == 0);
@@ -125,9 +142,10 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
       transpose == Transpose::yes ? std::pair(x.columns, x.rows) : std::pair(x.rows, x.columns);
   const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + fp8_tile - 1) / fp8_tile); };
   const Grid squares(dim3(tiles(rows) * tiles(columns)), fp8_tile);
-  const auto kernel = width_for(x.columns, x.data) == 1 ? kernel_of<1>(tile) : kernel_of<pack_width>(tile);
+  const int width = columns % 4 == 0 ? width_for(x.columns, x.data) : 1;
+  const auto kernel = width == 1 ? kernel_of<1>(tile) : kernel_of<pack_width>(tile);
   const double codes = 1.0 * x.size();  // bytes, as a GPU would write them; their scales are few
-  launch_with_memory(kernel, squares, fp8_tile * row_of_square * sizeof(real), moves(x.bytes() + codes),
+  launch_with_memory(kernel, squares, row_of_square(fp8_tile) * sizeof(real), moves(x.bytes() + codes),
                      stream, x.data, rows, columns, transpose, out);
 }
 
