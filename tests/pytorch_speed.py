@@ -3,11 +3,12 @@
     python3 tests/pytorch_speed.py --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --threads 2
     python3 tests/pytorch_speed.py --model smollm-1.7b --seq-len 2048 --device cuda --dtype bf16 --compile
 
-A step is one micro-batch forward and backward, clipping, and AdamW, with PyTorch's fused attention (on a GPU in
-bf16: flash attention, or an error) and optimizer. --compile compiles a layer, once for all of them, and the loss.
-A micro-batch that doesn't fit into memory is halved. Printed are medians over the steps after the warm-up. FLOPs
-are (6 N + 12 L h s) a token: N the parameters without the embedding table, L layers, h the model's width, s the
-sequence length; attention is not halved for causality, as in torchtitan (llm.c halves it: 6 L h s).
+A step is --micro-batches times forward and backward, then clipping and AdamW (PyTorch's fused one). Attention is
+PyTorch's fused one: on a GPU in bf16 FlashAttention-2 and then cuDNN's, a line each; what PyTorch is compared with is
+the faster. --compile compiles a layer, once for all of them, and the loss. A micro-batch that doesn't fit into memory is
+halved. Printed are medians over the steps after the warm-up. FLOPs are (6 N + 12 L h s) a token: N the parameters
+without the embedding table, L layers, h the model's width, s the sequence length. So attention is not halved for
+causality, as in torchtitan and in this project. llm.c halves it (6 L h s): the second number counts so.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import contextlib
 import functools
 import gc
 import statistics
+import sys
 import time
 
 import torch
@@ -24,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pytorch_reference import Config, Llama, adamw, micro_batch_loss
 
 WARM_UP_STEPS = 5
+PEAKS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # FLOP/s of dense products in bf16
 TYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}  # of the weights
 # As in common/options/options.cc.
 MODELS = {
@@ -42,6 +45,7 @@ def read_options():
     parser.add_argument("--dtype", choices=TYPES, default="fp32", help="bf16: autocast, the weights stay fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1], help="of a step: each is measured")
     parser.add_argument("--model", choices=MODELS, help="the sizes of a preset, instead of the six of a model")
     options = parser.parse_args()
     vars(options).update(MODELS.get(options.model, {}))
@@ -70,12 +74,9 @@ def build_step(options):
         with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
             return loss_function(model(tokens, positions), targets, targets.numel())
 
-    flash = options.device == "cuda" and options.dtype == "bf16"
-
-    def step():
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else contextlib.nullcontext():
-            loss = loss_of()
-        loss.backward()
+    def step(micro_batches):
+        for _ in range(micro_batches):
+            loss_of().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -85,39 +86,62 @@ def build_step(options):
     return model, step
 
 
-def measure(options):
+def measure(options, attention):
     torch.manual_seed(1)
     model, step = build_step(options)
-    seconds = []
-    for _ in range(WARM_UP_STEPS + options.steps):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
-    median = statistics.median(seconds[WARM_UP_STEPS:])
-    tokens = options.micro_batch_size * options.seq_len
     counted = sum(p.numel() for p in model.parameters()) - model.model.embed_tokens.weight.numel()
-    flops = tokens * (6 * counted + 12 * options.layers * options.d_model * options.seq_len)
-    compiled = " compiled" if options.compile else ""
-    print(f"PyTorch {torch.__version__} {options.device} {options.dtype}{compiled}, "
-          f"{torch.get_num_threads()} threads, micro-batches of {options.micro_batch_size} x {options.seq_len}: "
-          f"{median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
-          f"{flops / median / 1e12:.4f} TFLOP/s")
+    of_attention = 6 * options.layers * options.d_model * options.seq_len  # FLOPs a token, halved for causality
+    for micro_batches in options.micro_batches:
+        seconds = []
+        for _ in range(WARM_UP_STEPS + options.steps):
+            begin = time.perf_counter()
+            step(micro_batches)
+            seconds.append(time.perf_counter() - begin)
+        median = statistics.median(seconds[WARM_UP_STEPS:])
+        tokens = micro_batches * options.micro_batch_size * options.seq_len
+        flops = [tokens * (6 * counted + n * of_attention) / median for n in (2, 1)]
+        device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+        peak = next((peak for name, peak in PEAKS.items() if name in device and options.dtype == "bf16"), None)
+        mfu = ", MFU {:.1f} % ({:.1f} % halved)".format(*(100 * f / peak for f in flops)) if peak else ""
+        compiled = " compiled" if options.compile else ""
+        print(f"PyTorch {torch.__version__} {device} {options.dtype}{compiled}, attention {attention}, "
+              f"{torch.get_num_threads()} threads, {micro_batches} micro-batches of {options.micro_batch_size} x "
+              f"{options.seq_len}: {median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
+              f"{flops[0] / 1e12:.4f} TFLOP/s ({flops[1] / 1e12:.4f} halved){mfu}", flush=True)
+
+
+def release():
+    torch.compiler.reset()  # the attention that was chosen is compiled in
+    gc.collect()  # a compiled layer refers to itself
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main():
     options = read_options()
     if options.threads:
         torch.set_num_threads(options.threads)
-    while True:
-        try:
-            return measure(options)
-        except torch.cuda.OutOfMemoryError:
-            if options.micro_batch_size == 1:
-                raise
-        options.micro_batch_size //= 2
-        torch.compiler.reset()
-        gc.collect()  # a compiled layer refers to itself
-        torch.cuda.empty_cache()
+    kinds = {"of PyTorch's choice": contextlib.nullcontext}
+    if options.device == "cuda" and options.dtype == "bf16":
+        kinds = {name: functools.partial(sdpa_kernel, backend) for name, backend in
+                 (("FlashAttention", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION))}
+    measured = 0
+    for name, choose in kinds.items():
+        for size in (options.micro_batch_size // 2**n for n in range(options.micro_batch_size.bit_length())):
+            options.micro_batch_size = size
+            try:
+                with choose():
+                    measure(options, name)
+                measured += 1
+                break
+            except torch.cuda.OutOfMemoryError:
+                print(f"attention {name}: micro-batches of {size} do not fit")
+            except RuntimeError as error:  # a kind that is not there
+                print(f"attention {name}: not measured: {str(error).splitlines()[0]}")
+                break
+            finally:
+                release()
+    sys.exit(measured == 0)
 
 
 if __name__ == "__main__":

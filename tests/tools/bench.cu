@@ -312,7 +312,9 @@ void bench_attention() {
 
 // ---- Training ---------------------------------------------------------------------------------------------
 
-// One micro-batch a step, forward, backward, clipping and AdamW, as tests/pytorch_speed.py measures PyTorch.
+// A step: forward and backward of one micro-batch or of eight, clipping and AdamW, as tests/pytorch_speed.py
+// measures PyTorch. MFU counts attention's FLOPs as every program here does, and halved for causality, as
+// llm.c does.
 void bench_training() {
   const int tokens = 16384, warm_up = 2, steps = 5;
   const std::vector<std::string> names = {"smollm-135m", "smollm-1.7b", "llama-3.2-1b"};
@@ -321,16 +323,18 @@ void bench_training() {
       to_string(can_run_tensor_core_attention() ? Attention::tensor_core : Attention::tiled));
   std::printf("\nTraining, %s, attention %s, micro-batches of %d tokens, median of %d steps\n",
               precision_name, attention.c_str(), tokens, steps);
-  std::printf("%-14s %9s %12s %10s %8s %12s\n", "model", "sequence", "tokens/s", "TFLOP/s", "MFU", "memory");
+  std::printf("%-14s %9s %13s %12s %10s %8s %8s %12s\n", "model", "sequence", "micro-batches", "tokens/s",
+              "TFLOP/s", "MFU", "halved", "memory");
   for (const std::string& name : names) {
-    for (const int sequence : {2048, 4096}) {
+    for (const auto& [sequence, micro_batches] : {std::pair(2048, 1), {4096, 1}, {2048, 8}}) {
       const std::string batch = std::to_string(tokens / sequence);
       const Options options =
           options_of({"--model", name, "--seq-len", std::to_string(sequence), "--micro-batch-size", batch,
-                      "--global-batch-size", batch, "--attention", attention});
+                      "--global-batch-size", std::to_string(tokens / sequence * micro_batches), "--attention",
+                      attention});
       const MemoryBytes needed = predict_memory(options, element_sizes, 1).total();
       const size_t bytes = std::accumulate(needed.begin(), needed.end(), size_t{0});
-      std::printf("%-14s %9d ", name.c_str(), sequence);
+      std::printf("%-14s %9d %13d ", name.c_str(), sequence, micro_batches);
       if (bytes > free_device_memory()) {
         std::printf("needs %s\n", human_bytes(static_cast<double>(bytes)).c_str());
         continue;
@@ -345,10 +349,13 @@ void bench_training() {
       }
       std::sort(taken.begin() + warm_up, taken.end());
       const double seconds = taken[warm_up + steps / 2];
-      const double flops = flops_per_token(options) * tokens / seconds, peak = peak_flops();
-      std::printf("%12.0f %10.2f ", tokens / seconds, flops * 1e-12);
-      peak > 0 ? std::printf("%6.1f %%", 100 * flops / peak) : std::printf("%8s", "-");
-      std::printf(" %12s\n", human_bytes(static_cast<double>(bytes)).c_str());
+      const double a_second = micro_batches * tokens / seconds, flops = flops_per_token(options) * a_second;
+      const double of_attention = 6.0 * options.model.layers * options.model.d_model * sequence * a_second;
+      std::printf("%12.0f %10.2f ", a_second, flops * 1e-12);
+      for (const double counted : {flops, flops - of_attention}) {
+        peak_flops() > 0 ? std::printf("%6.1f %% ", 100 * counted / peak_flops()) : std::printf("%8s ", "-");
+      }
+      std::printf("%12s\n", human_bytes(static_cast<double>(bytes)).c_str());
       std::fflush(stdout);
     }
   }
