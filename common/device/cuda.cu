@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
@@ -11,13 +12,15 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 
 static constexpr const char* work_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
 
+// A program with more streams than there can be queues runs all the same.
 void check_work_queues(int streams) {
   const char* const given = std::getenv(work_queues);
-  require(given == nullptr || std::atoi(given) >= streams, work_queues, given ? given : "", "at least ",
-          streams, ", one for each stream of this program");
+  const int needed = std::min(streams, 32);
+  require(given == nullptr || std::atoi(given) >= needed, work_queues, given ? given : "", "at least ",
+          needed, ", one for each stream of this program");
 }
 
-// A GPU has 8 otherwise.
+// A GPU has 8 otherwise, and 32 at most.
 void set_work_queues() { setenv(work_queues, "32", 0); }
 
 #ifndef CUDA_CPU

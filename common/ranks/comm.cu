@@ -17,14 +17,18 @@
 namespace pentatron {
 namespace {
 
-// On a GPU NCCL makes two streams for each communicator. One of them waits for each operation; the other has
-// work with CUDA graphs only (NCCL 2.30, enqueue.cc). With one rank an operation is a copy, and no stream of
-// NCCL's waits. NCCL over MPI has one stream, too.
+// On a GPU NCCL makes two streams for each communicator. One of them waits for each operation, the other one
+// has work with CUDA graphs only (NCCL 2.30, enqueue.cc); but a stream has a work queue also while it is
+// idle. So groups of one member, whose operations are copies, share a communicator. NCCL over MPI has one
+// stream.
 #ifdef CUDA_CPU
 constexpr int streams_of_nccl = 0;
-#else
+#elif defined(NCCL_OVER_MPI)
 constexpr int streams_of_nccl = 1;
+#else
+constexpr int streams_of_nccl = 2;
 #endif
+constexpr bool share_self = streams_of_nccl == 2;
 
 // Combines each value over all ranks.
 template <class T>
@@ -106,7 +110,7 @@ World::World(int* argc, char*** argv) {
   const std::vector<std::string> gpus = all_gather(host + device_uuid(), ranks_);
   processes_of_device = static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_]));
   check_versions();
-  streams_in_use += streams_of_nccl;  // NCCL's for the order of launches, of all communicators
+  streams_in_use += streams_of_nccl > 0;  // NCCL's for the order of launches, of all communicators
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
   process_ = rank_, processes_ = ranks_;
   peers_before_ = std::exchange(peers_now, this);
@@ -116,7 +120,8 @@ World::World(int* argc, char*** argv) {
 // before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
 // for a while: until all have come.
 World::~World() {
-  streams_in_use -= streams_of_nccl;
+  if (self_) ncclCommDestroy(self_), streams_in_use -= streams_of_nccl;
+  streams_in_use -= streams_of_nccl > 0;
   peers_now = peers_before_;
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();
@@ -263,12 +268,25 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
 #ifdef NCCL_OVER_MPI
   if (!world.present_.empty()) config.world_ranks = members.data(), config.processes = present.data();
 #endif
+  auto number = reinterpret_cast<uint64_t>(this);
+  if (share_self && ranks_ == 1 && world.self_) {
+    comm_ = world.self_;
+  } else {
+    number = join(processes, config);
+    if (share_self && ranks_ == 1) world.self_ = comm_;
+  }
+  watched_ = world_.watchdog().add(name, number, processes, comm_);
+  world_.communicators_.insert(this);
+}
+
+// Makes the communicator. Returns a number that the members have in common.
+uint64_t Communicator::join(const std::vector<int>& processes, ncclConfig_t config) {
   // The first member that is there makes the identifier and sends it to the others.
   constexpr int tag = 0;
   ncclUniqueId id;
   MPI_Request request;
   const int first = *std::min_element(processes.begin(), processes.end());
-  if (world.process_ == first) {
+  if (world_.process_ == first) {
     NCCL_CHECK(ncclGetUniqueId(&id));
     for (const int process : processes) {
       if (process == first) continue;
@@ -280,10 +298,8 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
     wait(request);
   }
   NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks_, id, rank_, &config));
-  const uint64_t number = std::hash<std::string_view>()({id.internal, sizeof id.internal});
-  watched_ = world_.watchdog().add(name, number, processes, comm_);
-  if (ranks_ > 1) streams_in_use += streams_of_nccl;
-  world_.communicators_.insert(this);
+  streams_in_use += streams_of_nccl;
+  return std::hash<std::string_view>()({id.internal, sizeof id.internal});
 }
 
 Communicator::~Communicator() {
@@ -291,8 +307,9 @@ Communicator::~Communicator() {
   cudaStreamSynchronize(stream_);
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
+  if (comm_ == world_.self_) return;  // the world destroys it
   ncclCommDestroy(comm_);
-  if (ranks_ > 1) streams_in_use -= streams_of_nccl;
+  streams_in_use -= streams_of_nccl;
 }
 
 void Communicator::issue(const char* operation, size_t elements, double sent_bytes, int peer,

@@ -156,6 +156,8 @@ class Communicator {
   static constexpr ncclDataType_t nccl_type(const __half*) { return ncclHalf; }
   static constexpr ncclDataType_t nccl_type(const int32_t*) { return ncclInt32; }
 
+  uint64_t join(const std::vector<int>& processes, ncclConfig_t config);
+
   // What each rank passes on when a buffer of so many elements goes round a ring once.
   template <class T>
   double bytes_of_ring(size_t elements) const {
@@ -239,6 +241,7 @@ class World : public Peers {
   std::vector<std::string> hosts_;  // of each process
   bool started_mpi_ = false;
   std::set<Communicator*> communicators_;
+  ncclComm_t self_ = nullptr;  // of all groups of one member, if they share one; made with the first of them
   std::unique_ptr<Watchdog> watchdog_;
   Peers* peers_before_;
 };
