@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # gpu_bundle.sh ARCHIVE: packs what make gpu-check needs on a machine that reaches no network: this tree, and in .mpich/
 # Debian's packages of MPICH, of the libraries that it needs, and of libraries' headers. There is no nvcc, cuBLAS or
-# NCCL in it. Needs git, and the apt-get of a Debian or Ubuntu that is not newer than the system over there.
+# NCCL in it. Where there is an nvcc, the programs are built here, for GPU_ARCH=90, and packed, too; so is the bench of
+# OLDER, a commit to compare with. Needs git, and the apt-get of a Debian or Ubuntu that is not newer than the system over there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 archive=$1
@@ -25,6 +26,21 @@ rm -rf "$folder"
 mkdir -p "$folder"/.mpich "$(dirname "$archive")"
 (cd "$folder"/.mpich && apt-get -qq -o APT::Sandbox::User=root download "${names[@]}")
 git log -1 --format='commit %h %s' > "$folder"/.mpich/commit
-tar -czf "$archive" --transform 's,^,pentatron/,' -T <(git ls-files) -C "$folder" .mpich
+built=()
+if command -v nvcc > /dev/null; then
+  export GPU_ARCH=90
+  for program in $(tests/gpu_check.sh --programs | grep ^build/); do
+    mkdir -p "$folder/$(dirname "$program")"
+    strip -o "$folder/$program" "$program" && built=(build)
+  done
+  if [ -n "${OLDER:-}" ]; then
+    git worktree add -f --detach build/older "$OLDER"
+    make -C build/older BACKEND=cuda PRECISION=bf16 GPU_ARCH=90 build/cuda-bf16/bench
+    install -sD build/older/build/cuda-bf16/bench "$folder"/build/cuda-bf16-older/bench
+    git worktree remove --force build/older
+  fi
+  pwd > "$folder"/.mpich/packed
+fi
+tar -czf "$archive" --transform 's,^,pentatron/,' -T <(git ls-files) -C "$folder" .mpich "${built[@]}"
 echo "${#names[@]} packages: ${names[*]}"
 echo "$archive ($(du -h "$archive" | cut -f 1)): over there  tar xzf ${archive##*/} && cd pentatron && make gpu-check"

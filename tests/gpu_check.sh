@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). First it builds what its parts start. Then it runs the
-# tests, measures, and looks for wrong accesses and races in the kernels: nine minutes at most (GPU_CHECK_SECONDS;
-# GPU_BUILD_SECONDS for what comes before). What matters most comes first, and the report grows with each part, so that
-# whoever cuts it off loses only the rest. Started again, it goes on with what is built. A part that fails, or takes
-# longer than it may, is noted and the next one begins; one whose program could not be built, or whose tool is not
-# there, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin]; and what is
-# hidden, [.].
+# gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). First it builds what its parts start, unless
+# gpu_bundle.sh has packed that. Then it measures, tests, and looks for wrong accesses and races in the kernels: 820
+# seconds at most (GPU_CHECK_SECONDS; GPU_BUILD_SECONDS for what comes before). What matters most comes first. The report
+# grows with each part, so that whoever cuts it off loses only the rest; in the end it says first what failed. Started
+# again, it goes on with what is built. A part that fails, or takes longer than it may, is noted and the next one begins;
+# one whose program could not be built, or whose tool is not there, is skipped. Left out are tests of the CPU stand-ins,
+# and of time that they model: [standin]; and what is hidden, [.].
+#
+# gpu_check.sh --programs: builds them only, on a machine that may have no GPU, and prints their paths.
 set -uo pipefail
 unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
 
-for needed in nvcc nvidia-smi; do
+packed=.mpich/packed  # names the folder in which the programs were built
+needs='nvcc nvidia-smi'
+[ ! -e $packed ] || needs=nvidia-smi
+[ "$1" != --programs ] || needs=nvcc
+for needed in $needs; do
   command -v $needed > /dev/null || { echo "gpu-check needs nvcc and a GPU, and here is no $needed" >&2; exit 2; }
 done
 report=$1
-gpus=$(nvidia-smi -L | grep -c '^GPU')
+[ "$1" != --programs ] || report=build/gpu-programs.txt
+gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU')
 reserve=0  # seconds that are kept for later parts
 passes=0 failures=0 skipped=0 table=
 # mpirun's ranks are in process groups of their own, where no signal to mpirun's reaches them. So a part's processes are
@@ -27,14 +34,24 @@ end_processes() {
   done
 }
 part_name=
-trap 'kill $! 2> /dev/null; end_processes "$part_name"; exit 1' INT TERM
+trap 'kill $! 2> /dev/null; end_processes "$part_name"; finish; exit 1' INT TERM
+
+# Puts what failed, and all parts, in front of the report.
+finish() {
+  {
+    echo "==== What failed"
+    printf '%s' "$table" | grep -E ' s   (failed|not finished)' || echo "nothing"
+    printf '\n==== All parts\n\n%s\n' "$table"
+    cat "$report"
+  } > "$report.new" && mv "$report.new" "$report"
+}
 
 say() { printf '%s\n' "$@" | tee -a "$report"; }
 
 # row NAME SECONDS VERDICT: in the table, and said at once.
 row() {
   local row
-  row=$(printf '%-44.44s %4d s   %s' "$@")
+  row=$(printf '%-68.68s %4d s   %s' "$@")
   table+=$row$'\n'
   say "$row"
 }
@@ -71,9 +88,10 @@ part() {
 }
 
 # want FOLDER PROGRAMS PACKAGE...: these programs are in the next build, unless one of the packages is missing.
-wanted=()
+wanted=() programs_built=()
 want() {
   local programs package without=
+  [ ! -e $packed ] || return
   read -ra programs <<< "$2"
   programs=("${programs[@]/#/build/$1/}")
   rm -f "${programs[@]}"  # what is there afterwards is of these sources
@@ -86,49 +104,61 @@ want() {
 # build NAME: all that is wanted.
 build() {
   [ ${#wanted[@]} -gt 0 ] || return
-  part 3600 "$1" make --no-print-directory -k BACKEND=cuda "${wanted[@]}"
-  wanted=()
+  part 3600 "$1" make --no-print-directory -k BACKEND=cuda ${GPU_ARCH:+GPU_ARCH=$GPU_ARCH} "${wanted[@]}"
+  programs_built+=("${wanted[@]}") wanted=()
 }
 
 # Some of what tests start has four ranks, which want a GPU each.
 run_tests() {
   local several=''
   [ "$gpus" -ge 4 ] && [ -e build/cuda-fp32/mpi_tests ] || several='~[faults]~[mpirun]'
-  part 60 "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"
+  part "${2:-60}" "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"
 }
 # run_mpi_tests SECONDS RANKS FOLDER FILTER; without MPICH's remarks about what an abort leaves behind.
 run_mpi_tests() { part "$1" "tests on $2 ranks, $3, $4" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
 
-# check TOOL PRECISION: the kernels of this project, not those of cuBLAS.
-check() {
-  part 60 "$1 of the kernels, $2" compute-sanitizer --tool "$1" --kernel-name kns=pentatron --error-exitcode 1 \
-    build/cuda-"$2"/tests '[kernels]'
+# on_one_card SECONDS RANKS COMMAND...: NCCL itself, of ranks that share a card. NCCL refuses two ranks of a host on one
+# GPU, and takes these for hosts.
+on_one_card() {
+  local what=${*:3}
+  part "$1" "NCCL, $2 ranks on a card: ${what##*/}" mpirun -n "$2" bash -c 'export NCCL_HOSTID=r$PMI_RANK NCCL_SOCKET_IFNAME=lo \
+    NCCL_NET=Socket NCCL_MAX_CTAS=2 UCX_LOG_LEVEL=error; exec "$0" "$@"' "${@:3}"
 }
 
-# measure_pytorch SEQUENCE MODEL...: in micro-batches as large as ours.
+# check TOOL PRECISION: the kernels of this project, not those of cuBLAS.
+check() {
+  part "${4:-60}" "$1 of $3, $2" compute-sanitizer --tool "$1" --kernel-name kns=pentatron --error-exitcode 1 \
+    build/cuda-"$2"/tests "$3"
+}
+
+# measure_pytorch SECONDS SEQUENCE MODEL: in micro-batches as large as ours, one and eight a step.
 measure_pytorch() {
-  local model
-  for model in "${@:2}"; do
-    part 120 "PyTorch, $model, $1" python3 tests/pytorch_speed.py --model "$model" --seq-len "$1" \
-      --micro-batch-size $((16384 / $1)) --steps 5 --device cuda --dtype bf16 --compile
-  done
+  part "$1" "PyTorch, $3, $2" python3 tests/pytorch_speed.py --model "$3" --seq-len "$2" \
+    --micro-batch-size $((16384 / $2)) --micro-batches 1 8 --steps 3 --device cuda --dtype bf16 --compile
 }
 
 mkdir -p "$(dirname "$report")"
 {
   date
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
-  nvcc --version | tail -n 2
+  [ -e $packed ] || nvcc --version | tail -n 2
   git log -1 --format='commit %h %s' 2> /dev/null || cat .mpich/commit
 } > "$report" 2>&1
 
-common/build/setup.sh cuda 2>&1 | tee -a "$report"
-missing=$(common/build/packages.sh "$(command -v nvcc)" | sed 's/.*PACKAGES_MISSING=//')
+[ -e $packed ] || common/build/setup.sh cuda 2>&1 | tee -a "$report"
+packages=$(common/build/packages.sh "$(command -v nvcc)")
+missing=${packages##*PACKAGES_MISSING=}
+if [ -e $packed ]; then  # the programs look for libraries and files where they were built
+  libraries=${packages##*PACKAGE_LIBRARIES=}
+  export LD_LIBRARY_PATH=${libraries%% *}:${LD_LIBRARY_PATH:-} PATH=$PWD/build/packages/bin:$PATH
+  [ -e "$(cat $packed)" ] || { mkdir -p "$(dirname "$(cat $packed)")" && ln -s "$PWD" "$(cat $packed)"; }
+fi
 case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *zlib* | *MPI*)
   say "make gpu-bundle, on a machine with a network, packs what Debian has of it" ;;
 esac
-pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
-[ "$pytorch" = True ] || say "no PyTorch: $pytorch"
+pytorch=''
+[ "$1" = --programs ] || pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
+[ "$pytorch" = True ] || [ "$1" = --programs ] || say "no PyTorch: $pytorch"
 
 deadline=$((SECONDS + ${GPU_BUILD_SECONDS:-1800}))
 base='CLI11 nlohmann-json zlib cuBLAS'
@@ -151,42 +181,75 @@ want cuda-fp64 "$stages" $base MPI NCCL
 [ "$gpus" -lt 4 ] || want cuda-fp32 "$stages collectives mpi_tests" $base Catch2 MPI NCCL
 build "build for several ranks"
 
-deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-540}))
-run_tests bf16
-for what in kernels attention training; do part 60 "speed of $what, bf16" build/cuda-bf16/bench $what; done
-part 20 "shared memory cycles of an mma" tests/tools/shared_cycles.py \
-  build/cuda-bf16/objects/common/tensor_cores/attention.cu.o
-real="--model smollm-1.7b --seq-len 2048 --micro-batch-size 4 --attention tensor-core --recompute selective --steps 3"
-part 60 "fp8 training" build/cuda-fp8/01_single_gpu $real --global-batch-size 8
-reserve=200
-[ "$pytorch" != True ] || measure_pytorch 2048 smollm-1.7b llama-3.2-1b smollm-135m
-reserve=0
+if [ "$1" = --programs ]; then
+  for program in "${programs_built[@]}"; do [ ! -e "$program" ] || echo "$program"; done
+  exit $((failures > 0))
+fi
 
-for precision in fp64 fp32 fp16 fp8; do run_tests $precision; done
-check memcheck bf16
-check racecheck fp8
-check racecheck bf16
-check racecheck fp64
+deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-820}))
+models='smollm-135m smollm-1.7b llama-3.2-1b'
+real="--model smollm-1.7b --seq-len 2048 --micro-batch-size 4 --attention tensor-core --recompute selective --steps 3"
+part 50 "speed of training, bf16" build/cuda-bf16/bench training
+part 50 "speed of training, bf16, of the older sources" build/cuda-bf16-older/bench training  # OLDER=commit make gpu-bundle
+for model in $models; do
+  part 20 "kernels of $model, measured" build/cuda-bf16/01_single_gpu --profile --steps 3 --attention tensor-core \
+    --model "$model" --seq-len 2048 --micro-batch-size 8 --global-batch-size 8
+done
+for what in attention kernels; do part 30 "speed of $what, bf16" build/cuda-bf16/bench $what; done
+for precision in fp8 bf16; do
+  part 20 "$precision training" build/cuda-$precision/01_single_gpu $real --global-batch-size 8
+done
+
+# NCCL itself, on one card: groups, the order of launches, connecting and destroying. Ranks that share a card take
+# turns, which is slow.
+if [ "$gpus" -lt 2 ]; then
+  on_one_card 120 2 build/cuda-fp64/mpi_tests '[05]~[standin]~[.]'
+  for stage in 02_data_parallel 03_zero 04_tensor_parallel 05_pipeline_parallel 06_context_parallel 07_combined_5d; do
+    on_one_card 20 2 build/cuda-fp64/$stage --steps 2
+  done
+  on_one_card 20 4 build/cuda-fp64/05_pipeline_parallel --steps 2
+  on_one_card 20 4 build/cuda-fp64/07_combined_5d --tp 2 --pp 2 --steps 2
+  # Schedules in which a rank has two stages need most work queues.
+  for schedule in zb-v dualpipe dualpipe-v; do
+    on_one_card 20 2 env CUDA_DEVICE_MAX_CONNECTIONS=32 build/cuda-fp64/05_pipeline_parallel --pp-schedule $schedule --steps 2
+  done
+fi
+# Four work queues are refused where there are more streams; one GPU's program has fewer.
+for queues in 4 32; do
+  part 20 "$queues work queues" env CUDA_DEVICE_MAX_CONNECTIONS=$queues build/cuda-bf16/01_single_gpu $real --global-batch-size 8
+done
+reserve=300
+[ "$pytorch" != True ] || for model in $models; do measure_pytorch 40 2048 "$model"; done
+reserve=0
+part 40 "Nsight Compute of four kernels" ncu --target-processes all --kernel-name-base demangled \
+  --kernel-name 'regex:tensor_core|quantise|rmsnorm_backward' --launch-count 4 --section SpeedOfLight --section Occupancy \
+  build/cuda-fp8/01_single_gpu $real --global-batch-size 4
+for precision in bf16 fp8 fp64 fp16; do run_tests $precision 45; done
+check memcheck bf16 '[kernels]' 30
+check racecheck bf16 'attention on tensor cores*' 30
+check racecheck fp8 'fp8*' 20
 
 # All GPUs at once.
 for run in 02_data_parallel '03_zero --zero-stage 3' 05_pipeline_parallel; do
   [ "$gpus" -lt 2 ] || part 40 "$run on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/$run $real --global-batch-size $((8 * gpus))
 done
 [ "$gpus" -lt 2 ] || part 60 "collectives on $gpus GPUs" mpirun -n "$gpus" build/cuda-bf16/collectives
-combined=''  # a mesh of one GPU shows nothing, and its groups take NCCL a minute to make
-[ "$gpus" -gt 1 ] || combined='~[07]'
-for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision "~[standin]~[.]$combined"; done
+[ "$gpus" -lt 2 ] || for precision in fp64 bf16; do run_mpi_tests 60 "$gpus" cuda-$precision "~[standin]~[.]"; done
 
-# Ranks that share a GPU take turns, which is slow: two of them, a stage after the other.
-for stage in 02 03 04 05 06; do
-  for precision in fp64 bf16; do run_mpi_tests 40 2 cuda-$precision-mpi "[$stage]~[standin]~[.]"; done
-done
+# NCCL over MPI, of two ranks that share a GPU.
+run_mpi_tests 40 2 cuda-fp64-mpi '[02]~[standin]~[.]'
 
+# With time left.
+part 20 "shared memory cycles of an mma" tests/tools/shared_cycles.py \
+  build/cuda-bf16/objects/common/tensor_cores/attention.cu.o
+run_tests fp32
+for precision in bf16 fp8 fp64; do check racecheck $precision '[kernels]'; done
+for stage in 03 04 05 06; do run_mpi_tests 90 2 cuda-fp64-mpi "[$stage]~[standin]~[.]"; done
 # All stages are in the command, so that the part is skipped where one was not built.
 part 180 "tests of the programs, fp64" bash -c '"$0" "[program]"' \
   $(printf 'build/cuda-fp64/%s ' tests $stages)
-[ "$pytorch" != True ] || measure_pytorch 4096 smollm-1.7b llama-3.2-1b smollm-135m
+[ "$pytorch" != True ] || for model in $models; do measure_pytorch 60 4096 "$model"; done
 
-printf '\n==== All parts\n\n%s' "$table" >> "$report"
+finish
 say "$passes parts passed, $failures failed, $skipped were skipped; the report is $report"
 [ "$failures" -eq 0 ] && [ "$passes" -gt 0 ]

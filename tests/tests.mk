@@ -91,9 +91,9 @@ test-book: book build/python-browser/ready
 test-questions: ## the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
 test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%)) build/cpu-fp8/07_combined_5d
 	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $$(git ls-files '*.md')
-gpu-check: ## on a GPU: build, test, look for races, measure; one report, nine minutes after the build
+gpu-check: ## on a GPU: build, test, look for races, measure; one report, 14 minutes after the build
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
-gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers
+gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers, programs
 	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
 format: ## clang-format over all sources;  make test-format: what it would change
 format test-format:

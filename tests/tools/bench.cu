@@ -266,14 +266,14 @@ struct AttentionSpeed {
 
 // FLOPs halved for causality: two products of sequence x sequence x head size in forward, five in backward.
 AttentionSpeed speed_of_attention(const Stream& stream, const Blas& blas, Attention kind, int tokens,
-                                  int sequence, int width, int size) {
-  const AttentionShape shape = {tokens / sequence, sequence, {width / size, width / size, size}};
+                                  int sequence, HeadShape heads) {
+  const AttentionShape shape = {tokens / sequence, sequence, heads};
   const AttentionBlock block = whole_sequences(shape);
   Workspace work(stream);
   std::vector<Tensor> x;  // q, k, v, out, and their gradients
-  for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, width));
-  const AccumTensor lse = work.statistics(tokens, width / size),
-                    dots = work.statistics(lse.rows, lse.columns);
+  const int width = heads.heads * heads.head_size, of_keys = heads.kv_heads * heads.head_size;
+  for (int i = 0; i < 8; ++i) x.push_back(work.tensor(tokens, i % 4 == 1 || i % 4 == 2 ? of_keys : width));
+  const AccumTensor lse = work.statistics(tokens, heads.heads), dots = work.statistics(lse.rows, lse.columns);
   const AttentionCore core(kind);
   DeviceArena memory(Purpose::activations);
   const BackwardMemory of_backward = core.backward_memory(memory, shape);
@@ -295,19 +295,26 @@ void bench_attention() {
   std::vector<Attention> kinds = {Attention::tiled};
   if (can_run_tensor_core_attention()) kinds.push_back(Attention::tensor_core);
   std::printf("\nAttention, %d tokens, width %d, causal (FLOPs halved)\n", tokens, width);
-  std::printf("%-12s %10s %10s %18s %18s\n", "kind", "sequence", "head size", "forward, TFLOP/s",
-              "backward, TFLOP/s");
+  std::printf("%-12s %10s %10s %10s %18s %18s\n", "kind", "sequence", "key heads", "head size",
+              "forward, TFLOP/s", "backward, TFLOP/s");
+  const auto row = [&](Attention kind, int of_tokens, int sequence, HeadShape heads) {
+    const AttentionSpeed speed = speed_of_attention(stream, blas, kind, of_tokens, sequence, heads);
+    std::printf("%-12s %10d %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence,
+                heads.kv_heads, heads.head_size, speed.forward * 1e-12, speed.backward * 1e-12);
+    std::fflush(stdout);
+  };
   for (const Attention kind : kinds) {
     for (const int size : {64, 128}) {
       for (int sequence = shortest; sequence <= tokens; sequence *= 2) {
         if (kind == Attention::tiled && sequence > longest_tiled) continue;
-        const AttentionSpeed speed = speed_of_attention(stream, blas, kind, tokens, sequence, width, size);
-        std::printf("%-12s %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence, size,
-                    speed.forward * 1e-12, speed.backward * 1e-12);
-        std::fflush(stdout);
+        row(kind, tokens, sequence, {width / size, width / size, size});
       }
     }
   }
+  if (kinds.back() == Attention::tiled) return;
+  std::printf("Eight sequences, the heads of smollm-135m and of llama-3.2-1b\n");
+  for (const HeadShape heads : {HeadShape{9, 3, 64}, {32, 8, 64}})
+    row(kinds.back(), tokens / 2, shortest, heads);
 }
 
 // ---- Training ---------------------------------------------------------------------------------------------
@@ -383,7 +390,8 @@ void bench_profile() {
   profile.product_achievable = ceilings.flops / flops;
   if (can_run_tensor_core_attention()) {
     const auto shares_of = [&](int size, double& forward, double& backward) {
-      const auto speed = speed_of_attention(stream, blas, Attention::tensor_core, 32768, 8192, 2048, size);
+      const auto speed = speed_of_attention(stream, blas, Attention::tensor_core, 32768, 8192,
+                                            {2048 / size, 2048 / size, size});
       forward = speed.forward / flops, backward = speed.backward / flops;
     };
     shares_of(64, profile.attention_64_forward, profile.attention_64_backward);
