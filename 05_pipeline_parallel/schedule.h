@@ -234,8 +234,8 @@ inline int last_micro_batch(const Instructions& list, int chunk) {
 // layer that made the maximum here. Among equals, the later stage gets it, because it keeps fewer
 // micro-batches. Needs layers >= stages.
 inline std::vector<int> split_layers(int layers, int stages, double head_cost) {
-  std::vector<double> cost(stages, 1);
-  cost.back() += head_cost;
+  std::vector<double> cost(stages - 1, 1);
+  cost.push_back(1 + head_cost);
   std::vector<int> count(stages, 1), first(stages + 1, 0);
   for (int layer = stages; layer < layers; ++layer) {
     const auto cheapest = std::min_element(cost.rbegin(), cost.rend());

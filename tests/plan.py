@@ -14,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "common/report"))
+import planner  # noqa: E402
+
 build, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 RANKS = [int(n) for n in sys.argv[3:]] or [8, 16, 32]
 MODELS = [["--model", "smollm-1.7b"], ["--model", "llama-3.2-1b"], ["--model", "llama-3.1-8b"],
@@ -124,27 +127,27 @@ def check_refusals(folder):
 
 
 def check_calculator(folder, number):
-    """The tables of plan --calculator against single layouts: memory of the fullest stage, and of the libraries."""
+    """The tables of the page's calculator against single layouts: memory of the fullest stage, and of the libraries."""
     model = ["--model", "smollm-1.7b"]
-    run(build / "plan", "--calculator", folder / "tables.json", *model, "--max-memory", "9GiB")
-    tables = json.loads((folder / "tables.json").read_text())
+    planner.MODELS = []
+    tables = planner.calculator(build / "plan", *model, "--max-memory", "9GiB")
     choices = tables["choices"]
     expect((tables["model"], tables["memory_bytes"]) == ("smollm-1.7b", 9 * 2**30), "a calculator of what was asked for")
     right = 0
     for _ in range(number):
         entries, at = {}, {}
         while None in entries.values() or not entries or (at["sp"] and at["tp"] == 1):
-            at = {axis: draw.choice(values) for axis, values in choices.items()}
+            at = {axis: draw.choice(values) for axis, values in planner.CHOICES.items()}
             at["replicas"] = at["dp"] * at["cp"]
             for table, axes in (("states", "tp pp seq_len zero replicas"), ("activations", "tp pp sp recompute seq_len mbs cp"),
                                 ("libraries", "tp cp pp replicas")):  # fmt: skip
-                entry = tables[table]
+                entry = tables[table] if table == "libraries" else tables[table][0]
                 for axis in axes.split():
                     entry = entry[choices[axis].index(at[axis])]
                 entries[table] = entry
         layout = "tp{tp} cp{cp} pp{pp} dp{dp} zero{zero} mbs{mbs} 1f1b".format(**at)
         layout += (" sp" if at["sp"] else "") + (" full" if at["recompute"] == "full" else "")
-        plan = planned(folder, *model, "--seq-len", at["seq_len"], "--global-batch-size", tables["micro_batches"] * at["mbs"] * at["dp"],
+        plan = planned(folder, *model, "--seq-len", at["seq_len"], "--global-batch-size", planner.MICRO_BATCHES * at["mbs"] * at["dp"],
                        "--gpus", at["tp"] * at["cp"] * at["pp"] * at["dp"], "--coarse", "--compare", layout)[0]  # fmt: skip
         fullest = max(sum(states) + sum(activations) for states, activations in zip(entries["states"], entries["activations"]))
         same = (plan["tensor_bytes"], plan["library_bytes"]) == (fullest, entries["libraries"])

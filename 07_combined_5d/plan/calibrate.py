@@ -19,9 +19,9 @@ import sys
 import tempfile
 from collections import defaultdict
 
-# Where the fit begins: shares of the GPU's own numbers; seconds (of them Framework's, in coarse.h).
+# Where the fit begins: shares of the GPU's own numbers; seconds of the host.
 SHARES = {"memory_achievable": 0.4, "product_achievable": 0.8, "link_bandwidth": 0.9, "network_bandwidth": 0.7}
-SECONDS = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "crossing_seconds": 1e-4, "pipelined_seconds": 1e-4}
+SECONDS = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "crossing_seconds": 1e-4}
 ROUNDS, LARGEST = 6, 0.5
 COLUMNS = "model mbs grad_acc dp pp tp zero nodes tokens_per_second_per_gpu memory_gb".split()
 # Of the Ultra-Scale Playbook's models: sequences of 4096 tokens.
@@ -51,12 +51,12 @@ class Planner:
 
     def profile(self, fit):
         """The GPU with these shares and seconds, and with FlashAttention-2 in place of our attention."""
-        numbers = {name: self.own[name]["value"] * share for name, share in fit.items() if name not in SECONDS}
-        numbers["launch_seconds"] = fit["launch_seconds"]
+        numbers = {name: number if name in SECONDS else self.own[name]["value"] * number for name, number in fit.items()}
         for size in (64, 128):
             numbers |= {f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"] for way in ("forward", "backward")}
+        framework = {"crossing_seconds": numbers.pop("crossing_seconds")}  # which the clock of a dry run does not read
         fitted = {name: {"value": value, "source": "make calibrate"} for name, value in numbers.items()}
-        return {"as": self.gpu, **fitted, "framework": {name: fit[name] for name in SECONDS if name != "launch_seconds"}}
+        return {"as": self.gpu, **fitted, "framework": framework}
 
     def predict(self, fit, rows):
         """(tokens/s a GPU, bytes, kind) of each row."""
@@ -68,9 +68,11 @@ class Planner:
             raise Refused(done.stderr.strip())
         predicted = []
         for row, line in zip(rows, done.stdout.splitlines()):
-            seconds, bytes_, kind = line.split(" ", 2)
+            plan = json.loads(line)
+            if "refusal" in plan:
+                raise Refused(f"{row['line']}: {plan['refusal']}")
             tokens = 4096 * int(row["mbs"]) * int(row["grad_acc"]) / int(row["tp"]) / int(row["pp"])
-            predicted.append((tokens / float(seconds), float(bytes_), kind))
+            predicted.append((tokens / plan["seconds"], plan["memory"], plan["kind"]))
         return predicted
 
     def time_loss(self, fit, rows):

@@ -33,16 +33,32 @@ inline std::vector<LayoutNumber> numbers_of(CombinedOptions& o) {
 // The words of a layout. A degree of 1 is not named.
 inline std::string layout_of(CombinedOptions o) {
   std::vector<std::string> words;
-  for (const auto& [word, option, value] : numbers_of(o)) {
-    const bool is_named = word == "zero" || word == "mbs" || (word != "interleaved" && value > 1);
-    if (is_named) words.push_back(text(word, value));
-  }
   const PipelineOptions& p = o.pipeline;
   const bool has_chunks = p.pp_schedule == PpSchedule::interleaved;
-  if (p.pp > 1) words.push_back(text(to_string(p.pp_schedule), has_chunks ? text(p.vpp) : ""));
+  for (const auto& [word, option, value] : numbers_of(o)) {
+    const bool is_named = word == "zero" || word == "mbs" || (word == "interleaved" ? has_chunks : value > 1);
+    if (is_named) words.push_back(text(word, value));
+  }
+  if (p.pp > 1 && !has_chunks) words.push_back(text(to_string(p.pp_schedule)));
   if (o.tensor.sequence_parallel) words.push_back("sp");
   if (o.recompute != Recompute::none) words.push_back(text(to_string(o.recompute)));
   return join(words, " ");
+}
+
+// As options of 07.
+inline std::vector<std::string> options_of(CombinedOptions o) {
+  std::vector<std::string> words;
+  for (const auto& [word, option, value] : numbers_of(o)) {
+    if (value > 1 || word == "zero" || word == "mbs")
+      words.insert(words.end(), {option, std::to_string(value)});
+  }
+  if (o.pipeline.pp > 1)
+    words.insert(words.end(), {"--pp-schedule", text(to_string(o.pipeline.pp_schedule))});
+  if (o.tensor.sequence_parallel) words.push_back("--sequence-parallel");
+  if (o.recompute != Recompute::none)
+    words.insert(words.end(), {"--recompute", text(to_string(o.recompute))});
+  words.insert(words.end(), {"--attention", text(to_string(o.attention))});
+  return words;
 }
 
 // A word that a layout must have, such as "sp" or "tp4". A number may have a range: "tp1-8".
@@ -107,11 +123,6 @@ inline CombinedOptions with_layout(CombinedOptions o, const std::string& option,
   return o;
 }
 
-inline MeshShape shape_of(const CombinedOptions& o) {
-  const int copies = o.pipeline.pp_schedule == PpSchedule::dualpipe ? 2 : 1;
-  return {o.tp, o.cp, o.dp, o.pipeline.pp, o.experts.ep, copies};
-}
-
 // What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
 inline size_t libraries_of(const CombinedOptions& o) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
@@ -128,42 +139,21 @@ inline size_t libraries_of(const CombinedOptions& o) {
   return library_bytes(all);
 }
 
-// Device memory of the fullest rank, in bytes.
-struct MemoryOfLayout {
-  MemoryBytes tensors = {};  // by purpose
-  size_t libraries = 0;
-  size_t of_tensors() const { return sum_of(tensors); }
-  double total() const { return static_cast<double>(of_tensors() + libraries); }
-};
-// `stages`: stage_share of each.
-inline MemoryOfLayout memory_of(const CombinedOptions& options, const MeshShape& shape,
-                                const std::vector<RankShare>& stages) {
-  MemoryOfLayout memory;
-  for (const RankShare& stage : stages) {
-    const MemoryOfLayout of_stage = {predict_memory(options, element_sizes, shape, stage).total()};
-    if (of_stage.of_tensors() > memory.of_tensors()) memory = of_stage;
-  }
-  memory.libraries = libraries_of(options);
-  return memory;
-}
-
 // A layout with what it needs and how long it takes.
 struct Plan {
   CombinedOptions options;
   MeshShape shape;
   int micro_batches = 0;
-  MemoryOfLayout memory = {};
-  double seconds = 0;  // of a step: coarse, or of a dry run
-  // Where they go, as they are shown: as in StepCost, or compute and idle, and what waits in it (dry_run.h).
+  std::vector<MemoryBytes> stages = {};  // bytes of tensors by purpose, on a rank of each stage
+  size_t libraries = 0;                  // bytes
+  // Where a step's seconds go, as they are shown: coarse (coarse.h), or of a dry run (dry_run.h).
   std::vector<std::pair<std::string, double>> parts = {};
+  double seconds = 0;        // of the step
   std::string refusal = {};  // why 07 refuses it, in a line
-};
 
-// How many of the plans have the mesh of this one.
-inline int64_t of_its_mesh(const std::vector<Plan>& plans, const Plan& p) {
-  return std::ranges::count(plans, p.shape.degrees(),
-                            [](const Plan& other) { return other.shape.degrees(); });
-}
+  const MemoryBytes& tensors() const { return *std::ranges::max_element(stages, {}, sum_of); }
+  double memory() const { return static_cast<double>(sum_of(tensors()) + libraries); }  // of the fullest rank
+};
 
 struct Search {
   // Layouts that divide the model; of these fit; of these reach the global batch.
@@ -172,52 +162,45 @@ struct Search {
   std::optional<Plan> nearest;  // of those that do not fit: the one that needs the least memory
 };
 
-class Planner {
- public:
-  // `base`: the model, the batch, and all that is not a layout's. `memory_bytes`: of a GPU, that a layout may
-  // take.
-  Planner(const CombinedOptions& base, int gpus, const DeviceProfile& gpu, const Framework& framework = {},
-          const std::vector<Wish>& wishes = {}, double memory_bytes = std::numeric_limits<double>::infinity())
-      : memory_bytes(std::min(gpu.memory_bytes, memory_bytes)),
-        base_(base),
-        gpus_(gpus),
-        gpu_(gpu),
-        framework_(framework),
-        wishes_(wishes) {
-    base_.as_json.clear();  // each plan copies the options, and needs no text
-  }
-
-  const double memory_bytes;
+struct Planner {
+  CombinedOptions base;  // the model, the batch, and all that is not a layout's
+  int gpus;
+  DeviceProfile gpu;
+  std::vector<Wish> wishes = {};
+  // What another framework's host takes more for a collective of tensor ranks: of tensor ranks on n nodes n
+  // times as long, of n tensor ranks whose pipeline crosses nodes, too.
+  double crossing_seconds = 0;
+  // What each pipeline rank holds, computed once for all plans that have this schedule.
+  std::map<std::tuple<PpSchedule, int, int, int>, std::vector<RankShare>> known_stages = {};
 
   // Throws UsageError if 07 would refuse it.
   Plan plan(const CombinedOptions& layout) {
-    Plan p = {layout, mesh_shape(layout, gpus_), micro_batches_of_a_rank(layout, layout.dp)};
+    Plan p = {layout, mesh_shape(layout, gpus), micro_batches_of_a_rank(layout, layout.dp)};
     check_experts(layout, layout.experts);
     check_combined(p.options, p.shape);
-    p.memory = memory_of(p.options, p.shape, stages(p));
+    set_memory(p);
     set_coarse_time(p);
     return p;
   }
 
-  // By coarse time the fastest layouts of each mesh, at most so many; of these the fastest ones.
-  Search search(int of_a_mesh, size_t count) {
+  // By coarse time the fastest layout of each mesh; of these the fastest ones.
+  Search search(size_t count) {
     Search result;
     std::vector<Plan> candidates;
     for_each_layout([&](const CombinedOptions& layout) {
-      if (!is_as_wished(layout, wishes_)) return;
-      const int at_once = layout.micro_batch_size * layout.dp;
-      Plan p = {layout, shape_of(layout), base_.global_batch_size / at_once};
-      const bool reaches =
-          base_.global_batch_size % at_once == 0 &&
-          (layout.pipeline.pp_schedule != PpSchedule::interleaved || p.micro_batches % p.shape.pp == 0);
+      if (!is_as_wished(layout, wishes)) return;
+      const int at_once = layout.micro_batch_size * layout.dp, pp = layout.pipeline.pp;
+      Plan p = {layout, mesh_shape(layout, gpus), base.global_batch_size / at_once};
+      const bool reaches = base.global_batch_size % at_once == 0 &&
+                           instead_of(layout.pipeline.pp_schedule, pp, p.micro_batches).empty();
       if (!reaches) {  // how much memory it needs where as many micro-batches as fill the pipeline
-        p.micro_batches = p.shape.pp;
-        p.options.global_batch_size = at_once * p.shape.pp;
+        p.micro_batches = pp;
+        p.options.global_batch_size = at_once * pp;
       }
       ++result.divide;
-      p.memory = memory_of(p.options, p.shape, stages(p));
-      if (p.memory.total() > memory_bytes) {
-        if (!result.nearest || p.memory.total() < result.nearest->memory.total()) result.nearest = p;
+      set_memory(p);
+      if (p.memory() > gpu.memory_bytes) {
+        if (!result.nearest || p.memory() < result.nearest->memory()) result.nearest = p;
         return;
       }
       ++result.fit;
@@ -228,8 +211,9 @@ class Planner {
     });
     std::ranges::stable_sort(candidates, {}, &Plan::seconds);
     for (Plan& p : candidates) {
+      const auto has_its_mesh = [&](const Plan& other) { return other.shape.degrees() == p.shape.degrees(); };
       if (result.best.size() == count) break;
-      if (of_its_mesh(result.best, p) == of_a_mesh) continue;
+      if (std::ranges::any_of(result.best, has_its_mesh)) continue;
       try {
         check_combined(p.options, p.shape);
         result.best.push_back(p);
@@ -239,23 +223,9 @@ class Planner {
     return result;
   }
 
- private:
-  // What each pipeline rank of a plan holds, computed once for all plans that have this schedule.
-  const std::vector<RankShare>& stages(const Plan& p) {
-    const PipelineOptions& o = p.options.pipeline;
-    const auto [made, is_new] = stages_.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
-    if (is_new) {
-      const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
-      for (int stage = 0; stage < o.pp; ++stage)
-        made->second.push_back(stage_share(p.options, schedule, stage));
-    }
-    return made->second;
-  }
-
-  // Calls `use` with each layout whose axes divide the model. (It lists only what complete_pipeline_options
-  // accepts.)
+  // Calls `use` with each layout whose axes divide the model.
   void for_each_layout(const std::function<void(const CombinedOptions&)>& use) const {
-    CombinedOptions o = base_;
+    CombinedOptions o = base;
     const auto divides = [&] {
       try {
         check_tensor_parallel(o.model, o.tensor, o.tp,
@@ -274,10 +244,10 @@ class Planner {
       }
       return list;
     };
-    for (const int tp : divisors(gpus_)) {
-      for (const int cp : divisors(gpus_ / tp)) {
-        for (const int pp : divisors(gpus_ / tp / cp)) {
-          o.tp = tp, o.cp = cp, o.pipeline.pp = pp, o.dp = gpus_ / tp / cp / pp;
+    for (const int tp : divisors(gpus)) {
+      for (const int cp : divisors(gpus / tp)) {
+        for (const int pp : divisors(gpus / tp / cp)) {
+          o.tp = tp, o.cp = cp, o.pipeline.pp = pp, o.dp = gpus / tp / cp / pp;
           if (pp > o.model.layers || o.dp > o.global_batch_size) continue;
           for (const int ep : divisors(o.model.experts > 0 ? std::gcd(o.model.experts, o.dp * cp) : 1)) {
             o.experts.ep = ep;
@@ -292,46 +262,48 @@ class Planner {
       }
     }
   }
+  // Of this mesh, all schedules, each with all stages of ZeRO, and with full recomputation where it can.
   static void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) {
+    using enum PpSchedule;
     const int pp = o.pipeline.pp;
-    int& zero_stage = o.zero.zero_stage;
-    const auto add = [&](PpSchedule schedule, int vpp) {
-      o.pipeline.pp_schedule = schedule, o.pipeline.vpp = vpp;
-      const int stages = vpp * pp / (schedule == PpSchedule::dualpipe ? 2 : 1);
-      if (stages <= o.model.layers) use(o);
-    };
+    int &vpp = o.pipeline.vpp, &stage = o.zero.zero_stage;
     const bool has_replicas = o.dp * o.cp > 1;  // otherwise all ZeRO stages are the same
-    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
-      o.recompute = recompute;
-      for (zero_stage = has_replicas ? 0 : 1; zero_stage <= (has_replicas ? 3 : 1); ++zero_stage) {
-        add(PpSchedule::one_f_one_b, 1);
-        if (pp == 1) continue;
-        add(PpSchedule::afab, 1);
-        if (recompute == Recompute::none) {  // these need what full recomputation throws away
-          add(PpSchedule::zb_h1, 1);
-          add(PpSchedule::zb_v, 2);
-          add(PpSchedule::dualpipe_v, 2);
-          if (pp % 2 == 0) add(PpSchedule::dualpipe, 2);
+    for (const PpSchedule schedule : {one_f_one_b, afab, interleaved, zb_h1, zb_v, dualpipe_v, dualpipe}) {
+      if (pp == 1 ? schedule != one_f_one_b : !instead_of(schedule, pp, pp).empty()) continue;
+      o.pipeline.pp_schedule = schedule;
+      const int stages = o.model.layers * (schedule == dualpipe ? 2 : 1);  // at most
+      for (vpp = chunks_of(schedule); vpp * pp <= stages; vpp *= 2) {
+        for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+          const bool splits = is_v_shaped(schedule) || schedule == dualpipe || schedule == zb_h1;
+          if (splits && recompute == Recompute::full) continue;  // weight gradients need what it throws away
+          o.recompute = recompute;
+          for (stage = has_replicas ? 0 : 1; stage <= (has_replicas ? 3 : 1); ++stage) use(o);
         }
-        for (int vpp = 2; vpp * pp <= o.model.layers; vpp *= 2) add(PpSchedule::interleaved, vpp);
+        if (schedule != interleaved) break;  // another number of chunks
       }
     }
   }
 
-  void set_coarse_time(Plan& p) {
-    const StepCost cost = CoarseCost(p.options, p.shape, stages(p), p.micro_batches, gpu_, framework_).step();
-    p.seconds = cost.total();
-    p.parts = {{"compute", cost.compute},     {"tensor", cost.tensor}, {"context", cost.context},
-               {"experts", cost.experts},     {"bubble", cost.bubble}, {"data", cost.data},
-               {"optimizer", cost.optimizer}, {"host", cost.host}};
+  const std::vector<RankShare>& stages_of(const Plan& p) {
+    const PipelineOptions& o = p.options.pipeline;
+    const auto [made, is_new] = known_stages.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
+    if (is_new) {
+      const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
+      for (int stage = 0; stage < o.pp; ++stage)
+        made->second.push_back(stage_share(p.options, schedule, stage));
+    }
+    return made->second;
   }
 
-  CombinedOptions base_;
-  const int gpus_;
-  const DeviceProfile gpu_;
-  const Framework framework_;
-  const std::vector<Wish> wishes_;
-  std::map<std::tuple<PpSchedule, int, int, int>, std::vector<RankShare>> stages_;
+  void set_memory(Plan& p) {
+    for (const RankShare& stage : stages_of(p))
+      p.stages.push_back(predict_memory(p.options, element_sizes, p.shape, stage).total());
+    p.libraries = libraries_of(p.options);
+  }
+  void set_coarse_time(Plan& p) {
+    p.parts = CoarseCost(p.options, p.shape, stages_of(p), p.micro_batches, gpu, crossing_seconds).step();
+    for (const auto& [part, seconds] : p.parts) p.seconds += seconds;
+  }
 };
 
 }  // namespace pentatron

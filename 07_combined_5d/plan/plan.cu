@@ -6,7 +6,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "calculator.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "dry_run.h"
 
@@ -14,13 +13,20 @@ using namespace pentatron;
 
 namespace {
 
+// "framework" of a GPU's profile that was fitted to another framework's steps (calibrate.py).
+struct Framework {
+  double crossing_seconds = 0;  // as in Planner (layouts.h)
+  // Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile.
+  std::map<std::string, std::array<double, 2>> ranges;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Framework, crossing_seconds, ranges)
+
 struct Request {
   int gpus = 8;
   size_t top = 10;
   std::vector<std::string> compare;
-  std::string why, only, json, rows, calculator;
+  std::string why, only, json, rows;
   double tokens = 0, price = 0;
-  double memory_bytes = std::numeric_limits<double>::infinity();  // of a GPU, that a layout may take
   bool coarse = false;
   std::vector<std::string> model;  // the options of 07 that were given
   CombinedOptions base;
@@ -68,6 +74,7 @@ CombinedOptions parse_model(const std::vector<std::string>& words) {
                                                 Attention::tiled);
   const bool has_kernel = options.model.head_size() == 64 || options.model.head_size() == 128;
   if (!is_given(words, "--attention") && has_kernel) options.attention = Attention::tensor_core;
+  options.as_json.clear();  // each plan copies the options, and needs no text
   return options;
 }
 
@@ -81,14 +88,6 @@ Framework read_framework(const std::string& gpu) {
   }
 }
 
-// Throws UsageError if an option is given that says a layout.
-void refuse_layouts(const std::vector<std::string>& words) {
-  for (const char* option : {"--tp", "--cp", "--dp", "--pp", "--ep", "--zero-stage", "--micro-batch-size",
-                             "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute", "--ranks"})
-    require(!is_given(words, option), option, "given",
-            "--only, with words of layouts such as \"zero3 mbs2 sp\"");
-}
-
 Request parse(int argc, char** argv) {
   Request r;
   CLI::App app{
@@ -98,6 +97,7 @@ Request parse(int argc, char** argv) {
   app.set_help_flag("--help", "print this text and end");
   app.allow_extras();
   std::string config;
+  double memory_bytes = INFINITY;
   app.add_option("--gpus", r.gpus, "GPUs [8]")->check(CLI::Range(1, 65536));
   app.add_option("--top", r.top, "layouts that are shown [10]")->check(CLI::Range(1, 10000));
   app.add_flag("--coarse", r.coarse, "times by formulas (coarse.h), without a dry run");
@@ -114,17 +114,14 @@ Request parse(int argc, char** argv) {
     const auto assign = [option, &value](const std::string& words) { value = quantity(option, words); };
     app.add_option_function<std::string>(option, assign, help);
   };
-  add_quantity("--max-memory", r.memory_bytes, "that a layout may take of a GPU, such as 70GiB");
+  add_quantity("--max-memory", memory_bytes, "that a layout may take of a GPU, such as 70GiB");
   add_quantity("--tokens", r.tokens, "to train on, such as 2T: days and GPU hours");
   add_quantity("--price", r.price, "of a GPU hour: money");
   app.add_option("--config", config, "sizes from a config.json of Hugging Face (Llama)");
   app.add_option("--why", r.why, "why is this layout not the best?");
-  app.add_option(
-      "--rows", r.rows,
-      "print coarse seconds, bytes and kind of each line of this file: a layout, |, options of 07");
+  app.add_option("--rows", r.rows,
+                 "print coarse seconds and memory of each line of this file: a layout, |, options of 07");
   app.add_option("--json", r.json, "write the layouts into this file");
-  app.add_option("--calculator", r.calculator,
-                 "write the memory of many layouts into this file; see calculator.h");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -142,38 +139,25 @@ Request parse(int argc, char** argv) {
   r.base = parse_model(r.model);
   r.base.model.remarks = of_config.remarks;
   const auto given = [&](const char* option) { return is_given(r.model, option); };
-  refuse_layouts(r.model);
+  for (const char* option : {"--tp", "--cp", "--dp", "--pp", "--ep", "--zero-stage", "--micro-batch-size",
+                             "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute", "--ranks"})
+    require(!given(option), option, "given", "--only, with words of layouts such as \"zero3 mbs2 sp\"");
   const bool has_sizes = std::ranges::any_of(
       std::array{"--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"}, given);
   std::string& name = r.base.model.name;
   if (has_sizes) name = !config.empty() ? config : given("--model") ? name + ", changed" : "a model";
   const std::string gpu = r.base.gpu.empty() ? "h100" : r.base.gpu;
   r.gpu = load_profile(gpu);
+  r.gpu.memory_bytes = std::min(r.gpu.memory_bytes, memory_bytes);
   r.framework = read_framework(gpu);
   r.coarse |= !r.framework.ranges.empty();  // another framework: 07 can't be asked about its steps
   if (r.base.ranks_per_node > 0) r.gpu.gpus_per_node = r.base.ranks_per_node;
   return r;
 }
 
-// The options of 07 for a layout, and the command that runs it.
-std::vector<std::string> options_of(const Plan& p) {
-  CombinedOptions o = p.options;
-  std::vector<std::string> words;
-  for (const auto& [word, option, value] : numbers_of(o)) {
-    if (value > 1 || word == "zero" || word == "mbs")
-      words.insert(words.end(), {option, std::to_string(value)});
-  }
-  if (o.pipeline.pp > 1)
-    words.insert(words.end(), {"--pp-schedule", text(to_string(o.pipeline.pp_schedule))});
-  if (o.tensor.sequence_parallel) words.push_back("--sequence-parallel");
-  if (o.recompute != Recompute::none)
-    words.insert(words.end(), {"--recompute", text(to_string(o.recompute))});
-  words.insert(words.end(), {"--attention", text(to_string(o.attention))});
-  return words;
-}
 std::string command(const Request& r, const Plan& p) {
   return text("mpirun -n ", r.gpus, " build/cuda-bf16/07_combined_5d ", join(r.model, " "), " ",
-              join(options_of(p), " "));
+              join(options_of(p.options), " "));
 }
 
 double tokens_per_second(const Request& r, const Plan& p) {  // of a GPU
@@ -216,7 +200,7 @@ void print_plans(const Request& r, const std::vector<Plan>& plans) {
   for (const auto& [name, seconds] : plans.front().parts) std::printf(" %9s", name.c_str());
   std::printf("%s\n", r.framework.ranges.empty() ? "" : "   8 of 10 are in, ms");
   for (const Plan& p : plans) {
-    std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", layout_of(p.options).c_str(), p.memory.total() / (1 << 30),
+    std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", layout_of(p.options).c_str(), p.memory() / (1 << 30),
                 p.seconds * 1e3, tokens_per_second(r, p), 100 * mfu(r, p));
     for (const auto& [name, seconds] : p.parts) std::printf(" %9.1f", seconds * 1e3);
     if (const auto range = range_of(r, p)) std::printf("   %.1f-%.1f", (*range)[0] * 1e3, (*range)[1] * 1e3);
@@ -235,11 +219,11 @@ Json to_json(const Request& r, const std::vector<Plan>& plans) {
   Json layouts;
   for (const Plan& p : plans) {
     Json& j = layouts.emplace_back(Json{{"layout", layout_of(p.options)},
-                                        {"options", options_of(p)},
+                                        {"options", options_of(p.options)},
                                         {"command", command(r, p)},
                                         {"micro_batches", p.micro_batches},
-                                        {"tensor_bytes", p.memory.of_tensors()},
-                                        {"library_bytes", p.memory.libraries},
+                                        {"tensor_bytes", sum_of(p.tensors())},
+                                        {"library_bytes", p.libraries},
                                         {"step_seconds", p.seconds},
                                         {"tokens_per_second", tokens_per_second(r, p)},
                                         {"mfu", mfu(r, p)}});
@@ -248,37 +232,20 @@ Json to_json(const Request& r, const std::vector<Plan>& plans) {
     if (r.price > 0) j["money"] = hours_of(r, p) * r.gpus * r.price;
     for (const auto& [axis, degree] : p.shape.degrees()) j[axis] = degree;
     for (const auto& [part, seconds] : p.parts) j["seconds"][part] = seconds;
-    for (size_t i = 0; i < p.memory.tensors.size(); ++i)
-      j["memory"][std::string(purpose_names[i])] = p.memory.tensors[i];
+    for (size_t i = 0; i < purposes; ++i) j["memory"][std::string(purpose_names[i])] = p.tensors()[i];
   }
-  return {{"gpu", r.gpu.name}, {"gpus", r.gpus}, {"model", r.base.model.name}, {"layouts", layouts}};
-}
-
-// Throws UsageError.
-void write_file(const std::string& option, const std::string& path, const std::string& words) {
-  std::ofstream file(path);
-  file << words << std::endl;
-  require(file.good(), option, path, "a file that can be written");
-}
-// Writes what was shown, if --json asks for it. Throws UsageError.
-void write_json(const Request& r, const Json& shown) {
-  if (!r.json.empty()) write_file("--json", r.json, shown.dump(1));
-}
-
-Planner planner_of(const Request& r) {
-  return {r.base, r.gpus, r.gpu, r.framework, read_wishes("--only", r.only), r.memory_bytes};
+  return {{"gpu", r.gpu.name},
+          {"gpus", r.gpus},
+          {"memory_bytes", r.gpu.memory_bytes},
+          {"model", r.base.model.name},
+          {"layouts", layouts}};
 }
 
 // The time of these plans by dry runs, unless --coarse is given. Without those that 07 refuses; throws
 // UsageError if it refuses all, or one where `all` are needed.
 void ask_program(const Request& r, std::vector<Plan>& plans, bool all) {
   if (r.coarse) return;
-  DryRuns(static_cast<int>(r.gpu.gpus_per_node)).run(plans, [&](const Plan& p) {
-    std::vector<std::string> words = r.model;
-    const std::vector<std::string> layout = options_of(p);
-    words.insert(words.end(), layout.begin(), layout.end());
-    return words;
-  });
+  dry_run(plans, r.model, static_cast<int>(r.gpu.gpus_per_node));
   const auto refused = [](const Plan& p) { return !p.refusal.empty(); };
   const auto first = std::ranges::find_if(plans, refused);
   if (first != plans.end() && (all || std::ranges::all_of(plans, refused)))
@@ -288,75 +255,69 @@ void ask_program(const Request& r, std::vector<Plan>& plans, bool all) {
 
 // The search for the fastest layouts, one of each mesh. Throws UsageError where there is none.
 Search found(const Request& r, Planner& planner, size_t count) {
-  Search s = planner.search(r.coarse ? 1 : 2, r.coarse ? count : 2 * count);
+  Search s = planner.search(count);
   const std::string of = r.only.empty() ? "" : " of those with" + r.only;
   require(s.divide > 0, "--gpus", r.gpus,
           of.empty() ? "a number that divides heads, layers or the batch" : "another one: none" + of);
   if (s.fit == 0) {
     throw UsageError("no layout fits: " + layout_of(s.nearest->options) + " needs least" + of + ", " +
-                     human_bytes(s.nearest->memory.total()) + " of " + human_bytes(planner.memory_bytes) +
+                     human_bytes(s.nearest->memory()) + " of " + human_bytes(r.gpu.memory_bytes) +
                      "; take more GPUs, or a shorter --seq-len");
   }
   require(!s.best.empty(), "--global-batch-size", r.base.global_batch_size,
           "a multiple of a number of data ranks that fit");
   ask_program(r, s.best, /*all=*/false);
   std::ranges::stable_sort(s.best, {}, &Plan::seconds);
-  std::vector<Plan> of_each_mesh;
-  for (const Plan& p : s.best) {
-    if (of_its_mesh(of_each_mesh, p) == 0 && of_each_mesh.size() < count) of_each_mesh.push_back(p);
-  }
-  s.best = of_each_mesh;
   return s;
 }
 
-// What --tokens take with this layout.
-void print_training(const Request& r, const Plan& p) {
-  const double hours = hours_of(r, p);
-  std::printf("%s tokens on %d GPUs: %.1f days, %.0f GPU hours", human_count(r.tokens).c_str(), r.gpus,
-              hours / 24, hours * r.gpus);
-  if (r.price > 0) std::printf(", %.0f of money", hours * r.gpus * r.price);
-  std::printf(" (%s)\n", layout_of(p.options).c_str());
-}
-
-void show_search(const Request& r, Planner& planner) {
-  const Search s = found(r, planner, r.top);
-  print_header(r);
-  std::printf("1  fit     %d layouts divide the model; %d of them need at most the %s of a GPU\n", s.divide,
-              s.fit, human_bytes(planner.memory_bytes).c_str());
-  std::printf("2  batch   %d of these reach the global batch\n", s.reach);
-  std::printf("3  speed   the fastest %zu\n\n", s.best.size());
-  print_plans(r, s.best);
-  const Plan& first = s.best.front();
-  const auto may_be_faster = [&](const Plan& p) {
-    const auto of_first = range_of(r, first), range = range_of(r, p);
-    return of_first && range && (*range)[0] <= (*of_first)[1];
-  };
-  if (const auto alike = std::count_if(s.best.begin() + 1, s.best.end(), may_be_faster); alike > 0)
-    std::printf("\nCan't be told apart from the first: %td, whose ranges reach its range.\n", alike);
-  std::printf("\n%s\n", command(r, first).c_str());
-  if (r.tokens > 0) print_training(r, first);
-  write_json(r, to_json(r, s.best));
-}
-
-// --compare; --why: beside the best layout.
-void show_layouts(const Request& r, Planner& planner) {
+// The layouts of --compare and --why, or those that are found.
+void show(const Request& r) {
+  Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only), r.framework.crossing_seconds};
   std::vector<Plan> plans;
   for (const std::string& words : r.compare)
     plans.push_back(planner.plan(with_layout(r.base, "--compare", words, r.gpus)));
   if (!r.why.empty()) plans.push_back(planner.plan(with_layout(r.base, "--why", r.why, r.gpus)));
-  ask_program(r, plans, /*all=*/true);
-  if (!r.why.empty()) plans.insert(plans.begin(), found(r, planner, 1).best.front());
+  const bool are_given = !plans.empty();
+  if (are_given) ask_program(r, plans, /*all=*/true);
+  Search s;
+  if (!are_given || !r.why.empty()) s = found(r, planner, are_given ? 1 : r.top);
+  plans.insert(plans.begin(), s.best.begin(), s.best.end());
   print_header(r);
+  if (!are_given) {
+    std::printf("1  fit     %d layouts divide the model; %d of them need at most the %s of a GPU\n", s.divide,
+                s.fit, human_bytes(r.gpu.memory_bytes).c_str());
+    std::printf("2  batch   %d of these reach the global batch\n", s.reach);
+    std::printf("3  speed   the fastest %zu\n\n", plans.size());
+  }
   print_plans(r, plans);
   for (const Plan& p : plans) {
-    if (p.memory.total() > planner.memory_bytes)
+    if (p.memory() > r.gpu.memory_bytes)
       std::printf("%s does not fit: a GPU has %s.\n", layout_of(p.options).c_str(),
-                  human_bytes(planner.memory_bytes).c_str());
+                  human_bytes(r.gpu.memory_bytes).c_str());
   }
-  write_json(r, to_json(r, plans));
+  const Plan& first = plans.front();
+  const auto may_be_faster = [&](const Plan& p) {
+    const auto of_first = range_of(r, first), range = range_of(r, p);
+    return of_first && range && (*range)[0] <= (*of_first)[1];
+  };
+  if (const auto alike = std::count_if(plans.begin() + 1, plans.end(), may_be_faster); alike > 0)
+    std::printf("\nCan't be told apart from the first: %td, whose ranges reach its range.\n", alike);
+  if (!are_given) std::printf("\n%s\n", command(r, first).c_str());
+  if (r.tokens > 0) {
+    const double hours = hours_of(r, first);
+    std::printf("%s tokens on %d GPUs: %.1f days, %.0f GPU hours", human_count(r.tokens).c_str(), r.gpus,
+                hours / 24, hours * r.gpus);
+    if (r.price > 0) std::printf(", %.0f of money", hours * r.gpus * r.price);
+    std::printf(" (%s)\n", layout_of(first.options).c_str());
+  }
+  if (r.json.empty()) return;
+  std::ofstream file(r.json);
+  file << to_json(r, plans).dump(1) << std::endl;
+  require(file.good(), "--json", r.json, "a file that can be written");
 }
 
-// --rows.
+// --rows: a line of JSON for each.
 void print_rows(const Request& r) {
   std::ifstream file(r.rows);
   require(file.good(), "--rows", r.rows, "a file that can be read");
@@ -364,13 +325,23 @@ void print_rows(const Request& r) {
   for (std::string line, word; std::getline(file, line);) {
     const size_t bar = line.find('|');
     require(bar != line.npos, "--rows", printable(line.substr(0, 80)), "LAYOUT | OPTIONS");
-    std::vector<std::string> words;
-    for (std::istringstream stream(line.substr(bar + 1)); stream >> word;) words.push_back(word);
-    const auto [options, is_new] = read.try_emplace(join(words, " "));
-    if (is_new) options->second = parse_model(words);
-    const CombinedOptions o = with_layout(options->second, "--rows", line.substr(0, bar), 1);
-    const Plan p = Planner(o, shape_of(o).ranks(), r.gpu, r.framework).plan(o);
-    std::printf("%.6g %.0f %s\n", p.seconds, p.memory.total(), kind_of(p, r.gpu).c_str());
+    Json row;
+    try {
+      const auto [options, is_new] = read.try_emplace(line.substr(bar + 1));
+      if (is_new) {
+        std::vector<std::string> words = r.model;
+        for (std::istringstream stream(options->first); stream >> word;) words.push_back(word);
+        options->second = parse_model(words);
+      }
+      const CombinedOptions o = with_layout(options->second, "--rows", line.substr(0, bar), 1);
+      const Plan p =
+          Planner{o, o.tp * o.cp * o.dp * o.pipeline.pp, r.gpu, {}, r.framework.crossing_seconds}.plan(o);
+      row = {{"seconds", p.seconds}, {"kind", kind_of(p, r.gpu)}, {"memory", p.memory()}};
+      row["stages"] = {p.stages.front(), p.stages.back()}, row["libraries"] = p.libraries;
+    } catch (const UsageError& refusal) {
+      row["refusal"] = refusal.what();
+    }
+    std::printf("%s\n", row.dump().c_str());
   }
 }
 
@@ -379,15 +350,6 @@ void print_rows(const Request& r) {
 int main(int argc, char** argv) {
   return run_program([&] {
     const Request r = parse(argc, argv);
-    if (!r.rows.empty()) return print_rows(r);
-    if (!r.calculator.empty()) {
-      Json tables = Calculator(r.base).tables();
-      tables["gpu"] = r.gpu.name, tables["memory_bytes"] = std::min(r.gpu.memory_bytes, r.memory_bytes);
-      tables["model"] = r.base.model.name, tables["options"] = join(r.model, " ");
-      return write_file("--calculator", r.calculator, tables.dump());
-    }
-    Planner planner = planner_of(r);
-    if (!r.compare.empty() || !r.why.empty()) return show_layouts(r, planner);
-    show_search(r, planner);
+    r.rows.empty() ? show(r) : print_rows(r);
   });
 }

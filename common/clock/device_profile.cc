@@ -42,6 +42,7 @@ constexpr Field fields[] = {
     {"flash_backward", &DeviceProfile::flash_backward, "share"},
     {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
     {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
+    {"collective_seconds", &DeviceProfile::collective_seconds, "s", true},
     {"host_bandwidth", &DeviceProfile::host_bandwidth, "B/s"},
     {"link_latency", &DeviceProfile::link_latency, "s"},
     {"link_bandwidth", &DeviceProfile::link_bandwidth, "B/s"},

@@ -24,6 +24,7 @@ struct DeviceProfile {
   double flash_forward, flash_backward;
   double kernel_seconds;                      // the shortest kernel, with the gap before it
   double launch_seconds;                      // of the host, for each operation
+  double collective_seconds;                  // more for a collective; 0 unless a framework's host is slow
   double host_bandwidth;                      // bytes/s of a copy from or to pinned memory
   double link_latency, link_bandwidth;        // s, bytes/s each way, of a GPU within its node
   double network_latency, network_bandwidth;  // likewise between nodes

@@ -5,6 +5,7 @@ import json
 
 import altair as alt
 
+import planner
 from runs import PURPOSES
 
 WIDTH = 820
@@ -241,7 +242,7 @@ def calculator(tables):
     command = (
         f"!{states} || !{activations} ? 'This layout does not divide the model: heads, layers or tokens.' :"
         f" ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d ' + {words}, '--seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
-        f" + ' --global-batch-size ' + {tables['micro_batches']} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
+        f" + ' --global-batch-size ' + {planner.MICRO_BATCHES} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
         " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')]"
     )
     choices += [*[alt.param(name=name, value=0) for name in arrays], alt.param(name="command", expr=command)]

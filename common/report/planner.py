@@ -1,6 +1,10 @@
 """What the page and the book ask the planner (07_combined_5d/plan) for several models."""
 
 import argparse
+import itertools
+import json
+import pathlib
+import tempfile
 
 import runs as logs
 
@@ -24,16 +28,63 @@ def models_of(given):
     return ([asked] if asked else []) + models, bool(asked), others
 
 
+# What can be chosen in the calculator. A data rank has 8 micro-batches; replicas = dp x cp.
+MICRO_BATCHES = 8
+CHOICES = {
+    "seq_len": [1024, 2048, 4096, 8192, 16384, 32768],
+    "mbs": [1, 2, 4, 8],
+    "tp": [1, 2, 4, 8],
+    "sp": [False, True],
+    "cp": [1, 2, 4, 8],
+    "pp": [1, 2, 4, 8],
+    "dp": [1, 2, 4, 8, 16, 32],
+    "replicas": [1, 2, 4, 8, 16, 32, 64, 128, 256],
+    "zero": [0, 1, 2, 3],
+    "recompute": ["none", "full"],
+}
+
+
+def table(plan, words, axes, entry):
+    """Nested lists: for each value of the first axis those of the others. An entry is made of what the planner says of the
+    layout, None where it refuses it."""
+    rows = []
+    for values in itertools.product(*(CHOICES[axis] for axis in axes)):
+        at = {"tp": 1, "cp": 1, "pp": 1, "zero": 0, "mbs": 1, "seq_len": 1024} | dict(zip(axes, values))
+        dp = at.get("replicas", 1) // (at["cp"] if "replicas" in at else 1)
+        layout = "tp{tp} cp{cp} pp{pp} zero{zero} mbs{mbs}".format(**at) + f" dp{max(1, dp)}"
+        layout += " sp" * at.get("sp", False) + " full" * (at.get("recompute") == "full")
+        rows.append(f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * max(1, dp)}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "rows")
+        file.write_text("".join(rows))
+        said = map(json.loads, logs.output_of(plan, *words, "--rows", file).splitlines())
+    entries = (None if "refusal" in layout else entry(layout) for layout in said)
+
+    def nested(axes):
+        return [nested(axes[1:]) for _ in CHOICES[axes[0]]] if axes else next(entries)
+
+    return nested(axes)
+
+
 def calculator(plan, *given):
-    """The tables of plan --calculator, of each model: states and activations have it as their first axis."""
+    """The memory of many layouts of each model, for a page that has no formula. Memory has parts that depend on different
+    choices, so three small tables serve instead of a huge one. In the first two, whose first axis is the model, an entry has
+    the bytes of the first pipeline stage, then those of the last one; the stages between need less. The schedule is 1F1B."""
     models, is_asked, others = models_of(given)
-    each = [logs.planned(plan, "--calculator", *model, *others) for model in models]
-    first = each[0]
-    tables = {name: first[name] for name in ("precision", "micro_batches", "choices", "libraries", "gpu", "memory_bytes")}
-    tables["model"] = first["model"] if is_asked else "llama-3.1-8b"
-    tables["options"] = [f"{' '.join(model)} --attention {of['attention']}" for model, of in zip(models, each)]
-    tables["choices"] = {"model": [of["model"] for of in each], **first["choices"]}
-    return tables | {name: [of[name] for of in each] for name in ("states", "activations")}
+    first = [logs.planned(plan, "--json", *model, *others, "--coarse", "--gpus", 1, "--compare", "mbs1") for model in models]
+    words = [[*model, *others] for model in models]
+    tables = {name: first[0][name] for name in ("gpu", "memory_bytes")}
+    tables["model"] = first[0]["model"] if is_asked else "llama-3.1-8b"
+    tables["options"] = [" ".join([*model, *of["layouts"][0]["options"][-2:]]) for model, of in zip(models, first)]
+    tables["choices"] = {"model": [of["model"] for of in first], **CHOICES}
+
+    def tables_of(axes, purposes):
+        return [table(plan, w, axes, lambda layout: [stage[purposes] for stage in layout["stages"]]) for w in words]
+
+    tables["states"] = tables_of(["tp", "pp", "seq_len", "zero", "replicas"], slice(0, 3))
+    tables["activations"] = tables_of(["tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"], slice(3, None))
+    tables["libraries"] = table(plan, words[-1], ["tp", "cp", "pp", "replicas"], lambda layout: layout["libraries"])
+    return tables
 
 
 def heatmap(plan, gpus, *given):

@@ -58,7 +58,6 @@ TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
                           read = with_layout({}, "--compare", layout_of(o), 64);
     CAPTURE(layout_of(o));
     CHECK(layout_of(read) == layout_of(o));
-    CHECK(shape_of(read) == shape_of(o));
   }
   for (const char* words :
        {"dual pp4", "tp0", "tp", "tp1-8", "zero4", "dp-1", "tp2x", "fast", "interleaved", "mbs99999999"}) {
@@ -73,23 +72,23 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
   DeviceProfile gpu = load_profile("h100");
   gpu.memory_bytes = 8e9;  // so that not all fit
   gpu.gpus_per_node = 4;
-  Planner planner(base, 16, gpu);
-  const Search found = planner.search(1, 5);
+  Planner planner = {base, 16, gpu};
+  const Search found = planner.search(5);
   REQUIRE(found.best.size() == 5);
   CHECK(found.divide > found.fit);
   CHECK(found.fit >= found.reach);
   for (size_t i = 0; i + 1 < found.best.size(); ++i)
     CHECK(found.best[i].seconds <= found.best[i + 1].seconds);
   for (const Plan& p : found.best) {
-    CHECK(p.memory.total() <= gpu.memory_bytes);
+    CHECK(p.memory() <= gpu.memory_bytes);
     CHECK(planner.plan(p.options).seconds == p.seconds);
   }
-  const Search of_each_mesh = planner.search(1, 1000);  // the fastest layout of each; there are fewer
+  const Search of_each_mesh = planner.search(1000);  // the fastest layout of each; there are fewer
   for (size_t i = 0; i < found.best.size(); ++i) CHECK(found.best[i].seconds == of_each_mesh.best[i].seconds);
   for (const Plan& p : of_each_mesh.best) {  // no rank needs more than what had to fit
     for (int rank = 0; rank < p.shape.ranks(); ++rank) {
       const MemoryBytes bytes = predict_memory(p.options, element_sizes, p.shape, rank).total();
-      CHECK(std::accumulate(bytes.begin(), bytes.end(), size_t{0}) <= p.memory.of_tensors());
+      CHECK(std::accumulate(bytes.begin(), bytes.end(), size_t{0}) <= sum_of(p.tensors()));
     }
   }
   std::mt19937 draw(3);
@@ -98,7 +97,7 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
     const CombinedOptions o = random_layout(draw, base, 16);
     try {
       const Plan p = planner.plan(o);
-      if (p.memory.total() > gpu.memory_bytes) continue;
+      if (p.memory() > gpu.memory_bytes) continue;
       ++accepted;
       CAPTURE(layout_of(o));
       const auto of_mesh = std::ranges::find(of_each_mesh.best, p.shape.degrees(),
@@ -119,7 +118,7 @@ TEST_CASE("07: small kernels wait for the host", "[07][plan]") {
     o.tp = 8, o.dp = o.pipeline.pp = 1;
     o.micro_batch_size = micro_batch_size;
     o.tensor.sequence_parallel = true;
-    const Plan plan = Planner(o, 8, gpu).plan(o);
+    const Plan plan = Planner{o, 8, gpu}.plan(o);
     return plan.parts.back().second / plan.seconds;
   };
   CHECK(host_share(1) == 0);  // this project's host takes 3 us for an operation
@@ -138,7 +137,7 @@ TEST_CASE("07: ZeRO-2 sums all gradients of each micro-batch, in a pipeline, too
        {"pp2 dp4 zero2 mbs1 1f1b", "pp2 dp4 zero3 mbs1 zb-v", "pp4 dp2 zero2 mbs1 afab"}) {
     CAPTURE(layout);
     const CombinedOptions o = with_layout(base, "--compare", layout, 8);
-    const Plan p = Planner(base, 8, gpu).plan(o);
+    const Plan p = Planner{base, 8, gpu}.plan(o);
     const double parameters = double(parameter_count(model)) / o.pipeline.pp;  // of the mean rank
     const double sums = p.micro_batches * sizeof(accum) * parameters * (o.dp - 1) / o.dp / gpu.link_bandwidth;
     CAPTURE(p.seconds, sums);
@@ -153,7 +152,7 @@ TEST_CASE("07: the bubble of a coarse time is the note's", "[07][plan]") {
   gpu.link_latency = 0, gpu.link_bandwidth = 1e30;
   const CombinedOptions base = options_of_model({"small", 16, 1024, 16, 8, 2816, 32, 1e4, 1e-5}, 2048, 32);
   const auto bubble = [&](const char* layout) {
-    const Plan p = Planner(base, 4, gpu).plan(with_layout(base, "--compare", layout, 4));
+    const Plan p = Planner{base, 4, gpu}.plan(with_layout(base, "--compare", layout, 4));
     return p.parts[4].second / p.parts[0].second;  // of the kernels
   };
   const double of_1f1b = bubble("pp4 zero1 mbs1 1f1b");

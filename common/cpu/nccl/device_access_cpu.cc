@@ -46,7 +46,10 @@ void Hold::release(Span span, std::vector<Message> messages) {
 
 int64_t stream_clock() { return cuda_cpu::clock(); }
 void wait_until(int64_t, const std::atomic<bool>&) {}
-void pay_for_launch() { cuda_cpu::pay_for_launch(); }
+void pay_for_launch() {
+  cuda_cpu::pay_for_launch();
+  cuda_cpu::advance_clock(cuda_cpu::clock() + cuda_cpu::nanoseconds(cuda_cpu::profile().collective_seconds));
+}
 bool is_dry_run() { return cuda_cpu::is_dry_run(); }
 
 Network default_network() {
