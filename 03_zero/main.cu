@@ -5,7 +5,6 @@
 #include "model/transformer.h"
 #include "options.h"
 #include "run/program.h"
-#include "run/sample.h"
 #include "run/totals.h"
 #include "zero.h"
 

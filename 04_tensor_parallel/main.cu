@@ -5,7 +5,6 @@
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "run/program.h"
-#include "run/sample.h"
 #include "run/totals.h"
 #include "tensor_parallel.h"
 

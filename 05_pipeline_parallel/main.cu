@@ -5,7 +5,6 @@
 #include "model/transformer.h"
 #include "pipeline.h"
 #include "run/program.h"
-#include "run/sample.h"
 #include "run/totals.h"
 
 using namespace pentatron;

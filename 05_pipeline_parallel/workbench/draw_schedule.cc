@@ -30,11 +30,6 @@ std::string title_of(const Schedule& s, const Simulation& played) {
               rounded(played.bubble()), " (", percent(played.bubble_ratio()), " % of the work)");
 }
 
-std::string in_flight_of(const PeakInFlight& peak) {
-  const int b = peak.until_input_gradient, w = peak.until_weight_gradient;
-  return std::to_string(w) + " in flight" + (b == w ? "" : ", " + std::to_string(b) + " until B");
-}
-
 // The letters of one rank: dots, and where it computes FBW, or fbw in odd chunks, with the micro-batch's
 // number. Time 1 of a chunk has `cell` columns.
 std::string draw_row(const Schedule& s, const Simulation& played, int rank, size_t cell) {
@@ -69,7 +64,9 @@ std::string draw_schedule(const Schedule& s) {
     text << '\n';
     for (int rank = 0; rank < s.p; ++rank) {
       text << std::setw(8) << "rank " + std::to_string(rank) << rows[rank].substr(begin, cut);
-      if (begin == 0) text << "  " << in_flight_of(played.in_flight[rank]);
+      const auto [b, w] = played.in_flight[rank];  // until the input gradient, until the weight gradient
+      if (begin == 0) text << "  " << w << " in flight";
+      if (begin == 0 && b != w) text << ", " << b << " until B";
       text << '\n';
     }
   }

@@ -110,10 +110,7 @@ Instructions read_line(const Schedule& s, const ScheduleLine& line) {
 
 void use_schedule(PipelineOptions& o, const std::string& given) {
   for (const auto& [name, named] : pp_schedule_names) {
-    if (name == given) {
-      o.pp_schedule = named;
-      return;
-    }
+    if (name == given) return void(o.pp_schedule = named);
   }
   constexpr size_t most = 1 << 20;
   std::ifstream file(given, std::ios::binary);

@@ -117,7 +117,13 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
                          cudaStream_t compute)
     : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute) {
   if (options.save.empty() && options.load_folder.empty()) return;
-  refuse_if_failed([&] { check_files(); });
+  refuse_if_failed([&] {  // this rank's part of the tensors that are read must have their checksums
+    for (const std::string name : {"model", "optimizer"}) {
+      if (options.load_folder.empty() || (name == "optimizer" && options.load.empty())) continue;
+      SafetensorsFolder(options.load_option(), options.load_folder, name)
+          .check(ranks_.rank(), ranks_.ranks());
+    }
+  });
   if (!options.load.empty()) load_states();
   if (!options.load_weights.empty() && has_master_weights) load_masters();
   const double steps = static_cast<double>(first_step_);  // a host may not see the folder of the others
@@ -126,7 +132,16 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
           options.resume ? options.save : options.load_folder,
           "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
   if (options.save.empty()) return;
-  refuse_if_failed([&] { take_folder(); });
+  refuse_if_failed([&] {  // rank 0 makes the folder, and locks it
+    if (ranks_.rank() > 0) return;
+    std::error_code error;
+    fs::create_directories(options.save, error);
+    if (!error && access(options.save.c_str(), W_OK | X_OK) != 0)
+      error.assign(errno, std::generic_category());
+    require(!error, "--save", options.save, "a folder that can be written (", error.message(), ")");
+    const std::string other = lock_folder(options.save, lock_);
+    require(other.empty(), "--save", options.save, "a folder that no other run saves in (", other, " does)");
+  });
   buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
 }
 
@@ -149,27 +164,6 @@ std::string Checkpoints::failure(const std::function<void()>& work) const {
 
 void Checkpoints::refuse_if_failed(const std::function<void()>& work) const {
   if (const std::string words = failure(work); !words.empty()) throw UsageError(words);
-}
-
-// This rank's part of the tensors that are read must have their checksums.
-void Checkpoints::check_files() const {
-  for (const char* const name : {"model", "optimizer"}) {
-    if (options_.load_folder.empty() || (name == std::string_view("optimizer") && options_.load.empty()))
-      continue;
-    SafetensorsFolder(options_.load_option(), options_.load_folder, name)
-        .check(ranks_.rank(), ranks_.ranks());
-  }
-}
-
-// Rank 0 makes the folder of --save, and locks it.
-void Checkpoints::take_folder() {
-  if (ranks_.rank() > 0) return;
-  std::error_code error;
-  fs::create_directories(options_.save, error);
-  if (!error && access(options_.save.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
-  require(!error, "--save", options_.save, "a folder that can be written (", error.message(), ")");
-  const std::string other = lock_folder(options_.save, lock_);
-  require(other.empty(), "--save", options_.save, "a folder that no other run saves in (", other, " does)");
 }
 
 void Checkpoints::load_states() {

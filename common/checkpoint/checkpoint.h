@@ -61,8 +61,6 @@ class Checkpoints {
   };
   std::string failure(const std::function<void()>& work) const;
   void refuse_if_failed(const std::function<void()>& work) const;
-  void check_files() const;
-  void take_folder();
   void load_states();
   void load_masters();
   void load_state(const SafetensorsFolder& folder, const std::string& name, size_t k);

@@ -10,21 +10,15 @@
 #include "device/errors.h"
 
 namespace pentatron::trace {
-namespace {
-
-std::vector<std::string> streams_of(const std::vector<Interval>& intervals) {
-  std::vector<std::string> streams = {compute_stream};
-  for (const Interval& i : intervals)
-    if (std::ranges::find(streams, i.stream) == streams.end()) streams.push_back(i.stream);
-  std::sort(streams.begin() + 1, streams.end());
-  return streams;
-}
-
-}  // namespace
 
 std::string draw_timeline(const std::vector<Interval>& intervals, double from, double to, int width) {
   std::ostringstream out;
-  for (const std::string& stream : streams_of(intervals)) {
+  std::vector<std::string> streams = {compute_stream};
+  for (const Interval& i : intervals) {
+    if (std::ranges::find(streams, i.stream) == streams.end()) streams.push_back(i.stream);
+  }
+  std::sort(streams.begin() + 1, streams.end());
+  for (const std::string& stream : streams) {
     std::vector<std::map<char, double>> cells(width);
     const double cell = (to - from) / width;
     for (const Interval& i : intervals) {

@@ -2,7 +2,6 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <iomanip>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -57,15 +56,6 @@ std::vector<std::string> all_gather(const std::string& text, int ranks) {
   return texts;
 }
 
-// Of the device in use, as digits. No other one of its host has it.
-std::string device_uuid() {
-  const cudaDeviceProp gpu = this_device();
-  std::ostringstream digits;
-  for (const unsigned char byte : gpu.uuid.bytes)
-    digits << std::hex << std::setw(2) << std::setfill('0') << int{byte};
-  return digits.str();
-}
-
 }  // namespace
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line) {
@@ -107,7 +97,10 @@ World::World(int* argc, char*** argv) {
   const auto lower = std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[rank_]);  // on this host
   CUDA_CHECK(cudaSetDevice(static_cast<int>(lower) % devices));
   // Slurm shows each rank one GPU, all with the number 0, so GPUs are told apart by their UUIDs.
-  const std::vector<std::string> gpus = all_gather(host + device_uuid(), ranks_);
+  std::ostringstream gpu;
+  gpu << host << std::hex;
+  for (const unsigned char byte : this_device().uuid.bytes) gpu << int{byte} << ' ';
+  const std::vector<std::string> gpus = all_gather(gpu.str(), ranks_);
   processes_of_device = static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_]));
   check_versions();
   streams_in_use += streams_of_nccl > 0;  // NCCL's for the order of launches, of all communicators

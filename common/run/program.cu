@@ -166,7 +166,7 @@ Run::Run(const Options& options, const TokenData& data, Parameters& parameters, 
 bool Run::next_step() {
   if (step_ >= checkpoints_.first_step()) end_step();
   if (preempted_ || step_ + 1 >= options_.steps) {
-    log_steps();
+    while (!issued_.empty()) log_step();
     checkpoints_.finish();
     return false;
   }
@@ -207,10 +207,6 @@ void Run::end_at(int64_t step, bool is_finite) {
   }
   if (names.size() < all.size()) words += ", on " + join(names, ", ") + " alone";
   throw RunError(words);
-}
-
-void Run::log_steps() {
-  while (!issued_.empty()) log_step();
 }
 
 void Run::log_step() {
@@ -269,7 +265,6 @@ trace::Overlap Run::overlap_of_step(int64_t step, double from, double to) {
 
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
-  log_steps();
   trace::stop();
   const RankMemory memory = {predicted, memory_peak, peers_.library_bytes(), measured_libraries()};
   const std::vector<std::string> reports =

@@ -110,7 +110,6 @@ class Run {
   // Waits for the oldest step that has not been logged, and logs it. Throws RunError if its loss or norm is
   // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)
   void log_step();
-  void log_steps();                                        // all of them
   [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
   trace::Overlap overlap_of_step(int64_t step, double from, double to);
   void show_last_step();
@@ -142,5 +141,16 @@ class Run {
   double step_begin_ = 0, step_end_ = 0;
   std::vector<trace::Interval> last_step_;
 };
+
+// The text that a trained model writes: options.sample tokens after token 10, a line break in bytes, each
+// from a forward pass over the last tokens; (options.seed, position) decides it. Numbers, if tokens are not
+// bytes (common/tokens.py makes text of them).
+//   head       the head's matrix: its rows on this rank are this rank's part of the vocabulary
+//   forward    returns this rank's logits, [rows, its part of the vocabulary], or nothing if it has none
+//   positions  of the rows of `forward`; empty: the whole sequence
+//   peers      all of them call this; the sum of their parts is the whole
+std::string write_sample(const Options& options, const Parameter& head,
+                         const std::function<Tensor(const Batch&)>& forward, cudaStream_t stream,
+                         const Peers& peers = single_process, std::vector<int32_t> positions = {});
 
 }  // namespace pentatron

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "kernels/loss.h"
-#include "run/sample.h"
+#include "run/program.h"
 
 namespace pentatron {
 namespace {

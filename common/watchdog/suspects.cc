@@ -12,19 +12,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, answers, in_call, communicators, w
 
 namespace {
 
-// Whether a rank's stream has come to this operation, or passed it.
-bool has_come(const RankState& rank, const WaitingOperation& o) {
-  const auto found = rank.communicators.find(o.communicator);
-  return found != rank.communicators.end() && found->second.come > o.number;
-}
-
 std::set<int> waits_for(int rank, const std::vector<RankState>& ranks) {
   const RankState& state = ranks[rank];
   std::set<int> others;
   for (const WaitingOperation& o : state.waiting) {
     const std::vector<int>& all = state.communicators.at(o.communicator).members;
     for (const int other : o.peer >= 0 ? std::vector{o.peer} : all) {
-      if (!has_come(ranks[other], o)) others.insert(other);
+      const auto& theirs = ranks[other].communicators;
+      const auto found = theirs.find(o.communicator);
+      if (found == theirs.end() || found->second.come <= o.number) others.insert(other);  // it has not come
     }
   }
   for (int other = 0; state.in_call && other < std::ssize(ranks); ++other) {
