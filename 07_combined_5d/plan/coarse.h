@@ -30,7 +30,7 @@ class CoarseCost {
       const double lasts = m_ * rank.seconds() + data(rank, holds);
       if (lasts > longest) longest = lasts, most = rank, own = holds;
     }
-    const int shards = o_.zero.zero_stage > 0 ? replicas() : 1;
+    const int shards = o_.zero.zero_stage > 0 ? s_.shards() : 1;
     const double updates = own.dense / shards + own.experts / std::max(1, shards / s_.ep);
     return {{"compute", m_ * (most.seconds() - most.tensor - most.context - most.experts)},
             {"tensor", m_ * most.tensor},
@@ -200,16 +200,13 @@ class CoarseCost {
 
   // ---- 02 and 03: gradients are summed behind backward, weights gathered behind what comes next
 
-  int replicas() const { return s_.dp * s_.cp * s_.copies; }
-
   // A ring for each unit, which is a layer. The first one (or the last) hides behind nothing. The rings of
   // experts are beside the others.
   double data(const Passes& rank, const Holds& own) const {
-    if (replicas() == 1) return 0;
-    const int zero = o_.zero.zero_stage;
+    if (s_.replicas() == 1) return 0;
+    const int zero = o_.zero.zero_stage, n = s_.shards(), copies = s_.replicas() / n, of_experts = n / s_.ep;
     const double units = static_cast<double>(o_.model.layers) / s_.pp + 1;
     const auto rings = [&](double bytes) {
-      const int n = replicas(), of_experts = n / s_.ep;
       return units * std::max(ring(n, s_.tp, bytes * own.dense / units / n),
                               ring(of_experts, s_.tp * s_.ep, bytes * own.experts / units / of_experts));
     };
@@ -218,10 +215,13 @@ class CoarseCost {
     };
     const double scatter = rings(a), gather = rings(r), f = rank.forward, b = rank.input + rank.weight;
     if (zero == 0) return exposed(2 * scatter, b);
-    double seconds = exposed(scatter, b);
+    const double shard = own.dense / n + own.experts / of_experts;  // which copies (03) sum once a step
+    const double sums = 2 * units * ring(copies, s_.tp * n, a * shard / units / copies);
+    double seconds = exposed(std::max(scatter, sums), b);
     if (zero >= 2) seconds += (m_ - 1) * std::max(0.0, scatter - (s_.pp > 1 ? rank.seconds() : b));
     if (zero < 3 || s_.pp > 1) return seconds + exposed(gather, f);
-    return m_ * (exposed(gather, f) + std::max(0.0, gather + scatter - b)) + scatter / units;
+    return m_ * (exposed(gather, f) + std::max(0.0, gather + scatter - b)) +
+           (copies > 1 ? exposed(sums, b) : scatter / units);
   }
 
   // ---- An eager framework's host issues each operation by itself: in a layer some 23 kernels, n collectives

@@ -13,11 +13,12 @@
 
 namespace pentatron {
 
-// A word that has a number, and what it says.
+// A word that has a number, and what it says; the number that goes without saying.
 struct LayoutNumber {
   std::string word;
   const char* option;
   int& value;
+  int otherwise = 1;
 };
 inline std::vector<LayoutNumber> numbers_of(CombinedOptions& o) {
   return {{"tp", "--tp", o.tp},
@@ -25,8 +26,9 @@ inline std::vector<LayoutNumber> numbers_of(CombinedOptions& o) {
           {"dp", "--dp", o.dp},
           {"pp", "--pp", o.pipeline.pp},
           {"ep", "--ep", o.experts.ep},
-          {"zero", "--zero-stage", o.zero.zero_stage},
-          {"mbs", "--micro-batch-size", o.micro_batch_size},
+          {"zero", "--zero-stage", o.zero.zero_stage, -1},
+          {"shards", "--shard-ranks", o.zero.shard_ranks, 0},
+          {"mbs", "--micro-batch-size", o.micro_batch_size, -1},
           {"interleaved", "--vpp", o.pipeline.vpp}};
 }
 
@@ -35,9 +37,8 @@ inline std::string layout_of(CombinedOptions o) {
   std::vector<std::string> words;
   const PipelineOptions& p = o.pipeline;
   const bool has_chunks = p.pp_schedule == PpSchedule::interleaved;
-  for (const auto& [word, option, value] : numbers_of(o)) {
-    const bool is_named = word == "zero" || word == "mbs" || (word == "interleaved" ? has_chunks : value > 1);
-    if (is_named) words.push_back(text(word, value));
+  for (const auto& [word, option, value, otherwise] : numbers_of(o)) {
+    if (word == "interleaved" ? has_chunks : value != otherwise) words.push_back(text(word, value));
   }
   if (p.pp > 1 && !has_chunks) words.push_back(text(to_string(p.pp_schedule)));
   if (o.tensor.sequence_parallel) words.push_back("sp");
@@ -48,9 +49,8 @@ inline std::string layout_of(CombinedOptions o) {
 // As options of 07.
 inline std::vector<std::string> options_of(CombinedOptions o) {
   std::vector<std::string> words;
-  for (const auto& [word, option, value] : numbers_of(o)) {
-    if (value > 1 || word == "zero" || word == "mbs")
-      words.insert(words.end(), {option, std::to_string(value)});
+  for (const auto& [word, option, value, otherwise] : numbers_of(o)) {
+    if (value != otherwise) words.insert(words.end(), {option, std::to_string(value)});
   }
   if (o.pipeline.pp > 1)
     words.insert(words.end(), {"--pp-schedule", text(to_string(o.pipeline.pp_schedule))});
@@ -127,12 +127,12 @@ inline CombinedOptions with_layout(CombinedOptions o, const std::string& option,
 inline size_t libraries_of(const CombinedOptions& o) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
   const PipelineOptions& p = o.pipeline;
-  const int replicas = o.dp * o.cp, ep = o.experts.ep;
+  const int replicas = o.dp * o.cp, shards = o.zero.shards(replicas), ep = o.experts.ep;
   // Two ways for an edge, of a V four; a rank at the end of the pipeline has one edge, in a ring two.
   const bool is_v = is_v_shaped(p.pp_schedule), is_ring = p.vpp > 1 && !is_v;
   const int edges = p.pp == 1 ? 0 : p.pp == 2 && !is_ring ? 1 : 2;
   int all = channels(o.tp, tensor_blocks) + (is_v ? 4 : 2) * edge_blocks * edges;
-  for (const int ranks : {o.cp, replicas, ep, replicas / ep, replicas * o.tp * p.pp})
+  for (const int ranks : {o.cp, shards, ep, shards / ep, replicas / shards, replicas * o.tp * p.pp})
     all += channels(ranks, data_blocks);
   if (o.context.cp_exchange == CpExchange::ulysses_ring && o.cp > 1)
     all += 2 * data_blocks;  // of the neighbours, and of their ring
@@ -262,12 +262,13 @@ struct Planner {
       }
     }
   }
-  // Of this mesh, all schedules, each with all stages of ZeRO, and with full recomputation where it can.
-  static void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) {
+  // Of this mesh, all schedules, each with all stages of ZeRO, hybrid or not, and with full recomputation.
+  void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) const {
     using enum PpSchedule;
     const int pp = o.pipeline.pp;
     int &vpp = o.pipeline.vpp, &stage = o.zero.zero_stage;
-    const bool has_replicas = o.dp * o.cp > 1;  // otherwise all ZeRO stages are the same
+    const int replicas = o.dp * o.cp, in_node = std::max(1, static_cast<int>(gpu.gpus_per_node) / o.tp);
+    const bool can_be_hybrid = in_node < replicas && replicas % in_node == 0 && in_node % o.experts.ep == 0;
     for (const PpSchedule schedule : {one_f_one_b, afab, interleaved, zb_h1, zb_v, dualpipe_v, dualpipe}) {
       if (pp == 1 ? schedule != one_f_one_b : !instead_of(schedule, pp, pp).empty()) continue;
       o.pipeline.pp_schedule = schedule;
@@ -277,7 +278,12 @@ struct Planner {
           const bool splits = is_v_shaped(schedule) || schedule == dualpipe || schedule == zb_h1;
           if (splits && recompute == Recompute::full) continue;  // weight gradients need what it throws away
           o.recompute = recompute;
-          for (stage = has_replicas ? 0 : 1; stage <= (has_replicas ? 3 : 1); ++stage) use(o);
+          for (stage = replicas > 1 ? 0 : 1; stage <= (replicas > 1 ? 3 : 1);
+               ++stage) {  // one: all are alike
+            o.zero.shard_ranks = 0, use(o);
+            o.zero.shard_ranks = in_node;
+            if (stage > 0 && can_be_hybrid) use(o);
+          }
         }
         if (schedule != interleaved) break;  // another number of chunks
       }

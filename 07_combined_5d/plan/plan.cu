@@ -139,8 +139,9 @@ Request parse(int argc, char** argv) {
   r.base = parse_model(r.model);
   r.base.model.remarks = of_config.remarks;
   const auto given = [&](const char* option) { return is_given(r.model, option); };
-  for (const char* option : {"--tp", "--cp", "--dp", "--pp", "--ep", "--zero-stage", "--micro-batch-size",
-                             "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute", "--ranks"})
+  for (const char* option :
+       {"--tp", "--cp", "--dp", "--pp", "--ep", "--zero-stage", "--shard-ranks", "--micro-batch-size",
+        "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute", "--ranks"})
     require(!given(option), option, "given", "--only, with words of layouts such as \"zero3 mbs2 sp\"");
   const bool has_sizes = std::ranges::any_of(
       std::array{"--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"}, given);
@@ -297,12 +298,6 @@ void show(const Request& r) {
                   human_bytes(r.gpu.memory_bytes).c_str());
   }
   const Plan& first = plans.front();
-  const auto may_be_faster = [&](const Plan& p) {
-    const auto of_first = range_of(r, first), range = range_of(r, p);
-    return of_first && range && (*range)[0] <= (*of_first)[1];
-  };
-  if (const auto alike = std::count_if(plans.begin() + 1, plans.end(), may_be_faster); alike > 0)
-    std::printf("\nCan't be told apart from the first: %td, whose ranges reach its range.\n", alike);
   if (!are_given) std::printf("\n%s\n", command(r, first).c_str());
   if (r.tokens > 0) {
     const double hours = hours_of(r, first);
