@@ -251,7 +251,7 @@ def submitted(stages):
         expect(tables[0] == tables[1], "graded twice, the tables are the same to the byte")
         table = tables[0].decode()
         expect("b.json,,,,,,0" in table and "c.json,,,,,,0" in table, "an empty and a foreign submission get a line each")
-        expect(mutant.why in table and "03.3:20" not in table and "03.1:10 03.2:15" in table and "03.4:0" in table,
+        expect(mutant.why in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
                "each body is graded alone, and the mistake is recognised")
 
 
