@@ -7,12 +7,10 @@
 namespace pentatron {
 
 // What the workbench does for a program. parse_schedule (schedule_file.cc): `text` is that of the file
-// `name`. Throws UsageError unless each rank has each instruction of the m micro-batches once, and those of a
-// micro-batch in their order; it does not look for deadlocks. simulate.cc does: refuse_what_cannot_run throws
-// UsageError, and so does checked, which returns the schedule. draw_schedule.cc: the picture, and the same on
-// stdout beside all schedules' numbers.
+// `name`. Throws UsageError unless each word is an instruction. checked (simulate.cc) returns a schedule that
+// can run, and throws UsageError otherwise. draw_schedule.cc: the picture, and the same on stdout beside all
+// schedules' numbers.
 Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m);
-void refuse_what_cannot_run(const Schedule& schedule);
 const Schedule& checked(const Schedule& schedule);
 bool completes_from_the_end(const Schedule& schedule);  // each rank the gradients of its last stage first
 std::string draw_schedule(const Schedule& schedule);
@@ -53,7 +51,7 @@ inline void complete_pipeline_options(const TrainingConfig& training, PipelineOp
   require(!schedule.splits_backward || training.recompute != Recompute::full, "--recompute", "full",
           "none or selective with ", schedule.name,
           ", whose weight gradients need what full recomputation throws away");
-  refuse_what_cannot_run(schedule);
+  checked(schedule);
 }
 
 // With --show-schedule, rank 0 draws it, and the program does not train.

@@ -344,11 +344,6 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK_THROWS_WITH(
       pipeline({"--pp-schedule", path.c_str(), "--log-json", path.c_str()}),
       "--log-json: " + path + " is not valid; expected another file than that of --pp-schedule");
-  const std::string mebibyte = folder.write("mebibyte", std::string(1 << 20, ' '));
-  const std::string larger = folder.write("larger", std::string((1 << 20) + 1, ' '));
-  CHECK(pipeline({"--pp-schedule", mebibyte.c_str()}).pp_schedule_text.size() == 1 << 20);
-  CHECK_THROWS_WITH(pipeline({"--pp-schedule", larger.c_str()}),
-                    "--pp-schedule: " + larger + " is not valid; expected a file of at most 1 MiB");
 }
 
 TEST_CASE("options: experts", "[experts][options]") {

@@ -25,9 +25,9 @@ ModelChunk peer_of(const Schedule& s, int rank, const Instruction& message) {
 
 class Simulator {
  public:
-  // `costs`: [stages], or one for all. Throws ScheduleError.
-  Simulator(const Schedule& schedule, std::vector<Costs> costs, int streams)
-      : s_(schedule), costs_(std::move(costs)), streams_(schedule.grouped_messages ? 1 : streams) {
+  // Throws ScheduleError.
+  Simulator(const Schedule& schedule, const Costs& costs, int streams)
+      : s_(schedule), costs_(costs), streams_(schedule.grouped_messages ? 1 : streams) {
     for (int rank = 0; rank < s_.p; ++rank) issue(rank);
   }
 
@@ -76,7 +76,7 @@ class Simulator {
   };
 
   [[noreturn]] void fail(int rank, size_t n, const std::string& reason) const {
-    throw ScheduleError(located(rank, n, reason));
+    throw ScheduleError(s_, located(rank, n, reason));
   }
   std::string located(int rank, size_t n, const std::string& reason) const {
     const Instructions& list = s_.ranks[rank];
@@ -160,12 +160,6 @@ class Simulator {
     }
   }
 
-  // A message costs what the stage does from which the edge leads to the next one.
-  double cost(int rank, const Instruction& i) const {
-    const bool before = i.action == Action::send_gradient || i.action == Action::receive_activation;
-    return costs_[(s_.stage(rank, i.chunk) - (before ? 1 : 0)) % costs_.size()].of(i.action);
-  }
-
   // With fewer streams than four for an edge, all edges share them.
   std::pair<int, int> stream(int rank, const Instruction& message) const {
     const int peer = streams_ == message_streams ? peer_of(s_, rank, message).rank : 0;
@@ -188,8 +182,8 @@ class Simulator {
     if (messages) {
       for (size_t n = o.first; n < o.last; ++n) start({rank, next, n});
     } else {
-      r.work += cost(rank, list[o.first]);
-      o.end = r.free_at[messages] = begin + cost(rank, list[o.first]);
+      r.work += costs_.of(list[o.first].action);
+      o.end = r.free_at[messages] = begin + costs_.of(list[o.first].action);
     }
     ++next;
     return true;
@@ -210,7 +204,7 @@ class Simulator {
     const auto expected = static_cast<Action>(static_cast<int>(i.action) + (send ? -1 : 1));
     if (came != Instruction{expected, i.micro_batch, peer.chunk})
       fail(to, send ? other.n : mine.n, text("what comes is rank ", from, "'s ", to_string(send ? i : came)));
-    const double end = std::max(operation(mine).begin, operation(other).begin) + cost(mine.rank, i);
+    const double end = std::max(operation(mine).begin, operation(other).begin) + costs_.transfer;
     for (const Message& message : {mine, other}) {
       Operation& o = operation(message);
       o.latest = std::max(o.latest, end);
@@ -232,11 +226,11 @@ class Simulator {
                              ? "the message before it on its stream is never complete"
                              : "what it needs is never received");
     }
-    if (!waiting.empty()) throw ScheduleError("deadlock:" + waiting);
+    if (!waiting.empty()) throw ScheduleError(s_, "deadlock:" + waiting);
   }
 
   const Schedule& s_;
-  const std::vector<Costs> costs_;
+  const Costs costs_;
   const int streams_;
   std::vector<Rank> ranks_ = std::vector<Rank>(s_.p);
   std::map<std::tuple<int, int, bool>, std::deque<Message>> started_;  // from rank, to rank, gradients
@@ -245,23 +239,12 @@ class Simulator {
 }  // namespace
 
 Simulation simulate(const Schedule& schedule, const Costs& costs, int streams) {
-  return Simulator(schedule, {costs}, streams).run();
-}
-Simulation simulate(const Schedule& schedule, const std::vector<Costs>& costs_of_stages) {
-  return Simulator(schedule, costs_of_stages, message_streams).run();
+  return Simulator(schedule, costs, streams).run();
 }
 
 const Schedule& checked(const Schedule& schedule) {
   simulate(schedule);
   return schedule;
-}
-
-void refuse_what_cannot_run(const Schedule& schedule) {
-  try {
-    simulate(schedule);
-  } catch (const ScheduleError& error) {
-    throw UsageError("--pp-schedule: " + schedule.name + ": " + error.what());
-  }
 }
 
 }  // namespace pentatron

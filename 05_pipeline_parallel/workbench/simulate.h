@@ -16,11 +16,11 @@ namespace pentatron {
 
 // One line: the first violation with its rank and instruction, or for a deadlock each rank that waits.
 struct ScheduleError : UsageError {
-  using UsageError::UsageError;
+  ScheduleError(const Schedule& schedule, const std::string& reason)
+      : UsageError("--pp-schedule: " + schedule.name + ": " + reason) {}
 };
 
-// The times of one chunk for one micro-batch, in any unit. `transfer`: of its messages to the next stage and
-// from there.
+// The times of one chunk for one micro-batch, in any unit. `transfer`: of a message.
 struct Costs {
   double forward = 1, input_gradient = 1, weight_gradient = 1, transfer = 0;
 
@@ -50,6 +50,5 @@ struct Simulation {
 // Plays the schedule with these costs. `streams`: each rank's streams for messages. 4, or 2 (one for each
 // direction of travel), or 1 for all. Throws ScheduleError if it cannot run.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, int streams = message_streams);
-Simulation simulate(const Schedule& schedule, const std::vector<Costs>& costs_of_stages);
 
 }  // namespace pentatron
