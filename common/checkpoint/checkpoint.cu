@@ -97,6 +97,16 @@ bool has_masters(const SafetensorsFolder& optimizer) {
 
 }  // namespace
 
+double number_at(NumberType type, const std::byte* array, uint64_t i) {
+  const auto read = [&](auto number) {
+    std::memcpy(&number, array + i * sizeof number, sizeof number);  // it may lie at any byte
+    return number;
+  };
+  if (type == NumberType::fp64) return read(double());
+  if (type == NumberType::fp32) return read(float());
+  return type == NumberType::fp16 ? float(read(__half())) : float(read(__nv_bfloat16()));
+}
+
 void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
   if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
   const SafetensorsFolder weights(options.load_option(), options.load_folder, "model");
@@ -378,7 +388,6 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
     const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
     if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;
     fs::copy_file(from, folder / name);
-    flush_to_disk(folder / name);
   }
   publish_checkpoint(part, done_);
 }

@@ -31,6 +31,9 @@ namespace pentatron {
 
 constexpr size_t checkpoint_buffer = 16 << 20;  // bytes of a rank's pinned memory, for copies
 
+// Element i of an array of numbers of some type. Exact: a double holds the numbers of all types.
+double number_at(NumberType type, const std::byte* array, uint64_t i);
+
 // Sets the weights of this rank's shards: initial values, or what --load or --load-weights reads. Throws
 // UsageError if the checkpoint has not what the model needs.
 void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream);

@@ -36,9 +36,6 @@ uint32_t crc32_of(const std::byte* data, size_t bytes);
 // of the tensor add is the CRC-32. So no rank has to see what another one has written.
 uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes);
 
-// Element i of an array of numbers of some type. Exact: a double holds the numbers of all types.
-double number_at(NumberType type, const std::byte* array, uint64_t i);
-
 // A tensor in one of several files.
 struct FoundTensor {
   StoredTensor description;
@@ -48,7 +45,7 @@ struct FoundTensor {
 // The tensors of FOLDER/STEM.safetensors, or of the files that FOLDER/STEM.safetensors.index.json names.
 class SafetensorsFolder {
  public:
-  // UsageError, naming `option`: a file can't be read, or its tensors do not fill it, one after the other.
+  // UsageError, naming `option`: a file can't be read, or a tensor lies outside it.
   SafetensorsFolder(const std::string& option, const std::string& folder, const std::string& stem);
   // Throws UsageError, naming `option`, if there is no such tensor, or another shape than `shape`.
   const FoundTensor& find(const std::string& name, const std::vector<int64_t>& shape) const;

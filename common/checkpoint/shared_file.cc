@@ -50,8 +50,6 @@ std::string lock_folder(const std::string& folder, std::unique_ptr<SharedFile>& 
   return {};
 }
 
-void flush_to_disk(const std::string& path) { SharedFile(path, O_RDONLY).flush(); }
-
 void write_file(const std::string& path, const std::string& text) {
   std::filesystem::remove(path);
   SharedFile file(path);

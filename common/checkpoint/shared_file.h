@@ -36,7 +36,6 @@ class SharedFile {
 // nothing: then this process has it as long as the file is open, or the file system knows no locks.
 std::string lock_folder(const std::string& folder, std::unique_ptr<SharedFile>& lock);
 
-void flush_to_disk(const std::string& path);                        // a file or folder
 void write_file(const std::string& path, const std::string& text);  // a small file, and flushes it
 
 }  // namespace pentatron

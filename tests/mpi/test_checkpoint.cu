@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -168,6 +169,22 @@ void rewrite_as_other_precision(const std::string& folder) {
 }
 
 }  // namespace
+
+TEST_CASE("07: a checkpoint may have numbers of any type", "[07][checkpoint]") {
+  const auto number = [](NumberType type, uint16_t bits) {
+    return number_at(type, reinterpret_cast<const std::byte*>(&bits), 0);
+  };
+  CHECK(number(NumberType::bf16, 0x3fc0) == 1.5);
+  CHECK(number(NumberType::bf16, 0xc000) == -2);
+  CHECK(number(NumberType::fp16, 0x3c00) == 1);
+  CHECK(number(NumberType::fp16, 0xc100) == -2.5);
+  CHECK(number(NumberType::fp16, 0x7bff) == 65504);
+  CHECK(number(NumberType::fp16, 0x0001) == std::ldexp(1, -24));
+  CHECK(number(NumberType::fp16, 0x03ff) == 1023 * std::ldexp(1, -24));
+  CHECK(number(NumberType::fp16, 0x0400) == std::ldexp(1, -14));
+  CHECK(std::isinf(number(NumberType::fp16, 0xfc00)));
+  CHECK(std::isnan(number(NumberType::fp16, 0x7e00)));
+}
 
 TEST_CASE("07: a run continues bit for bit from another precision that kept all digits", "[07][checkpoint]") {
   World world(nullptr, nullptr);
