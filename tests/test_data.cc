@@ -177,15 +177,16 @@ TEST_CASE("data: damaged files of llm.c", "[01][data]") {
     const std::string path = folder.write("llmc.bin", content);
     CHECK(complaint_of_data(path) == "--data: " + path + " is not valid; expected " + expected);
   };
-  check(llmc_header(20240520, 1, 20).substr(0, 500), "a header of 1024 bytes; the file is truncated at 500");
-  check(llmc_header(20240520, 2, 20) + tokens, "version 1 of llm.c's header; it says 2");
-  check(llmc_header(20240801, 1, 20) + tokens, "version 7 of llm.c's header; it says 1");
-  check(llmc_header(20240801, 7, 20) + tokens, "the 20 tokens that its header announces; 40 bytes follow");
-  check(llmc_header(20240520, 1, 21) + tokens, "the 21 tokens that its header announces; 40 bytes follow");
-  check(llmc_header(20240520, 1, 19) + tokens, "the 19 tokens that its header announces; 40 bytes follow");
-  check(llmc_header(20240520, 1, 20) + tokens.substr(1),
-        "the 20 tokens that its header announces; 39 bytes follow");
-  check(llmc_header(20240520, 1, -20) + tokens, "the -20 tokens that its header announces; 40 bytes follow");
+  const auto of = [](int count, int bytes) {
+    return "a header of 1024 bytes and the " + std::to_string(count) + " tokens that it announces; it has " +
+           std::to_string(bytes) + " bytes";
+  };
+  check(llmc_header(20240520, 1, 20).substr(0, 500), of(20, 500));
+  check(llmc_header(20240801, 7, 20) + tokens, of(20, 1064));
+  check(llmc_header(20240520, 1, 21) + tokens, of(21, 1064));
+  check(llmc_header(20240520, 1, 19) + tokens, of(19, 1064));
+  check(llmc_header(20240520, 1, 20) + tokens.substr(1), of(20, 1063));
+  check(llmc_header(20240520, 1, -20) + tokens, of(-20, 1064));
 }
 
 TEST_CASE("data: batches are windows of the text, and targets the next tokens", "[01][data]") {

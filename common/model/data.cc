@@ -1,6 +1,7 @@
 #include "model/data.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <unordered_map>
@@ -11,39 +12,23 @@
 namespace pentatron {
 namespace {
 
-// llm.c's header: 256 integers of 32 bits, of which the first three are used.
-struct LlmcHeader {
-  static constexpr size_t bytes = 256 * sizeof(int32_t);
-  int32_t magic, version, token_count;
-};
-struct LlmcForm {
-  int32_t magic, version;
-  int bytes_per_token;
-};
-constexpr LlmcForm llmc_forms[] = {{20240520, 1, 2}, {20240801, 7, 4}};
-
 // The bytes of a .bin file that are tokens. Sets the bytes of one.
 std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<const std::byte> file,
                                          int& bytes_per_token) {
-  LlmcHeader header{};
-  if (file.size() >= sizeof header) std::memcpy(&header, file.data(), sizeof header);
-  const auto form = std::ranges::find(llmc_forms, header.magic, &LlmcForm::magic);
-  if (form == std::end(llmc_forms)) {
-    bytes_per_token = 2;
+  constexpr size_t header_bytes = 256 * sizeof(int32_t);
+  std::array<int32_t, 3> header = {};  // the first integers of llm.c's header
+  if (file.size() >= sizeof header) std::memcpy(header.data(), file.data(), sizeof header);
+  const auto [magic, version, count] = header;
+  bytes_per_token = magic == 20240801 ? 4 : 2;
+  if (magic != 20240520 && magic != 20240801) {
     require(file.size() % 2 == 0, "--data", path, "an even number of bytes, as tokens have 16 bits; it has ",
             file.size());
     return file;
   }
-  bytes_per_token = form->bytes_per_token;
-  require(file.size() >= LlmcHeader::bytes, "--data", path,
-          "a header of 1024 bytes; the file is truncated at ", file.size());
-  require(header.version == form->version, "--data", path, "version ", form->version,
-          " of llm.c's header; it says ", header.version);
-  const std::span<const std::byte> tokens = file.subspan(LlmcHeader::bytes);
-  const int32_t count = header.token_count;
-  require(count >= 0 && tokens.size() == static_cast<size_t>(bytes_per_token) * count, "--data", path, "the ",
-          count, " tokens that its header announces; ", tokens.size(), " bytes follow");
-  return tokens;
+  require(count >= 0 && file.size() == header_bytes + static_cast<size_t>(bytes_per_token) * count, "--data",
+          path, "a header of 1024 bytes and the ", count, " tokens that it announces; it has ", file.size(),
+          " bytes");
+  return file.subspan(header_bytes);
 }
 
 }  // namespace
