@@ -6,8 +6,6 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
 
 #include "device/errors.h"
 
@@ -53,15 +51,7 @@ constexpr Field fields[] = {
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
 };
 
-std::string known_profiles() {
-  std::set<std::string> names;
-  std::error_code ignored;
-  for (const auto& file : std::filesystem::directory_iterator(PENTATRON_PROFILES, ignored))
-    names.insert(file.path().stem());
-  std::string list;
-  for (const std::string& name : names) list += name + ", ";
-  return list + "or a file with such numbers";
-}
+constexpr const char* known_profiles = "a name in common/clock/profiles, or a file with such numbers";
 
 // The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
 // long sum is split into parts. A library chooses tile size and parts, so the best of some choices counts.
@@ -116,7 +106,7 @@ double DeviceProfile::seconds(const Cost& cost) const {
 std::string profile_path(const std::string& gpu) {
   const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
   if (gpu.find('/') == gpu.npos && std::filesystem::exists(shipped)) return shipped;
-  if (!std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles());
+  if (!std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles);
   return gpu;
 }
 
@@ -124,7 +114,7 @@ DeviceProfile load_profile(const std::string& gpu) {
   const std::string path = profile_path(gpu);
   std::ifstream file(path);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles());
+  if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles);
   const bool has_base = json.contains("as") && json["as"].is_string();
   DeviceProfile profile = {};
   if (has_base) profile = load_profile(text(PENTATRON_PROFILES, "/", json["as"].get<std::string>(), ".json"));
@@ -141,18 +131,6 @@ DeviceProfile load_profile(const std::string& gpu) {
     profile.*field.value = value;
   }
   return profile;
-}
-
-std::string to_json(const DeviceProfile& profile, const std::string& source) {
-  std::ostringstream out;
-  out << "{\n \"name\": " << nlohmann::json(profile.name);
-  for (const Field& field : fields) {
-    out << ",\n " << nlohmann::json(field.name) << ": {\"value\": " << nlohmann::json(profile.*field.value)
-        << ", \"unit\": " << nlohmann::json(field.unit) << ",\n  \"source\": " << nlohmann::json(source)
-        << "}";
-  }
-  out << "\n}\n";
-  return out.str();
 }
 
 }  // namespace pentatron

@@ -50,7 +50,4 @@ std::string profile_path(const std::string& gpu);
 // or lacks a number that is valid.
 DeviceProfile load_profile(const std::string& gpu);
 
-// A profile as a file: each number with the source that is given for all of them.
-std::string to_json(const DeviceProfile& profile, const std::string& source);
-
 }  // namespace pentatron

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -377,40 +378,41 @@ void bench_profile() {
   Workspace work(stream);
   const Ceilings ceilings = measure_ceilings(stream, blas, /*print=*/false);
   const cudaDeviceProp device = this_device();
-  DeviceProfile profile = load_profile("h100");
-  profile.name = device.name;
-  profile.memory_bytes = static_cast<double>(device.totalGlobalMem);
-  profile.multiprocessors = device.multiProcessorCount;
-  profile.memory_bandwidth = ceilings.bytes_a_second;
-  profile.memory_achievable = 1;
-  double& flops = PRECISION == 64   ? profile.flops_fp64
-                  : PRECISION == 32 ? profile.flops_fp32
-                                    : profile.flops_bf16;
-  if (peak_flops() > 0) flops = peak_flops();
-  profile.product_achievable = ceilings.flops / flops;
+  nlohmann::ordered_json profile = {{"name", device.name}, {"as", "h100"}};
+  const auto set = [&](const std::string& name, double value) {
+    profile[name] = {{"value", value},
+                     {"source", "make bench; without peaks and links, which are those of h100"}};
+  };
+  set("memory_bytes", static_cast<double>(device.totalGlobalMem));
+  set("multiprocessors", device.multiProcessorCount);
+  set("memory_bandwidth", ceilings.bytes_a_second);
+  set("memory_achievable", 1);
+  const double flops = peak_flops() > 0 ? peak_flops() : load_profile("h100").flops(sizeof(real));
+  set(PRECISION == 64 ? "flops_fp64" : PRECISION == 32 ? "flops_fp32" : "flops_bf16", flops);
+  set("product_achievable", ceilings.flops / flops);
   if (can_run_tensor_core_attention()) {
-    const auto shares_of = [&](int size, double& forward, double& backward) {
+    for (const int size : {64, 128}) {
       const auto speed = speed_of_attention(stream, blas, Attention::tensor_core, 32768, 8192,
                                             {2048 / size, 2048 / size, size});
-      forward = speed.forward / flops, backward = speed.backward / flops;
-    };
-    shares_of(64, profile.attention_64_forward, profile.attention_64_backward);
-    shares_of(128, profile.attention_128_forward, profile.attention_128_backward);
+      const std::string name = "attention_" + std::to_string(size);
+      set(name + "_forward", speed.forward / flops);
+      set(name + "_backward", speed.backward / flops);
+    }
   }
   const AccumTensor few = work.statistics(1, 1);
   const auto kernel = [&] { accumulate(few.data, few.data, 1, stream); };
-  profile.kernel_seconds = seconds_of(stream, kernel);
+  set("kernel_seconds", seconds_of(stream, kernel));
   constexpr int launches = 1000;
   const double begin = now();
   for (int i = 0; i < launches; ++i) kernel();
-  profile.launch_seconds = (now() - begin) / launches;
+  set("launch_seconds", (now() - begin) / launches);
   const Tensor large = work.tensor(4096, 4096);
   const PinnedArray<real> host(large.size());
-  profile.host_bandwidth =
+  set("host_bandwidth",
       static_cast<double>(large.bytes()) / seconds_of(stream, [&] {
         CUDA_CHECK(cudaMemcpyAsync(large.data, host.data(), large.bytes(), cudaMemcpyHostToDevice, stream));
-      });
-  std::printf("%s", to_json(profile, "make bench; without peaks and links, which are those of h100").c_str());
+      }));
+  std::printf("%s\n", profile.dump(1).c_str());
 }
 
 }  // namespace
