@@ -1,10 +1,6 @@
 // Which rank the watchdog names, from states as ranks would report them.
-#include <fstream>
-
 #include "catch.h"
 #include "device/errors.h"
-#include "files.h"
-#include "watchdog/nccl_build.h"
 #include "watchdog/suspects.h"
 
 using namespace pentatron;
@@ -41,21 +37,6 @@ void let_wait(RankState& state, int edge, int peer) {
 }
 
 }  // namespace
-
-TEST_CASE("an NCCL library says which CUDA it was built with", "[02]") {
-  const tests::TemporaryFolder folder;
-  const auto built_with = [&](const std::string& bytes) {
-    std::ofstream(folder.path() + "/libnccl.so.2") << bytes;
-    return cuda_of_nccl(folder.path() + "/libnccl.so.2");
-  };
-  using namespace std::string_literals;
-  CHECK(built_with("\x7f"
-                   "ELF\0\0NCCL version %d\0NCCL version 2.26.2+cuda12.2\0NCCL version 1.1.1+cuda13.0\0"s) ==
-        12020);
-  CHECK(built_with("NCCL version 2.28.9+cuda13.0"s) == 13000);
-  CHECK(built_with("NCCL version 2.30.1, built otherwise"s) == 0);
-  CHECK(cuda_of_nccl(folder.path() + "/none") == 0);
-}
 
 TEST_CASE("a rank is named with its host where there are several", "[02][watchdog]") {
   at_failure(0, {"node-a", "node-a"}, nullptr);

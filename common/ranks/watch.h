@@ -110,6 +110,8 @@ class Watchdog {
 // End the process where mpirun, or NCCL, is none with which programs work (watchdog/installation.cu).
 void require_all_ranks(int ranks);
 void check_versions();
+// Of a file of NCCL, as CUDART_VERSION: 12030 for 12.3. 0 if it does not say, or can't be read.
+int cuda_of_nccl(const std::string& library);
 // Ends every rank after a call of this one has failed. Perhaps other ranks have died: the watchdog names
 // those that do not answer.
 void end_after_failure();

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 
 #include "device/cuda.h"
+#include "model/mapped_file.h"
 #include "ranks/comm.h"
-#include "watchdog/nccl_build.h"
 
 namespace pentatron {
 
@@ -31,6 +32,21 @@ void require_all_ranks(int ranks) {
           started);
     std::_Exit(exit_bad_usage);
   }
+}
+
+// A library works as the CUDA does that it was built with, also with a later driver. It has the line that it
+// prints with NCCL_DEBUG=VERSION: "NCCL version 2.28.9+cuda13.0".
+int cuda_of_nccl(const std::string& library) {
+  if (!std::ifstream(library)) return 0;
+  const MappedFile file("NCCL", library);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  for (size_t at = 0; (at = text.find("NCCL version ", at)) != text.npos; ++at) {
+    int major = 0, minor = 0;
+    const std::string line(text.substr(at, 64));
+    if (std::sscanf(line.c_str(), "NCCL version %*d.%*d.%*d+cuda%d.%d", &major, &minor) == 2)
+      return 1000 * major + 10 * minor;
+  }
+  return 0;
 }
 
 // Several communicators may be in use together only if their operations start in the order in which the

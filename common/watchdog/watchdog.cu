@@ -126,20 +126,15 @@ void end_after_failure() {
   end_all_ranks(1);
 }
 
-// What NCCL says if it could not reach another rank. Other errors end the run here.
+// What NCCL says of a communicator that has failed.
 std::string Watchdog::error() {
-  std::unique_lock lock(mutex_);
+  std::lock_guard lock(mutex_);
   for (const Watched& w : communicators_) {
     if (w.communicator == nullptr) continue;
     ncclResult_t error = ncclSuccess;
     ncclCommGetAsyncError(w.communicator, &error);
-    if (error == ncclSuccess || error == ncclInProgress) continue;
-    const std::string text = ncclGetErrorString(error) + std::string(": ") + ncclGetLastError(w.communicator);
-    if (error == ncclSystemError || error == ncclRemoteError) return text;
-    lock.unlock();  // state() locks it
-    std::fprintf(stderr, "watchdog of %s: %s\n%s", rank_name(rank_).c_str(), text.c_str(),
-                 state().report.c_str());
-    end_all_ranks(1);
+    if (error != ncclSuccess && error != ncclInProgress)
+      return ncclGetErrorString(error) + std::string(": ") + ncclGetLastError(w.communicator);
   }
   return {};
 }

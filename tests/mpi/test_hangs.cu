@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <future>
 #include <string>
 
@@ -112,6 +113,21 @@ TEST_CASE("hang: streams share a work queue", "[.hang-queue]") {
   wait_stream(hang.compute, receives.stream());
   sends.send(hang.values.data() + 1, 1, (rank + 1) % ranks);
   for (Communicator* communicator : {&in, &out}) CUDA_CHECK(cudaStreamSynchronize(communicator->stream()));
+}
+
+TEST_CASE("an NCCL library says which CUDA it was built with", "[02]") {
+  const tests::TemporaryFolder folder;
+  const auto built_with = [&](const std::string& bytes) {
+    std::ofstream(folder.path() + "/libnccl.so.2") << bytes;
+    return cuda_of_nccl(folder.path() + "/libnccl.so.2");
+  };
+  using namespace std::string_literals;
+  CHECK(built_with("\x7f"
+                   "ELF\0\0NCCL version %d\0NCCL version 2.26.2+cuda12.2\0NCCL version 1.1.1+cuda13.0\0"s) ==
+        12020);
+  CHECK(built_with("NCCL version 2.28.9+cuda13.0"s) == 13000);
+  CHECK(built_with("NCCL version 2.30.1, built otherwise"s) == 0);
+  CHECK(cuda_of_nccl(folder.path() + "/none") == 0);
 }
 
 }  // namespace pentatron
