@@ -8,19 +8,19 @@
 
 namespace pentatron {
 
-// An impossible request. main() prints the line once, on stderr, and ends with exit_bad_usage.
+inline constexpr int exit_bad_usage = 2;
+
+// An impossible request. main() prints the line once, on stderr, and ends with `status`.
 struct UsageError : std::runtime_error {
   explicit UsageError(const std::string& line);
   // "--layers: -3 is not valid; expected a whole number from 1 to 1000"
   UsageError(const std::string& option, const std::string& value, const std::string& expected);
+  int status = exit_bad_usage;
 };
 
-inline constexpr int exit_bad_usage = 2;
-
-// A request that is right, but can't be met: a dry run that does not fit. main() ends with `status`.
+// A request that is right, but can't be met: a dry run that does not fit.
 struct RunError : UsageError {
-  explicit RunError(const std::string& line, int status = 1) : UsageError(line), status(status) {}
-  int status;
+  explicit RunError(const std::string& line, int to_end_with = 1) : UsageError(line) { status = to_end_with; }
 };
 
 // The values, one after the other. A double is as short as possible: 0.003, 1e-08.

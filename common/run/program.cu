@@ -61,12 +61,9 @@ int run_program(const std::function<void()>& program) try {
 } catch (const HelpRequest& help) {
   std::cout << help.what();
   return 0;
-} catch (const RunError& error) {
-  std::cerr << error.what() << '\n';
-  return error.status;
 } catch (const UsageError& error) {
   std::cerr << error.what() << '\n';
-  return exit_bad_usage;
+  return error.status;
 }
 
 size_t free_device_memory() {
