@@ -199,7 +199,7 @@ def charts(runs, builds, given, sweep):
     every = charts_of_runs(runs)
     bars = pipelines(runs, builds)
     every["pipeline"] = bars and figures.pipeline(bars)
-    every["calculator"] = figures.calculator(planner.calculator(plan, *given))
+    every["calculator"] = figures.calculator(planner.calculator(plan, *words))
     every["heatmap"] = figures.heatmap(searched.result())
     every["sweep"] = sweep and figures.sweep(sweep)
     return every
