@@ -7,9 +7,9 @@
 namespace pentatron {
 
 // What the workbench does for a program. parse_schedule (schedule_file.cc): `text` is that of the file
-// `name`. Throws UsageError unless each word is an instruction. checked (simulate.cc) returns a schedule that
-// can run, and throws UsageError otherwise. draw_schedule.cc: the picture, and the same on stdout beside all
-// schedules' numbers.
+// `name`. Throws UsageError unless each rank has each instruction of the m micro-batches once, and those of a
+// micro-batch in their order. checked (simulate.cc) returns a schedule that can run, and throws UsageError
+// otherwise. draw_schedule.cc: the picture, and the same on stdout beside all schedules' numbers.
 Schedule parse_schedule(const std::string& name, const std::string& text, int p, int m);
 const Schedule& checked(const Schedule& schedule);
 bool completes_from_the_end(const Schedule& schedule);  // each rank the gradients of its last stage first

@@ -6,8 +6,8 @@
 // Data and context ranks hold the same weights and see different tokens. So gradients are summed over both,
 // and ZeRO shards over both. The expert axis divides these DP x CP ranks: EP consecutive ranks share out the
 // experts. The ranks that hold the same experts sum the gradients of these experts. With two copies of the
-// model in a pipeline (dualpipe), the pipeline ranks k and PP - 1 - k hold the same weights, too. Of the
-// ranks with the same weights, so many neighbours as --shard-ranks says hold them in shards.
+// model in a pipeline (dualpipe), the pipeline ranks k and PP - 1 - k hold the same weights, too. With
+// --shard-ranks N, N neighbours of the ranks with the same weights hold them in shards.
 #pragma once
 
 #include <algorithm>

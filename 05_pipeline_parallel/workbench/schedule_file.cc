@@ -69,22 +69,40 @@ void read_stages(Schedule& s, const std::vector<ScheduleLine>& lines) {
   }
 }
 
-// What a rank computes.
+// What a rank computes. Each instruction of the m micro-batches comes once, and those of a micro-batch in
+// their order.
 Instructions read_line(const Schedule& s, const ScheduleLine& line) {
   const std::vector<Action> actions = compute_actions(s);
   const std::string_view letters = s.splits_backward ? "FBW" : "FB";  // of the actions
+  const auto spelled = [&](size_t action, int i, int chunk) {
+    return letters[action] + std::to_string(i) + (chunk > 0 ? "." + std::to_string(chunk) : "");
+  };
   Instructions compute;
+  std::vector done(s.v, std::vector<size_t>(s.m, 0));  // [chunks][micro-batches]: actions
   for (const std::string& word : line.words) {
+    const auto check = [&](bool valid, const std::string& expected) {
+      if (!valid) throw UsageError("--pp-schedule", line.location + ": " + word.substr(0, 20), expected);
+    };
     const size_t action = letters.find(word[0]);
     int i = -1, chunk = 0;
     const char* const end = word.data() + word.size();
     const char* at = std::from_chars(word.data() + 1, end, i).ptr;
     if (s.v > 1 && at != end && *at == '.') at = std::from_chars(at + 1, end, chunk = -1).ptr;
-    const bool valid = action != letters.npos && at == end && i >= 0 && i < s.m && chunk >= 0 && chunk < s.v;
-    const std::string chunks = s.v > 1 ? text(", and a chunk from .0 to .", s.v - 1) : "";
-    require(valid, "--pp-schedule", line.location + ": " + word.substr(0, 20),
-            "F, B or W, and a micro-batch from 0 to ", s.m - 1, chunks);
+    check(action != letters.npos && at == end && i >= 0 && i < s.m && chunk >= 0 && chunk < s.v,
+          "F, B or W, and a micro-batch from 0 to " + std::to_string(s.m - 1) +
+              (s.v > 1 ? ", and a chunk from .0 to ." + std::to_string(s.v - 1) : ""));
+    size_t& next = done[chunk][i];
+    check(action >= next, "it once in a line");
+    check(action == next, spelled(next, i, chunk) + " before it");
+    ++next;
     compute.push_back({actions[action], i, chunk});
+  }
+  for (int chunk = 0; chunk < s.v; ++chunk) {
+    for (int i = 0; i < s.m; ++i) {
+      const size_t next = done[chunk][i];
+      if (next < actions.size())
+        throw UsageError("--pp-schedule", line.location, spelled(next, i, chunk) + ", which is missing");
+    }
   }
   return compute;
 }

@@ -54,10 +54,13 @@ TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
   if (!is_chosen()) return;
   std::mt19937 draw(7);
   for (int i = 0; i < 200; ++i) {
-    const CombinedOptions o = random_layout(draw, {}, 64),
-                          read = with_layout({}, "--compare", layout_of(o), 64);
+    CombinedOptions o = random_layout(draw, {}, 64);
+    o.zero.shard_ranks = i % 5;
+    const CombinedOptions read = with_layout({}, "--compare", layout_of(o), 64);
     CAPTURE(layout_of(o));
     CHECK(layout_of(read) == layout_of(o));
+    CHECK(options_of(read) == options_of(o));
+    CHECK(read.zero.shard_ranks == o.zero.shard_ranks);
   }
   for (const char* words :
        {"dual pp4", "tp0", "tp", "tp1-8", "zero4", "dp-1", "tp2x", "fast", "interleaved", "mbs99999999"}) {
@@ -143,6 +146,22 @@ TEST_CASE("07: ZeRO-2 sums all gradients of each micro-batch, in a pipeline, too
     CAPTURE(p.seconds, sums);
     CHECK(p.seconds > sums);
     CHECK(p.seconds < 2 * sums);
+  }
+}
+
+TEST_CASE("07: copies sum a shard once a step", "[07][plan]") {
+  if (!is_chosen()) return;
+  DeviceProfile gpu = load_profile("h100");
+  gpu.gpus_per_node = 2, gpu.network_bandwidth = 1e9;  // so slow that nothing else counts
+  const ModelConfig model = {"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5};
+  const CombinedOptions base = options_of_model(model, 512, 32);
+  const double sums =
+      2 * 3.0 / 4 * sizeof(accum) * double(parameter_count(model)) / 2 / gpu.network_bandwidth;
+  for (const char* layout : {"dp8 zero1 shards2 mbs1", "dp8 zero2 shards2 mbs2", "dp8 zero3 shards2 mbs1"}) {
+    const Plan p = Planner{base, 8, gpu}.plan(with_layout(base, "--compare", layout, 8));
+    CAPTURE(layout, p.seconds, sums);
+    CHECK(p.seconds > sums);
+    CHECK(p.seconds < 1.2 * sums);
   }
 }
 
