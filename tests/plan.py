@@ -25,7 +25,7 @@ MODELS = [["--model", "smollm-1.7b"], ["--model", "llama-3.2-1b"], ["--model", "
 # GPUs, the ranks of them that differ (fold.h), the model, sequences a step, the layout.
 LLAMA_70B = ["--model", "llama-3.1-70b", "--seq-len", 4096]
 FOLDED = [(512, 1, LLAMA_70B, 256, "tp8 dp64 zero3 mbs2 sp"),
-          (512, 1, LLAMA_70B, 512, "tp2 dp256 zero3 shards16 mbs1 sp"),
+          (512, 1, ["--model", "llama-3.1-8b", "--seq-len", 4096], 512, "tp2 dp256 zero3 shards16 mbs1 sp"),
           (1024, 4, LLAMA_70B, 256, "tp8 dp32 pp4 zero2 mbs1 zb-v sp"),
           (1024, 4, LLAMA_70B, 256, "tp8 dp32 pp4 zero2 mbs1 dualpipe sp"),
           (1024, 4, ["--model", "llama-3.1-8b", "--layers", 8, "--seq-len", 16384], 128, "tp2 cp4 dp128 zero1 mbs1 sp"),
