@@ -81,7 +81,7 @@ TEST_CASE("a group's hour on a node: what is refused costs a line, and what has 
                    "echo '    5  as it should'; echo '{}' > \"${@: -1}\"");
   const auto run = [&](const std::string& layouts, const std::string& before) {
     const std::string command = "cd '" + folder.path() + "' && " + before + " PATH='" + folder.path() +
-                                "/bin':$PATH '" + PENTATRON_TESTS "/homework/hour.sh' a '" +
+                                "/bin':$PATH '" + PENTATRON_TESTS "/tools/hour.sh' a '" +
                                 folder.write("layouts", layouts) + "' program 8 --dry-run > out 2>&1";
     const int status = std::system(command.c_str());
     return std::pair{WEXITSTATUS(status), read_file(folder.path() + "/out")};

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# hour.sh FOLDER LAYOUTS PROGRAM RANKS [OPTIONS]: a group's hour on a node of GPUs (course.md). LAYOUTS has a line for each
-# run: its name, and its options of 07; a line that begins with "all" has options of all runs that follow, and # begins
-# a comment. Each run leaves FOLDER/NAME.json and NAME.trace, for make report. One that is refused, fails, or takes longer
-# than HOUR_RUN_SECONDS costs one line. After HOUR_SECONDS no further run begins. Started again, it goes on: what has
-# ended well is not run again. With --dry-run among OPTIONS it is a rehearsal, and names end with "-modelled".
+# hour.sh FOLDER LAYOUTS PROGRAM RANKS [OPTIONS]: a group's hour on a node of GPUs (tests/homework/course.md). LAYOUTS has
+# a line for each run: its name, and its options of 07; a line that begins with "all" has options of all runs that follow,
+# and # begins a comment. Each run leaves FOLDER/NAME.json and NAME.trace, for make report. One that is refused, fails, or
+# takes longer than HOUR_RUN_SECONDS costs one line. After HOUR_SECONDS no further run begins. Started again, it goes on:
+# what has ended well is not run again. With --dry-run among OPTIONS it is a rehearsal, and names end with "-modelled".
 set -uo pipefail
 PATH=$PWD/build/packages/bin:$PATH
 folder=$1 layouts=$2 program=$3 ranks=$4 shared=() runs=0 good=0
