@@ -2,12 +2,13 @@
 bytes by collective, memory by purpose, modelled time. No wall-clock time is looked at anywhere."""
 
 import json
+import math
 import os
 import pathlib
 import re
 import resource
-import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from sources import ROOT
 
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
-OUTPUT_BYTES = 32 << 20  # of a file that a run writes
+FILE_BYTES, BUILT_BYTES = 32 << 20, 256 << 20  # of a file that a run, or a compiler, writes
+OUTPUT_BYTES, LINE = 1 << 20, 2000  # of what it prints that is read, and of a line
 NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
 COPIES = r"^step \d+: \S+ is not the same on all ranks"  # said after the log is written
 PARITY = ("loss", "grad_norm", "lr", "values")  # the rest is what it costs
@@ -28,21 +30,22 @@ class Machine:
     seconds: int = RUN_SECONDS
     build_seconds: int = BUILD_SECONDS
 
-    def start(self, command, folder, environment, building):
+    def start(self, command, folder, environment, building, results):
         return command, environment, None
 
     def own(self, path):
         pass
 
-    def call(self, command, folder, seconds, extra=None, building=False):
-        """(exit status, output). A command that takes too long is killed with all that it started, status 124."""
+    def call(self, command, folder, seconds, extra=None, building=False, results=()):
+        """(exit status, output). A command that takes too long is killed with all that it started, status 124. results: files,
+        which are there, that it writes."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         environment |= {"UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"} | (extra or {})
-        command, environment, limits = self.start(command, folder, environment, building)
+        command, environment, limits = self.start(command, folder, environment, building, results)
 
         def prepare():
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (16 * OUTPUT_BYTES if building else OUTPUT_BYTES,) * 2)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (BUILT_BYTES if building else FILE_BYTES,) * 2)
             if limits:
                 limits()
 
@@ -64,7 +67,7 @@ class Machine:
                 pass
             process.wait()
             output.seek(0)
-            return status, output.read(OUTPUT_BYTES).decode(errors="replace")
+            return status, "".join(line[:LINE] for line in output.read(OUTPUT_BYTES).decode(errors="replace").splitlines(True))
 
 
 class BuildError(Exception):
@@ -102,8 +105,11 @@ def observe(machine, run, seed=None, races=False, keep=None):
     """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible run. `keep`: a
     path, to which .json and .trace are added: where its log and its timeline are kept."""
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
+        log, trace = pathlib.Path(folder) / "log.json", pathlib.Path(folder) / "trace"
+        results = (log, trace) if keep else (log,)
+        for path in results:
+            path.touch()
         machine.own(folder)
-        log = pathlib.Path(folder) / "log.json"
         command = [str(machine.tree / folder_of(races) / run.program), *run.options]
         main = run.program != "collectives"
         if main:
@@ -111,13 +117,13 @@ def observe(machine, run, seed=None, races=False, keep=None):
         if seed is not None and main:
             command += [*run.hidden, "--seed", str(seed)]
         if keep:
-            command += ["--trace", f"{folder}/trace"]
+            command += ["--trace", str(trace)]
         if run.ranks > 1 or not main:
             command += ["--timeout", "120" if races else "15"]
         if run.program != "01_single_gpu":
             command = ["mpirun", "-n", str(run.ranks), *command]
         extra = {"UCX_MEM_EVENTS": "n", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"} if races else {}
-        status, output = machine.call(command, folder, machine.seconds * (5 if races else 1), extra)
+        status, output = machine.call(command, folder, machine.seconds * (5 if races else 1), extra, results=results)
         seen = Observation(races=races_in(output))
         if status != 0:
             seen.end = "a data race" if seen.races else end_of(status, output)
@@ -130,8 +136,8 @@ def observe(machine, run, seed=None, races=False, keep=None):
         elif main:
             seen.facts = facts_of_log(log)
             if keep and seen.facts:
-                shutil.copy(f"{folder}/trace", f"{keep}.trace")
-                pathlib.Path(f"{keep}.json").write_text(log.read_text().replace(f"{folder}/trace", f"{keep}.trace"))
+                pathlib.Path(f"{keep}.trace").write_text(text_of(trace))
+                pathlib.Path(f"{keep}.json").write_text(text_of(log).replace(str(trace), f"{keep}.trace"))
         else:
             seen.facts = facts_of_primer(output)
         if status == 0 and not seen.facts:
@@ -176,15 +182,21 @@ def ring_lines(output):
             yield f"{part} half{'s' * (part == 'both')}, {line.strip()}"
 
 
+def text_of(path):
+    """Of a regular file. A run may have left something else there: a link, or a pipe that nobody writes."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
+        return file.read(FILE_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
+
+
 def facts_of_log(path):
     facts = {"loss": [], "grad_norm": [], "lr": [], "seconds": []}
     seconds = []  # of each step
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for line in text_of(path).splitlines()]
         for line in lines:
             if "step" in line:
                 for name in ("loss", "grad_norm", "lr"):
-                    facts[name].append(line[name])
+                    facts[name].append(math.nan if line[name] is None else line[name])  # JSON has neither NaN nor infinity
                 seconds.append(line["modelled"]["seconds"])
         summary = lines[-1]["summary"]
         facts["seconds"] = [sum(seconds)]
@@ -198,7 +210,7 @@ def facts_of_log(path):
                     for what in ("elements", "calls"):
                         of_ranks = facts.setdefault(f"{what} {operation}", [0] * summary["ranks"])
                         of_ranks[number] = count[what]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
         return {}
     for name, values in facts.items():
         if name.startswith(("memory", "elements", "calls")) and len(set(values)) == 1:
@@ -274,6 +286,8 @@ def costs_right(differs, seen, reference):
 
 
 def ratio(a, b):
+    if not math.isfinite(a):
+        return "not a number"
     return f"{a / b:.4g} of what it should be" if b else f"{a:g} in place of 0"
 
 
@@ -285,13 +299,13 @@ def in_words(differs, seen, reference):
     if "end" in differs:
         return seen.end
     if "values" in differs:
-        for here, there in zip(seen.facts["values"], reference["values"]):
+        for here, there in zip(seen.facts.get("values", []), reference["values"]):
             if here != there:
                 return f"{here}, and should be {there.split(': ')[-1]}"
         return "lines are missing"
     first = None
     for name in ("lr", "loss", "grad_norm"):
-        for step, (here, there) in enumerate(zip(seen.facts.get(name, []), reference[name])):
+        for step, (here, there) in enumerate(zip(seen.facts.get(name, []), reference.get(name, []))):
             if name in differs and not same(here, there):
                 first = min(first or (step, name), (step, name), key=lambda f: (f[0], f[1] != "lr", f[1] != "loss"))
                 break
@@ -301,14 +315,15 @@ def in_words(differs, seen, reference):
         if step > 0 and name == "loss":
             right = " (all before it is right: the weights are not)"
         return f"step {step + 1}: the {NAMES[name]} is {ratio(seen.facts[name][step], reference[name][step])}{right}"
-    for name, here in differs.items():
+    for name, here in sorted(differs.items(), key=lambda fact: not fact[0].startswith("memory")):  # what a rank has comes first
         there = reference.get(name, [0])
         kind, _, of = name.partition(" ")
-        most = f"{max(here):,} in place of {max(there):,}" if kind != "seconds" else ""
-        if kind == "memory":
-            return f"the numbers are right, but a rank has {most} bytes of {of}"
-        if kind == "elements":
-            return f"the numbers are right, but a rank sends {most} elements by {of}"
+        if kind in ("memory", "elements"):
+            ranks = max(len(here), len(there))  # a list of one holds for all ranks
+            rank = next(r for r in range(ranks) if here[r % len(here)] != there[r % len(there)])
+            sizes = f"{here[rank % len(here)]:,} in place of {there[rank % len(there)]:,}"
+            return f"the numbers are right, but rank {rank} " + \
+                (f"has {sizes} bytes of {of}" if kind == "memory" else f"sends {sizes} elements by {of}")
     if "seconds" in differs:
         return f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
     return "right"

@@ -1,10 +1,15 @@
 """Builds and runs what others have written: without privileges, network, sources or a way out of its folder, and with
-limits on time, memory, processes and output (bubblewrap)."""
+limits on time, memory, processes, output and disk (bubblewrap). A run sees its program, the MPI launcher, and folders of
+libraries; no_programs.cc forbids to start anything."""
 
+import functools
 import os
 import pathlib
+import re
 import resource
 import shutil
+import subprocess
+import tempfile
 from dataclasses import dataclass
 
 from observe import Machine, folder_of
@@ -12,37 +17,43 @@ from sources import ROOT, UsageError
 
 NOBODY = 65534
 MEMORY, PROCESSES = 4 << 30, 500  # bytes of a process; processes and threads of all
+QUOTA = 256 << 20  # bytes, each: of what is written into /tmp, /dev/shm and a run's folder
+NO_PROGRAMS = ROOT / "build/homework/no_programs.so"
 
 
 @dataclass
 class Sandbox(Machine):
-    """A tree whose programs run like this. Everything that they see is read-only but one folder."""
+    """A tree whose programs run like this."""
     build_seconds: int = 180  # what does not change is compiled already
 
-    def start(self, command, folder, environment, building):
-        tree = str(self.tree)
-        argv = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-                "--ro-bind", "/usr", "/usr"]
-        for link in ("bin", "lib", "lib32", "lib64", "sbin"):
-            if pathlib.Path("/", link).is_symlink():
-                argv += ["--symlink", os.readlink(f"/{link}"), f"/{link}"]
-            elif pathlib.Path("/", link).is_dir():
-                argv += ["--ro-bind", f"/{link}", f"/{link}"]
-        for path in ("/etc/alternatives", "/etc/ld.so.cache", ROOT / ".mpich"):
-            argv += ["--ro-bind-try", str(path), str(path)]
-        argv += ["--ro-bind", "/sys", "/sys", "--proc", "/proc", "--dev", "/dev", "--size", str(256 << 20), "--tmpfs", "/tmp"]
-        seen = [ROOT / "common/clock/profiles"]
+    def start(self, command, folder, environment, building, results):
+        tree, bound = str(self.tree), [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"]
+        argv = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/sys", "/sys",
+                "--proc", "/proc", "--dev", "/dev", *quota("/tmp"), *quota("/dev/shm")]
         if building:
-            argv += ["--bind", tree, tree, "--chdir", tree]
+            for path in ("usr", "bin", "lib", "lib32", "lib64", "sbin"):
+                if pathlib.Path("/", path).is_symlink():
+                    argv += ["--symlink", os.readlink(f"/{path}"), f"/{path}"]
+                elif pathlib.Path("/", path).is_dir():
+                    bound.append(f"/{path}")
+            argv += ["--bind", tree, tree]
         else:
-            seen += [self.tree / "LICENSE"]
-            argv += ["--bind", folder, folder, "--chdir", folder]
-            for races in (False, True):
-                seen += [p for p in (self.tree / folder_of(races)).glob("*") if p.is_file() and os.access(p, os.X_OK)]
-        for path in seen:
+            several = command[0] == "mpirun"
+            program = pathlib.Path(command[3 if several else 0])
+            others = (ROOT / program.parent.relative_to(self.tree)).glob("0*")  # the reference's, of the same configuration
+            bound += [self.tree / "LICENSE", program, NO_PROGRAMS, *libraries_of(next(others))]
+            preload = ["LD_PRELOAD", str(NO_PROGRAMS)]
+            if several:
+                launcher = pathlib.Path(shutil.which("mpirun") or "mpirun").resolve()
+                bound += [launcher, launcher.with_name("hydra_pmi_proxy"), *libraries_of(launcher)]
+                command = [str(launcher), "-genv", *preload, *command[1:]]
+            else:
+                argv += ["--setenv", *preload]
+            # Results are written in place, and can't be removed or replaced. Nothing else comes out.
+            argv += [*quota(folder), *[word for path in results for word in ("--bind", str(path), str(path))], "--chdir", folder]
+        for path in bound:
             argv += ["--ro-bind-try", str(path), str(path)]
-        if os.environ.get("SANDBOX") == "container":  # made for one submission, and thrown away
-            argv = []
+        argv += ["--chdir", tree] * building + ["--remount-ro", "/dev", "--remount-ro", "/"]
         threads = any("tsan" in name.lower() for name in environment)
 
         def limits():
@@ -67,6 +78,20 @@ class Sandbox(Machine):
                     os.lchown(os.path.join(folder, name), NOBODY, NOBODY)
 
 
+def quota(folder):
+    """A folder of its own, empty at first, which holds so much."""
+    return ["--size", str(QUOTA), "--tmpfs", folder]
+
+
+@functools.lru_cache(maxsize=None)
+def libraries_of(program):
+    """The loader, and the folders from which a program gets its libraries; those that it loads later lie there, too. Not for
+    what somebody handed in, because ldd may run what it is asked about."""
+    paths = re.findall(r"(/\S+) \(0x", subprocess.run(["ldd", program], capture_output=True, text=True).stdout)
+    folders = {pathlib.Path(path).parent for path in paths if "/ld-" not in path}
+    return [path for path in paths if "/ld-" in path] + sorted(folders | {folder.resolve() for folder in folders})
+
+
 def used():
     """Processes and threads that this user has already."""
     number = 0
@@ -78,12 +103,11 @@ def used():
     return number
 
 
-def check_sandbox(tree):
+def check_sandbox(tree, program):
     """Raises UsageError where there is no sandbox to be had."""
-    if os.environ.get("SANDBOX") == "container":
-        return
     if not shutil.which("bwrap"):
         raise UsageError("sandbox: bwrap is missing (package bubblewrap); submissions are not run without it")
-    status, output = Sandbox(tree).call(["true"], str(tree / "build"), 20)
+    with tempfile.TemporaryDirectory(dir=tree / "build") as folder:
+        status, output = Sandbox(tree).call(["mpirun", "-n", "2", str(tree / folder_of() / program), "--help"], folder, 20)
     if status != 0:
-        raise UsageError(f"sandbox: bwrap does not start: {(output.strip() or 'no message').splitlines()[-1][:160]}")
+        raise UsageError(f"sandbox: nothing runs in it: {(output.strip() or 'no message').splitlines()[-1][:160]}")
