@@ -19,7 +19,7 @@ import sources
 import starter
 import submissions
 from fingerprints import in_workplaces, workplace
-from observe import BuildError, Machine, build, costs_right, differences, in_words, is_right, observe
+from observe import BuildError, Machine, Observation, build, differences, observe
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
 passed, failed = 0, 0
@@ -59,6 +59,9 @@ def data(stages):
     unknown += [link for link in links if not re.fullmatch(
         r"https://github\.com/[\w.-]+/[\w.-]+/((issues|pull)/\d+|blob/[0-9a-f]{7,40}/[\w./-]+#L\d+)", link)]
     expect(not unknown and len(links) >= 20, f"tests/wild.md: {len(links)} links, each to a report, and its mutants are there {unknown or ''}")
+    begin = time.time()
+    complaints = [sources.complaint("{ " + what * 30_000) for what in ("/* ", "\"'", "1'", "a ")]
+    expect(all(complaints) and time.time() - begin < 6, f"a body of 90 kB is looked at in seconds {complaints}")
     names = [e.number for s in stages.values() for e in s.exercises.values()]
     teacher = (sources.HERE / "teacher.md").read_text()
     expect(all(f"## {n} " in teacher for n in names), "teacher.md has a sketch of each exercise")
@@ -75,7 +78,21 @@ def reference(stages):
         if not sources.read_note():
             grade.note("races", stage, {n: [] for n in stage.exercises})
             expect(grade.grade(stage, lambda line: None, seen) == 70, f"{number}: the reference gets 70 points")
+            if number == "03":
+                only_the_guilty(stage, seen)
             (grade.STATE / f"races-{number}.json").unlink()
+
+
+def only_the_guilty(stage, seen):
+    """In a learner's tree: of a wrong run one body is guilty, and the points of the others are not lost."""
+    def wrong(which):
+        return {n: Observation(facts=o.facts | {"loss": [2 * x for x in o.facts["loss"]]}) if n.startswith(which) else o
+                for n, o in seen.items()}
+    for which, guilty, others, left in (("stage 3", "03.4", ["03.1", "03.2"], 38), ("stage", "03.1", ["03.2", "03.3", "03.4"], 0)):
+        lines = []
+        points = grade.grade(stage, lines.append, wrong(which))
+        not_judged = [line[:4] for line in lines if line.endswith(f"not judged because of {guilty}")]
+        expect(points == left and not_judged == others and "are not lost" in lines[-1], f"{which} is wrong: {points} points, {lines}")
 
 
 def stubs(stages, only=None):
@@ -132,22 +149,6 @@ def mistakes(stages, only=None):
                   races=any(k.startswith("threads") for t in tasks for k in t[1].kinds))
 
 
-def nothing_done(stages):
-    """A body that does nothing, where the numbers stay right, gets no points for what it costs."""
-    stage, name = stages["02"], "buckets on 2 ranks"
-    exercise, known = stage.exercises["02.4"], fingerprints.load()["02"]["reference"]
-
-    def work(machine, _):
-        with sources.grafted(machine, stage, {exercise.number: ["{}"]}):
-            build(machine, {stage.program})
-            seen = observe(machine, stage.runs[name])
-        differs = differences(seen, known[name])
-        expect(is_right(differs) and not costs_right(differs, seen, known[name]),
-               f"02.4, nothing done before the end: {in_words(differs, seen, known[name])}")
-        return exercise.number
-    in_workplaces([0], [stage], work, workers=1, races=False)
-
-
 def starters(stages, only=None):
     """A starter tree has no line of the solution, builds, and says what is not written."""
     for number, stage in stages.items():
@@ -200,26 +201,31 @@ def with_mistake(stage):
 
 
 def hostile(stages):
-    """Submissions that want points for nothing, or to do harm."""
-    machine = workplace(0, sandboxed=True)
-    in_workplaces([0], [stages["03"]], lambda m, t: "workplace", workers=1, sandboxed=True)
-    marker = ROOT / "build/homework/marker"
+    """Bodies that want points for nothing, or to do harm (hostile.txt)."""
+    lines = [[part.strip() for part in line.split("|", 4)] for line in (sources.HERE / "hostile.txt").read_text().splitlines()
+             if line and not line.startswith("#")]
+    in_workplaces([0], [stages[n] for n in sorted({line[1][:2] for line in lines})], lambda m, t: "workplace", workers=1, sandboxed=True)
+    machine, marker = workplace(0, sandboxed=True), ROOT / "build/homework/marker"
     put(marker, "still here")
-    for line in (sources.HERE / "hostile.txt").read_text().splitlines():
-        if not line or line.startswith("#"):
-            continue
-        name, number, words, body = [part.strip() for part in line.split("|", 3)]
-        body = body.replace("\\n", "\n").replace("\\\n", "\\n")
-        stage = stages[number[:2]]
-        bodies = {number: [body] + sources.bodies_of(ROOT, stage.exercises[number])[1:]}
-        with tempfile.TemporaryDirectory() as folder:
-            grader = submissions.Grader(stages, "check", pathlib.Path(folder), not name.startswith("!"))
-            begin = time.time()
-            verdict = next(v for v in grader.verdicts(machine, stage, bodies)[0] if v.exercise == number)
-        expect(verdict.points == 0 and words in verdict.words and marker.read_text() == "still here",
-               f"{name}: {verdict.points} points, {verdict.words[:110]!r}, {time.time() - begin:.0f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        graders = {check: submissions.Grader(stages, "check", pathlib.Path(folder), check) for check in (True, False)}
+        graders[False].references = graders[True].references
+        for line in lines:
+            hand_in(machine, stages, graders, marker, *line)
     left = [p for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if b"sandbox-0" in bytes_at(p)]
     expect(not left, f"no process is left over {left[:3] or ''}")
+
+
+def hand_in(machine, stages, graders, marker, name, number, points, words, body):
+    """One line of hostile.txt."""
+    stage, begin = stages[number[:2]], time.time()
+    body = body.replace("\\n", "\n").replace("\\\n", "\\n")
+    bodies = [body] + sources.bodies_of(ROOT, stage.exercises[number])[1:]
+    verdicts, _ = graders[not name.startswith("!")].verdicts(machine, stage, {number: bodies})
+    verdict = next(v for v in verdicts if v.exercise == number)
+    compiles = "does not compile" in words or "does not compile" not in verdict.words
+    expect(verdict.points == int(points) and words in verdict.words and compiles and marker.read_text() == "still here",
+           f"{name}: {verdict.points} points, {verdict.words[:110]!r}, {time.time() - begin:.0f} s")
 
 
 def bytes_at(path):
@@ -242,41 +248,47 @@ def submitted(stages):
         put(folder / "in/a.json", json.dumps(content))
         put(folder / "in/b.json", "")
         put(folder / "in/c.json", '{"pentatron": 1, "stage": "09"}')
-        tables = []
+        put(folder / "in/d.json", '{"pentatron": 1, "stage": "03", "id": "d", "bodies": {}, "open": "\\ud800"}')
+        put(folder / "in/e.json", json.dumps(content | {"id": "breaks", "bodies": {}, "hunt": {"id": "check", "bodies": {}}}))
+        put(folder / "in/f.json", json.dumps(content | {"id": "bob", "bodies": {}, "hunt": {"id": "check", "bodies": bodies}}))
+        put(folder / "roster", "check\n")
+        tables, said, whole = [], [], submissions.Grader.submission
+        submissions.Grader.submission = lambda self, machine, content: \
+            {}["lr"] if content["id"] == "breaks" else whole(self, machine, content)
         for turn in range(2):
             grades = ROOT / "build/homework/grades"
             shutil.rmtree(grades, ignore_errors=True)
-            submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", sources.HERE / "grading.txt", say=lambda line: None)
+            submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", folder / "roster", say=said.append)
             tables.append((folder / f"{turn}.csv").read_bytes() + (folder / f"{turn}.txt").read_bytes())
         expect(tables[0] == tables[1], "graded twice, the tables are the same to the byte")
-        table = tables[0].decode()
-        expect("b.json,,,,,,0" in table and "c.json,,,,,,0" in table, "an empty and a foreign submission get a line each")
-        expect(mutant.why in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
+        submissions.Grader.submission = whole
+        table, moodle = tables[0].decode(), (folder / "0-moodle-03.csv").read_text()
+        expect("e.json,breaks,03,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'" in table,
+               "what the grader can't judge has no total, and the others get theirs")
+        expect("hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0," in table, "a hunt belongs to an ID")
+        expect(moodle.count("\n") == 2 and "\ncheck," in moodle and "not in the tables to import: bob, breaks" in "".join(said),
+               f"only who is in the roster is in the tables to import: {moodle!r}")
+        expect(all(f"{n}.json,,,,,,0" in table for n in "bcd"), "an empty and a foreign submission, and one that is no text, get a line each")
+        expect(mutant.why in table and "03.3:20" not in table and "03.1:10 03.2:15" in table and "03.4:0" in table,
                "each body is graded alone, and the mistake is recognised")
 
 
 def grades(stages):
-    """Late days, dropped stages and weights, by hand; and the tables as Canvas and Moodle read them."""
+    """The tables as Canvas and Moodle read them: who is not in the roster or could not be judged has no row."""
+    def row(identity, stage, total, more=0):
+        return {"id": identity, "stage": stage, "total": total, "open": more}
+    rows = [row("ada", "01", 90), row("ada", "02", 0), row("bob", "02", 95, 10), row("bob", "02", 40), row("eve", "01", 100),
+            row("cid", "01", ""), row("", "", 0, "")]
     with tempfile.TemporaryDirectory() as name:
-        rules = pathlib.Path(name, "rules.txt")
-        rules.write_text("weight 01 1\nweight 02 1  # a comment\nweight 03 2\ndrop 1\nlate_days 2\nlate_percent 10\n"
-                         "late 01 ada 1\nlate 02 ada 3\nlate 03 bob 2\n")
-
-        def row(identity, stage, total, more=0):
-            return {"id": identity, "stage": stage, "total": total, "open": more}
-        rows = [row("ada", "01", 90), row("ada", "02", 80), row("ada", "03", 70), row("bob", "02", 95, 10), row("bob", "02", 40),
-                row("bob", "03", 60), {"id": "", "stage": "", "total": 0, "open": ""}]
-        found = grading.tables(rows, grading.read_rules(rules))
-        # ada: one free day for 01, one for 02, of which two are paid: 64. 03 has lost 2 * 30, and is dropped: (90 + 64) / 2.
-        # bob: 01 is missing and has lost 100, 03 has lost 2 * 40: (100 + 2 * 60) / 3.
-        expect(found["canvas"] == "Student,ID,SIS Login ID,Section,Pentatron 01,Pentatron 02,Pentatron 03,Pentatron course\n"
-               "    Points Possible,,,,100,100,100,100\nada,,ada,,90,64,70,77\nbob,,bob,,,100,60,73.33\n", "the table for Canvas")
-        expect(found["moodle"] == "username,Pentatron 01,Pentatron 02,Pentatron 03,Pentatron course\n"
-               "ada,90,64,70,77\nbob,-,100,60,73.33\n", "the table for Moodle")
-        for wrong in ("weight 01", "late 03 ada soon", "drop all", "dropped 1"):
-            rules.write_text(f"drop 1\n{wrong}\n")
-            said = refusal(grading.read_rules, rules)
-            expect("rules.txt:2" in said and "\n" not in said, f"{wrong!r} is refused, in one line with its number")
+        roster = pathlib.Path(name, "roster")
+        roster.write_text("ada\n\n bob\r\ncid\n")
+        found = grading.tables(rows, grading.read_roster(roster))
+        expect("expected one" in refusal(grading.read_roster, name), "a roster that is none is refused")
+    head = "Student,ID,SIS Login ID,Section,Pentatron 0{0}\n    Points Possible,,,,100\n"
+    expect(found == {"canvas-01": head.format(1) + "ada,,ada,,90\n", "moodle-01": "username,Pentatron 01\nada,90\n",
+                     "canvas-02": head.format(2) + "ada,,ada,,0\nbob,,bob,,100\n", "moodle-02": "username,Pentatron 02\nada,0\nbob,100\n"},
+           f"the tables of those in the roster, without an empty cell {found}")
+    expect("eve,100" in grading.tables(rows)["moodle-01"], "without a roster all are in the tables")
 
 
 def pages_of_learners(stages):
@@ -286,6 +298,10 @@ def pages_of_learners(stages):
 
     def work(machine, _):
         with tempfile.TemporaryDirectory() as name:
+            nan = ["{ CUDA_CHECK(cudaMemsetAsync(group_.weights(0), 255, sizeof(real), compute_)); }"] + \
+                sources.bodies_of(ROOT, stage.exercises["03.2"])[1:]
+            page = pages.write(machine, stage, "nan", {"03.2": nan}, ["03.2  0/15"], pages.folder_of_pages(name)).read_text()
+            expect("03.2  0/15" in page, "a run that ends with NaN has a page, too")
             told = "03.3 12/20  stage 2 on 2 ranks: <b>wrong</b>"
             page = pages.write(machine, stage, "ada", {"03.3": broken}, [told], pages.folder_of_pages(name)).read_text()
         data = json.loads(re.search(r"^const figures = (.*);$", page, re.M)[1])
@@ -300,30 +316,8 @@ def pages_of_learners(stages):
     in_workplaces([0], [stage], work, workers=1, races=False)
 
 
-def gradescope(stages):
-    """The zip works in a root with Gradescope's layout: results.json has a score for each exercise."""
-    import gradescope
-    if os.getuid() != 0:
-        print("skipped: another root needs root")
-        return
-    stage = stages["03"]
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
-        bodies["03.4"] = sources.stub(stage.exercises["03.4"])
-        put(folder / "submission-03-check.json", json.dumps({"pentatron": 1, "stage": "03", "id": "check", "bodies": bodies}))
-        gradescope.write_zip(stage, "check", folder / "zip", lambda line: None)
-        done = subprocess.run([sources.HERE / "gradescope.sh", folder / "zip", folder / "submission-03-check.json", folder / "results"],
-                              capture_output=True, text=True)
-        if expect(done.returncode == 0, f"setup.sh and run_autograder end well {done.stderr[-300:]}"):
-            tests = {t["name"][:4]: (t["score"], t["max_score"]) for t in json.loads((folder / "results").read_text())["tests"]}
-            expect([tests.get(n) for n in stage.exercises] == [(10, 10), (15, 15), (20, 20), (0, 25)],
-                   f"results.json has the points of each exercise: {tests}")
-
-
 PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference, "stubs": stubs,
-         "nothing done": nothing_done, "starters": starters, "submitted": submitted, "gradescope": gradescope,
-         "hostile": hostile, "mistakes": mistakes}
+         "starters": starters, "submitted": submitted, "hostile": hostile, "mistakes": mistakes}
 
 
 def check(stages, parts):
@@ -334,7 +328,6 @@ def check(stages, parts):
         reference(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
-        nothing_done(stages)
         mistakes(stages, ["03-only-last-micro-batch"])
     else:
         unknown = [p for p in parts if p not in PARTS]

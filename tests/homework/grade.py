@@ -23,6 +23,8 @@ class Verdict:
     points: int = 0
     words: str = ""  # a line, empty for all points
     hints: list = field(default_factory=list)  # of known mistakes
+    wrong: float = 0  # the share of its runs that differ
+    because: str = ""  # of this exercise they do; then this one is not judged
 
     def line(self):
         return f"{self.exercise + ' ' + self.title:28} {self.points:2}/{self.of:<2}  {self.words}".rstrip()
@@ -36,6 +38,11 @@ def points_of(of, runs, right, cheap, ended, races):
     return int(of * share + 1e-9)
 
 
+def hints_of(exercise, mistakes):
+    """What is known of a mistake in this exercise, a line each; empty where nothing is. mistakes: what recognised() found."""
+    return sorted({m["why"] for m in mistakes if m["exercise"] == exercise.number})
+
+
 def judge(stage, exercise, place, seen, reference, races, mistakes):
     """The verdict of an exercise. `place`: file:line of its body. seen: {run: Observation} of all runs of the stage so
     far; reference: {run: facts}; races: of the exercise's runs, or None; mistakes: what fingerprints.recognised found."""
@@ -45,14 +52,12 @@ def judge(stage, exercise, place, seen, reference, races, mistakes):
     cheap = [name for name in right if costs_right(differs[name], seen[name], reference[name])]
     ended = all(seen[name].end == "ok" for name in exercise.runs)
     verdict.points = points_of(exercise.points, len(exercise.runs), len(right), len(cheap), ended, races)
-    own = [m for m in mistakes if m["exercise"] == exercise.number]
-    verdict.hints = sorted({m["why"] for m in own})
+    verdict.hints = hints_of(exercise, mistakes)
     broken = [name for name in exercise.runs if name not in right] or [name for name in right if name not in cheap]
-    stubs = {found.group() for name in broken if (found := re.match(r"\d\d\.\d is not written", seen[name].end))}
-    if broken and stubs:
-        verdict.words = f"waits for {sorted(stubs)[0][:4]}"
-    elif broken and mistakes and not own:
-        verdict.words = f"waits for {mistakes[0]['exercise']}: {mistakes[0]['exercise']} has a known mistake"
+    verdict.wrong = len(broken) / len(exercise.runs)
+    stubs = sorted(seen[name].end[:4] for name in broken if re.match(r"\d\d\.\d is not written", seen[name].end))
+    if stubs:
+        verdict.because, verdict.words = stubs[0], f"not judged because of {stubs[0]}, which is not written yet"
     elif broken:
         words = in_words(differs[broken[0]], seen[broken[0]], reference[broken[0]])
         verdict.words = f"{broken[0]}: {words}"
@@ -65,6 +70,18 @@ def judge(stage, exercise, place, seen, reference, races, mistakes):
     if verdict.hints:
         verdict.words += f". A known mistake: make hint-{exercise.number}"
     return verdict
+
+
+def blame(stage, verdicts):
+    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those whose mistake is known; else, of
+    each program, the one that has most of its runs wrong, the first of such. The others are not judged."""
+    for program in {run.program for run in stage.runs.values()}:
+        wrong = [v for v in verdicts if v.wrong and not v.because
+                 and stage.runs[stage.exercises[v.exercise].runs[0]].program == program]
+        guilty = [v for v in wrong if v.hints] or [max(wrong, key=lambda v: v.wrong, default=None)]
+        for verdict in wrong:
+            if verdict not in guilty:
+                verdict.because, verdict.words = guilty[0].exercise, f"not judged because of {guilty[0].exercise}"
 
 
 def place_of(tree, exercise):
@@ -95,7 +112,7 @@ def note(kind, stage, content):
 
 
 def grade(stage, say=print, seen=()):
-    """Grades this tree, a line an exercise as soon as it is known. Returns the points of the exercises. seen: {run:
+    """Grades this tree, a line an exercise. Returns the points of the exercises. seen: {run:
     Observation}, of runs that need not be made again."""
     known = fingerprints.load()[stage.number]
     bodies = {e.number: sources.bodies_of(ROOT, e) for e in stage.exercises.values()}
@@ -107,20 +124,24 @@ def grade(stage, say=print, seen=()):
         except BuildError as error:
             say(f"{stage.number} does not compile: {error}")
             written = {}
+    for name in dict.fromkeys(name for exercise in written.values() for name in exercise.runs):
+        seen[name] = seen.get(name) or observe(machine, stage.runs[name])
     for number, exercise in stage.exercises.items():
         place = place_of(ROOT, exercise)
         if number not in written:
             missing = sources.is_stub(bodies[number])
             verdict = Verdict(number, exercise.title, exercise.points, 0, f"not written yet ({place})" * missing)
         else:
-            for name in exercise.runs:
-                seen[name] = seen.get(name) or observe(machine, stage.runs[name])
             differs = {name: differences(o, known["reference"][name]) for name, o in seen.items()
                        if "not written" not in o.end}
             mistakes = fingerprints.recognised(known, differs, (races or {}).get(number, ()))
             verdict = judge(stage, exercise, place, seen, known["reference"], races and races.get(number), mistakes)
         verdicts.append(verdict)
+    blame(stage, verdicts)
+    for verdict in verdicts:
         say(verdict.line())
+    if later := sum(v.of - v.points for v in verdicts if v.because):
+        say(f"{later} of these points are not lost: they can't be judged yet")
     note("hints", stage, {v.exercise: v.hints for v in verdicts})
     return sum(v.points for v in verdicts)
 

@@ -17,26 +17,25 @@ from sources import ROOT, UsageError
 
 def grade_stage(stage, hunt):
     """Everything of a stage that this tree has, and the sum."""
-    points, most = grade.grade(stage), 70
-    note, extra = sources.read_note(), []
+    points, note, extra = grade.grade(stage), sources.read_note(), []
     hunt = hunt or (ROOT if note.get("kind") == "hunt" else None)
+
+    def part(name, of, work):
+        try:
+            found, words = work()
+        except UsageError as error:
+            found, words = 0, f" ({error})"
+        extra.append(f"{name} {found}/{of}{words}")
+        return found
+
     if hunt:
-        found, words = grade.grade_hunt(stage, pathlib.Path(hunt))
-        extra.append(f"hunt {found}/15{words}")
-        points, most = points * (note.get("kind") != "hunt") + found, most + 15
+        found = grade.grade_hunt(stage, pathlib.Path(hunt))
+        points = points * (note.get("kind") != "hunt") + part("hunt", 15, lambda: found)
     if (ROOT / f"answers-{stage.number}.txt").exists():
-        try:
-            found = paper.paper(stage, None, lambda line: None)
-            extra.append(f"paper {found}/15")
-            points += found
-        except UsageError as error:
-            extra.append(f"paper 0/15 ({error})")
-    if stage.number in open_problems.PROBLEMS and (ROOT / f"open-{stage.number}.txt").exists():
-        try:
-            found, words = open_problems.judge(stage, (ROOT / f"open-{stage.number}.txt").read_text())
-            extra.append(f"open {found}/10 ({words})")
-        except UsageError as error:
-            extra.append(f"open 0/10 ({error})")
+        points += part("paper", 15, lambda: (paper.paper(stage, None, lambda line: None), ""))
+    answer = ROOT / f"open-{stage.number}.txt"
+    if stage.number in open_problems.PROBLEMS and answer.exists():
+        part("open", 10, lambda: open_problems.judge(stage, answer.read_text()))
     if extra:
         print("   ".join(extra))
     print(f"{stage.number}: {points}/100")
@@ -67,17 +66,13 @@ def main(command, *arguments):
         submissions.submit(one(), needed("ID", "you"), given.get("HUNT"))
     elif command == "grade":
         submissions.grade_many(stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""),
-                               given.get("GRADING", sources.HERE / "grading.txt"),
-                               pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None)
-    elif command == "gradescope-run":
-        submissions.gradescope_results(stages, needed("IN", "submission"), needed("OUT", "results.json"), given.get("TERM", ""))
+                               given.get("ROSTER"), pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None)
     elif command == "fingerprints":
         fingerprints.make(stages, words)
-    elif command in ("homework", "hunt", "gradescope", "check"):
+    elif command in ("homework", "hunt", "check"):
         if not (sources.HERE / "starter.py").exists():
             raise UsageError(f"make {command} works in the reference; this is a learner's tree")
         import check
-        import gradescope
         import starter
         if command == "homework":
             asked = [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))]
@@ -87,8 +82,6 @@ def main(command, *arguments):
             to = pathlib.Path(given.get("TO") or ROOT / f"build/hunt-{one().number}-{identity}")
             starter.hunt(one(), identity, to)
             print(f"{to}: stage {one().number} with three mistakes; mend them, and explain them in found-{one().number}.txt")
-        elif command == "gradescope":
-            gradescope.write_zip(one(), given.get("TERM", ""), pathlib.Path(given.get("TO") or ROOT / f"build/gradescope-{one().number}.zip"))
         else:
             return check.check(stages, words)
     else:

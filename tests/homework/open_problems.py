@@ -74,9 +74,9 @@ def judge(stage, text):
     memory = max(sum(v[rank % len(v)] for name, v in seen.facts.items() if name.startswith("memory"))
                  for rank in range(problem.ranks))
     if problem.most_memory and memory > problem.most_memory:
-        return 0, f"a rank has {memory:,} bytes; at most {problem.most_memory:,} are allowed"
+        return 0, f" (a rank has {memory:,} bytes; at most {problem.most_memory:,} are allowed)"
     value = seen.facts[problem.value][0]
     words = f"{100 * value:.1f} % hidden" if problem.value == "hidden" else f"{1000 * value:.2f} ms a step"
     best = f"{100 * problem.best:.1f} %" if problem.value == "hidden" else f"{1000 * problem.best:.2f} ms"
     beaten = (value - problem.best) / (problem.best - problem.simple) > 0.01
-    return problem.score(value), f"{words}; best known {best}" + ", which this beats" * beaten
+    return problem.score(value), f" ({words}; best known {best}{', which this beats' * beaten})"

@@ -13,8 +13,8 @@ from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in
 
 # What gives the solution away, or is for teachers.
 LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
-    f"tests/homework/{name}" for name in ("HOMEWORK.md", "HOMEWORK-AGENTS.md", "check.py", "course.md", "gradescope.py", "gradescope.sh",
-                                          "hostile.txt", "not_written.h", "starter.py", "teacher.md")]
+    f"tests/homework/{name}" for name in ("HOMEWORK.md", "HOMEWORK-AGENTS.md", "check.py", "course.md", "hostile.txt",
+                                          "not_written.h", "starter.py", "teacher.md")]
 
 
 def solution_lines(stages):

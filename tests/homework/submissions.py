@@ -18,7 +18,7 @@ import pages
 import paper
 import sources
 from fingerprints import in_workplaces
-from observe import BuildError, Machine, Observation, build, differences, observe
+from observe import BuildError, Machine, Observation, build, differences, in_words, is_right, observe
 from sandbox import Sandbox, check_sandbox
 from sources import ROOT, UsageError, put, read_note
 
@@ -47,6 +47,8 @@ def submit(stage, identity, hunt=None, say=print):
         note = read_note(pathlib.Path(hunt))
         if note.get("kind") != "hunt" or note.get("stages") != [stage.number]:
             raise UsageError(f"HUNT: {hunt} is no hunt of stage {stage.number}; make hunt-{stage.number} writes one")
+        if note["id"] != identity:
+            raise UsageError(f"HUNT: {hunt} is the hunt of {note['id']}; expected that of {identity}")
         content["hunt"] = {"id": note["id"], "found": text_at(pathlib.Path(hunt) / f"found-{stage.number}.txt"),
                            "bodies": {n: sources.bodies_of(hunt, e) for n, e in stage.exercises.items()}}
     path = ROOT / f"submission-{stage.number}-{identity}.json"
@@ -67,6 +69,7 @@ def read_submission(path, stages):
     check(path.stat().st_size <= LARGEST, f"more than {LARGEST:,} bytes")
     try:
         content = json.loads(path.read_text())
+        json.dumps(content, ensure_ascii=False).encode()  # what is no text can't be graded, nor told
     except (ValueError, RecursionError):
         check(False, "not a submission (make submit-03 writes one)")
     check(isinstance(content, dict) and content.get("pentatron") == FORMAT, "not a submission (make submit-03 writes one)")
@@ -182,8 +185,9 @@ class Grader:
             runs = list(dict.fromkeys(name for n in fine for name in stage.exercises[n].runs))
             right = {n: b for n, b in fine.items() if not verdicts[n].words}
             seen = self.observed(machine, stage, right or fine, runs, races=True)
-            broken = {name: o for name, o in seen.items() if o.end != "ok"}
-            together = "right" if not broken else f"{next(iter(broken))}: {next(iter(broken.values())).end}"
+            differs = {name: differences(o, reference[name]) for name, o in seen.items()}
+            broken = [name for name in differs if not is_right(differs[name])]
+            together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], reference[broken[0]])}" if broken else "right"
             for number, body in fine.items():  # a body has no race if all together have none
                 races = []
                 if number not in right or broken:
@@ -219,7 +223,7 @@ class Grader:
                   "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference")}
         lines += [f"all together: {together}"] if together else []
         if content.get("hunt"):
-            result["hunt"], words = self.hunted(machine, stage, content["hunt"])
+            result["hunt"], words = self.hunted(machine, stage, content["hunt"], content["id"])
             lines += words + [line for line in content["hunt"].get("found", "").splitlines() if line[:1] not in ("#", "")]
         if content.get("answers"):
             try:
@@ -232,16 +236,18 @@ class Grader:
         if content.get("open") and stage.number in open_problems.PROBLEMS:
             try:
                 result["open"], words = open_problems.judge(stage, content["open"])
-                lines.append(f"open {result['open']}/{open_problems.POINTS}: {words}")
+                lines.append(f"open {result['open']}/{open_problems.POINTS}{words}")
             except UsageError as error:
                 lines.append(f"open problem: {error}")
         result["total"] = result["write"] + result["hunt"] + result["paper"]
         return {**result, "exercises": {v.exercise: v.points for v in verdicts}, "lines": lines}
 
-    def hunted(self, machine, stage, hunt):
+    def hunted(self, machine, stage, hunt, identity):
         from starter import planted  # only the reference has it
         points, lines = 0, []
-        for number, mutant in planted(stage, hunt["id"]).items():
+        if hunt["id"] != identity:
+            return 0, [f"hunt: it is that of {hunt['id']}"]
+        for number, mutant in planted(stage, identity).items():
             exercise, body = stage.exercises[number], hunt["bodies"].get(number)
             good = not self.refused(exercise, body)
             if good and not sources.same_tokens(body, sources.bodies_of(ROOT, exercise)):
@@ -262,10 +268,10 @@ def row_of(name, result):
             "exercises": " ".join(f"{n}:{p}" for n, p in result.get("exercises", {}).items())}
 
 
-def grade_many(stages, source, target, term, rules, folder_of_pages=None, say=print):
-    """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle import; with a
-    folder of pages, each gets a page there."""
-    rules = grading.read_rules(rules)
+def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, say=print):
+    """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle import, for the logins
+    in the file `roster`; with a folder of pages, each gets a page there. One that can't be judged costs only its own row."""
+    roster = grading.read_roster(roster)
     source, target = pathlib.Path(source), pathlib.Path(target)
     files = sorted(source.glob("*.json")) if source.is_dir() else [source] if source.is_file() else []
     if not files:
@@ -289,15 +295,25 @@ def grade_many(stages, source, target, term, rules, folder_of_pages=None, say=pr
         grader.reference(stage)
 
     def work(machine, name):
-        check_sandbox(machine.tree)
         content = contents[name]
-        result = grader.kept(json.dumps(["submission", content], sort_keys=True), lambda: grader.submission(machine, content))
+        stage = stages[content["stage"]]
+        check_sandbox(machine.tree, stage.program)
+        try:
+            result = grader.kept(json.dumps(["submission", content], sort_keys=True), lambda: grader.submission(machine, content))
+        except Exception as error:  # whatever it is, it is this submission's; the others get their grades
+            why = f"could not be judged: {type(error).__name__}: {str(error)[:200]}"
+            result = {"id": content["id"], "stage": stage.number, "total": "", "comment": why, "lines": [why]}
         rows[name], texts[name] = row_of(name, result), result["lines"]
+        if roster is not None and content["id"] not in roster:
+            rows[name]["comment"] = f"{content['id']} is not in the roster. {rows[name]['comment']}".strip()
         if folder_of_pages:
-            stage = stages[content["stage"]]
             written = {n: b for n, b in content["bodies"].items() if not grader.refused(stage.exercises[n], b)}
-            pages.write(Sandbox(machine.tree), stage, content["id"], written, result["lines"], folder_of_pages)
-        return f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
+            try:
+                pages.write(Sandbox(machine.tree), stage, content["id"], written, result["lines"], folder_of_pages)
+            except Exception as error:
+                say(f"{name}: no page: {type(error).__name__}: {str(error)[:200]}")
+        return f"{name}: {result['lines'][0]}" if result["total"] == "" else \
+            f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
 
     begin = time.time()
     if contents:
@@ -307,7 +323,7 @@ def grade_many(stages, source, target, term, rules, folder_of_pages=None, say=pr
     table.writeheader()
     table.writerows(rows[path.name] for path in files)
     put(target, out.getvalue())
-    for name, table in grading.tables([rows[path.name] for path in files], rules).items():
+    for name, table in grading.tables([rows[path.name] for path in files], roster).items():
         put(target.with_name(f"{target.stem}-{name}.csv"), table)
     put(target.with_suffix(".txt"), "".join(f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n"
                                             for path in files))
@@ -316,46 +332,10 @@ def grade_many(stages, source, target, term, rules, folder_of_pages=None, say=pr
         with open(summary, "a", encoding="utf-8") as file:
             file.write("".join(f"### {path.name}: {rows[path.name]['total']}/100\n\n```\n" + "\n".join(texts[path.name]) +
                                "\n```\n\n" for path in files))
+    unknown = sorted({row["id"] for row in rows.values() if row["id"]} - (roster or set()))
+    if roster is None:
+        say("ROSTER is not given, so no ID was looked up; Moodle's import stops at a login that it does not know")
+    elif unknown:
+        say(f"not in the roster, and not in the tables to import: {', '.join(unknown)}")
     say(f"{target}: {len(files)} submissions, {(time.time() - begin) / 60:.1f} min; what each was told: "
         f"{target.with_suffix('.txt')}")
-
-
-# ---- Gradescope
-
-def gradescope_results(stages, source, target, term):
-    """Grades one submission and writes results.json after each part, so that a time limit keeps what there is."""
-    tests, target = [], pathlib.Path(target)
-
-    def add(name, score, most, output, visibility="visible"):
-        tests.append({"name": name, "score": score, "max_score": most, "output": output, "visibility": visibility})
-        target.write_text(json.dumps({"tests": tests, "visibility": "visible", "stdout_visibility": "hidden"}, indent=1))
-
-    files = sorted(pathlib.Path(source).rglob("submission-*.json"))
-    try:
-        if len(files) != 1:
-            raise UsageError(f"expected one submission-NN-ID.json, found {len(files)}")
-        content = read_submission(files[0], stages)
-    except UsageError as error:
-        add("submission", 0, 100, str(error))
-        return
-    stage = stages[content["stage"]]
-    folder = ROOT / "build/homework/grades"
-    folder.mkdir(parents=True, exist_ok=True)
-    grader = Grader(stages, term, folder)
-    grader.reference(stage)
-
-    def work(machine, _):
-        check_sandbox(machine.tree)
-        for number, exercise in stage.exercises.items():
-            verdicts, _ = grader.verdicts(machine, stage, {number: content["bodies"].get(number)})
-            verdict = next(v for v in verdicts if v.exercise == number)
-            add(f"{number} {exercise.title}", verdict.points, exercise.points, verdict.words or "right")
-        result = grader.submission(machine, content)
-        add("all together", 0, 0, result["together"] or "nothing that runs")
-        add("hunt", result["hunt"], 3 * HUNT_POINTS, "\n".join(l for l in result["lines"] if l.startswith("hunt")),
-            "after_published")
-        add("on paper", result["paper"], 15, "", "after_due_date")
-        add("open problem", result["open"], 0, "\n".join(l for l in result["lines"] if l.startswith("open")))
-        return "graded"
-
-    in_workplaces([files[0].name], [stage], work, workers=1, sandboxed=True)
