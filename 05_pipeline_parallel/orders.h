@@ -52,7 +52,7 @@ inline Instructions interleaved(int p, int m, int v, int k) {
 
 // The order of 1f1b, but rank k computes weight gradients k micro-batches late. So the stage before gets its
 // gradient sooner, and late weight gradients fill the bubble at the end. Every rank keeps p micro-batches.
-// The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
+// Those of the end may come in any order. The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
 inline Instructions zb_h1(int p, int m, int k) {
   Instructions list;
   for (const Instruction& i : with_warm_up(p, m, 1, p - k - 1, Action::input_gradient)) {

@@ -129,7 +129,7 @@ class Pipeline {
     Event output_sent, gradient_came, gradient_sent;
     Event read;  // by the last that reads the gradient of a micro-batch
   };
-  // An activation from the stage before.
+  // An activation from the stage before. Forward reads it as input(), of output's shape: [rows, d].
   struct Input {
     Tensor x;          // [1, rows * d]
     Event came, used;  // used: the input gradient has read x

@@ -79,7 +79,7 @@ class RingAttention : public AttentionByRank {
 
  private:
   // Starts the hop, and returns the keys and values of step + 1. Compute may read them after its next wait
-  // for the context stream.
+  // for the context stream. Both passes call it in each step, so it is what leaves out the last hop.
   KeysValues<real> begin_hop(int step, KeysValues<real> present) {
     if (step + 1 == ranks_) return present;  // one hop more would bring them home
     const KeysValues<real> next = travelling_[step % 2];
