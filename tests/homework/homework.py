@@ -54,39 +54,31 @@ def main(command, *arguments):
     def one():
         return sources.stage_of(stages, words[0] if words else "")
 
-    if command == "grade-stage":
-        grade_stage(one(), given.get("HUNT"))
-    elif command == "races":
-        grade.look_for_races(one())
-    elif command == "hint":
-        grade.hint(stages, words[0])
-    elif command == "paper":
-        paper.paper(one(), given.get("ID"))
-    elif command == "submit":
-        submissions.submit(one(), needed("ID", "you"), given.get("HUNT"))
-    elif command == "grade":
-        submissions.grade_many(stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""),
-                               given.get("ROSTER"), pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None)
-    elif command == "fingerprints":
-        fingerprints.make(stages, words)
-    elif command in ("homework", "hunt", "check"):
-        if not (sources.HERE / "starter.py").exists():
-            raise UsageError(f"make {command} works in the reference; this is a learner's tree")
+    commands = {
+        "grade-stage": lambda: grade_stage(one(), given.get("HUNT")),
+        "races": lambda: grade.look_for_races(one()),
+        "hint": lambda: grade.hint(stages, words[0]),
+        "paper": lambda: paper.paper(one(), given.get("ID")),
+        "submit": lambda: submissions.submit(one(), needed("ID", "you"), given.get("HUNT")),
+        "grade": lambda: submissions.grade_many(
+            stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""), given.get("ROSTER"),
+            pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None),
+        "fingerprints": lambda: fingerprints.make(stages, words),
+    }
+    if (sources.HERE / "starter.py").exists():
         import check
         import starter
-        if command == "homework":
-            asked = [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))]
-            starter.starter(asked, needed("TERM", "2027s"), pathlib.Path(needed("TO", "../hw03")))
-        elif command == "hunt":
-            identity = submissions.check_id(needed("ID", "you"))
-            to = pathlib.Path(given.get("TO") or ROOT / f"build/hunt-{one().number}-{identity}")
-            starter.hunt(one(), identity, to)
-            print(f"{to}: stage {one().number} with three mistakes; mend them, and explain them in found-{one().number}.txt")
-        else:
-            return check.check(stages, words)
-    else:
+        commands |= {
+            "homework": lambda: starter.starter([sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))],
+                                                needed("TERM", "2027s"), pathlib.Path(needed("TO", "../hw03"))),
+            "hunt": lambda: starter.hunt(one(), sources.check_id(needed("ID", "you")), given.get("TO")),
+            "check": lambda: check.check(stages, words)}
+    elif command in ("homework", "hunt", "check"):
+        raise UsageError(f"make {command} works in the reference; this is a learner's tree")
+    if command not in commands:
         raise UsageError(f"command: {command!r} is not valid")
-    return 0
+    status = commands[command]()
+    return status if command == "check" else 0
 
 
 if __name__ == "__main__":

@@ -303,18 +303,13 @@ def in_words(differs, seen, reference):
             if here != there:
                 return f"{here}, and should be {there.split(': ')[-1]}"
         return "lines are missing"
-    first = None
-    for name in ("lr", "loss", "grad_norm"):
-        for step, (here, there) in enumerate(zip(seen.facts.get(name, []), reference.get(name, []))):
-            if name in differs and not same(here, there):
-                first = min(first or (step, name), (step, name), key=lambda f: (f[0], f[1] != "lr", f[1] != "loss"))
-                break
-    if first:
-        step, name = first
-        right = " (its loss is right)" if name == "grad_norm" else ""
-        if step > 0 and name == "loss":
-            right = " (all before it is right: the weights are not)"
-        return f"step {step + 1}: the {NAMES[name]} is {ratio(seen.facts[name][step], reference[name][step])}{right}"
+    for step in range(len(reference.get("loss", []))):
+        for name in (name for name in ("lr", "loss", "grad_norm") if name in differs and step < len(differs[name])):
+            here, there = differs[name][step], reference[name][step]
+            if not same(here, there):
+                right = " (its loss is right)" if name == "grad_norm" else ""
+                right = right or " (all before it is right: the weights are not)" * (step > 0 and name == "loss")
+                return f"step {step + 1}: the {NAMES[name]} is {ratio(here, there)}{right}"
     for name, here in sorted(differs.items(), key=lambda fact: not fact[0].startswith("memory")):  # what a rank has comes first
         there = reference.get(name, [0])
         kind, _, of = name.partition(" ")

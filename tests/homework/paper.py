@@ -5,7 +5,7 @@ import random
 import re
 
 from observe import Machine, build, observe
-from sources import ROOT, Run, UsageError
+from sources import ROOT, Run, UsageError, check_id
 
 POINTS = 3  # a question; there are five
 
@@ -70,9 +70,7 @@ def judge(machine, stage, identity, answers, say):
 def paper(stage, identity, say=print):
     path = ROOT / f"answers-{stage.number}.txt"
     if not path.exists():
-        if not re.fullmatch(r"[\w.@-]{1,64}", identity or ""):
-            raise UsageError(f"ID: {identity or 'not given'} is not valid; expected letters, digits, or any of . @ - _")
-        path.write_text(text_of(stage, identity))
+        path.write_text(text_of(stage, check_id(identity)))
         say(f"answers-{stage.number}.txt has five questions. Answer them, then call this again.")
         return None
     of, answers = read_answers(path.read_text())

@@ -18,6 +18,12 @@ class UsageError(Exception):
     """A request that can't be met. Its one line is printed, and the exit status is 2."""
 
 
+def check_id(identity):
+    if not re.fullmatch(r"[\w.@-]{1,64}", identity or ""):
+        raise UsageError(f"ID: {identity or 'not given'} is not valid; expected letters, digits, or any of . @ - _")
+    return identity
+
+
 @dataclass
 class Run:
     name: str

@@ -2,6 +2,7 @@
 mistakes are planted in a finished stage."""
 
 import json
+import pathlib
 import random
 import re
 import shutil
@@ -117,9 +118,9 @@ def planted(stage, identity):
     return dict(sorted(chosen.items()))
 
 
-def hunt(stage, identity, to):
+def hunt(stage, identity, to=None, say=print):
     """make hunt-03: a finished stage with three mistakes."""
-    change = {}
+    to, change = pathlib.Path(to or ROOT / f"build/hunt-{stage.number}-{identity}"), {}
     for mutant in planted(stage, identity).values():
         change[mutant.file] = mutant.applied(change.get(mutant.file) or (ROOT / mutant.file).read_text())
     change["tests/homework/not_run.txt"] = "~[.]" + stage.tests + "\n"
@@ -127,3 +128,4 @@ def hunt(stage, identity, to):
         f"# Three mistakes are in the bodies of stage {stage.number}'s exercises (tests/homework/exercises.txt).\n"
         "# Mend each. Then explain it here: where it was, what it did to which run, and why.\n\n1.\n\n2.\n\n3.\n")
     write_tree([stage], to, {"kind": "hunt", "stages": [stage.number], "id": identity}, change)
+    say(f"{to}: stage {stage.number} with three mistakes; mend them, and explain them in found-{stage.number}.txt")
