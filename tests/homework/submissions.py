@@ -132,7 +132,7 @@ class Grader:
                 if not races and any(differences(Observation(*seen["hidden"][n]), self.reference(stage)[n]) for n in runs):
                     seen["visible"] = self.observe_all(sandbox, stage, stage.runs, None, False)
                 return seen
-        except BuildError as error:
+        except (BuildError, UsageError) as error:  # a body may have the beginning of a function, too
             return {"hidden": {name: [f"does not compile: {error}", {}, []] for name in runs}}
 
     def observe_all(self, sandbox, stage, runs, seed, races):
