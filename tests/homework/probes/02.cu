@@ -1,0 +1,192 @@
+// Probes of stage 02.
+// ranks: 3
+#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/ring_all_reduce.h"
+#include "mpi/array.h"
+#include "probe.h"
+
+namespace pentatron::probes {
+namespace {
+
+std::string part_of(int p) { return "part " + number(p); }
+
+// How many steps of the ring, and elements, a half sends; each step is a send.
+void tell_traffic(const Communicator& ranks, const std::string& half, size_t size) {
+  const Traffic sent = traffic(ranks, "send");
+  const int n = ranks.ranks(), rank = ranks.rank();
+  const int kept = half == "reduce-scatter" ? rank : (rank + 1) % n;
+  const auto elements = static_cast<int64_t>(size - ring_part(kept, n, size).size);
+  tell_if(sent.calls != n - 1 || sent.elements != elements,
+          here() + "the " + half + " sends " + number(sent.calls) + " parts, " + number(sent.elements) +
+              " elements; n - 1 = " + number(n - 1) + " parts, all but part " + number(kept) + ", have " +
+              number(elements));
+}
+
+}  // namespace
+
+TEST_CASE("02.1: parts of an array", "[02.1]") {
+  for (const int n : {1, 2, 3, 4}) {
+    for (const size_t whole : {size_t{12}, size_t{10}, size_t{2}}) {
+      size_t end = 0, smallest = whole, largest = 0;
+      const std::string of = "of " + number(whole) + " elements on " + number(n) + " ranks: ";
+      for (int i = 0; i < n; ++i) {
+        const auto [begin, size] = ring_part(i, n, whole);
+        tell_alike(begin != end || begin + size > whole, of + part_of(i) + " begins at " + number(begin) +
+                                                             " with " + number(size) + " elements; part " +
+                                                             number(i - 1) + " ends at " + number(end));
+        end = begin + size, smallest = std::min(smallest, size), largest = std::max(largest, size);
+      }
+      tell_alike(end != whole, of + "the last part ends at " + number(end) + ", so the rest is in no part");
+      tell_alike(largest > smallest + 1, of + "a part has " + number(largest) + " elements, another one " +
+                                             number(smallest) + "; sizes may differ by one");
+      for (int i = -2 * n; i < 0; ++i) {
+        const RingPart here = ring_part(i, n, whole), same = ring_part(i + 2 * n, n, whole);
+        tell_alike(here.begin != same.begin || here.size != same.size,
+                   of + "part " + number(i) + " is not part " + number((i + 2 * n) % n) +
+                       ": a negative index wraps round, but % of a negative number is negative in C++");
+      }
+    }
+  }
+  SUCCEED();
+}
+
+TEST_CASE("02.1: a step of the ring", "[02.1]") {
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ring");
+  const int n = ranks.ranks(), rank = ranks.rank(), before = (rank + n - 1) % n;
+  for (const bool equal : {true, false}) {
+    const auto size_of = [&](int r) { return size_t(4 + (equal ? 0 : r)); };
+    const mpi_tests::Array<accum> sent(owned_values<accum>(rank, size_of(rank))),
+        received(std::vector<accum>(n + 4, stale));
+    doing(equal
+              ? "ring_step(): all ranks send to the next one and receive from the one before, in one group, "
+                "or each waits for the others"
+              : "ring_step() with parts of different sizes: as many elements are received as the previous "
+                "rank sends");
+    ring_step(sent.data(), size_of(rank), received.data(), size_of(before), ranks);
+    tell(wrong_copy("what ring_step() receives from rank " + number(before),
+                    at(received.data(), size_of(before)), before));
+  }
+}
+
+TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ring");
+  const int n = ranks.ranks(), rank = ranks.rank();
+  for (const size_t size : {size_t(3 * n), size_t(3 * n + 1)}) {
+    const Sum sum;
+    const mpi_tests::Array<accum> data(sum.values(rank, size)), scratch(std::vector<accum>(size, stale));
+    doing("ring_reduce_scatter(): in each step a rank receives the part that the previous one sends");
+    ring_reduce_scatter(data.data(), size, scratch.data(), ranks);
+    const auto [begin, of_part] = ring_part(rank, n, size);
+    tell(sum.wrong(part_of(rank) + " after the reduce-scatter", at(data.data() + begin, of_part), begin));
+    tell_traffic(ranks, "reduce-scatter", size);
+    tell_if(at(scratch.data(), size)[size / n + 1] != stale,
+            here() + "received has room for size / ranks + 1 elements");
+    ranks.reset_traffic();
+  }
+}
+
+TEST_CASE("02.3: ring all-gather", "[02.3]") {
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ring");
+  const int n = ranks.ranks(), rank = ranks.rank();
+  for (const size_t size : {size_t(3 * n), size_t(3 * n + 1)}) {
+    std::vector<accum> mine(
+        size);  // part p of rank r is finished if p is r, else it is a value of owner 10 + r
+    for (int p = 0; p < n; ++p) {
+      const auto [begin, of_part] = ring_part(p, n, size);
+      for (size_t i = 0; i < of_part; ++i) mine[begin + i] = owned(p == rank ? p : 10 + rank, begin + i);
+    }
+    const mpi_tests::Array<accum> data(mine);
+    doing("ring_all_gather(): in each step a rank receives the part that the previous one sends");
+    ring_all_gather(data.data(), size, ranks);
+    std::string wrong;
+    for (int p = 0; p < n && wrong.empty(); ++p) {
+      const auto [begin, of_part] = ring_part(p, n, size);
+      const std::vector<accum> part = at(data.data() + begin, of_part);
+      for (size_t i = 0; i < of_part && wrong.empty(); ++i) {
+        const auto found = std::llround(part[i]);
+        if (found / 1000 >= 10)
+          wrong = here() + part_of(p) + " is still a partial sum of rank " + number(found / 1000 - 10) +
+                  ": pass on what came in the step before, beginning with part " + number(rank);
+      }
+      if (wrong.empty()) wrong = wrong_copy(part_of(p), part, p, begin, part_of);
+    }
+    tell(wrong);
+    tell_traffic(ranks, "all-gather", size);
+    ranks.reset_traffic();
+  }
+}
+
+TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
+  World world(nullptr, nullptr);
+  Communicator data(world, world.all(), "data");
+  const Stream compute("compute");
+  const int rank = data.rank(), units = 4;
+  const Sum sum;
+  for (const DpSync sync : {DpSync::naive, DpSync::overlap, DpSync::bucket}) {
+    Parameters parameters({.groups = {{rank, data.ranks()}}});
+    for (int unit = 0; unit < units; ++unit)
+      parameters.declare({"unit", unit, 2, 6 + 3 * unit, TensorSplit::held_outside});
+    ParameterGroup* const group = &parameters.group();
+    group->allocate();
+    const AccumTensor all = group->flat_gradients();
+    const int64_t bucket = 10;
+    DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, *group, data, compute);
+    const std::string with = "--dp-sync " + std::string(to_string(sync)) + ": ";
+    for (int step = 0; step < 2; ++step) {
+      write(compute, all.data, std::vector<accum>(all.size(), stale));
+      for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
+      tell_if(!data.traffic().empty(), with +
+                                           "after_gradients(unit, last = false) has summed: only the step's "
+                                           "last micro-batch may, or a sum is summed again");
+      for (int unit = units - 1; unit >= 0; --unit) {
+        accum* const of_unit = group->gradients(unit);
+        late(compute);
+        write(compute, of_unit, sum.values(rank, group->size(unit), of_unit - all.data));
+        doing(with + "after_gradients(" + number(unit) + ")" +
+              (sync == DpSync::bucket
+                   ? ": the first bucket ends where the array ends, another one where the one "
+                     "before it began"
+                   : ""));
+        hooks.after_gradients(unit, true);
+        const int64_t complete = all.size() - (of_unit - all.data);
+        const int64_t expected = sync == DpSync::naive     ? 0
+                                 : sync == DpSync::overlap ? complete
+                                                           : complete / bucket * bucket;
+        const int64_t sent = traffic(data, "all_reduce").elements;
+        tell_if(sent != expected, with + "when unit " + number(unit) + " is complete, sums of " +
+                                      number(sent) + " elements are under way, and should be of " +
+                                      number(expected) + ": " + number(complete) +
+                                      " are complete at the end of the array" +
+                                      (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
+      }
+      doing(with + "finish_gradient_sync()");
+      late(data.stream());
+      hooks.finish_gradient_sync();
+      const PinnedArray<accum>& seen = read(compute, all.data, all.size());
+      const std::vector<accum> sums = at(all.data, all.size());
+      std::string wrong;
+      for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit) {
+        const size_t place = group->gradients(unit) - all.data;
+        wrong =
+            sum.wrong(with + "in step " + number(step + 1) + " unit " + number(unit) + " of " + number(units),
+                      {sums.begin() + place, sums.begin() + place + group->size(unit)}, place);
+      }
+      tell(wrong);
+      const int64_t summed = traffic(data, "all_reduce").elements, size = all.size();
+      tell_if(summed != size,
+              with + "in a step " + number(summed) + " elements are summed, of " + number(size));
+      for (size_t i = 0; i < seen.size() && wrong.empty(); ++i) {
+        if (seen[i] != sums[i])
+          wrong = with + "compute does not wait for the sums in finish_gradient_sync(): it reads element " +
+                  number(i) + " too early";
+      }
+      tell(wrong);
+      data.reset_traffic();
+    }
+  }
+}
+
+}  // namespace pentatron::probes

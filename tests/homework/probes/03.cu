@@ -1,0 +1,251 @@
+// Probes of stage 03.
+// ranks: 3
+#include "03_zero/zero.h"
+#include "probe.h"
+
+namespace pentatron::probes {
+namespace {
+
+constexpr int units =
+    4;  // unit u has 2^u times as many elements as unit 0, so a sum of sizes names its units
+const std::array<std::string, units> unit_names = {"the embedding", "layer 0", "layer 1", "the head"};
+
+// A rank with a group of parameters, and ZeRO.
+struct Shards {
+  World world{nullptr, nullptr};
+  Communicator data{world, world.all(), "data"};
+  Stream compute{"compute"};
+  Parameters parameters{{.groups = {{data.rank(), data.ranks()}}}};
+  MemoryBytes before = memory_in_use;
+  std::unique_ptr<Zero> zero;
+  std::string with;
+  int64_t smallest, all = 0, largest = 0;
+
+  explicit Shards(int stage, Reshard reshard = Reshard::after_use) {
+    for (int unit = 0; unit < units; ++unit)
+      parameters.declare({"unit", unit, 2 * data.ranks(), int64_t{1} << unit, TensorSplit::held_outside});
+    for (int unit = 0; unit < units; ++unit) all += group().size(unit);
+    smallest = group().size(0), largest = group().largest_size();
+    with = "stage " + number(stage) + ": ";
+    doing(with + "the constructor");
+    zero = std::make_unique<Zero>(stage, group(), data, compute, reshard);
+  }
+  ParameterGroup& group() { return parameters.group(); }
+
+  // Memory beside what the stage needs: shards or whole units, and two unit buffers.
+  void tell_memory(const std::string& purpose, int64_t elements, bool sharded) {
+    const int64_t needed = sharded ? all / data.ranks() + 2 * largest : all;
+    tell_if(elements != needed,
+            here() + with + "memory of " + purpose + ": " + number(elements) + " elements in place of " +
+                number(needed) + ". " +
+                (elements > needed
+                     ? "All units have " + number(all) + (sharded ? ", but only two whole ones are kept" : "")
+                     : "Shards alone are too little here"));
+  }
+  void tell_memory(int stage) {
+    tell_memory("weights", elements_of<real>(Purpose::weights, before), stage == 3);
+    tell_memory("gradients", elements_of<accum>(Purpose::gradients, before), stage >= 2);
+  }
+  // The units of which something was gathered or reduced since the last call, as bits.
+  int64_t units_in(const std::string& operation) {
+    const int64_t elements = traffic(data, operation).elements;
+    data.reset_traffic();
+    return elements / smallest;
+  }
+};
+
+std::string names_of(int64_t bits) {
+  std::string text;
+  for (int unit = 0; unit < units; ++unit) {
+    if (bits >> unit & 1) text += (text.empty() ? "" : " and ") + unit_names[unit];
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+std::string shard_name(int owner) {  // the owner of a value
+  if (owner >= 100) return shard_name(owner - 100) + " before the update";
+  return unit_names[owner / 10] + "'s shard " + number(owner % 10);
+}
+
+}  // namespace
+
+TEST_CASE("03.1: own parts", "[03.1]") {
+  for (const int stage : {1, 2, 3}) {
+    Shards s(stage);
+    const std::vector<Shard> shards = s.parameters.shards();
+    tell_if(shards.size() != units, here() + s.with + number(shards.size()) + " shards were added for " +
+                                        number(units) + " units: the optimizer updates what add_shard names");
+    for (const Shard& shard : shards) {
+      const size_t size = s.group().shard_size(shard.unit), begin = s.data.rank() * size;
+      const std::string of = here() + s.with + unit_names[shard.unit] + ": ";
+      tell_if(shard.begin != begin || shard.end != begin + size,
+              of + "its shard is [" + number(shard.begin) + ", " + number(shard.end) + "), and should be [" +
+                  number(begin) + ", " + number(begin + size) + "): rank r owns the r-th of " +
+                  number(s.data.ranks()) + " equal parts");
+      const real* const weights = s.group().weights(shard.unit);
+      const accum* const gradients = s.group().gradients(shard.unit);
+      tell_if((weights != nullptr) != (stage < 3),
+              of + "weights are " + (weights ? "whole, and stage 3 has a shard" : "not there as a whole"));
+      tell_if(
+          (gradients != nullptr) != (stage < 2),
+          of + "gradients are " + (gradients ? "whole; stages 2, 3 have a shard" : "not there as a whole"));
+      tell_if(weights && shard.weights != weights + begin,
+              of + "the optimizer's weights begin at element " + number(shard.weights - weights));
+      tell_if(gradients && shard.gradients != gradients + begin,
+              of + "the optimizer's gradients begin at element " + number(shard.gradients - gradients) +
+                  ", and the sum of the own shard is left at " + number(begin));
+    }
+    s.tell_memory(stage);
+  }
+}
+
+TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
+  for (const auto& [stage, reshard] : {std::pair(1, Reshard::after_use), std::pair(2, Reshard::after_use),
+                                       std::pair(3, Reshard::after_use), std::pair(3, Reshard::after_step)}) {
+    Shards s(stage, reshard);
+    if (reshard == Reshard::after_step) s.with += "Reshard::after_step: ";
+    const bool two_buffers = stage == 3 && reshard == Reshard::after_use;
+    std::vector<int> held;  // the units that were gathered last
+    const auto gathers = [&](const std::string& call, int allowed, int next) {
+      const int64_t bits = s.units_in("all_gather");
+      if (!two_buffers) return;
+      std::string wrong;
+      for (const int unit : held) {
+        if (bits >> unit & 1) wrong = "gathers " + unit_names[unit] + " again, which a buffer has";
+      }
+      if (bits & ~allowed) {
+        wrong = "gathers " + names_of(bits) + ", and should gather " +
+                (allowed == 0 ? "nothing" : "at most " + names_of(allowed)) +
+                ": only two units are whole at once";
+      }
+      tell(wrong.empty() ? "" : here() + s.with + call + wrong);
+      for (int unit = 0; unit < units; ++unit) {
+        if (bits >> unit & 1) held.push_back(unit);
+      }
+      if (held.size() > 2) held.erase(held.begin(), held.end() - 2);
+      if (next >= 0)
+        tell_if(std::ranges::find(held, next) == held.end(),
+                here() + s.with + call + "does not begin to gather " + unit_names[next] +
+                    ", which is next: a gather that begins when its weights are needed hides behind nothing");
+    };
+    std::vector<std::pair<std::string, std::pair<int, const PinnedArray<real>*>>> uses;
+    const auto use = [&](int step, int unit, Pass pass) {
+      const std::string name =
+          std::string(pass == Pass::forward ? "forward" : "backward") + " of " + unit_names[unit];
+      const int next =
+          pass == Pass::forward ? (unit + 1 < units ? unit + 1 : -1) : (unit > 1 ? unit - 1 : -1);
+      doing(s.with + "before_weights() in " + name);
+      s.zero->before_weights(unit, pass);
+      const real* const weights = s.group().weights(unit);
+      tell_if(weights == nullptr, s.with + "before_weights() in " + name + " leaves no weights");
+      if (reshard == Reshard::after_use) late(s.compute);
+      uses.push_back(
+          {"step " + number(step) + ", " + name, {unit, &read(s.compute, weights, s.group().size(unit))}});
+      gathers("before_weights() in " + name + " ", 1 << unit | (next < 0 ? 0 : 1 << next), next);
+      doing(s.with + "after_weights() in " + name);
+      s.zero->after_weights(unit, pass);
+      gathers("after_weights() in " + name + " ", 0, -1);
+    };
+    for (int step = 0; step < 2; ++step) {
+      const auto owner = [&](int unit, int rank) { return 100 * (1 - step) + 10 * unit + rank; };
+      late(s.compute);
+      for (const Shard& shard : s.parameters.shards())
+        write(s.compute, shard.weights,
+              owned_values<real>(owner(shard.unit, s.data.rank()), shard.size(), shard.begin));
+      doing(s.with + "weights_changed()");
+      s.zero->weights_changed();
+      held.clear();
+      const int64_t bits = s.units_in("all_gather");
+      tell_if(stage < 3 && bits != (1 << units) - 1, here() + s.with + "weights_changed() gathers " +
+                                                         names_of(bits) +
+                                                         ", and a rank needs all other ranks' shards");
+      tell_if(stage == 3 && bits != 0, here() + s.with + "weights_changed() gathers " + names_of(bits) +
+                                           "; stage 3 gathers a unit before its use");
+      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+        late(s.data.stream());
+        for (int unit = 0; unit < units; ++unit) use(step, unit, Pass::forward);
+        for (int unit = units - 1; unit > 0; --unit) use(step, unit, Pass::backward);
+      }
+      CUDA_CHECK(cudaDeviceSynchronize());
+      std::string wrong;
+      for (const auto& [name, read] : uses) {
+        const size_t size = s.group().shard_size(read.first);
+        for (int rank = 0; rank < s.data.ranks() && wrong.empty(); ++rank) {
+          const auto begin = read.second->data() + rank * size;
+          wrong =
+              wrong_copy(s.with + name + ": shard " + number(rank), std::vector<real>(begin, begin + size),
+                         owner(read.first, rank), rank * size, shard_name);
+        }
+      }
+      uses.clear();
+      tell(wrong);
+    }
+    if (reshard == Reshard::after_use) s.tell_memory(stage);
+  }
+}
+
+TEST_CASE("03.3: gradients", "[03.3]") {
+  for (const int stage : {0, 1, 2, 3}) {
+    Shards s(stage);
+    const int n = s.data.ranks();
+    const Sum sum = {.parts = 2};
+    const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";
+    DeviceArena memory(Purpose::activations);
+    const AccumTensor term = memory.matrix<accum>(2 * n, 1 << units);
+    for (int step = 0; step < 2; ++step) {
+      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+        const bool last = micro_batch == 1;
+        for (int unit = units - 1; unit >= 0; --unit) {
+          const std::string call = "(" + unit_names[unit] + ") in micro-batch " + number(micro_batch) + " ";
+          const std::string with = here() + s.with;
+          doing(s.with + "before_gradients" + call);
+          s.zero->before_gradients(unit);
+          const Gradient gradient = s.parameters.gradients(unit);
+          tell_if(gradient.sum.data == nullptr,
+                  with + "before_gradients" + call + "leaves no memory for gradients");
+          tell_if(stage >= 2 && gradient.add,
+                  with + "after_gradients() has not taken the memory back: in micro-batch " +
+                      number(micro_batch) + " backward adds to what lies there");
+          late(s.compute);
+          write(s.compute, term.data, sum.values(s.data.rank() + n * micro_batch, gradient.sum.size()));
+          accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
+          doing(s.with + "after_gradients" + call);
+          s.zero->after_gradients(unit, last);
+          s.parameters.end_gradients(unit, last);
+          const int64_t bits = s.units_in(operation);
+          tell_if(stage < 2 && !last && bits != 0,
+                  with + "after_gradients" + call +
+                      "reduces, and only the last micro-batch of a step may: a sum "
+                      "would be summed again");
+          tell_if(stage >= 2 && bits != 1 << unit,
+                  with + "after_gradients" + call + "reduces " + names_of(bits) + " and not " +
+                      unit_names[unit] + ": two unit buffers have no room to add up micro-batches first");
+        }
+      }
+      late(s.data.stream());
+      doing(s.with + "finish_gradient_sync()");
+      s.zero->finish_gradient_sync();
+      s.data.reset_traffic();
+      std::string wrong;
+      std::vector<std::pair<Shard, const PinnedArray<accum>*>> seen;
+      for (const Shard& shard : s.parameters.shards()) {
+        seen.emplace_back(shard, &read(s.compute, static_cast<const accum*>(shard.gradients), shard.size()));
+      }
+      CUDA_CHECK(cudaDeviceSynchronize());
+      for (const auto& [shard, early] : seen) {
+        const std::vector<accum> values = at(shard.gradients, shard.size());
+        if (wrong.empty())
+          wrong = sum.wrong(s.with + "step " + number(step) + ", shard of " + unit_names[shard.unit], values,
+                            shard.begin);
+        if (wrong.empty() && !std::equal(values.begin(), values.end(), early->data()))
+          wrong = here() + s.with +
+                  "finish_gradient_sync(): compute reads sums before they are there; it is "
+                  "compute that has to wait, for the communication stream";
+      }
+      tell(wrong);
+    }
+    s.tell_memory(stage);
+  }
+}
+
+}  // namespace pentatron::probes

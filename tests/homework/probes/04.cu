@@ -1,0 +1,259 @@
+// Probes of stage 04.
+// ranks: 3
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "model.h"
+#include "probe.h"
+
+namespace pentatron::probes {
+namespace {
+
+// A rank's region, with `own` rows outside under sequence parallelism, and rows to work on.
+struct Region {
+  static constexpr int own = 4, d = 4;
+  World world{nullptr, nullptr};
+  Communicator tensor{world, world.all(), "tensor"};
+  const int n = tensor.ranks(), rank = tensor.rank(), rows = own * n;
+  Stream compute{"compute"};
+  Blas blas{compute};
+  DeviceArena memory{Purpose::activations};
+  const bool sequence_parallel;
+  const std::string with = sequence_parallel ? "with --sequence-parallel: " : "without --sequence-parallel: ";
+  const Tensor outside = memory.matrix<real>(sequence_parallel ? own : rows, d),
+               all = memory.matrix<real>(rows, d);
+  const Tensor result = memory.matrix<real>(rows, d), identity = memory.matrix<real>(d, d);
+  std::unique_ptr<TensorParallel> region;
+  const Sum sum;
+
+  explicit Region(bool sp, int chunks = 1) : sequence_parallel(sp) {
+    const auto options = test_options<Options>(1, d, 1, 1, d, 2 * n, rows, 1, 1);
+    region =
+        std::make_unique<TensorParallel>(options, TensorParallelOptions{sp, chunks}, rows, tensor, compute);
+    std::vector<real> ones(d * d);
+    for (int i = 0; i < d; ++i) ones[i * d + i] = 1;
+    write(compute, identity.data, ones);
+    for (const Tensor& x : {outside, all, result}) write(compute, x.data, std::vector<real>(x.size(), stale));
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  // The rows that this rank has outside: each rank's are its own, or all have the same.
+  void write_outside(int owner = 0) {
+    late(compute);
+    write(compute, outside.data, owned_values<real>(owner + (sequence_parallel ? rank : 0), outside.size()));
+  }
+  void write_terms() {
+    late(compute);
+    write(compute, all.data, sum.values(rank, all.size()));
+  }
+  // What is wrong with all ranks' rows, as compute sees them; the communication stream is late.
+  std::string wrong_rows(const std::string& what, const Tensor& x, int owner = 0) {
+    if (x.rows != rows)
+      return here() + with + what + ": " + number(x.rows) + " rows in place of " + number(rows) +
+             ", those of all ranks";
+    const PinnedArray<real>& seen = read(compute, static_cast<const real*>(x.data), x.size());
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const size_t part = outside.size();
+    std::string wrong;
+    for (size_t r = 0; r * part < x.size() && wrong.empty(); ++r)
+      wrong = wrong_copy(with + what + (sequence_parallel ? ", rows of rank " + number(r) : ""),
+                         std::vector<real>(seen.data() + r * part, seen.data() + (r + 1) * part),
+                         owner + static_cast<int>(r));
+    return wrong;
+  }
+  std::string wrong_sum(const std::string& what, const Tensor& x) {
+    if (x.rows != outside.rows)
+      return here() + with + what + ": " + number(x.rows) + " rows in place of " + number(outside.rows);
+    const PinnedArray<real>& seen = read(compute, static_cast<const real*>(x.data), x.size());
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return sum.wrong(with + what, std::vector<accum>(seen.data(), seen.data() + seen.size()),
+                     sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
+  }
+  void tell_operation(const std::string& what, const std::string& operation) {
+    std::string others;
+    for (const auto& [name, t] : tensor.traffic())
+      others += name == operation ? "" : (others.empty() ? "" : ", ") + name;
+    const int64_t elements = traffic(tensor, operation).elements, due = all.size();
+    tell_if(!others.empty(),
+            here() + with + what + " communicates by " + others +
+                (operation.empty() ? "; nothing is to be sent" : " and not by " + operation));
+    tell_if(!operation.empty() && elements != due, here() + with + what + ": " + operation + " of " +
+                                                       number(elements) + " elements in place of " +
+                                                       number(due));
+    tensor.reset_traffic();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("04.1: gather and sum", "[04.1]") {
+  for (const bool sp : {false, true}) {
+    Region r(sp);
+    r.write_outside();
+    doing(r.with + "gather()");
+    late(r.tensor.stream());
+    tell(r.wrong_rows("gather()", r.region->enter(r.outside)));
+    r.tell_operation("gather()", sp ? "all_gather" : "");
+    r.write_terms();
+    doing(r.with +
+          "begin_sum(): in place; with sequence parallelism a reduce-scatter leaves rank r its own rows, the "
+          "r-th part");
+    tell(r.wrong_sum("begin_sum()", r.region->leave(r.all)));
+    r.tell_operation("begin_sum()", sp ? "reduce_scatter" : "all_reduce");
+  }
+}
+
+TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
+  Region r(false);
+  const int rows = r.rows;
+  const AccumTensor statistics = r.memory.matrix<accum>(3, rows);
+  std::vector<accum> mine(
+      3 * rows);  // rank r: the largest is r, 16^r the sum of exponentials, and the target's logit
+  for (int i = 0; i < rows; ++i) {
+    mine[i] = r.rank;
+    mine[rows + i] = r.sum.value(r.rank, 0) * std::exp(-r.rank);
+    mine[2 * rows + i] = r.sum.value(r.rank, 0);
+  }
+  write(r.compute, statistics.data, std::vector<accum>(3 * rows, stale));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  late(r.compute);
+  write(r.compute, statistics.data, mine);
+  doing("combine()");
+  late(r.tensor.stream());
+  r.region->combine(statistics);
+  const PinnedArray<accum>& seen =
+      read(r.compute, static_cast<const accum*>(statistics.data), statistics.size());
+  CUDA_CHECK(cudaDeviceSynchronize());
+  std::string wrong;
+  for (int i = 0; i < rows && wrong.empty(); ++i) {
+    const double largest = seen[i];
+    const std::string sum = r.sum.wrong(seen[rows + i] * std::exp(largest), 0),
+                      target = r.sum.wrong(seen[2 * rows + i], 0);
+    if (largest != r.n - 1)
+      wrong = "the largest logit of all ranks is " + number(r.n - 1) + ", and combine() leaves " +
+              text(largest) + ": this rank has " + number(r.rank);
+    else if (!sum.empty())
+      wrong = "the sum of exponentials, relative to the common largest logit, " + sum;
+    else if (!target.empty())
+      wrong = "the target's logit " + target + "; one rank has it, the others have 0, so it is summed";
+  }
+  tell(wrong.empty() ? "" : here() + wrong);
+}
+
+TEST_CASE("04.3: partial gradients", "[04.3]") {
+  const std::pair<TensorSplit, const char*> splits[] = {
+      {TensorSplit::by_output, "by output"},
+      {TensorSplit::by_input, "by input"},
+      {TensorSplit::held_outside, "not, used outside the regions (a norm)"},
+      {TensorSplit::held_inside, "not, used inside a region"}};
+  for (const bool sp : {false, true}) {
+    Region r(sp);
+    Parameters parameters({.tensor_rank = r.rank, .tensor_ranks = r.n});
+    for (const auto& [split, name] : splits) parameters.declare({name, 0, 2 * r.n, 2 * r.n, split});
+    parameters.allocate();
+    const Shard shard = parameters.shards()[0];
+    write(r.compute, shard.gradients, std::vector<accum>(shard.size(), stale));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    late(r.compute);
+    write(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
+    doing(r.with + "sum_partial_gradients()");
+    late(r.tensor.stream());
+    r.region->sum_partial_gradients(parameters);
+    const PinnedArray<accum>& seen =
+        read(r.compute, static_cast<const accum*>(shard.gradients), shard.size());
+    CUDA_CHECK(cudaDeviceSynchronize());
+    std::string wrong;
+    for (const ParameterRange& range : parameters.ranges(shard)) {
+      const TensorSplit split = range.parameter->tensor_split;
+      const bool partial = split == TensorSplit::held_inside || (sp && split == TensorSplit::held_outside);
+      Sum due;
+      if (!partial) due.counted = {r.rank};
+      const accum* const begin = seen.data() + range.begin_in_shard;
+      if (wrong.empty())
+        wrong = due.wrong(
+            r.with + "the gradient of a weight that is split " + range.parameter->name + ", " +
+                (partial ? "of which each rank has a part of the sum" : "which is whole on each rank"),
+            {begin, begin + range.size}, static_cast<int64_t>(range.begin_in_shard));
+    }
+    tell(wrong);
+  }
+}
+
+TEST_CASE("04.4: gather again in backward", "[04.4]") {
+  for (const bool sp : {false, true}) {
+    Region r(sp);
+    TensorParallel& region = *r.region;
+    r.write_terms();
+    std::optional<Block> block;
+    CUDA_CHECK(cudaStreamSynchronize(r.compute));
+    block.emplace(r.tensor.stream());
+    const PinnedArray<real>* meanwhile = nullptr;
+    Event ran;
+    doing(r.with + "enter_backward()");
+    const Tensor sum = region.enter_backward(r.all, [&] {
+      meanwhile = &read(r.compute, static_cast<const real*>(r.identity.data), 1);
+      ran.record(r.compute);
+    });
+    tell_if(meanwhile == nullptr,
+            here() + r.with + "enter_backward() does not call `meanwhile`: the weight gradients are lost");
+    const auto begin = std::chrono::steady_clock::now();
+    ran.synchronize();
+    const bool hidden = std::chrono::steady_clock::now() - begin < std::chrono::seconds(1);
+    block.reset();
+    tell_if(!hidden,
+            here() + r.with +
+                "enter_backward(): the work of `meanwhile` waits for the sum, and is there to hide it");
+    tell(r.wrong_sum("enter_backward()", sum));
+    r.tell_operation("enter_backward()", sp ? "reduce_scatter" : "all_reduce");
+    for (int layer = 0; layer < 3; ++layer) {  // in the same memory: other rows each time
+      const std::string of = "in use " + number(layer) + " of the same memory entered()";
+      r.write_outside(10 * layer);
+      CUDA_CHECK(cudaStreamSynchronize(r.compute));
+      if (layer < 2) {
+        doing(r.with + "prefetch_entered()");
+        region.prefetch_entered(r.outside);
+        tell_if(sp && !is_done(r.tensor.stream()),
+                here() + r.with + "prefetch_entered() waits, and its rows are there");
+      }
+      late(r.tensor.stream());
+      doing(r.with + "entered()");
+      const Tensor x = region.entered(r.outside);
+      const std::string wrong = r.wrong_rows(of, x, 10 * layer);
+      tell(wrong);
+      late(r.compute);  // a weight gradient that reads it late, before the next prefetch overwrites it
+      const PinnedArray<real>& seen = read(r.compute, static_cast<const real*>(x.data), x.size());
+      region.enter_backward(r.all, [] {});
+      if (sp) {
+        const Tensor other = r.result.row_range(0, r.outside.rows);
+        region.prefetch_entered(other);  // of stale rows
+        CUDA_CHECK(cudaDeviceSynchronize());
+        tell_if(seen[0] < 0,
+                here() + r.with +
+                    "prefetch_entered() overwrites rows that a weight gradient still reads: it has to "
+                    "wait for entered_used_, which enter_backward() records behind `meanwhile`");
+        region.entered(other);
+      }
+      CUDA_CHECK(cudaDeviceSynchronize());
+      r.tensor.reset_traffic();
+    }
+  }
+}
+
+TEST_CASE("04.5: products in chunks", "[04.5]") {
+  for (const bool sp : {false, true}) {
+    Region r(sp, 2);
+    r.write_outside();
+    doing(r.with + "enter_linear()");
+    r.region->enter_linear(r.blas, r.outside, r.identity, r.result);
+    tell(r.wrong_rows("enter_linear()", r.result));
+    r.tell_operation("enter_linear()", sp ? "all_gather" : "");
+    r.write_terms();
+    doing(r.with +
+          "leave_linear(): a chunk has some rows of each rank, so that a collective gives each its own");
+    tell(r.wrong_sum("leave_linear()", r.region->leave_linear(r.blas, r.all, r.identity, r.result)));
+    const std::string operation = sp ? "reduce_scatter" : "all_reduce";
+    tell_if(traffic(r.tensor, operation).calls < 2,
+            here() + r.with + "leave_linear() has " + number(traffic(r.tensor, operation).calls) +
+                " sums for 2 chunks: a sum of all hides behind no product");
+    r.tell_operation("leave_linear()", operation);
+  }
+}
+
+}  // namespace pentatron::probes

@@ -1,0 +1,335 @@
+// Probes of stage 05.
+// ranks: 3
+#include <sstream>
+
+#include "probe.h"
+#define private public  // the bodies are called one by one
+#include "05_pipeline_parallel/pipeline.h"
+#undef private
+#include "mpi/parallel_model.h"
+
+namespace pentatron::probes {
+namespace {
+
+std::string letter(const Instruction& i, int v) {
+  const std::string letters[] = {"F", "B", "B", "W"};
+  return letters[static_cast<int>(i.action)] + number(i.micro_batch) +
+         (v > 1 ? " of chunk " + number(i.chunk) : "");
+}
+
+// The micro-batch and chunk after those of `i`: p micro-batches go through a chunk, then through the next.
+Instruction next_of(Instruction i, int p, int v, int step) {
+  const int first = step > 0 ? 0 : v - 1, last = v - 1 - first;
+  if (++i.micro_batch % p != 0) return i;
+  if (i.chunk == last) return {i.action, i.micro_batch, first};
+  return {i.action, i.micro_batch - p, i.chunk + step};
+}
+
+// The first instruction of rank k that is not due. A rank keeps at most so many micro-batches (of a chunk);
+// as long as it may, it goes on with a forward. A weight gradient comes `late` micro-batches after its input
+// gradient; late < 0: together with it.
+void tell_order(const std::string& name, const Instructions& list, int p, int m, int v, int k, int kept,
+                int late = -1) {
+  Instruction f = {Action::forward, 0, 0},
+              b = {late < 0 ? Action::backward : Action::input_gradient, 0, v - 1};
+  Instruction w = {Action::weight_gradient, 0, 0};
+  const std::string of = name + ", p = " + number(p) + ", m = " + number(m) + ": rank " + number(k) + ", ";
+  int forwards = 0, backwards = 0, weights = 0;
+  for (size_t n = 0;; ++n) {
+    const bool ended = n == list.size(), all = backwards == m * v && (late < 0 || weights == m);
+    const bool w_due = late >= 0 && weights < m && (backwards - weights > late || backwards == m);
+    const bool f_due = !w_due && forwards < m * v && forwards - backwards < kept;
+    const Instruction due = w_due ? w : f_due ? f : b;
+    if (ended && all) return;
+    const std::string step = of + "step " + number(n) + ": ";
+    if (all) tell_alike(true, step + letter(list[n], v) + ", but all is done");
+    if (ended)
+      tell_alike(true, of + "the list ends after " + number(n) + " instructions, where " + letter(due, v) +
+                           " is due");
+    const Instruction& is = list[n];
+    if (is != due) {
+      const std::string now = number(forwards - backwards), most = number(kept);
+      std::string rule = "micro-batches come in ascending order";
+      if (is.action != due.action && (w_due || is.action == Action::weight_gradient))
+        rule = "here weight gradients come " + number(late) + " micro-batches after their input gradients";
+      else if (is.action != due.action && f_due && is.micro_batch >= forwards)
+        rule = "its forward has to come first";
+      else if (is.action != due.action)
+        rule = now + (v > 1 ? " forwards without their backward, " : " micro-batches kept, ") + most +
+               " allowed" + (f_due ? ": a rank goes on with forwards as long as it may" : "");
+      else if (v > 1)
+        rule =
+            "p micro-batches go through a chunk, then the same through the next one; backward begins at the "
+            "last chunk";
+      tell_alike(true, step + letter(is, v) + ", where " + letter(due, v) + " is due: " + rule);
+    }
+    if (w_due) ++w.micro_batch, ++weights;
+    if (f_due) f = next_of(f, v == 1 ? m + 1 : p, v, 1), ++forwards;
+    if (!w_due && !f_due) b = next_of(b, v == 1 ? m + 1 : p, v, -1), ++backwards;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
+  for (const auto& [p, m] : {std::pair(2, 4), std::pair(3, 5), std::pair(4, 2)}) {
+    for (int k = p - 1; k >= 0; --k) tell_order("1F1B", one_f_one_b(p, m, k), p, m, 1, k, p - k);
+  }
+  SUCCEED();
+}
+
+TEST_CASE("05.2: interleaving", "[05.2]") {
+  for (const auto& [p, m, v] : {std::tuple(2, 4, 2), std::tuple(2, 6, 3), std::tuple(3, 6, 2)}) {
+    for (int k = p - 1; k >= 0; --k) {
+      const int kept = 2 * (p - k - 1) + (v - 1) * p + 1;
+      tell_order("interleaved, v = " + number(v), interleaved(p, m, v, k), p, m, v, k, std::min(kept, m * v));
+    }
+  }
+  SUCCEED();
+}
+
+TEST_CASE("05.3: ZB-H1", "[05.3]") {
+  for (const auto& [p, m] : {std::pair(2, 4), std::pair(3, 5), std::pair(4, 2)}) {
+    for (int k = 0; k < p; ++k) tell_order("ZB-H1", zb_h1(p, m, k), p, m, 1, k, p - k, k);
+  }
+  SUCCEED();
+}
+
+TEST_CASE("05.4: messages", "[05.4]") {
+  const std::tuple<PpSchedule, int, int, int> schedules[] = {{PpSchedule::one_f_one_b, 3, 4, 1},
+                                                             {PpSchedule::interleaved, 2, 4, 2},
+                                                             {PpSchedule::zb_h1, 3, 4, 1},
+                                                             {PpSchedule::zb_v, 2, 4, 2}};
+  for (const auto& [kind, p, m, v] : schedules) {
+    doing("the messages of " + std::string(to_string(kind)));
+    const Schedule s = make_schedule(kind, p, m, v);
+    for (int k = 0; k < p; ++k) {
+      const Instructions compute = compute_order(kind, p, m, v, k), &list = s.ranks[k];
+      const auto at = [&](const Instruction& i) { return std::ranges::find(list, i) - list.begin(); };
+      const std::string of = s.name + ": rank " + number(k) + ", ";
+      for (size_t n = 0; n < compute.size(); ++n) {
+        const Instruction& i = compute[n];
+        const int stage = s.stage(k, i.chunk), step = i.action == Action::forward ? 1 : -1;
+        const auto of_stage = [&](int other) {
+          return "stage " + number(other) +
+                 (other < 0 || other >= s.stages() ? ", which there is not"
+                                                   : " on rank " + number(s.placement[other].rank));
+        };
+        const auto other_rank = [&](int other) {
+          return i.action != Action::weight_gradient && other >= 0 && other < s.stages() &&
+                 s.placement[other].rank != k;
+        };
+        const std::string what =
+            of + letter(i, v) + " (stage " + number(stage) + " of " + number(s.stages()) + "): ";
+        const auto check = [&](const char* function, std::optional<Action> is, int other, Action right) {
+          const bool due = other_rank(other);
+          tell_alike(is.has_value() != due,
+                     what + function + " names " + (is ? "a message" : "no message") + ", and " +
+                         (i.action == Action::weight_gradient
+                              ? "nobody waits for a weight gradient"
+                              : (due ? "the other end is " : "beside it is ") + of_stage(other)));
+          tell_alike(due && *is != right, what + function + " names a message of another kind or direction");
+        };
+        const bool forward = i.action == Action::forward;
+        const Action received = forward ? Action::receive_activation : Action::receive_gradient;
+        const Action sent = forward ? Action::send_activation : Action::send_gradient;
+        check("receive_before()", receive_before(s, k, i), stage - step, received);
+        check("send_after()", send_after(s, k, i), stage + step, sent);
+        const auto here = at(i);
+        if (other_rank(stage + step))
+          tell_alike(
+              here + 1 >= std::ssize(list) || list[here + 1] != Instruction{sent, i.micro_batch, i.chunk},
+              what + "its result is not sent right after it");
+        if (!other_rank(stage - step)) continue;
+        const auto receive = at({received, i.micro_batch, i.chunk});
+        tell_alike(receive == std::ssize(list), what + "its receive is missing");
+        tell_alike(receive > here, what + "its receive comes after it");
+        if (n == 0) continue;
+        const Instruction& before = compute[n - 1];
+        const bool same = before.micro_batch == i.micro_batch && before.chunk == i.chunk;
+        tell_alike(same && receive < at(before), what + "its receive is posted before " + letter(before, v) +
+                                                     ", which makes the buffer of this micro-batch");
+        tell_alike(!same && receive > at(before),
+                   what + "its receive is posted after " + letter(before, v) +
+                       ", and should be before it, so that the transfer runs meanwhile");
+        tell_alike(n > 1 && !same && receive < at(compute[n - 2]),
+                   what + "its receive is posted more than one compute instruction ahead");
+      }
+      const auto messages =
+          std::ranges::count_if(list, [](const Instruction& i) { return is_message(i.action); });
+      std::ptrdiff_t due = 0;
+      for (const Instruction& i : compute)
+        due += receive_before(s, k, i).has_value() + send_after(s, k, i).has_value();
+      tell_alike(messages != due, of + number(messages) + " messages in place of " + number(due));
+    }
+    try {
+      simulate(s);
+    } catch (const ScheduleError& error) {
+      tell_alike(true, s.name + ": " + error.what());
+    }
+  }
+  SUCCEED();
+}
+
+// ---- 05.5: each function waits for what it has to, and for nothing else.
+
+namespace {
+
+std::string tensor_name(int owner) {
+  const std::string names[] = {"the output of rank ", "the gradient of rank ", "the input of rank "};
+  return names[std::min(owner / 10, 2)] + number(owner % 10);
+}
+
+}  // namespace
+
+TEST_CASE("05.5: receiving and sending", "[05.5]") {
+  const auto options = test_options<CombinedOptions>(3, 16, 2, 1, 24, 32, 16, 2, 8);
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  ParallelModel model(options, pipeline(PpSchedule::one_f_one_b), world, ranks);
+  Pipeline& p = *model.pipeline;
+  const cudaStream_t compute = model.stream;
+  const std::vector<Batch> batches = model.loader->load(random_batches(options, 1), model.stream);
+  const int rank = world.rank(), last = world.ranks() - 1;
+  const std::string stream_names[] = {"activations in", "activations out", "gradients in", "gradients out"};
+  const auto fill = [&] {  // all that is sent or received, of the first two micro-batches
+    for (int i = 0; i < 2; ++i) {
+      const Activations& a = *p.in_flight({Action::forward, i, 0}).activations;
+      write(compute, a.output.data, owned_values<real>(rank, a.output.size()));
+      write(compute, a.gradient.data, owned_values<real>(10 + rank, a.gradient.size()));
+      if (rank > 0)
+        write(compute, p.input({Action::forward, i, 0}).x.data,
+              owned_values<real>(20 + rank, a.output.size()));
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+  };
+  for (const bool activation : {true, false}) {
+    for (int edge = 0; edge < last; ++edge) {
+      const int from = activation ? edge : edge + 1, to = activation ? edge + 1 : edge;
+      const std::string kind = activation ? "activation" : "gradient";
+      const Instruction send = {activation ? Action::send_activation : Action::send_gradient, 0, 0};
+      const Instruction receive = {activation ? Action::receive_activation : Action::receive_gradient,
+                                   activation ? 0 : std::min(1, last - to), 0};
+      Pipeline::InFlight& f = p.in_flight(receive);
+      const Activations &sent = *p.in_flight(send).activations, &a = *f.activations;
+      const Tensor source = activation ? sent.output : sent.gradient;
+      const std::string call = rank == from ? "send() of a" + std::string(activation ? "n " : " ") + kind
+                                            : "receive_" + kind + "()";
+      const auto exchange = [&] {
+        doing("rank " + number(from) + " sends its " + kind + " to rank " + number(to));
+        if (rank == from) p.exchange({send});
+        if (rank == to) p.exchange({receive});
+      };
+      const Tensor target = rank == to && activation ? p.input(receive).x : a.gradient;
+      const cudaStream_t mine = rank == from || rank == to
+                                    ? p.link_of(rank == from ? send : receive).communicator->stream()
+                                    : compute;
+      // What it must wait for: who sends for compute, who receives for those who use the buffer.
+      for (const std::string used : {"compute", "the send of the gradient that was there before"}) {
+        fill();
+        const Pipeline::Link out = p.chunks_[0].links[stream_of(Action::send_gradient)];
+        const bool by_compute = used == "compute";
+        const PinnedArray<real>* seen = nullptr;
+        if (rank == from) {
+          write(compute, source.data, std::vector<real>(source.size(), stale));
+          CUDA_CHECK(cudaDeviceSynchronize());
+          late(compute);
+          write(compute, source.data, owned_values<real>(activation ? from : 10 + from, source.size()));
+        }
+        if (rank == to && (by_compute || (!activation && out.communicator))) {
+          const cudaStream_t user = by_compute ? compute : out.communicator->stream();
+          late(user);
+          seen = &read(user, static_cast<const real*>(target.data), target.size());
+          (!by_compute ? f.gradient_sent : activation ? p.input(receive).used : f.read).record(user);
+        }
+        exchange();
+        std::string wrong;
+        if (rank == to)
+          wrong = wrong_copy("what " + call + " brings", at(target.data, target.size()),
+                             activation ? from : 10 + from, 0, tensor_name);
+        if (seen && wrong.empty() &&
+            !wrong_copy("", std::vector<real>(seen->data(), seen->data() + seen->size()),
+                        activation ? 20 + to : 10 + to)
+                 .empty())
+          wrong = here() + call + " overwrites what " + used + " still reads: a wait for an event is missing";
+        CUDA_CHECK(cudaDeviceSynchronize());
+        tell(wrong);
+      }
+      // What it must not wait for.
+      for (int other = -1; other < message_streams; ++other) {
+        if (other == stream_of(send.action) || other == stream_of(receive.action)) continue;
+        const Pipeline::Link link = other < 0 ? Pipeline::Link() : p.chunks_[0].links[other];
+        std::optional<Block> block;
+        if (link.communicator) block.emplace(link.communicator->stream());
+        if (other < 0 && rank == to) block.emplace(compute);
+        exchange();
+        const bool done = is_done(mine);
+        block.reset();
+        CUDA_CHECK(cudaDeviceSynchronize());
+        tell_if(!done, here() + call + " waits for the stream " +
+                           (other < 0 ? "of compute" : "\"" + stream_names[other] + "\"") +
+                           ", and must not: " +
+                           (other < 0 ? "it is posted ahead, and waits only until its buffer is free"
+                                      : "a message there may depend on this one, and all hang"));
+      }
+    }
+  }
+  // compute_forward() and compute_backward().
+  const Instruction f = {Action::forward, 0, 0}, b = {Action::backward, 0, 0};
+  Pipeline::InFlight& in_flight = p.in_flight(f);
+  const Activations& a = *in_flight.activations;
+  const auto stream = [&](Action action) -> cudaStream_t {
+    const Pipeline::Link link = p.chunks_[0].links[stream_of(action)];
+    return link.communicator ? link.communicator->stream() : nullptr;
+  };
+  const auto comes_late = [&](cudaStream_t in, const Tensor& tensor, Event& event) {
+    write(compute, tensor.data, std::vector<real>(tensor.size(), NAN));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    late(in);
+    write(in, tensor.data, std::vector<real>(tensor.size(), real(0.125)));
+    event.record(in);
+  };
+  const auto leaves_late = [&](cudaStream_t out, const Tensor& tensor, Event& event) {
+    late(out);
+    const PinnedArray<real>& seen = read(out, static_cast<const real*>(tensor.data), tensor.size());
+    event.record(out);
+    return &seen;
+  };
+  const auto is_nan = [](const std::vector<real>& values) {
+    return std::isnan(static_cast<double>(values[0]));
+  };
+  fill();
+  if (rank > 0) comes_late(stream(Action::receive_activation), p.input(f).x, p.input(f).came);
+  const PinnedArray<real>* left = nullptr;
+  if (rank < last) left = leaves_late(stream(Action::send_activation), a.output, in_flight.output_sent);
+  doing("compute_forward()");
+  p.compute_forward(f, batches[0]);
+  std::string wrong;
+  if (is_nan(at(a.output.data, a.output.size())))
+    wrong = here() + "compute_forward() does not wait until its input came";
+  if (left && (*left)[1] != owned(rank, 1))
+    wrong = here() +
+            "compute_forward() overwrites an output that is still being sent: it has to wait for output_sent";
+  tell(wrong);
+  if (rank < last) comes_late(stream(Action::receive_gradient), a.gradient, in_flight.gradient_came);
+  if (rank == last) left = leaves_late(stream(Action::send_gradient), a.gradient, in_flight.gradient_sent);
+  doing("compute_backward()");
+  p.compute_backward(b, batches[0]);
+  if (rank > 0) {
+    const cudaStream_t in = stream(Action::receive_activation);
+    wait_event(in, p.input(f).used);
+    write(in, p.input(f).x.data, std::vector<real>(p.input(f).x.size(), NAN));
+  }
+  if (is_nan(at(a.gradient.data, a.gradient.size())))
+    wrong = here() +
+            (rank < last ? "compute_backward() does not wait until its gradient came, or"
+                         : "compute_backward()") +
+            " records `used` before it has read its input";
+  if (rank == last && (*left)[1] != owned(10 + rank, 1))
+    wrong =
+        here() +
+        "compute_backward() overwrites a gradient that is still being sent: it has to wait for gradient_sent";
+  tell(wrong);
+}
+
+}  // namespace pentatron::probes

@@ -1,0 +1,297 @@
+// Probes of stage 06.
+// ranks: 3
+#include "06_context_parallel/ring_attention.h"
+#include "device.h"
+#include "model.h"
+#include "probe.h"
+
+namespace pentatron::probes {
+namespace {
+
+constexpr CpLayout layouts[] = {CpLayout::contiguous, CpLayout::zigzag};
+
+std::string key_of(CpLayout layout, int sequence, int ranks, int position) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto positions = context_positions(layout, sequence, rank, ranks);
+    if (std::ranges::find(positions, position) != positions.end())
+      return "key " + number(position) + " of rank " + number(rank);
+  }
+  return "key " + number(position);
+}
+std::string text_of(const std::vector<int32_t>& values) {
+  std::string text;
+  for (const int32_t value : values) text += (text.empty() ? "" : ", ") + number(value);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("06.1: who sees what", "[06.1]") {
+  for (const CpLayout layout : layouts) {
+    for (const int ranks : {2, 3, 4}) {
+      const int sequence = 4 * ranks;
+      const std::string of = std::string(to_string(layout)) + " on " + number(ranks) + " ranks: rank ";
+      for (int rank = 0; rank < ranks; ++rank) {
+        for (int origin = 0; origin < ranks; ++origin) {
+          const auto visible = visible_block(layout, {2, 4, {2, 1, 4}}, rank, origin);
+          const auto queries = context_positions(layout, sequence, rank, ranks);
+          const auto keys = context_positions(layout, sequence, origin, ranks);
+          const std::string of_both = of + number(rank) + "'s queries at " + text_of(queries) + " and rank " +
+                                      number(origin) + "'s keys at " + text_of(keys) + ": ";
+          const auto sees = [&](int i, int j) {
+            if (!visible) return false;
+            const auto& [first, b] = *visible;
+            return i >= first && i < first + b.queries && j < b.keys && (!b.diagonal || j <= i - first);
+          };
+          for (int i = 0; i < 4; ++i) {
+            for (int j = 0; j < 4; ++j) {
+              const bool due = keys[j] <= queries[i];
+              tell_alike(sees(i, j) != due, of_both + "query " + number(queries[i]) +
+                                                (due ? " does not see key " : " sees key ") +
+                                                number(keys[j]) +
+                                                (due ? ", which comes before it" : ", which comes after it"));
+            }
+          }
+          if (!visible) continue;
+          const AttentionBlock& b = visible->block;
+          tell_alike(visible->first_query + b.queries != 4 || b.keys > 4 || b.keys == 0,
+                     of_both + "the block has queries " + number(visible->first_query) + " to " +
+                         number(visible->first_query + b.queries) + " and " + number(b.keys) +
+                         " keys, of 4 each");
+          tell_alike(b.batch != 2 || b.stride != 4,
+                     of_both + "in memory each of the 2 sequences has 4 rows; the block says " +
+                         number(b.batch) + " and " + number(b.stride));
+        }
+      }
+    }
+  }
+  SUCCEED();
+}
+
+TEST_CASE("06.2: positions", "[06.2]") {
+  for (const CpLayout layout : layouts) {
+    for (const int ranks : {1, 2, 3}) {
+      const int sequence = 12, parts = layout == CpLayout::zigzag ? 2 * ranks : ranks,
+                size = sequence / parts;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto positions = context_positions(layout, sequence, rank, ranks);
+        const std::string of = std::string(to_string(layout)) + ", " + number(sequence) + " tokens on " +
+                               number(ranks) + " ranks: rank " + number(rank) + " has " + text_of(positions) +
+                               ": ";
+        for (const int position : positions) {
+          tell_alike(position < 0 || position >= sequence, of + number(position) + " is beyond the sequence");
+          const int chunk = position / size;
+          tell_alike(
+              ranks > 1 && chunk != rank && (layout == CpLayout::contiguous || chunk != parts - 1 - rank),
+              of + number(position) + " is in chunk " + number(chunk) + " of " + number(parts) +
+                  ", which is rank " +
+                  number(layout == CpLayout::zigzag ? std::min(chunk, parts - 1 - chunk) : chunk) + "'s");
+        }
+        tell_alike(!std::ranges::is_sorted(positions),
+                   of + "they do not ascend, and the diagonal masks by their order");
+        tell_alike(std::ssize(positions) != sequence / ranks,
+                   of + number(positions.size()) + " tokens; each rank has " + number(sequence / ranks));
+      }
+    }
+  }
+  SUCCEED();
+}
+
+TEST_CASE("06.3: merging two results", "[06.3]") {
+  Device device;
+  const int heads = 2, size = 4, batch = 2, stride = 3, queries = 2;
+  for (const double shift : {0.0, 900.0}) {  // with large scores, too
+    const auto before = [](int64_t row, int64_t h) {
+      return 1.0 + static_cast<double>(row) + 4.0 * static_cast<double>(h);
+    };
+    const auto added = [](int64_t row, int64_t h) { return 3.0 + 2.0 * static_cast<double>(row + h); };
+    const int64_t rows = batch * stride;
+    HostMatrix out(rows, heads * size, 1), block_out(rows, heads * size, 2), lse(rows, heads),
+        block_lse(rows, heads);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t h = 0; h < heads; ++h)
+        lse(i, h) = std::log(before(i, h)) + shift, block_lse(i, h) = std::log(added(i, h)) + shift;
+    }
+    const AccumTensor merged = device.upload<accum>(out), merged_lse = device.upload<accum>(lse);
+    attention_merge({batch, queries, 1, stride, {heads, heads, size}, false}, device.upload<accum>(block_out),
+                    device.upload<accum>(block_lse), merged, merged_lse, device.stream);
+    const HostMatrix is = device.download(merged), is_lse = device.download(merged_lse);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const std::string of = "a block of " + text(added(i, h)) + " equal keys, merged into " +
+                               text(before(i, h)) + (shift > 0 ? " (scores of 900)" : "") + ": ";
+        const bool in_block = i % stride < queries;
+        const double share = is(i, h * size) - 1, keys = std::exp(is_lse(i, h) - shift);
+        const double due = in_block ? added(i, h) / (added(i, h) + before(i, h)) : 0;
+        const double all = before(i, h) + (in_block ? added(i, h) : 0);
+        tell_alike(std::isnan(share) || !std::isfinite(is_lse(i, h)),
+                   of + "the result is not finite: exp() overflows");
+        tell_alike(!in_block && (share != 0 || std::abs(keys - all) > 1e-9),
+                   of + "a row outside of the block is changed");
+        if (std::abs(share - due) > 1e-9) {
+          const double of_keys = added(i, h) / share;  // the sum of which the block has this share
+          tell_alike(true,
+                     of + "the block's share in out is " + text(share) + " and should be " +
+                         text(added(i, h)) + " of " + text(all) + " keys" +
+                         (std::abs(of_keys - all - added(i, h)) < 1e-6
+                              ? ": the lse was merged before the share was taken"
+                          : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
+                                                             : ""));
+        }
+        tell_alike(std::abs(keys - all) > 1e-9, of + "the merged lse is that of " + text(keys) +
+                                                    " keys, and should be of " + text(all) +
+                                                    ": log(exp(lse) + exp(block_lse))");
+        for (int64_t j = 1; j < size; ++j)
+          tell_alike(is(i, h * size + j) != is(i, h * size),
+                     of + "element " + number(j) + " of a head has another share");
+      }
+    }
+  }
+  SUCCEED();
+}
+
+// ---- The ring. All scores are 0, so the probabilities of query i are 1 / (i + 1); values and gradients of
+// outputs are rows of the identity. Then each element of a result says how often a query and a key met.
+
+namespace {
+
+constexpr int batch = 2;
+
+struct Ring {
+  World world{nullptr, nullptr};
+  Communicator context{world, world.all(), "context"};
+  const int n = context.ranks(), sequence = 4 * n, own = 4;
+  Device device;
+  CpLayout layout;
+  std::vector<int32_t> positions;
+  AttentionShape shape;
+  std::unique_ptr<RingAttention> attention;
+  std::string with;
+
+  explicit Ring(CpLayout l) : layout(l), positions(context_positions(l, sequence, context.rank(), n)) {
+    auto options =
+        test_options<OptionsWith<ContextParallelOptions>>(1, sequence, 1, 1, 1, 2, sequence, batch, batch);
+    options.attention = Attention::tiled;
+    shape = {batch, own, {1, 1, sequence}};
+    attention = std::make_unique<RingAttention>(options, layout, context, 1);
+    with = "rank " + number(context.rank()) + ", " + std::string(to_string(layout)) + ": ";
+  }
+  // Rows of this rank's tokens: `value` at the token's position, or all zeros.
+  Tensor rows(double value) {
+    HostMatrix all(batch * own, sequence);
+    for (int64_t row = 0; row < all.rows; ++row) all(row, positions[row % own]) = value;
+    return device.upload<real>(all);
+  }
+  AttentionTensors forward(const Tensor& q, const Tensor& k, const Tensor& v) {
+    AttentionTensors t = {q, k, v, device.fresh<real>(q.rows, q.columns), device.fresh<accum>(q.rows, 1), {}};
+    attention->forward(device.blas, shape, t);
+    return t;
+  }
+  std::string key(int position) const { return key_of(layout, sequence, n, position); }
+  std::string query(int position) const { return "query " + number(position); }
+
+  // What is wrong with an element that says how often they met.
+  std::string wrong_times(const std::string& what, double found, int q, int k, double once) const {
+    if (std::isnan(found)) return what + ": NaN: something was read before it came";
+    const double times = found / once;
+    if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
+    if (k > q) return what + ": " + query(q) + " meets " + key(k) + ", which comes after it";
+    std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
+    if (std::abs(times) > 50)
+      how = "as a call later will: a hop overwrites a buffer that compute still reads";
+    return what + ": " + query(q) + " meets " + key(k) + " " + how;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("06.4: the ring in forward", "[06.4]") {
+  for (const CpLayout layout : layouts) {
+    Ring ring(layout);
+    const Tensor q = ring.rows(0), v = ring.rows(1), later = ring.rows(100);
+    for (const bool late_compute : {false, true}) {
+      ring.context.reset_traffic();
+      doing(std::string(to_string(layout)) +
+            ": forward(): in each step all ranks but in the last one send to the next");
+      late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
+      const AttentionTensors t = ring.forward(q, q, v);
+      if (late_compute) ring.forward(q, q, later);
+      const HostMatrix out = ring.device.download(t.out), lse = ring.device.download(t.lse);
+      std::string wrong;
+      for (int64_t row = 0; row < out.rows && wrong.empty(); ++row) {
+        const int i = ring.positions[row % ring.own];
+        for (int j = 0; j < ring.sequence && wrong.empty(); ++j)
+          wrong = ring.wrong_times(ring.with + "out", out(row, j) * (i + 1), i, j, j <= i);
+        if (wrong.empty() && std::abs(std::exp(lse(row, 0)) - (i + 1)) > 1e-9)
+          wrong = ring.with + "lse of query " + number(i) + " is that of " + text(std::exp(lse(row, 0))) +
+                  " keys";
+      }
+      tell(wrong);
+      const int64_t due = int64_t{2} * (ring.n - 1) * v.size() * (late_compute ? 2 : 1);
+      const int64_t sent = traffic(ring.context, "send").elements;
+      tell_if(sent != due, ring.with + number(sent) + " elements of keys and values are sent in place of " +
+                               number(due) + ": n - 1 hops bring each rank the keys of all others");
+    }
+  }
+}
+
+TEST_CASE("06.5: the ring in backward", "[06.5]") {
+  for (const CpLayout layout : layouts) {
+    Ring ring(layout);
+    const Tensor zeros = ring.rows(0), ones = ring.rows(1);
+    const double scale = 1 / std::sqrt(static_cast<double>(ring.sequence));
+    const int64_t rows = zeros.rows, columns = zeros.columns;
+    for (const bool of_keys : {false, true}) {  // d_k asks for queries that are not zero, d_q for such keys
+      for (const bool late_compute : {false, true}) {
+        const AttentionTensors t = ring.forward(of_keys ? ones : zeros, of_keys ? zeros : ones, ones);
+        DeviceArena memory(Purpose::activations);
+        const AttentionGradients g = {ring.rows(1),
+                                      ring.device.fresh<real>(rows, columns),
+                                      ring.device.fresh<real>(rows, columns),
+                                      ring.device.fresh<real>(rows, columns),
+                                      ring.attention->backward_memory(memory, ring.shape),
+                                      ring.device.fresh<accum>(rows, 1)};
+        ring.context.reset_traffic();
+        doing(std::string(to_string(layout)) +
+              ": backward(): sums travel a step behind the keys, and one hop more, home");
+        late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
+        ring.attention->backward(ring.device.blas, ring.shape, t, g);
+        const HostMatrix d_q = ring.device.download(g.d_q), d_k = ring.device.download(g.d_k),
+                         d_v = ring.device.download(g.d_v);
+        const auto p = [](int i, int j) { return j <= i ? 1.0 / (i + 1) : 0.0; };
+        const auto d_score = [&](int i, int j) { return scale * p(i, j) * ((i == j) - p(i, i)); };
+        // The rank whose keys these gradients are.
+        std::string wrong;
+        for (int rank = 0; rank < ring.n && wrong.empty(); ++rank) {
+          const auto theirs = context_positions(layout, ring.sequence, rank, ring.n);
+          bool equal = rank != ring.context.rank();
+          for (int64_t j = 0; j < ring.own; ++j) {
+            for (int i = 0; i < ring.sequence; ++i)
+              equal = equal && std::abs(d_v(j, i) - p(i, theirs[j])) < 1e-9;
+          }
+          if (equal)
+            wrong = ring.with + "d_v is that of rank " + number(rank) +
+                    "'s keys: sums make one hop more than keys, to "
+                    "their owner";
+        }
+        for (int64_t row = 0; row < rows && wrong.empty(); ++row) {
+          const int own = ring.positions[row % ring.own];
+          for (int other = 0; other < ring.sequence && wrong.empty(); ++other) {
+            wrong = ring.wrong_times(ring.with + "d_v", d_v(row, other), other, own, p(other, own));
+            if (wrong.empty() && of_keys)
+              wrong = ring.wrong_times(ring.with + "d_k", d_k(row, other), other, own, d_score(other, own));
+            if (wrong.empty() && !of_keys)
+              wrong = ring.wrong_times(ring.with + "d_q", d_q(row, other), own, other, d_score(own, other));
+          }
+        }
+        tell(wrong);
+        const int64_t due = int64_t{2} * (2 * ring.n - 1) * zeros.size();
+        const int64_t sent = traffic(ring.context, "send").elements;
+        tell_if(sent != due, ring.with + number(sent) + " elements are sent in place of " + number(due) +
+                                 ": n - 1 hops of keys and values, n of their sums");
+      }
+    }
+  }
+}
+
+}  // namespace pentatron::probes

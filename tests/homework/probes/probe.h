@@ -1,0 +1,226 @@
+// What the probes of the exercises share. A probe calls a body with inputs that make its answer readable, and
+// tells the first thing that is wrong in one line, "hint: ...". probes.py builds and runs them.
+//
+//   sums      contributor c adds 16^c: each hexadecimal digit of a sum says how often one was counted
+//   copies    a value is its owner and its place
+//   waits     what a stream writes comes late, so that whoever does not wait for it finds `stale`
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/errors.h"
+#include "device/tensor.h"
+#include "mpi/mpi_tests.h"
+#include "ranks/comm.h"
+
+namespace pentatron::probes {
+
+// A stream that waits must hold up no other one, and a case hangs after 10 s.
+inline const int settings =
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) + setenv("TEST_CASE_TIMEOUT", "10", 0);
+
+inline std::string number(int64_t n) { return std::to_string(n); }
+inline std::string here() { return "rank " + number(mpi_tests::rank()) + ": "; }
+
+// What follows, as the hint of a body that hangs or ends the process in it.
+inline void doing(const std::string& what) {
+  if (mpi_tests::rank() == 0) std::printf("doing: %s\n", what.c_str());
+  std::fflush(stdout);
+}
+
+// All ranks call it, with what is wrong on theirs or nothing. The first one that has something tells it.
+inline void tell(const std::string& wrong) {
+  const std::vector<double> all = mpi_tests::all_gather(wrong.empty() ? 0 : 1);
+  const auto first = std::find(all.begin(), all.end(), 1) - all.begin();
+  CHECK(wrong.empty());
+  if (first == mpi_tests::ranks()) return;
+  if (first == mpi_tests::rank()) std::printf("hint: %s\n", wrong.c_str());
+  std::fflush(stdout);
+  FAIL("told");
+}
+inline void tell_if(bool wrong, const std::string& what) { tell(wrong ? what : ""); }
+// The same of what does not depend on the rank, without asking the others.
+inline void tell_alike(bool wrong, const std::string& what) {
+  if (wrong && mpi_tests::rank() == 0) std::printf("hint: %s\n", what.c_str());
+  std::fflush(stdout);
+  if (wrong) FAIL("told");
+}
+
+// ---- Sums
+
+constexpr double stale = -1;  // memory before a late write
+
+// Who adds up to a sum: the ranks, or with several parts of each (micro-batches, say) contributor rank +
+// ranks
+// * part. `counted`: those who shall; empty: all.
+struct Sum {
+  int parts = 1;
+  std::vector<int> counted = {};
+  std::string part = "micro-batch";
+  int ranks = mpi_tests::ranks();
+
+  int contributors() const { return ranks * parts; }
+  bool counts(int c) const { return counted.empty() || std::ranges::find(counted, c) != counted.end(); }
+  double value(int contributor, int64_t place) const {
+    return std::ldexp(1, 4 * contributor) + std::ldexp(static_cast<double>(place), 4 * contributors());
+  }
+  std::string name(int contributor) const {
+    const std::string of = parts == 1 ? "" : "'s " + part + " " + number(contributor / ranks);
+    return "rank " + number(contributor % ranks) + of;
+  }
+
+  // What is wrong with the sum of the contributors' values of this place; empty: nothing.
+  std::string wrong(double found, int64_t place) const {
+    if (std::isnan(found)) return "was never written";
+    if (found < 0) return "was read before its stream had written it: a wait is missing";
+    int64_t divided = 1;  // by so much, at most
+    while (divided < 16 && std::abs(std::round(found * divided) - found * divided) > 1e-6 * divided)
+      ++divided;
+    auto digits = static_cast<int64_t>(std::llround(found * divided));
+    std::string text, due;
+    int64_t all = 0;
+    bool once = true, equal = true;
+    const int64_t first = digits % 16;
+    for (int c = 0; c < contributors(); ++c, digits /= 16) {
+      const int64_t times = digits % 16;
+      const std::string words[] = {"never", "once", "twice"};
+      all += times;
+      once = once && times == counts(c) && divided == 1;
+      if (!counted.empty() && counts(c)) due += (due.empty() ? ", and should have " : " and ") + name(c);
+      equal = equal && times == first;
+      text += (c > 0 ? ", " : "") + name(c) + " " +
+              (divided > 1 ? number(times) + "/" + number(divided) + " times"
+               : times < 3 ? words[times]
+                           : number(times) + " times");
+    }
+    if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
+    if (divided > 1) return "is divided on its way: it has " + text;
+    if (all == 1 && counted.size() != 1) text += ": nothing that came was added";
+    if (!once) return "has " + text + due;
+    if (digits != all * place) return "has the values of place " + number(digits / all);
+    return "";
+  }
+  // The first element that is wrong in `data`, whose places begin at `place`.
+  std::string wrong(const std::string& what, const std::vector<accum>& data, int64_t place = 0) const {
+    for (size_t i = 0; i < data.size(); ++i) {
+      const std::string is = wrong(data[i], place + static_cast<int64_t>(i));
+      if (!is.empty())
+        return here() + what + ", element " + number(i) + " of " + number(data.size()) + ", " + is;
+    }
+    return "";
+  }
+  // What one contributor adds to so many elements.
+  std::vector<accum> values(int contributor, size_t size, int64_t place = 0) const {
+    std::vector<accum> all(size);
+    for (size_t i = 0; i < size; ++i) all[i] = value(contributor, place + static_cast<int64_t>(i));
+    return all;
+  }
+};
+
+// ---- Copies
+
+// A value that is its owner and its place in the owner's array.
+inline double owned(int owner, int64_t place) { return 1000.0 * owner + static_cast<double>(place); }
+template <class T>
+std::vector<T> owned_values(int owner, size_t size, int64_t place = 0) {
+  std::vector<T> all(size);
+  for (size_t i = 0; i < size; ++i) all[i] = static_cast<T>(owned(owner, place + static_cast<int64_t>(i)));
+  return all;
+}
+
+// The first element of `data` that is not owned(owner, place...). `name`: what an owner is called.
+inline std::string rank_name(int rank) { return "rank " + number(rank); }
+template <class T>
+std::string wrong_copy(const std::string& what, const std::vector<T>& data, int owner, int64_t place = 0,
+                       const std::function<std::string(int)>& name = rank_name) {
+  for (size_t i = 0; i < data.size(); ++i) {
+    const auto found = static_cast<double>(data[i]);
+    if (found == owned(owner, place + static_cast<int64_t>(i))) continue;
+    const std::string begin = here() + what + ", element " + number(i) + " of " + number(data.size()) + ", ";
+    if (std::isnan(found)) return begin + "was never written";
+    if (found < 0) return begin + "was read before its stream had written it: a wait is missing";
+    return begin + "is element " + number(std::llround(found) % 1000) + " of " +
+           name(static_cast<int>(found / 1000)) + ", and should be element " +
+           number(place + static_cast<int64_t>(i)) + " of " + name(owner);
+  }
+  return "";
+}
+
+// ---- Streams
+
+// What lies in device memory when all streams are done.
+template <class T>
+std::vector<T> at(const T* data, size_t size) {
+  std::vector<T> values(size);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  CUDA_CHECK(cudaMemcpy(values.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
+  return values;
+}
+// A stream writes or reads device memory, in its order. `late`: it is busy for 15 ms before.
+inline void late(cudaStream_t stream) {
+  const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(15)); };
+  CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, nullptr));
+}
+template <class T>
+const PinnedArray<T>& pinned(size_t size) {  // lives as long as the process
+  static auto& all = *new std::deque<PinnedArray<T>>;
+  return all.emplace_back(size);
+}
+template <class T>
+void write(cudaStream_t stream, T* data, const std::vector<T>& values) {
+  const PinnedArray<T>& from = pinned<T>(values.size());
+  std::copy(values.begin(), values.end(), from.data());
+  CUDA_CHECK(cudaMemcpyAsync(data, from.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+}
+template <class T>
+const PinnedArray<T>& read(cudaStream_t stream, const T* data, size_t size) {
+  const PinnedArray<T>& to = pinned<T>(size);
+  CUDA_CHECK(cudaMemcpyAsync(to.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
+  return to;
+}
+
+// A stream is busy while it exists.
+struct Block {
+  std::atomic<bool> over = false;
+  explicit Block(cudaStream_t stream) {
+    const auto wait = [](void* data) {
+      for (int i = 0; i < 3000 && !*static_cast<std::atomic<bool>*>(data); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    CUDA_CHECK(cudaLaunchHostFunc(stream, wait, &over));
+  }
+  ~Block() {
+    over = true;
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+};
+inline bool is_done(cudaStream_t stream) {  // within a second
+  for (int i = 0; i < 1000 && cudaStreamQuery(stream) == cudaErrorNotReady; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return cudaStreamQuery(stream) == cudaSuccess;
+}
+
+// Bytes that have been allocated for a purpose since `before`, as elements.
+template <class T>
+int64_t elements_of(Purpose purpose, const MemoryBytes& before) {
+  const auto index = static_cast<size_t>(purpose);
+  return static_cast<int64_t>((memory_in_use[index] - before[index]) / sizeof(T));
+}
+
+// Elements that this rank has sent or reduced so far, and calls.
+inline Traffic traffic(const Communicator& ranks, const std::string& operation) {
+  const auto found = ranks.traffic().find(operation);
+  return found == ranks.traffic().end() ? Traffic{} : found->second;
+}
+
+}  // namespace pentatron::probes
