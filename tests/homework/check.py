@@ -15,6 +15,7 @@ import fingerprints
 import grade
 import grading
 import pages
+import probes
 import sources
 import starter
 import submissions
@@ -129,8 +130,9 @@ def mistakes(stages, only=None):
             with sources.changed(machine.tree, {mutant.file: text}):
                 build(machine, programs)
                 seen = {name: observe(machine, run) for name, run in stage.runs.items()}
+                told = probes.hint_of(machine, stage, exercise) if entry.get("told") else None
                 races = []
-                if entry["races"]:
+                if entry.get("races"):
                     build(machine, programs, races=True)
                     races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})
         except BuildError as error:
@@ -138,12 +140,12 @@ def mistakes(stages, only=None):
         differs = {name: differences(o, here["reference"][name]) for name, o in seen.items()}
         found = fingerprints.recognised(here, differs, races)
         verdict = grade.judge(stage, exercise, "", seen, here["reference"], races, found)
-        lost, hinted = verdict.points < exercise.points, mutant.why in verdict.hints
+        lost, hinted = verdict.points < exercise.points, told == entry["told"] if told else mutant.why in verdict.hints
         if mutant.name in unseen:
             expect(not lost or not hinted, f"{mutant.name} is still not to be told: {unseen[mutant.name]}")
         else:
             expect(lost and hinted, f"{mutant.name}: {verdict.points}/{exercise.points}, {'' if hinted else 'NOT '}recognised: "
-                   f"{verdict.words}"[:200])
+                   f"{told or verdict.words}"[:200])
         return mutant.name
     in_workplaces(tasks, [stages[n] for n in sorted({t[0].number for t in tasks})], work,
                   races=any(k.startswith("threads") for t in tasks for k in t[1].kinds))

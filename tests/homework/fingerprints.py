@@ -1,5 +1,5 @@
-"""What each known mistake does to the runs of its stage: fingerprints.json. The file has what a learner's tree needs to
-judge and to recognise, and nothing of the solution: numbers, and of each mutant the sentence that teaches."""
+"""What is known of each mistake: fingerprints.json. A probe (probes.py) explains most of them: then it is the sentence.
+Of the others it is what they do to the runs of their stage, by which they are recognised, and the sentence that teaches."""
 
 import fnmatch
 import hashlib
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+import probes
 import sources
 from observe import PARITY, BuildError, Machine, build, differences, folder_of, observe, same
 from sources import HERE, ROOT, changed, copy_tree, exercise_of, put
@@ -23,7 +24,7 @@ def load():
 
 
 def text_of(known):
-    """The file: a line for each run of the reference, then a line for each mistake."""
+    """The file: a line for each run of the reference, then one for each mistake."""
     stages = []
     for number, stage in known.items():
         runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in stage["reference"].items())
@@ -104,35 +105,49 @@ def differences_of(machine, stage, reference):
     return result
 
 
-def fingerprint(machine, stage, exercise, mutant, reference):
-    """The entry of one mistake. What changes from one time to the next is left out: it is a race."""
+def fingerprint(machine, stage, exercise, mutant, reference, old=None):
+    """The entry of one mistake; `old`: what it was, of the same text. What changes from one time to the next is left out: it
+    is a race."""
     text = mutant.applied((machine.tree / mutant.file).read_text())
-    entry = {"name": mutant.name, "exercise": exercise.number, "why": mutant.why,
-             "identity": identity(mutant, exercise), "differs": {}, "races": []}
-    programs = {run.program for run in stage.runs.values()}
-    try:
-        with changed(machine.tree, {mutant.file: text}):
+    entry = {"name": mutant.name, "exercise": exercise.number, "identity": identity(mutant, exercise)}
+    programs, threads = {run.program for run in stage.runs.values()}, any(kind.startswith("threads") for kind in mutant.kinds)
+    with changed(machine.tree, {mutant.file: text}):
+        told = probes.hint_of(machine, stage, exercise) or ""
+        if old and not told:
+            return old | {"told": ""}
+        if old:
+            return entry | {"told": told, "shows": shows(old)}
+        try:
             build(machine, programs)
             first, second = (differences_of(machine, stage, reference) for _ in range(2))
+            if told:
+                return entry | {"told": told, "shows": bool(first) and first == second and not threads}
+            entry |= {"why": mutant.why, "told": "", "differs": {}, "races": []}
             if first != second:
                 entry["unsteady"] = True
             for name in first:
                 stable = {fact: values for fact, values in first[name].items() if values == second.get(name, {}).get(fact)}
                 if stable:
                     entry["differs"][name] = stable
-            if any(kind.startswith("threads") for kind in mutant.kinds):
+            if threads:
                 entry["differs"] = costs(entry["differs"])  # its numbers are a matter of luck
                 build(machine, programs, races=True)
                 entry["races"] = sorted({race for name in exercise.runs
                                          for race in observe(machine, stage.runs[name], races=True).races})
-    except BuildError as error:
-        entry["differs"] = {"": {"end": [f"does not compile: {error}"]}}
+        except BuildError as error:
+            entry |= {"why": mutant.why, "told": "", "races": [], "differs": {"": {"end": [f"does not compile: {error}"]}}}
     return entry
 
 
+def shows(mistake):
+    """Whether one run shows a mistake, in the same numbers each time: one for a hunt."""
+    return mistake["shows"] if mistake.get("told") else bool(
+        mistake["differs"] and not mistake["races"] and not mistake.get("unsteady"))
+
+
 def make(stages, patterns):
-    """Writes fingerprints.json. Looks at mutants that are new, or have changed; with patterns, only at those. What is no
-    mutant of an exercise any more is left out."""
+    """Writes fingerprints.json. Looks at mutants that are new, or have changed; with patterns, only at those. What a probe
+    says of the others is asked once. What is no mutant of an exercise any more is left out."""
     known = load()
     mutants = {number: [(m, e) for m in sources.read_mutants() if (e := exercise_of(stage, m))]
                for number, stage in stages.items()}
@@ -144,28 +159,29 @@ def make(stages, patterns):
     for number in stages:
         for mutant, exercise in mutants[number]:
             entry = old.get(mutant.name)
-            asked = any(fnmatch.fnmatch(mutant.name, p) for p in patterns) if patterns else \
-                not entry or entry["identity"] != identity(mutant, exercise)
-            if asked:
-                tasks.append((number, mutant, exercise))
+            same_text = entry and entry["identity"] == identity(mutant, exercise)
+            if any(fnmatch.fnmatch(mutant.name, p) for p in patterns) if patterns else not same_text:
+                tasks.append((number, mutant, exercise, None))
             elif entry:
                 new[mutant.name] = entry
+                if not patterns and "told" not in entry and probes.has(exercise):
+                    tasks.append((number, mutant, exercise, entry))
 
     def write():
         put(PATH, text_of({number: {"reference": references[number],
                                     "mistakes": [new[m.name] for m, _ in mutants[number] if m.name in new]} for number in stages}))
 
     def work(machine, task):
-        number, mutant, exercise = task
-        new[mutant.name] = entry = fingerprint(machine, stages[number], exercise, mutant, references[number])
+        number, mutant, exercise, known_entry = task
+        new[mutant.name] = entry = fingerprint(machine, stages[number], exercise, mutant, references[number], known_entry)
         write()
-        facts = sorted({fact for differs in entry["differs"].values() for fact in differs})
-        return f"{mutant.name} ({exercise.number}): {', '.join(facts + entry['races']) or 'NO DIFFERENCE'}"
+        facts = sorted({fact for differs in entry.get("differs", {}).values() for fact in differs})
+        return f"{mutant.name} ({exercise.number}): {entry['told'] or ', '.join(facts + entry['races']) or 'NO DIFFERENCE'}"
 
     write()
     if tasks:
         in_workplaces(tasks, [stages[number] for number in sorted({task[0] for task in tasks})], work,
-                      races=any(kind.startswith("threads") for _, mutant, _ in tasks for kind in mutant.kinds))
+                      races=any(kind.startswith("threads") for _, mutant, _, _ in tasks for kind in mutant.kinds))
 
 
 # ---- Recognition
@@ -195,6 +211,8 @@ def recognised(fingerprints, differs, races=()):
     stub; {} where nothing differs."""
     found = []
     for mistake in fingerprints["mistakes"]:
+        if mistake.get("told"):
+            continue  # its probe explains it
         luck = mistake["races"] or mistake.get("unsteady")  # what the numbers become
         if set(races) & set(mistake["races"]):
             found.append(mistake)

@@ -109,7 +109,7 @@ def planted(stage, identity):
     mutants = {m.name: m for m in read_mutants()}
     by_exercise = {}
     for mistake in fingerprints.load()[stage.number]["mistakes"]:
-        if mistake["differs"] and not mistake["races"] and not mistake.get("unsteady"):
+        if fingerprints.shows(mistake):
             by_exercise.setdefault(mistake["exercise"], []).append(mutants[mistake["name"]])
     wild = [(exercise, m) for exercise in sorted(by_exercise) for m in by_exercise[exercise] if m.name in seen_in_the_wild()]
     chosen = dict([choice.choice(wild)] if wild and choice.random() < 0.5 else [])

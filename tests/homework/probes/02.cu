@@ -138,9 +138,10 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
     for (int step = 0; step < 2; ++step) {
       write(compute, all.data, std::vector<accum>(all.size(), stale));
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
-      tell_if(!data.traffic().empty(), with +
-                                           "after_gradients(unit, last = false) has summed: only the step's "
-                                           "last micro-batch may, or a sum is summed again");
+      tell_alike(!data.traffic().empty(),
+                 with +
+                     "after_gradients(unit, last = false) has summed: only the step's "
+                     "last micro-batch may, or a sum is summed again");
       for (int unit = units - 1; unit >= 0; --unit) {
         accum* const of_unit = group->gradients(unit);
         late(compute);
@@ -156,11 +157,11 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
                                  : sync == DpSync::overlap ? complete
                                                            : complete / bucket * bucket;
         const int64_t sent = traffic(data, "all_reduce").elements;
-        tell_if(sent != expected, with + "when unit " + number(unit) + " is complete, sums of " +
-                                      number(sent) + " elements are under way, and should be of " +
-                                      number(expected) + ": " + number(complete) +
-                                      " are complete at the end of the array" +
-                                      (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
+        tell_alike(sent != expected, with + "when unit " + number(unit) + " is complete, sums of " +
+                                         number(sent) + " elements are under way, and should be of " +
+                                         number(expected) + ": " + number(complete) +
+                                         " are complete at the end of the array" +
+                                         (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
       }
       doing(with + "finish_gradient_sync()");
       late(data.stream());
@@ -176,8 +177,8 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
       }
       tell(wrong);
       const int64_t summed = traffic(data, "all_reduce").elements, size = all.size();
-      tell_if(summed != size,
-              with + "in a step " + number(summed) + " elements are summed, of " + number(size));
+      tell_alike(summed != size,
+                 with + "in a step " + number(summed) + " elements are summed, of " + number(size));
       for (size_t i = 0; i < seen.size() && wrong.empty(); ++i) {
         if (seen[i] != sums[i])
           wrong = with + "compute does not wait for the sums in finish_gradient_sync(): it reads element " +

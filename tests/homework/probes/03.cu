@@ -105,28 +105,35 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     Shards s(stage, reshard);
     if (reshard == Reshard::after_step) s.with += "Reshard::after_step: ";
     const bool two_buffers = stage == 3 && reshard == Reshard::after_use;
-    std::vector<int> held;  // the units that were gathered last
-    const auto gathers = [&](const std::string& call, int allowed, int next) {
+    std::vector<int> held, before_update;  // the units that were gathered last
+    const auto gathers = [&](const std::string& call, int allowed, int use, int next) {
       const int64_t bits = s.units_in("all_gather");
       if (!two_buffers) return;
       std::string wrong;
       for (const int unit : held) {
         if (bits >> unit & 1) wrong = "gathers " + unit_names[unit] + " again, which a buffer has";
       }
-      if (bits & ~allowed) {
+      if (wrong.empty() && bits & ~allowed) {
         wrong = "gathers " + names_of(bits) + ", and should gather " +
                 (allowed == 0 ? "nothing" : "at most " + names_of(allowed)) +
                 ": only two units are whole at once";
       }
-      tell(wrong.empty() ? "" : here() + s.with + call + wrong);
+      tell_alike(!wrong.empty(), here() + s.with + call + wrong);
       for (int unit = 0; unit < units; ++unit) {
         if (bits >> unit & 1) held.push_back(unit);
       }
-      if (held.size() > 2) held.erase(held.begin(), held.end() - 2);
-      if (next >= 0)
-        tell_if(std::ranges::find(held, next) == held.end(),
-                here() + s.with + call + "does not begin to gather " + unit_names[next] +
-                    ", which is next: a gather that begins when its weights are needed hides behind nothing");
+      if (held.size() > 2) std::erase_if(held, [&](int unit) { return unit != use && unit != next; });
+      for (const int unit : {use, next}) {
+        if (unit < 0 || std::ranges::find(held, unit) != held.end()) continue;
+        const bool old = std::ranges::find(before_update, unit) != before_update.end();
+        tell_alike(
+            true,
+            here() + s.with + call + "does not gather " + unit_names[unit] +
+                (old ? ", which a buffer has from before the update: weights_changed() marks both as stale"
+                 : unit == next ? ", which is next: a gather that begins when its weights are needed hides "
+                                  "behind nothing"
+                                : ", which is used now"));
+      }
     };
     std::vector<std::pair<std::string, std::pair<int, const PinnedArray<real>*>>> uses;
     const auto use = [&](int step, int unit, Pass pass) {
@@ -137,14 +144,14 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       doing(s.with + "before_weights() in " + name);
       s.zero->before_weights(unit, pass);
       const real* const weights = s.group().weights(unit);
-      tell_if(weights == nullptr, s.with + "before_weights() in " + name + " leaves no weights");
+      tell_alike(weights == nullptr, s.with + "before_weights() in " + name + " leaves no weights");
       if (reshard == Reshard::after_use) late(s.compute);
       uses.push_back(
           {"step " + number(step) + ", " + name, {unit, &read(s.compute, weights, s.group().size(unit))}});
-      gathers("before_weights() in " + name + " ", 1 << unit | (next < 0 ? 0 : 1 << next), next);
+      gathers("before_weights() in " + name + " ", 1 << unit | (next < 0 ? 0 : 1 << next), unit, next);
       doing(s.with + "after_weights() in " + name);
       s.zero->after_weights(unit, pass);
-      gathers("after_weights() in " + name + " ", 0, -1);
+      gathers("after_weights() in " + name + " ", 0, -1, -1);
     };
     for (int step = 0; step < 2; ++step) {
       const auto owner = [&](int unit, int rank) { return 100 * (1 - step) + 10 * unit + rank; };
@@ -154,13 +161,13 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
               owned_values<real>(owner(shard.unit, s.data.rank()), shard.size(), shard.begin));
       doing(s.with + "weights_changed()");
       s.zero->weights_changed();
-      held.clear();
+      before_update = std::exchange(held, {});
       const int64_t bits = s.units_in("all_gather");
-      tell_if(stage < 3 && bits != (1 << units) - 1, here() + s.with + "weights_changed() gathers " +
-                                                         names_of(bits) +
-                                                         ", and a rank needs all other ranks' shards");
-      tell_if(stage == 3 && bits != 0, here() + s.with + "weights_changed() gathers " + names_of(bits) +
-                                           "; stage 3 gathers a unit before its use");
+      tell_alike(stage < 3 && bits != (1 << units) - 1, here() + s.with + "weights_changed() gathers " +
+                                                            names_of(bits) +
+                                                            ", and a rank needs all other ranks' shards");
+      tell_alike(stage == 3 && bits != 0, here() + s.with + "weights_changed() gathers " + names_of(bits) +
+                                              "; stage 3 gathers a unit before its use");
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         late(s.data.stream());
         for (int unit = 0; unit < units; ++unit) use(step, unit, Pass::forward);
@@ -201,11 +208,11 @@ TEST_CASE("03.3: gradients", "[03.3]") {
           doing(s.with + "before_gradients" + call);
           s.zero->before_gradients(unit);
           const Gradient gradient = s.parameters.gradients(unit);
-          tell_if(gradient.sum.data == nullptr,
-                  with + "before_gradients" + call + "leaves no memory for gradients");
-          tell_if(stage >= 2 && gradient.add,
-                  with + "after_gradients() has not taken the memory back: in micro-batch " +
-                      number(micro_batch) + " backward adds to what lies there");
+          tell_alike(gradient.sum.data == nullptr,
+                     with + "before_gradients" + call + "leaves no memory for gradients");
+          tell_alike(stage >= 2 && gradient.add,
+                     with + "after_gradients() has not taken the memory back: in micro-batch " +
+                         number(micro_batch) + " backward adds to what lies there");
           late(s.compute);
           write(s.compute, term.data, sum.values(s.data.rank() + n * micro_batch, gradient.sum.size()));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
@@ -213,13 +220,13 @@ TEST_CASE("03.3: gradients", "[03.3]") {
           s.zero->after_gradients(unit, last);
           s.parameters.end_gradients(unit, last);
           const int64_t bits = s.units_in(operation);
-          tell_if(stage < 2 && !last && bits != 0,
-                  with + "after_gradients" + call +
-                      "reduces, and only the last micro-batch of a step may: a sum "
-                      "would be summed again");
-          tell_if(stage >= 2 && bits != 1 << unit,
-                  with + "after_gradients" + call + "reduces " + names_of(bits) + " and not " +
-                      unit_names[unit] + ": two unit buffers have no room to add up micro-batches first");
+          tell_alike(stage < 2 && !last && bits != 0,
+                     with + "after_gradients" + call +
+                         "reduces, and only the last micro-batch of a step may: a sum "
+                         "would be summed again");
+          tell_alike(stage >= 2 && bits != 1 << unit,
+                     with + "after_gradients" + call + "reduces " + names_of(bits) + " and not " +
+                         unit_names[unit] + ": two unit buffers have no room to add up micro-batches first");
         }
       }
       late(s.data.stream());

@@ -222,6 +222,11 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
         const int i = ring.positions[row % ring.own];
         for (int j = 0; j < ring.sequence && wrong.empty(); ++j)
           wrong = ring.wrong_times(ring.with + "out", out(row, j) * (i + 1), i, j, j <= i);
+        for (int j = 0; j < ring.sequence && wrong.ends_with(" never"); ++j) {
+          const double times = out(row, j) * (i + 1);
+          if (std::abs(times - (j <= i)) > 1e-9 && times > 1e-9)
+            wrong += ", but " + ring.key(j) + " " + text(times, " times");
+        }
         if (wrong.empty() && std::abs(std::exp(lse(row, 0)) - (i + 1)) > 1e-9)
           wrong = ring.with + "lse of query " + number(i) + " is that of " + text(std::exp(lse(row, 0))) +
                   " keys";

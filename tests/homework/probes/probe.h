@@ -25,9 +25,9 @@
 
 namespace pentatron::probes {
 
-// A stream that waits must hold up no other one, and a case hangs after 10 s.
+// A stream that waits must hold up no other one, and a case hangs after 20 s.
 inline const int settings =
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) + setenv("TEST_CASE_TIMEOUT", "10", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) + setenv("TEST_CASE_TIMEOUT", "20", 0);
 
 inline std::string number(int64_t n) { return std::to_string(n); }
 inline std::string here() { return "rank " + number(mpi_tests::rank()) + ": "; }
@@ -49,7 +49,7 @@ inline void tell(const std::string& wrong) {
   FAIL("told");
 }
 inline void tell_if(bool wrong, const std::string& what) { tell(wrong ? what : ""); }
-// The same of what does not depend on the rank, without asking the others.
+// The same of what is wrong on all ranks or on none, without asking the others.
 inline void tell_alike(bool wrong, const std::string& what) {
   if (wrong && mpi_tests::rank() == 0) std::printf("hint: %s\n", what.c_str());
   std::fflush(stdout);
