@@ -17,6 +17,7 @@ from sources import ROOT, UsageError
 
 NOBODY = 65534
 MEMORY, PROCESSES = 4 << 30, 500  # bytes of a process; processes and threads of all
+COMPILER_SECONDS = 180  # of a core, for each file; what does not change is compiled already
 QUOTA = 256 << 20  # bytes, each: of what is written into /tmp, /dev/shm and a run's folder
 NO_PROGRAMS = ROOT / "build/homework/no_programs.so"
 
@@ -24,7 +25,7 @@ NO_PROGRAMS = ROOT / "build/homework/no_programs.so"
 @dataclass
 class Sandbox(Machine):
     """A tree whose programs run like this."""
-    build_seconds: int = 180  # what does not change is compiled already
+    build_seconds: int = 900
 
     def start(self, command, folder, environment, building, results):
         tree, bound = str(self.tree), [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"]
@@ -64,6 +65,8 @@ class Sandbox(Machine):
                 os.setgroups([])
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
+            if building:
+                resource.setrlimit(resource.RLIMIT_CPU, (COMPILER_SECONDS,) * 2)
             resource.setrlimit(resource.RLIMIT_NPROC, (used() + PROCESSES,) * 2)
 
         keep = {k: v for k, v in environment.items() if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_"))}
