@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 import fingerprints
+import probes
 import sources
 from observe import BuildError, Machine, build, costs_right, differences, in_words, is_right, observe
 from sources import ROOT, UsageError
@@ -22,7 +23,7 @@ class Verdict:
     of: int
     points: int = 0
     words: str = ""  # a line, empty for all points
-    hints: list = field(default_factory=list)  # of known mistakes
+    hints: list = field(default_factory=list)  # what a probe says, or of known mistakes
     wrong: float = 0  # the share of its runs that differ
     because: str = ""  # of this exercise they do; then this one is not judged
 
@@ -68,7 +69,16 @@ def judge(stage, exercise, place, seen, reference, races, mistakes):
     elif races is None:
         verdict.words = f"right; no race? make races-{stage.number}"
     if verdict.hints:
-        verdict.words += f". A known mistake: make hint-{exercise.number}"
+        verdict.words += f". A hint: make hint-{exercise.number}"
+    return verdict
+
+
+def told(machine, stage, exercise, verdict):
+    """The verdict with what the exercise's probes say of the machine's tree, if they do, in place of its hints."""
+    said = probes.hint_of(machine, stage, exercise) if verdict.points < exercise.points and verdict.words else None
+    if said and not verdict.words.startswith("waits for"):
+        verdict.words += f". A hint: make hint-{exercise.number}" * (not verdict.hints)
+        verdict.hints = [said]
     return verdict
 
 
@@ -135,7 +145,8 @@ def grade(stage, say=print, seen=()):
             differs = {name: differences(o, known["reference"][name]) for name, o in seen.items()
                        if "not written" not in o.end}
             mistakes = fingerprints.recognised(known, differs, (races or {}).get(number, ()))
-            verdict = judge(stage, exercise, place, seen, known["reference"], races and races.get(number), mistakes)
+            verdict = told(machine, stage, exercise, judge(stage, exercise, place, seen, known["reference"],
+                                                           races and races.get(number), mistakes))
         verdicts.append(verdict)
     blame(stage, verdicts)
     for verdict in verdicts:
@@ -191,5 +202,5 @@ def hint(stages, number, say=print):
     hints = noted("hints", stage)
     if hints is None:
         raise UsageError(f"hint: first make grade-{stage.number}, with the sources as they are now")
-    for line in hints[number] or ["no mistake of this exercise was recognised; what differs stands in the grade"]:
+    for line in hints[number] or ["no probe finds what is wrong here, nor is it a known mistake; what differs stands in the grade"]:
         say(line)

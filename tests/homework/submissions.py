@@ -203,9 +203,17 @@ class Grader:
                 known, {n: differences(o, known["reference"][n]) for n, o in visible.items()}, races)
                 if m["exercise"] == exercise.number]
         verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, reference, races, mistakes)
+        verdict.hints, verdict.words = self.kept(json.dumps(["told", exercise.number, body, verdict.points, verdict.words]),
+                                                 lambda: self.told(machine, stage, exercise, body, verdict))
         if verdict.hints:
-            verdict.words = re.sub(r"A known mistake: make hint-\S+", "Known: " + " / ".join(verdict.hints), verdict.words)
+            verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: "Hint: " + " / ".join(verdict.hints), verdict.words)
         return verdict
+
+    def told(self, machine, stage, exercise, body, verdict):
+        if verdict.points < exercise.points and verdict.words and "does not compile" not in verdict.words:
+            with sources.grafted(Sandbox(machine.tree), stage, {exercise.number: body}):
+                grade.told(Sandbox(machine.tree), stage, exercise, verdict)
+        return verdict.hints, verdict.words
 
     def submission(self, machine, content):
         """All results of a submission, as CSV columns and lines."""

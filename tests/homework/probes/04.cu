@@ -55,7 +55,9 @@ struct Region {
     for (size_t r = 0; r * part < x.size() && wrong.empty(); ++r)
       wrong = wrong_copy(with + what + (sequence_parallel ? ", rows of rank " + number(r) : ""),
                          std::vector<real>(seen.data() + r * part, seen.data() + (r + 1) * part),
-                         owner + static_cast<int>(r));
+                         owner + static_cast<int>(r), 0, [](int of) {
+                           return "rank " + number(of % 10) + (of < 10 ? "" : " in use " + number(of / 10));
+                         });
     return wrong;
   }
   std::string wrong_sum(const std::string& what, const Tensor& x) {
@@ -139,10 +141,10 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
 
 TEST_CASE("04.3: partial gradients", "[04.3]") {
   const std::pair<TensorSplit, const char*> splits[] = {
-      {TensorSplit::by_output, "by output"},
-      {TensorSplit::by_input, "by input"},
-      {TensorSplit::held_outside, "not, used outside the regions (a norm)"},
-      {TensorSplit::held_inside, "not, used inside a region"}};
+      {TensorSplit::by_output, "split by output"},
+      {TensorSplit::by_input, "split by input"},
+      {TensorSplit::held_outside, "held whole, used outside the regions (a norm)"},
+      {TensorSplit::held_inside, "held whole, used inside a region"}};
   for (const bool sp : {false, true}) {
     Region r(sp);
     Parameters parameters({.tensor_rank = r.rank, .tensor_ranks = r.n});
@@ -168,7 +170,7 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
       const accum* const begin = seen.data() + range.begin_in_shard;
       if (wrong.empty())
         wrong = due.wrong(
-            r.with + "the gradient of a weight that is split " + range.parameter->name + ", " +
+            r.with + "the gradient of a weight that is " + range.parameter->name + ", " +
                 (partial ? "of which each rank has a part of the sum" : "which is whole on each rank"),
             {begin, begin + range.size}, static_cast<int64_t>(range.begin_in_shard));
     }
@@ -220,7 +222,7 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
       late(r.compute);  // a weight gradient that reads it late, before the next prefetch overwrites it
       const PinnedArray<real>& seen = read(r.compute, static_cast<const real*>(x.data), x.size());
       region.enter_backward(r.all, [] {});
-      if (sp) {
+      if (sp && layer == 0) {
         const Tensor other = r.result.row_range(0, r.outside.rows);
         region.prefetch_entered(other);  // of stale rows
         CUDA_CHECK(cudaDeviceSynchronize());

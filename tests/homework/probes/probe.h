@@ -107,7 +107,9 @@ struct Sum {
     if (divided > 1) return "is divided on its way: it has " + text;
     if (all == 1 && counted.size() != 1) text += ": nothing that came was added";
     if (!once) return "has " + text + due;
-    if (digits != all * place) return "has the values of place " + number(digits / all);
+    if (digits != all * place)
+      return "is the sum of elements " + number(digits / all) + ", and should be of elements " +
+             number(place);
     return "";
   }
   // The first element that is wrong in `data`, whose places begin at `place`.
