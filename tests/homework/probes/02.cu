@@ -57,7 +57,7 @@ TEST_CASE("02.1: a step of the ring", "[02.1]") {
   for (const bool equal : {true, false}) {
     const auto size_of = [&](int r) { return size_t(4 + (equal ? 0 : r)); };
     const mpi_tests::Array<accum> sent(owned_values<accum>(rank, size_of(rank))),
-        received(std::vector<accum>(n + 4, stale));
+        received(std::vector<accum>(n + 4, untouched));
     doing(equal
               ? "ring_step(): all ranks send to the next one and receive from the one before, in one group, "
                 "or each waits for the others"

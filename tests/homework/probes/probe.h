@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,11 +59,10 @@ inline void tell_alike(bool wrong, const std::string& what) {
 
 // ---- Sums
 
-constexpr double stale = -1;  // memory before a late write
+constexpr double stale = -1, untouched = -2;  // memory before a late write; and before a result comes
 
-// Who adds up to a sum: the ranks, or with several parts of each (micro-batches, say) contributor rank +
-// ranks
-// * part. `counted`: those who shall; empty: all.
+// Who adds up to a sum: the ranks, or with several parts of each (micro-batches, say) contributor
+// rank + ranks * part. `counted`: those who shall; empty: all.
 struct Sum {
   int parts = 1;
   std::vector<int> counted = {};
@@ -87,22 +87,25 @@ struct Sum {
     while (divided < 16 && std::abs(std::round(found * divided) - found * divided) > 1e-6 * divided)
       ++divided;
     auto digits = static_cast<int64_t>(std::llround(found * divided));
+    std::vector<int64_t> times;
+    for (int c = 0; c < contributors(); ++c, digits /= 16) times.push_back(digits % 16);
+    const auto words = [&](int64_t n) {
+      if (divided > 1) return number(n) + "/" + number(divided) + " times";
+      return n > 2 ? number(n) + " times" : std::string(n == 0 ? "never" : n == 1 ? "once" : "twice");
+    };
     std::string text, due;
-    int64_t all = 0;
-    bool once = true, equal = true;
-    const int64_t first = digits % 16;
-    for (int c = 0; c < contributors(); ++c, digits /= 16) {
-      const int64_t times = digits % 16;
-      const std::string words[] = {"never", "once", "twice"};
-      all += times;
-      once = once && times == counts(c) && divided == 1;
+    bool once = divided == 1;
+    for (int c = 0; c < contributors(); ++c) {
+      once = once && times[c] == counts(c);
       if (!counted.empty() && counts(c)) due += (due.empty() ? ", and should have " : " and ") + name(c);
-      equal = equal && times == first;
-      text += (c > 0 ? ", " : "") + name(c) + " " +
-              (divided > 1 ? number(times) + "/" + number(divided) + " times"
-               : times < 3 ? words[times]
-                           : number(times) + " times");
+      const auto of_part = times.begin() + c / ranks * ranks;
+      const bool alike = parts > 1 && std::equal(of_part + 1, of_part + ranks, of_part);
+      if (alike && c % ranks > 0) continue;
+      text += (c > 0 ? ", " : "") + (alike ? "every " + part + " " + number(c / ranks) : name(c)) + " " +
+              words(times[c]);
     }
+    const auto all = std::accumulate(times.begin(), times.end(), int64_t{0});
+    const bool equal = all == times[0] * contributors();
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
     if (divided > 1) return "is divided on its way: it has " + text;
     if (all == 1 && counted.size() != 1) text += ": nothing that came was added";
@@ -149,7 +152,7 @@ std::string wrong_copy(const std::string& what, const std::vector<T>& data, int 
     const auto found = static_cast<double>(data[i]);
     if (found == owned(owner, place + static_cast<int64_t>(i))) continue;
     const std::string begin = here() + what + ", element " + number(i) + " of " + number(data.size()) + ", ";
-    if (std::isnan(found)) return begin + "was never written";
+    if (std::isnan(found) || found == untouched) return begin + "was never written";
     if (found < 0) return begin + "was read before its stream had written it: a wait is missing";
     return begin + "is element " + number(std::llround(found) % 1000) + " of " +
            name(static_cast<int>(found / 1000)) + ", and should be element " +
