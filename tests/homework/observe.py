@@ -316,9 +316,9 @@ def in_words(differs, seen, reference):
         if kind in ("memory", "elements"):
             ranks = max(len(here), len(there))  # a list of one holds for all ranks
             rank = next(r for r in range(ranks) if here[r % len(here)] != there[r % len(there)])
-            sizes = f"{here[rank % len(here)]:,} in place of {there[rank % len(there)]:,}"
-            return f"the numbers are right, but rank {rank} " + \
+            sizes = f"{int(here[rank % len(here)]):,} in place of {int(there[rank % len(there)]):,}"
+            return f"the numbers are right, but {'a rank' if 'values' in reference else f'rank {rank}'} " + \
                 (f"has {sizes} bytes of {of}" if kind == "memory" else f"sends {sizes} elements by {of}")
     if "seconds" in differs:
         return f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
-    return "right"
+    return "right" if is_right(differs) else "steps are missing"
