@@ -151,6 +151,7 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
                    ? ": the first bucket ends where the array ends, another one where the one "
                      "before it began"
                    : ""));
+        if (unit == 0) late(data.stream());  // so that the last sums come late
         hooks.after_gradients(unit, true);
         const int64_t complete = all.size() - (of_unit - all.data);
         const int64_t expected = sync == DpSync::naive     ? 0
@@ -163,8 +164,13 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
                                          " are complete at the end of the array" +
                                          (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
       }
-      doing(with + "finish_gradient_sync()");
-      late(data.stream());
+      if (sync == DpSync::naive) {  // once more, as the host has waited for others
+        write(compute, all.data, std::vector<accum>(all.size(), stale));
+        for (int i = 0; i < 3; ++i) late(compute);  // later than the sum, if that does not wait
+        write(compute, all.data, sum.values(rank, all.size()));
+      }
+      doing(with + "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
+      if (sync != DpSync::overlap) late(data.stream());
       hooks.finish_gradient_sync();
       const PinnedArray<accum>& seen = read(compute, all.data, all.size());
       const std::vector<accum> sums = at(all.data, all.size());

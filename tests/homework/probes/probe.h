@@ -171,9 +171,27 @@ std::vector<T> at(const T* data, size_t size) {
   CUDA_CHECK(cudaMemcpy(values.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
   return values;
 }
-// A stream writes or reads device memory, in its order. `late`: it is busy for 15 ms before.
+// How long a stream is late: 15 ms, or more where the machine is so busy that streams begin late by
+// themselves.
+inline std::chrono::milliseconds lateness() {
+  static const std::chrono::milliseconds time = [] {
+    const Stream stream("probe");
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 5; ++i) {
+      CUDA_CHECK(cudaLaunchHostFunc(
+          stream, [](void*) {}, nullptr));
+      stream.synchronize();
+    }
+    const auto taken = std::chrono::steady_clock::now() - begin;
+    return std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(2 * taken),
+                      std::chrono::milliseconds(15), std::chrono::milliseconds(100));
+  }();
+  return time;
+}
+// A stream writes or reads device memory, in its order. `late`: it is busy before.
 inline void late(cudaStream_t stream) {
-  const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(15)); };
+  lateness();
+  const auto sleep = [](void*) { std::this_thread::sleep_for(lateness()); };
   CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, nullptr));
 }
 template <class T>
