@@ -3,7 +3,8 @@
 //
 //   sums      contributor c adds 16^c: each hexadecimal digit of a sum says how often one was counted
 //   copies    a value is its owner and its place
-//   waits     what a stream writes comes late, so that whoever does not wait for it finds `stale`
+//   waits     what a stream writes comes late: whoever does not wait for it may find `stale`. That is not
+//             certain; ThreadSanitizer finds races (make races-03)
 #pragma once
 
 #include <algorithm>
