@@ -13,22 +13,25 @@ const std::array<std::string, units> unit_names = {"the embedding", "layer 0", "
 // A rank with a group of parameters, and ZeRO.
 struct Shards {
   World world{nullptr, nullptr};
-  Communicator data{world, world.all(), "data"};
+  const int shards, rank = world.rank();  // ranks that hold a copy in shards; this one
+  Communicator data{world, every(rank - rank % shards, shards), "data"};
+  Communicator same_shard{world, every(rank % shards, world.ranks() / shards, shards), "same shard"};
   Stream compute{"compute"};
-  Parameters parameters{{.groups = {{data.rank(), data.ranks()}}}};
+  Parameters parameters{{.groups = {{data.rank(), data.ranks(), same_shard.rank()}}}};
   MemoryBytes before = memory_in_use;
   std::unique_ptr<Zero> zero;
   std::string with;
   int64_t smallest, all = 0, largest = 0;
 
-  explicit Shards(int stage, Reshard reshard = Reshard::after_use) {
+  explicit Shards(int stage, Reshard reshard = Reshard::after_use, int shard_ranks = mpi_tests::ranks())
+      : shards(shard_ranks) {
     for (int unit = 0; unit < units; ++unit)
       parameters.declare({"unit", unit, 2 * data.ranks(), int64_t{1} << unit, TensorSplit::held_outside});
     for (int unit = 0; unit < units; ++unit) all += group().size(unit);
     smallest = group().size(0), largest = group().largest_size();
     with = "stage " + number(stage) + ": ";
     doing(with + "the constructor");
-    zero = std::make_unique<Zero>(stage, group(), data, compute, reshard);
+    zero = std::make_unique<Zero>(stage, group(), data, same_shard, compute, reshard);
   }
   ParameterGroup& group() { return parameters.group(); }
 
@@ -47,9 +50,10 @@ struct Shards {
     tell_memory("gradients", elements_of<accum>(Purpose::gradients, before), stage >= 2);
   }
   // The units of which something was gathered or reduced since the last call, as bits.
-  int64_t units_in(const std::string& operation) {
-    const int64_t elements = traffic(data, operation).elements;
-    data.reset_traffic();
+  int64_t units_in(const std::string& operation) { return units_in(operation, data); }
+  int64_t units_in(const std::string& operation, Communicator& ranks) const {
+    const int64_t elements = traffic(ranks, operation).elements;
+    ranks.reset_traffic();
     return elements / smallest;
   }
 };
@@ -193,10 +197,13 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
   }
 }
 
-TEST_CASE("03.3: gradients", "[03.3]") {
-  for (const int stage : {0, 1, 2, 3}) {
-    Shards s(stage);
-    const int n = s.data.ranks();
+namespace {
+
+// Two steps of two micro-batches. `shard_ranks`: those of a copy.
+void check_gradients(const std::vector<int>& stages, int shard_ranks) {
+  for (const int stage : stages) {
+    Shards s(stage, Reshard::after_use, shard_ranks);
+    const int n = mpi_tests::ranks(), copies = n / shard_ranks;
     const Sum sum = {.parts = 2};
     const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";
     DeviceArena memory(Purpose::activations);
@@ -216,7 +223,7 @@ TEST_CASE("03.3: gradients", "[03.3]") {
                      with + "after_gradients() has not taken the memory back: in micro-batch " +
                          number(micro_batch) + " backward adds to what lies there");
           late(s.compute);
-          write(s.compute, term.data, sum.values(s.data.rank() + n * micro_batch, gradient.sum.size()));
+          write(s.compute, term.data, sum.values(s.rank + n * micro_batch, gradient.sum.size()));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
           doing(s.with + "after_gradients" + call);
           if (last && unit == 0) {  // so that the last sums come late
@@ -230,6 +237,13 @@ TEST_CASE("03.3: gradients", "[03.3]") {
                      with + "after_gradients" + call +
                          "reduces, and only the last micro-batch of a step may: a sum "
                          "would be summed again");
+          const int64_t summed = s.units_in("all_reduce", s.same_shard);
+          tell_alike(!last && summed != 0,
+                     with + "sum_copies" + call +
+                         "sums, and may after the last one only: the sum of the copies would be summed again");
+          tell_alike(last && copies > 1 && summed != 1 << unit,
+                     with + "sum_copies" + call + "sums " + names_of(summed) + " over the copies, and not the " +
+                         "own shard of " + unit_names[unit]);
           tell_alike(stage >= 2 && bits != 1 << unit,
                      with + "after_gradients" + call + "reduces " + names_of(bits) + " and not " +
                          unit_names[unit] + ": two unit buffers have no room to add up micro-batches first");
@@ -259,5 +273,10 @@ TEST_CASE("03.3: gradients", "[03.3]") {
     s.tell_memory(stage);
   }
 }
+
+}  // namespace
+
+TEST_CASE("03.3: gradients", "[03.3]") { check_gradients({0, 1, 2, 3}, mpi_tests::ranks()); }
+TEST_CASE("03.5: the sum of the copies", "[03.5]") { check_gradients({1, 2, 3}, 1); }
 
 }  // namespace pentatron::probes
