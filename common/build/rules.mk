@@ -34,7 +34,7 @@ shared = $(subst $() ,-,$(strip $(filter-out $(PRECISIONS),$(words))))
 # ---- Packages --------------------------------------------------------------------------------------------------------
 # What only compiles says what is missing. All else installs it first, before this file looks where it is.
 GOALS := $(or $(MAKECMDGOALS),all)
-INSTALLS_NOT := all programs bench build/% clangd clean diff% fingerprints gpu-% help hint-% homework hunt-% submit-%
+INSTALLS_NOT := all programs bench build/% clangd clean diff% gpu-% help hint-% homework homework-reference hunt-% submit-%
 ifneq ($(filter-out $(INSTALLS_NOT),$(GOALS)),)
   FOR_CPU := $(if $(filter setup run test test-0% sweep,$(GOALS)),,cpu)
   $(shell common/build/setup.sh $(or $(FOR_CPU),$(BACKEND)) python3:python3 >&2)

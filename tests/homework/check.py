@@ -3,7 +3,6 @@ every change must pass."""
 
 import fnmatch
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -11,16 +10,15 @@ import subprocess
 import tempfile
 import time
 
-import fingerprints
 import grade
 import grading
 import pages
-import probes
+import reference
 import sources
 import starter
 import submissions
-from fingerprints import in_workplaces, workplace
-from observe import BuildError, Machine, Observation, build, differences, observe
+from observe import BuildError, Machine, Observation, build, differences, hint_of, observe
+from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
 passed, failed = 0, 0
@@ -49,12 +47,6 @@ def data(stages):
             bodies = sources.bodies_of(ROOT, exercise)
             wrong = [name for name in exercise.runs if name not in stage.runs] + [c for b in bodies if (c := sources.complaint(b))]
             expect(not wrong, f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}")
-    known = fingerprints.load()
-    entries = {m["name"]: m for stage in known.values() for m in stage["mistakes"]}
-    stale = [m.name for _, m, e in stages_with_mutants(stages)
-             if entries.get(m.name, {}).get("identity") != fingerprints.identity(m, e)]
-    expect(not stale, f"fingerprints.json is not stale; if it is: make fingerprints {' '.join(stale[:5])}")
-    expect(len(read_mutants()) >= 220, f"{len(read_mutants())} mutants, at least 220")
     unknown = sorted(sources.seen_in_the_wild() - {m.name for m in read_mutants()})
     links = re.findall(r"\]\((http[^)]*)\)", (ROOT / "tests/wild.md").read_text())
     unknown += [link for link in links if not re.fullmatch(
@@ -68,16 +60,16 @@ def data(stages):
     expect(all(f"## {n} " in teacher for n in names), "teacher.md has a sketch of each exercise")
 
 
-def reference(stages):
-    """The reference shows what fingerprints.json says, and gets all points."""
-    machine, known = Machine(ROOT), fingerprints.load()
+def reference_itself(stages):
+    """The reference shows what reference.json says, no probe finds anything in it, and it gets all points."""
+    machine, known = Machine(ROOT), reference.load()
     build(machine, {run.program for s in stages.values() for run in s.runs.values()})
     for number, stage in stages.items():
         seen = {name: observe(machine, run) for name, run in stage.runs.items()}
-        differs = {name: d for name in seen if (d := differences(seen[name], known[number]["reference"][name]))}
-        expect(not differs and len(stage.runs) > 5, f"{number}: the reference shows the numbers of fingerprints.json {differs or ''}"[:300])
+        differs = {name: d for name in seen if (d := differences(seen[name], known[number][name]))}
+        expect(not differs and len(stage.runs) > 5, f"{number}: the reference shows the numbers of reference.json {differs or ''}"[:300])
         if not sources.read_note():
-            grade.note("races", stage, {n: [] for n in stage.exercises})
+            grade.note_races(stage, {n: [] for n in stage.exercises})
             expect(grade.grade(stage, lambda line: None, seen) == 70, f"{number}: the reference gets 70 points")
             if number == "03":
                 only_the_guilty(stage, seen)
@@ -114,41 +106,31 @@ def stubs(stages, only=None):
 
 
 def mistakes(stages, only=None):
-    """Each known mistake loses points in its exercise, and gets the right hint; or exercises.txt says why not."""
-    unseen = {line.split()[1]: line.split("|")[1].strip() for line in (sources.HERE / "exercises.txt").read_text().splitlines()
-              if line.startswith("unseen ")}
+    """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why not."""
+    unseen = sources.unseen()
     tasks = [(stages[n], m, e) for n, m, e in stages_with_mutants(stages)
              if only is None or any(fnmatch.fnmatch(m.name, p) for p in only)]
-    known = fingerprints.load()
 
     def work(machine, task):
         stage, mutant, exercise = task
-        here, text = known[stage.number], mutant.applied((machine.tree / mutant.file).read_text())
-        entry = next(m for m in here["mistakes"] if m["name"] == mutant.name)
-        programs = {run.program for run in stage.runs.values()}
+        programs, races = {run.program for run in stage.runs.values()}, []
         try:
-            with sources.changed(machine.tree, {mutant.file: text}):
+            with sources.changed(machine.tree, {mutant.file: mutant.applied((machine.tree / mutant.file).read_text())}):
                 build(machine, programs)
-                seen = {name: observe(machine, run) for name, run in stage.runs.items()}
-                told = probes.hint_of(machine, stage, exercise) if entry.get("told") else None
-                races = []
-                if entry.get("races"):
+                seen = {name: observe(machine, stage.runs[name]) for name in exercise.runs}
+                hint = hint_of(machine, stage, exercise)
+                if mutant.is_race():
                     build(machine, programs, races=True)
                     races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})
         except BuildError as error:
             return f"{mutant.name}: " + str(expect(False, f"{mutant.name} compiles: {error}"))
-        differs = {name: differences(o, here["reference"][name]) for name, o in seen.items()}
-        found = fingerprints.recognised(here, differs, races)
-        verdict = grade.judge(stage, exercise, "", seen, here["reference"], races, found)
-        lost, hinted = verdict.points < exercise.points, told == entry["told"] if told else mutant.why in verdict.hints
-        if mutant.name in unseen:
-            expect(not lost or not hinted, f"{mutant.name} is still not to be told: {unseen[mutant.name]}")
-        else:
-            expect(lost and hinted, f"{mutant.name}: {verdict.points}/{exercise.points}, {'' if hinted else 'NOT '}recognised: "
-                   f"{told or verdict.words}"[:200])
+        verdict = grade.judge(stage, exercise, "", seen, reference.load()[stage.number], races)
+        shown = bool(verdict.words)  # by a run, or as a race
+        verdict = grade.told(verdict, hint)
+        expect(not shown if mutant.name in unseen else shown and (hint or races),
+               f"{mutant.name}: {verdict.points}/{exercise.points}, {hint or verdict.words}"[:240])
         return mutant.name
-    in_workplaces(tasks, [stages[n] for n in sorted({t[0].number for t in tasks})], work,
-                  races=any(k.startswith("threads") for t in tasks for k in t[1].kinds))
+    in_workplaces(tasks, [stages[n] for n in sorted({t[0].number for t in tasks})], work, races=any(t[1].is_race() for t in tasks))
 
 
 def starters(stages, only=None):
@@ -271,9 +253,8 @@ def submitted(stages):
         expect(moodle.count("\n") == 2 and "\ncheck," in moodle and "not in the tables to import: bob, breaks" in "".join(said),
                f"only who is in the roster is in the tables to import: {moodle!r}")
         expect(all(f"{n}.json,,,,,,0" in table for n in "bcd"), "an empty and a foreign submission, and one that is no text, get a line each")
-        entry = next(m for m in fingerprints.load()["03"]["mistakes"] if m["name"] == mutant.name)
-        expect((entry.get("told") or mutant.why) in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
-               "each body is graded alone, and the mistake is recognised")
+        expect("has rank 0's micro-batch 0 once" in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
+               "each body is graded alone, and the mistake is told")
 
 
 def grades(stages):
@@ -319,7 +300,7 @@ def pages_of_learners(stages):
     in_workplaces([0], [stage], work, workers=1, races=False)
 
 
-PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference, "stubs": stubs,
+PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference_itself, "stubs": stubs,
          "starters": starters, "submitted": submitted, "hostile": hostile, "mistakes": mistakes}
 
 
@@ -328,7 +309,7 @@ def check(stages, parts):
     if parts == ["quick"]:
         data(stages)
         grades(stages)
-        reference(stages)
+        reference_itself(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
         mistakes(stages, ["03-only-last-micro-batch"])
@@ -340,6 +321,5 @@ def check(stages, parts):
             if not parts or name in parts:
                 print(f"== {name}, {(time.time() - begin) / 60:.0f} min so far", flush=True)
                 part(stages)
-    print(f"{(time.time() - begin) / 60:.1f} min")
-    print(f"{passed} passed, {failed} failed")
+    print(f"{(time.time() - begin) / 60:.1f} min\n{passed} passed, {failed} failed")
     return int(failed > 0)

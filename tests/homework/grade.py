@@ -4,12 +4,11 @@ memory and time, 20 % for no race and no deadlock."""
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import fingerprints
-import probes
+import reference
 import sources
-from observe import BuildError, Machine, build, costs_right, differences, in_words, is_right, observe
+from observe import BuildError, Machine, build, costs_right, differences, hint_of, in_words, is_right, observe
 from sources import ROOT, UsageError
 
 PARITY_SHARE, COST_SHARE, RACE_SHARE = 0.5, 0.3, 0.2
@@ -23,7 +22,7 @@ class Verdict:
     of: int
     points: int = 0
     words: str = ""  # a line, empty for all points
-    hints: list = field(default_factory=list)  # what a probe says, or of known mistakes
+    hint: str = ""  # what a probe says
     wrong: float = 0  # the share of its runs that differ
     because: str = ""  # of this exercise they do; then this one is not judged
 
@@ -31,36 +30,24 @@ class Verdict:
         return f"{self.exercise + ' ' + self.title:28} {self.points:2}/{self.of:<2}  {self.words}".rstrip()
 
 
-def points_of(of, runs, right, cheap, ended, races):
-    """runs, right, cheap: how many there are. races: None where nobody has looked."""
-    share = PARITY_SHARE * right / runs + COST_SHARE * cheap / runs
-    if ended and right and races is not None and not races:
-        share += RACE_SHARE
-    return int(of * share + 1e-9)
-
-
-def hints_of(exercise, mistakes):
-    """What is known of a mistake in this exercise, a line each; empty where nothing is. mistakes: what recognised() found."""
-    return sorted({m["why"] for m in mistakes if m["exercise"] == exercise.number})
-
-
-def judge(stage, exercise, place, seen, reference, races, mistakes):
-    """The verdict of an exercise. `place`: file:line of its body. seen: {run: Observation} of all runs of the stage so
-    far; reference: {run: facts}; races: of the exercise's runs, or None; mistakes: what fingerprints.recognised found."""
+def judge(stage, exercise, place, seen, numbers, races):
+    """The verdict of an exercise. `place`: file:line of its body. seen: {run: Observation} of its runs at least; numbers: {run:
+    facts} of the reference; races: of the exercise's runs, or None."""
     verdict = Verdict(exercise.number, exercise.title, exercise.points)
-    differs = {name: differences(seen[name], reference[name]) for name in exercise.runs}
+    differs = {name: differences(seen[name], numbers[name]) for name in exercise.runs}
     right = [name for name in exercise.runs if is_right(differs[name])]
-    cheap = [name for name in right if costs_right(differs[name], seen[name], reference[name])]
-    ended = all(seen[name].end == "ok" for name in exercise.runs)
-    verdict.points = points_of(exercise.points, len(exercise.runs), len(right), len(cheap), ended, races)
-    verdict.hints = hints_of(exercise, mistakes)
+    cheap = [name for name in right if costs_right(differs[name], seen[name], numbers[name])]
+    share = (PARITY_SHARE * len(right) + COST_SHARE * len(cheap)) / len(exercise.runs)
+    if races == [] and right and all(seen[name].end == "ok" for name in exercise.runs):
+        share += RACE_SHARE
+    verdict.points = int(exercise.points * share + 1e-9)
     broken = [name for name in exercise.runs if name not in right] or [name for name in right if name not in cheap]
     verdict.wrong = len(broken) / len(exercise.runs)
     stubs = sorted(seen[name].end[:4] for name in broken if re.match(r"\d\d\.\d is not written", seen[name].end))
     if stubs:
         verdict.because, verdict.words = stubs[0], f"not judged because of {stubs[0]}, which is not written yet"
     elif broken:
-        words = in_words(differs[broken[0]], seen[broken[0]], reference[broken[0]])
+        words = in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])
         verdict.words = f"{broken[0]}: {words}"
         if right and len(right) < len(exercise.runs):
             verdict.words += f"; right: {right[0]}"
@@ -68,27 +55,27 @@ def judge(stage, exercise, place, seen, reference, races, mistakes):
         verdict.words = f"RACE: {races[0]} ({place})"
     elif races is None:
         verdict.words = f"right; no race? make races-{stage.number}"
-    if verdict.hints:
-        verdict.words += f". A hint: make hint-{exercise.number}"
     return verdict
 
 
-def told(machine, stage, exercise, verdict):
-    """The verdict with what the exercise's probes say of the machine's tree, if they do, in place of its hints."""
-    said = probes.hint_of(machine, stage, exercise) if verdict.points < exercise.points and verdict.words else None
-    if said and not verdict.words.startswith("waits for"):
-        verdict.words += f". A hint: make hint-{exercise.number}" * (not verdict.hints)
-        verdict.hints = [said]
+def told(verdict, hint):
+    """The verdict with what a probe says of the body, if it does. Where no run shows it, that takes half of the points: who knows how to
+    make a run look right does not know what a probe asks."""
+    if hint:
+        if not verdict.words or verdict.words.startswith("right"):
+            verdict.points -= int(verdict.of * PARITY_SHARE)
+            verdict.words = "its runs look right, and it is wrong"
+        verdict.hint, verdict.words = hint, f"{verdict.words}. A hint: make hint-{verdict.exercise}"
     return verdict
 
 
 def blame(stage, verdicts):
-    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those whose mistake is known; else, of
-    each program, the one that has most of its runs wrong, the first of such. The others are not judged."""
+    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those of whom a probe tells; else,
+    of each program, the one that has most of its runs wrong, the first of such. The others are not judged."""
     for program in {run.program for run in stage.runs.values()}:
         wrong = [v for v in verdicts if v.wrong and not v.because
                  and stage.runs[stage.exercises[v.exercise].runs[0]].program == program]
-        guilty = [v for v in wrong if v.hints] or [max(wrong, key=lambda v: v.wrong, default=None)]
+        guilty = [v for v in wrong if v.hint] or [max(wrong, key=lambda v: v.wrong, default=None)]
         for verdict in wrong:
             if verdict not in guilty:
                 verdict.because, verdict.words = guilty[0].exercise, f"not judged because of {guilty[0].exercise}"
@@ -107,9 +94,9 @@ def state_of(stage):
     return hashlib.sha256("".join((ROOT / name).read_text() for name in files).encode()).hexdigest()
 
 
-def noted(kind, stage):
-    """What an earlier command noted for these very sources, or None."""
-    path = STATE / f"{kind}-{stage.number}.json"
+def noted_races(stage):
+    """What make races-NN found in these very sources, or None."""
+    path = STATE / f"races-{stage.number}.json"
     if path.exists():
         note = json.loads(path.read_text())
         if note["state"] == state_of(stage):
@@ -117,17 +104,17 @@ def noted(kind, stage):
     return None
 
 
-def note(kind, stage, content):
-    sources.put(STATE / f"{kind}-{stage.number}.json", json.dumps({"state": state_of(stage), "content": content}))
+def note_races(stage, content):
+    sources.put(STATE / f"races-{stage.number}.json", json.dumps({"state": state_of(stage), "content": content}))
 
 
 def grade(stage, say=print, seen=()):
     """Grades this tree, a line an exercise. Returns the points of the exercises. seen: {run:
     Observation}, of runs that need not be made again."""
-    known = fingerprints.load()[stage.number]
+    numbers = reference.load()[stage.number]
     bodies = {e.number: sources.bodies_of(ROOT, e) for e in stage.exercises.values()}
     written = {n: e for n, e in stage.exercises.items() if not sources.is_stub(bodies[n])}
-    seen, verdicts, machine, races = dict(seen), [], Machine(ROOT), noted("races", stage)
+    seen, verdicts, machine, races = dict(seen), [], Machine(ROOT), noted_races(stage)
     if written:
         try:
             build(machine, {run.program for run in stage.runs.values()})
@@ -142,18 +129,15 @@ def grade(stage, say=print, seen=()):
             missing = sources.is_stub(bodies[number])
             verdict = Verdict(number, exercise.title, exercise.points, 0, f"not written yet ({place})" * missing)
         else:
-            differs = {name: differences(o, known["reference"][name]) for name, o in seen.items()
-                       if "not written" not in o.end}
-            mistakes = fingerprints.recognised(known, differs, (races or {}).get(number, ()))
-            verdict = told(machine, stage, exercise, judge(stage, exercise, place, seen, known["reference"],
-                                                           races and races.get(number), mistakes))
+            verdict = judge(stage, exercise, place, seen, numbers, races and races.get(number))
+            if not verdict.because:
+                verdict = told(verdict, hint_of(machine, stage, exercise))
         verdicts.append(verdict)
     blame(stage, verdicts)
     for verdict in verdicts:
         say(verdict.line())
     if later := sum(v.of - v.points for v in verdicts if v.because):
         say(f"{later} of these points are not lost: they can't be judged yet")
-    note("hints", stage, {v.exercise: v.hints for v in verdicts})
     return sum(v.points for v in verdicts)
 
 
@@ -162,17 +146,17 @@ def grade_hunt(stage, tree):
     are right; make grade looks at each mistake alone."""
     if sources.read_note(tree).get("kind") != "hunt":
         raise UsageError(f"HUNT: {tree} is no hunt; make hunt-{stage.number} ID=you writes one, from the reference")
-    machine, reference = Machine(tree), fingerprints.load()[stage.number]["reference"]
+    machine, numbers = Machine(tree), reference.load()[stage.number]
     try:
         build(machine, {run.program for run in stage.runs.values()})
     except BuildError as error:
         return 0, f" (does not compile: {error})"
     wrong = [(name, d, seen) for name, run in stage.runs.items()
-             if (d := differences(seen := observe(machine, run), reference[name]))]
+             if (d := differences(seen := observe(machine, run), numbers[name]))]
     if not wrong:
         return 15, ""
     name, differs, seen = wrong[0]
-    return 3 * (len(stage.runs) - len(wrong)) // len(stage.runs) * 5, f" ({name}: {in_words(differs, seen, reference[name])})"
+    return 3 * (len(stage.runs) - len(wrong)) // len(stage.runs) * 5, f" ({name}: {in_words(differs, seen, numbers[name])})"
 
 
 def look_for_races(stage, say=print):
@@ -192,15 +176,11 @@ def look_for_races(stage, say=print):
         say(f"{number} {exercise.title:23} {words}")
         if ends:
             result[number] = result[number] or None
-    note("races", stage, result)
+    note_races(stage, result)
 
 
 def hint(stages, number, say=print):
     stage = sources.stage_of(stages, number[:2])
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
-    hints = noted("hints", stage)
-    if hints is None:
-        raise UsageError(f"hint: first make grade-{stage.number}, with the sources as they are now")
-    for line in hints[number] or ["no probe finds what is wrong here, nor is it a known mistake; what differs stands in the grade"]:
-        say(line)
+    say(hint_of(Machine(ROOT), stage, stage.exercises[number]) or "no probe finds what is wrong here; what differs stands in the grade")

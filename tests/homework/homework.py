@@ -4,11 +4,11 @@ import pathlib
 import re
 import sys
 
-import fingerprints
 import grade
 import open_problems
 import pages
 import paper
+import reference
 import sources
 import submissions
 from observe import BuildError
@@ -17,8 +17,8 @@ from sources import ROOT, UsageError
 
 def grade_stage(stage, hunt):
     """Everything of a stage that this tree has, and the sum."""
-    points, note, extra = grade.grade(stage), sources.read_note(), []
-    hunt = hunt or (ROOT if note.get("kind") == "hunt" else None)
+    in_hunt, extra = sources.read_note().get("kind") == "hunt", []
+    points = 0 if in_hunt else grade.grade(stage)
 
     def part(name, of, work):
         try:
@@ -28,9 +28,9 @@ def grade_stage(stage, hunt):
         extra.append(f"{name} {found}/{of}{words}")
         return found
 
-    if hunt:
-        found = grade.grade_hunt(stage, pathlib.Path(hunt))
-        points = points * (note.get("kind") != "hunt") + part("hunt", 15, lambda: found)
+    if hunt or in_hunt:
+        found = grade.grade_hunt(stage, pathlib.Path(hunt or ROOT))
+        points += part("hunt", 15, lambda: found)
     if (ROOT / f"answers-{stage.number}.txt").exists():
         points += part("paper", 15, lambda: (paper.paper(stage, None, lambda line: None), ""))
     answer = ROOT / f"open-{stage.number}.txt"
@@ -63,7 +63,7 @@ def main(command, *arguments):
         "grade": lambda: submissions.grade_many(
             stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""), given.get("ROSTER"),
             pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None),
-        "fingerprints": lambda: fingerprints.make(stages, words),
+        "reference": lambda: reference.make(stages),
     }
     if (sources.HERE / "starter.py").exists():
         import check

@@ -13,9 +13,10 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, field
 
-from sources import ROOT
+from sources import HERE, ROOT
 
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
+PROBE_SECONDS = 60  # of all probes of an exercise; one hangs after 20 (probe.h)
 FILE_BYTES, BUILT_BYTES = 32 << 20, 256 << 20  # of a file that a run, or a compiler, writes
 OUTPUT_BYTES, LINE = 1 << 20, 2000  # of what it prints that is read, and of a line
 NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
@@ -147,10 +148,8 @@ def observe(machine, run, seed=None, races=False, keep=None):
 
 def end_of(status, output):
     """In words how a run ended that did not end well. Where several ranks speak, a stub comes first."""
-    for pattern in (r"\d\d\.\d is not written yet \(\S+\)", r"(?<=: )[^\n]*?(?= holds? up the others)"):
-        found = re.search(pattern, output)
-        if found and "written" in pattern:
-            return found.group()
+    if found := re.search(r"\d\d\.\d is not written yet \(\S+\)", output):
+        return found.group()
     if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
         return "it hangs"
     if found := re.search(rf"^step \d+: the loss is .*|{COPIES}", output, re.M):  # it is NaN or infinite, or the copies differ
@@ -216,6 +215,31 @@ def facts_of_log(path):
         if name.startswith(("memory", "elements", "calls")) and len(set(values)) == 1:
             facts[name] = values[:1]  # all ranks have the same
     return facts
+
+
+# ---- Probes
+
+def hint_of(machine, stage, exercise):
+    """What the probes of an exercise (probes/NN.cu) say of the tree of a machine: the sentence that they print, or nothing."""
+    program = f"homework_tests-{stage.number}"
+    try:
+        build(machine, {program})
+    except BuildError as error:
+        return f"does not compile: {error}"
+    ranks = re.search(r"^// ranks: (\d+)$", (HERE / f"probes/{stage.number}.cu").read_text(), re.M)[1]
+    command = ["mpirun", "-n", ranks, str(machine.tree / folder_of() / program), f"[{exercise.number}]"]
+    with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
+        machine.own(folder)
+        status, output = machine.call(command, folder, PROBE_SECONDS)
+    if status == 0:
+        return ""
+    if found := re.search(r"^hint: (.*)$", output, re.M):
+        return found[1]
+    doing = re.findall(r"^doing: (.*)$", output, re.M)
+    error = re.search(r"^rank \d+: (.* failed: .*?)(?: \(\S*:\d+\))?$|(\d\d\.\d is not written yet)", output, re.M)
+    hangs = status == 124 or "time limit exceeded" in output
+    end = "it hangs" if hangs else error[1] or error[2] if error else "it crashes"
+    return f"{doing[-1] if doing else 'at its start'}: {end}"
 
 
 # ---- Races

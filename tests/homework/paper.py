@@ -86,10 +86,6 @@ def paper(stage, identity, say=print):
 
 # ---- The questions: (text, [(ranks, options)], number of their facts)
 
-def total(kind):
-    return lambda *facts: int(sum(max(v) for name, v in facts[0].items() if name.startswith(kind)))
-
-
 def fact(name, rank=0):
     """A fact of one rank. A list of one holds for all ranks."""
     return lambda *facts: int((facts[0].get(name) or [0])[rank if len(facts[0].get(name, [])) > 1 else 0])
@@ -199,7 +195,7 @@ def questions(stage, identity):
         (f"{model}; {experts} experts in every layer, --ep 2, 2 ranks: bytes of weights of a rank",
          [of(2, 1, even, data_ranks=2)], fact("memory weights")),
         (f"{layers} layers; {batch}, top 2 of {experts} experts, even shares, 2 ranks: all-to-alls in a step of one "
-         "micro-batch", [of(2, 1, even, data_ranks=2)], total("calls all_to_all")),
+         "micro-batch", [of(2, 1, even, data_ranks=2)], fact("calls all_to_all")),
         (f"{model}; --tp 2 --pp 2 on 4 ranks: bytes of weights of rank 0",
          [of(4, 2, "--tp 2 --pp 2")], fact("memory weights", 0)),
         (f"{stages} pipeline ranks, {stages * m} micro-batches; all forward passes of a rank's layers take 1, backward 2: by "

@@ -108,6 +108,10 @@ class Mutant:
     replace: str
     kinds: list  # of its tests: "ranks 2", "threads 2", ...
 
+    def is_race(self):
+        """Whether ThreadSanitizer sees it, and numbers do by luck only."""
+        return any(kind.startswith("threads") for kind in self.kinds)
+
     def applied(self, text):
         """The text of its file, or of a part of it, with the mistake."""
         assert text.count(self.find) == 1, self.name
@@ -129,6 +133,12 @@ def read_mutants():
         elif word in ("why", "file"):
             setattr(mutants[-1], word, rest)
     return mutants
+
+
+def unseen():
+    """{name of a mutant: why no run shows it}"""
+    lines = [line.split(None, 2) for line in (HERE / "exercises.txt").read_text().splitlines() if line.startswith("unseen ")]
+    return {name: why.strip("| ") for _, name, why in lines}
 
 
 def seen_in_the_wild():

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 
-import fingerprints
+import reference
 import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in_the_wild
 
@@ -58,8 +58,8 @@ def write_tree(stages, to, note, change):
               "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
               "common/corpus.txt": corpus_without(stages),
               "tests/homework/exercises.txt": manifest_of(stages),
-              "tests/homework/fingerprints.json": fingerprints.text_of(
-                  {number: known for number, known in fingerprints.load().items() if number in note["stages"]})}
+              "tests/homework/reference.json": reference.text_of(
+                  {number: numbers for number, numbers in reference.load().items() if number in note["stages"]})}
     for stage in stages:  # what to try afterwards names what to write
         for path in ROOT.glob(f"{stage.number}_*/*.md"):
             change[str(path.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S)
@@ -103,14 +103,14 @@ def homework_note(stages, term):
 # ---- The hunt
 
 def planted(stage, identity):
-    """The three mutants of a hunt, in three exercises; each changes numbers, so that one run shows it. Every second hunt
-    is sure to have one of tests/wild.md; not every one, as there are few of them."""
+    """The three mutants of a hunt, in three exercises; a run shows each. Every second hunt is sure to have one of
+    tests/wild.md; not every one, as there are few of them."""
     choice = random.Random(f"hunt {stage.number} {identity}")
-    mutants = {m.name: m for m in read_mutants()}
-    by_exercise = {}
-    for mistake in fingerprints.load()[stage.number]["mistakes"]:
-        if fingerprints.shows(mistake):
-            by_exercise.setdefault(mistake["exercise"], []).append(mutants[mistake["name"]])
+    by_exercise, unseen = {}, sources.unseen()
+    for mutant in read_mutants():
+        exercise = sources.exercise_of(stage, mutant)
+        if exercise and mutant.name not in unseen and not mutant.is_race():
+            by_exercise.setdefault(exercise.number, []).append(mutant)
     wild = [(exercise, m) for exercise in sorted(by_exercise) for m in by_exercise[exercise] if m.name in seen_in_the_wild()]
     chosen = dict([choice.choice(wild)] if wild and choice.random() < 0.5 else [])
     for exercise in choice.sample(sorted(set(by_exercise) - set(chosen)), 3 - len(chosen)):

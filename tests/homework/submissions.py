@@ -10,16 +10,16 @@ import pathlib
 import re
 import time
 
-import fingerprints
 import grade
 import grading
 import open_problems
 import pages
 import paper
+import reference
 import sources
-from fingerprints import in_workplaces
-from observe import BuildError, Machine, Observation, build, differences, in_words, is_right, observe
+from observe import BuildError, Machine, Observation, build, differences, hint_of, in_words, is_right, observe
 from sandbox import Sandbox, check_sandbox
+from reference import in_workplaces
 from sources import ROOT, UsageError, check_id, put, read_note
 
 FORMAT, LARGEST = 1, 1 << 20  # of a file, in bytes
@@ -91,7 +91,6 @@ class Grader:
 
     def __init__(self, stages, term, folder, check_words=True):
         self.stages, self.term, self.folder, self.check_words = stages, term, folder, check_words
-        self.known = fingerprints.load()
         self.sources = hashlib.sha256(b"".join((ROOT / n).read_bytes() for n in sources.files_of()
                                                if n.startswith(("0", "common/", "Makefile", "tests/homework/")))).hexdigest()
         self.references = {}
@@ -99,12 +98,12 @@ class Grader:
     def seed(self, stage):
         return int(hashlib.sha256(f"{self.term} {stage.number}".encode()).hexdigest(), 16) % 10**6 + 2
 
-    def reference(self, stage):
+    def numbers(self, stage):
         """{run: facts} of the clean tree with the hidden sizes and seed."""
         if stage.number not in self.references:
             def run():
                 build(Machine(ROOT), {r.program for r in stage.runs.values()})
-                return fingerprints.reference_of(Machine(ROOT), stage, self.seed(stage))
+                return reference.numbers_of(Machine(ROOT), stage, self.seed(stage))
             self.references[stage.number] = self.kept(f"reference {stage.number}", run)
         return self.references[stage.number]
 
@@ -122,32 +121,24 @@ class Grader:
     # -- One body, or several, in the clean reference
 
     def seen_with(self, machine, stage, bodies, runs, races):
-        """What the runs show with these bodies, {number: [text]}, in place of the reference's: {"hidden": {run: (end, facts,
-        races)}}. If anything differs, also the "visible" ones of all runs, because fingerprints.json knows those."""
-        sandbox, seed = Sandbox(machine.tree), self.seed(stage)
+        """What the runs show with these bodies, {number: [text]}, in place of the reference's: {name: (end, facts, races)}."""
+        sandbox, seen = Sandbox(machine.tree), {}
         try:
             with sources.grafted(sandbox, stage, bodies):
                 build(sandbox, {stage.runs[name].program for name in runs}, races)
-                seen = {"hidden": self.observe_all(sandbox, stage, runs, seed, races)}
-                if not races and any(differences(Observation(*seen["hidden"][n]), self.reference(stage)[n]) for n in runs):
-                    seen["visible"] = self.observe_all(sandbox, stage, stage.runs, None, False)
+                for name in runs:
+                    o = observe(sandbox, stage.runs[name], self.seed(stage), races)
+                    seen[name] = [o.end, o.facts, o.races]
+                    if o.end == "it hangs":  # the others would hang, too, for as long
+                        return {n: ["it hangs", {}, []] for n in runs} | seen
                 return seen
         except (BuildError, UsageError) as error:  # a body may have the beginning of a function, too
-            return {"hidden": {name: [f"does not compile: {error}", {}, []] for name in runs}}
+            return {name: [f"does not compile: {error}", {}, []] for name in runs}
 
-    def observe_all(self, sandbox, stage, runs, seed, races):
-        seen = {}
-        for name in runs:
-            o = observe(sandbox, stage.runs[name], seed, races)
-            seen[name] = [o.end, o.facts, o.races]
-            if o.end == "it hangs":  # the others would hang, too, for as long
-                return seen | {n: ["it hangs", {}, []] for n in runs if n not in seen}
-        return seen
-
-    def observed(self, machine, stage, bodies, runs, races=False, which="hidden"):
+    def observed(self, machine, stage, bodies, runs, races=False):
         key = json.dumps(["seen", stage.number, sorted(bodies.items()), list(runs), races])
         seen = self.kept(key, lambda: self.seen_with(machine, stage, bodies, runs, races))
-        return {name: Observation(*values) for name, values in seen.get(which, {}).items()}
+        return {name: Observation(*values) for name, values in seen.items()}
 
     def refused(self, exercise, body):
         """Why a body is not run, in words, or None."""
@@ -160,7 +151,7 @@ class Grader:
 
     def verdicts(self, machine, stage, handed_in):
         """(verdicts, words about all together) of the bodies {number: [text]}."""
-        reference, verdicts, fine, own = self.reference(stage), {}, {}, {}
+        numbers, verdicts, fine, own = self.numbers(stage), {}, {}, {}
         for number, exercise in stage.exercises.items():
             body = handed_in.get(number)
             verdict = grade.Verdict(number, exercise.title, exercise.points)
@@ -179,9 +170,9 @@ class Grader:
             runs = list(dict.fromkeys(name for n in fine for name in stage.exercises[n].runs))
             right = {n: b for n, b in fine.items() if not verdicts[n].words}
             seen = self.observed(machine, stage, right or fine, runs, races=True)
-            differs = {name: differences(o, reference[name]) for name, o in seen.items()}
+            differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
             broken = [name for name in differs if not is_right(differs[name])]
-            together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], reference[broken[0]])}" if broken else "right"
+            together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right"
             for number, body in fine.items():  # a body has no race if all together have none
                 races = []
                 if number not in right or broken:
@@ -193,27 +184,16 @@ class Grader:
         return list(verdicts.values()), together
 
     def judge(self, machine, stage, exercise, body, seen, races):
-        reference = self.reference(stage)
-        differs = {name: differences(o, reference[name]) for name, o in seen.items()}
-        mistakes = []
-        if any(differs.values()) or races:
-            visible = self.observed(machine, stage, {exercise.number: body}, exercise.runs, which="visible")
-            known = self.known[stage.number]
-            mistakes = [m for m in fingerprints.recognised(
-                known, {n: differences(o, known["reference"][n]) for n, o in visible.items()}, races)
-                if m["exercise"] == exercise.number]
-        verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, reference, races, mistakes)
-        verdict.hints, verdict.words = self.kept(json.dumps(["told", exercise.number, body, verdict.points, verdict.words]),
-                                                 lambda: self.told(machine, stage, exercise, body, verdict))
-        if verdict.hints:
-            verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: "Hint: " + " / ".join(verdict.hints), verdict.words)
-        return verdict
+        verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races)
+        if "does not compile" in verdict.words:
+            return verdict
 
-    def told(self, machine, stage, exercise, body, verdict):
-        if verdict.points < exercise.points and verdict.words and "does not compile" not in verdict.words:
+        def hint():
             with sources.grafted(Sandbox(machine.tree), stage, {exercise.number: body}):
-                grade.told(Sandbox(machine.tree), stage, exercise, verdict)
-        return verdict.hints, verdict.words
+                return hint_of(Sandbox(machine.tree), stage, exercise)
+        verdict = grade.told(verdict, self.kept(json.dumps(["hint", exercise.number, body]), hint))
+        verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: f"Hint: {verdict.hint}", verdict.words)
+        return verdict
 
     def submission(self, machine, content):
         """All results of a submission, as CSV columns and lines."""
@@ -254,7 +234,7 @@ class Grader:
             good = not self.refused(exercise, body)
             if good and not sources.same_tokens(body, sources.bodies_of(ROOT, exercise)):
                 seen = self.observed(machine, stage, {number: body}, exercise.runs)
-                good = all(not differences(o, self.reference(stage)[n]) for n, o in seen.items())
+                good = all(not differences(o, self.numbers(stage)[n]) for n, o in seen.items())
             points += HUNT_POINTS * good
             lines.append(f"hunt, {number}: {'mended' if good else 'not mended'} ({mutant.why})")
         return points, lines
@@ -329,11 +309,6 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         put(target.with_name(f"{target.stem}-{name}.csv"), table)
     put(target.with_suffix(".txt"), "".join(f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n"
                                             for path in files))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
-        with open(summary, "a", encoding="utf-8") as file:
-            file.write("".join(f"### {path.name}: {rows[path.name]['total']}/100\n\n```\n" + "\n".join(texts[path.name]) +
-                               "\n```\n\n" for path in files))
     unknown = sorted({row["id"] for row in rows.values() if row["id"]} - (roster or set()))
     if roster is None:
         say("ROSTER is not given, so no ID was looked up; Moodle's import stops at a login that it does not know")

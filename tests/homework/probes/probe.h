@@ -1,5 +1,5 @@
 // What the probes of the exercises share. A probe calls a body with inputs that make its answer readable, and
-// tells the first thing that is wrong in one line, "hint: ...". probes.py builds and runs them.
+// tells the first thing that is wrong in one line, "hint: ...". observe.py builds and runs them.
 //
 //   sums      contributor c adds 16^c: each hexadecimal digit of a sum says how often one was counted
 //   copies    a value is its owner and its place
