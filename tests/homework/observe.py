@@ -344,5 +344,7 @@ def in_words(differs, seen, reference):
             return f"the numbers are right, but {'a rank' if 'values' in reference else f'rank {rank}'} " + \
                 (f"has {sizes} bytes of {of}" if kind == "memory" else f"sends {sizes} elements by {of}")
     if "seconds" in differs:
-        return f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
+        hidden = [f"{100 * facts['hidden'][0]:.0f} %" for facts in (seen.facts, reference)]
+        return f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}" + \
+            f"; compute hides {hidden[0]} of communication, and should hide {hidden[1]}" * (hidden[0] != hidden[1])
     return "right" if is_right(differs) else "steps are missing"
