@@ -16,10 +16,9 @@ void tell_traffic(const Communicator& ranks, const std::string& half, size_t siz
   const int n = ranks.ranks(), rank = ranks.rank();
   const int kept = half == "reduce-scatter" ? rank : (rank + 1) % n;
   const auto elements = static_cast<int64_t>(size - ring_part(kept, n, size).size);
-  tell_if(sent.calls != n - 1 || sent.elements != elements,
-          here() + "the " + half + " sends " + number(sent.calls) + " parts, " + number(sent.elements) +
-              " elements; n - 1 = " + number(n - 1) + " parts, all but part " + number(kept) + ", have " +
-              number(elements));
+  tell_if(sent.calls != n - 1 || sent.elements != elements, here(), "the ", half, " sends ", sent.calls,
+          " parts, ", sent.elements, " elements; n - 1 = ", n - 1, " parts, all but part ", kept, ", have ",
+          elements);
 }
 
 }  // namespace
@@ -28,26 +27,24 @@ TEST_CASE("02.1: parts of an array", "[02.1]") {
   for (const int n : {1, 2, 3, 4}) {
     for (const size_t whole : {size_t{12}, size_t{10}, size_t{2}}) {
       size_t end = 0, smallest = whole, largest = 0;
-      const std::string of = "of " + number(whole) + " elements on " + number(n) + " ranks: ";
+      const std::string of = text("of ", whole, " elements on ", n, " ranks: ");
       for (int i = 0; i < n; ++i) {
         const auto [begin, size] = ring_part(i, n, whole);
-        tell_alike(begin != end || begin + size > whole, of + part_of(i) + " begins at " + number(begin) +
-                                                             " with " + number(size) + " elements; part " +
-                                                             number(i - 1) + " ends at " + number(end));
+        tell_alike(begin != end || begin + size > whole, of, part_of(i), " begins at ", begin, " with ", size,
+                   " elements; part ", i - 1, " ends at ", end);
         end = begin + size, smallest = std::min(smallest, size), largest = std::max(largest, size);
       }
-      tell_alike(end != whole, of + "the last part ends at " + number(end) + ", so the rest is in no part");
-      tell_alike(largest > smallest + 1, of + "a part has " + number(largest) + " elements, another one " +
-                                             number(smallest) + "; sizes may differ by one");
+      tell_alike(end != whole, of, "the last part ends at ", end, ", so the rest is in no part");
+      tell_alike(largest > smallest + 1, of, "a part has ", largest, " elements, another one ", smallest,
+                 "; sizes may differ by one");
       for (int i = -2 * n; i < 0; ++i) {
         const RingPart here = ring_part(i, n, whole), same = ring_part(i + 2 * n, n, whole);
-        tell_alike(here.begin != same.begin || here.size != same.size,
-                   of + "part " + number(i) + " is not part " + number((i + 2 * n) % n) +
-                       ": a negative index wraps round, but % of a negative number is negative in C++");
+        tell_alike(here.begin != same.begin || here.size != same.size, of, "part ", i, " is not part ",
+                   (i + 2 * n) % n,
+                   ": a negative index wraps round, but % of a negative number is negative in C++");
       }
     }
   }
-  SUCCEED();
 }
 
 TEST_CASE("02.1: a step of the ring", "[02.1]") {
@@ -58,11 +55,10 @@ TEST_CASE("02.1: a step of the ring", "[02.1]") {
     const auto size_of = [&](int r) { return size_t(4 + (equal ? 0 : r)); };
     const mpi_tests::Array<accum> sent(owned_values<accum>(rank, size_of(rank))),
         received(std::vector<accum>(n + 4, untouched));
-    doing(equal
-              ? "ring_step(): all ranks send to the next one and receive from the one before, in one group, "
-                "or each waits for the others"
-              : "ring_step() with parts of different sizes: as many elements are received as the previous "
-                "rank sends");
+    doing(equal ? "ring_step(): all ranks send to the next one and receive from the one before, in one "
+                  "group, or each waits for the others"
+                : "ring_step() with parts of different sizes: as many elements are received as the previous "
+                  "rank sends");
     ring_step(sent.data(), size_of(rank), received.data(), size_of(before), ranks);
     tell(wrong_copy("what ring_step() receives from rank " + number(before),
                     at(received.data(), size_of(before)), before));
@@ -81,8 +77,8 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
     const auto [begin, of_part] = ring_part(rank, n, size);
     tell(sum.wrong(part_of(rank) + " after the reduce-scatter", at(data.data() + begin, of_part), begin));
     tell_traffic(ranks, "reduce-scatter", size);
-    tell_if(at(scratch.data(), size)[size / n + 1] != stale,
-            here() + "received has room for size / ranks + 1 elements");
+    tell_if(at(scratch.data(), size)[size / n + 1] != stale, here(),
+            "received has room for size / ranks + 1 elements");
     ranks.reset_traffic();
   }
 }
@@ -108,8 +104,8 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
       for (size_t i = 0; i < of_part && wrong.empty(); ++i) {
         const auto found = std::llround(part[i]);
         if (found / 1000 >= 10)
-          wrong = here() + part_of(p) + " is still a partial sum of rank " + number(found / 1000 - 10) +
-                  ": pass on what came in the step before, beginning with part " + number(rank);
+          wrong = text(here(), part_of(p), " is still a partial sum of rank ", found / 1000 - 10,
+                       ": pass on what came in the step before, beginning with part ", rank);
       }
       if (wrong.empty()) wrong = wrong_copy(part_of(p), part, p, begin, part_of);
     }
@@ -138,18 +134,16 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
     for (int step = 0; step < 2; ++step) {
       write(compute, all.data, std::vector<accum>(all.size(), stale));
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
-      tell_alike(!data.traffic().empty(),
-                 with +
-                     "after_gradients(unit, last = false) has summed: only the step's "
-                     "last micro-batch may, or a sum is summed again");
+      tell_alike(!data.traffic().empty(), with,
+                 "after_gradients(unit, last = false) has summed: only the step's last micro-batch may, or a "
+                 "sum is summed again");
       for (int unit = units - 1; unit >= 0; --unit) {
         accum* const of_unit = group->gradients(unit);
         late(compute);
         write(compute, of_unit, sum.values(rank, group->size(unit), of_unit - all.data));
-        doing(with + "after_gradients(" + number(unit) + ")" +
+        doing(with, "after_gradients(", unit, ")",
               (sync == DpSync::bucket
-                   ? ": the first bucket ends where the array ends, another one where the one "
-                     "before it began"
+                   ? ": the first bucket ends where the array ends, another one where the one before it began"
                    : ""));
         if (unit == 0) late(data.stream());  // so that the last sums come late
         hooks.after_gradients(unit, true);
@@ -158,39 +152,37 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
                                  : sync == DpSync::overlap ? complete
                                                            : complete / bucket * bucket;
         const int64_t sent = traffic(data, "all_reduce").elements;
-        tell_alike(sent != expected, with + "when unit " + number(unit) + " is complete, sums of " +
-                                         number(sent) + " elements are under way, and should be of " +
-                                         number(expected) + ": " + number(complete) +
-                                         " are complete at the end of the array" +
-                                         (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
+        tell_alike(sent != expected, with, "when unit ", unit, " is complete, sums of ", sent,
+                   " elements are under way, and should be of ", expected, ": ", complete,
+                   " are complete at the end of the array",
+                   (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
       }
       if (sync == DpSync::naive) {  // once more, as the host has waited for others
         write(compute, all.data, std::vector<accum>(all.size(), stale));
         for (int i = 0; i < 3; ++i) late(compute);  // later than the sum, if that does not wait
         write(compute, all.data, sum.values(rank, all.size()));
       }
-      doing(with + "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
+      doing(with, "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
       if (sync != DpSync::overlap) late(data.stream());
       hooks.finish_gradient_sync();
-      const PinnedArray<accum>& seen = read(compute, all.data, all.size());
-      const std::vector<accum> sums = at(all.data, all.size());
+      const PinnedArray<accum>& seen = read(compute, all);
+      const std::vector<accum> sums = at(all);
       std::string wrong;
       for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit) {
         const size_t place = group->gradients(unit) - all.data;
         wrong =
             sum.wrong(with + "in step " + number(step + 1) + " unit " + number(unit) + " of " + number(units),
-                      {sums.begin() + place, sums.begin() + place + group->size(unit)}, place);
+                      std::span(&sums[place], group->size(unit)), place);
+      }
+      for (size_t i = 0; i < seen.size() && wrong.empty(); ++i) {
+        if (seen[i] != sums[i])
+          wrong =
+              text(with, "compute does not wait for the sums in finish_gradient_sync(): it reads element ", i,
+                   " too early");
       }
       tell(wrong);
       const int64_t summed = traffic(data, "all_reduce").elements, size = all.size();
-      tell_alike(summed != size,
-                 with + "in a step " + number(summed) + " elements are summed, of " + number(size));
-      for (size_t i = 0; i < seen.size() && wrong.empty(); ++i) {
-        if (seen[i] != sums[i])
-          wrong = with + "compute does not wait for the sums in finish_gradient_sync(): it reads element " +
-                  number(i) + " too early";
-      }
-      tell(wrong);
+      tell_alike(summed != size, with, "in a step ", summed, " elements are summed, of ", size);
       data.reset_traffic();
     }
   }

@@ -6,8 +6,8 @@
 namespace pentatron::probes {
 namespace {
 
-constexpr int units =
-    4;  // unit u has 2^u times as many elements as unit 0, so a sum of sizes names its units
+// Unit u has 2^u times as many elements as unit 0, so a sum of sizes names its units.
+constexpr int units = 4;
 const std::array<std::string, units> unit_names = {"the embedding", "layer 0", "layer 1", "the head"};
 
 // A rank with a group of parameters, and ZeRO.
@@ -30,27 +30,27 @@ struct Shards {
     for (int unit = 0; unit < units; ++unit) all += group().size(unit);
     smallest = group().size(0), largest = group().largest_size();
     with = "stage " + number(stage) + ": ";
-    doing(with + "the constructor");
+    doing(with, "the constructor");
     zero = std::make_unique<Zero>(stage, group(), data, same_shard, compute, reshard);
   }
   ParameterGroup& group() { return parameters.group(); }
 
   // Memory beside what the stage needs: shards or whole units, and two unit buffers.
-  void tell_memory(const std::string& purpose, int64_t elements, bool sharded) {
-    const int64_t needed = sharded ? all / data.ranks() + 2 * largest : all;
-    tell_if(elements != needed,
-            here() + with + "memory of " + purpose + ": " + number(elements) + " elements in place of " +
-                number(needed) + ". " +
-                (elements > needed
-                     ? "All units have " + number(all) + (sharded ? ", but only two whole ones are kept" : "")
-                     : "Shards alone are too little here"));
-  }
   void tell_memory(int stage) {
-    tell_memory("weights", elements_of<real>(Purpose::weights, before), stage == 3);
-    tell_memory("gradients", elements_of<accum>(Purpose::gradients, before), stage >= 2);
+    for (const bool weights : {true, false}) {
+      const bool sharded = stage >= (weights ? 3 : 2);
+      const int64_t needed = sharded ? all / data.ranks() + 2 * largest : all;
+      const int64_t elements = weights ? elements_of<real>(Purpose::weights, before)
+                                       : elements_of<accum>(Purpose::gradients, before);
+      tell_if(elements != needed, here(), with, "memory of ", weights ? "weights: " : "gradients: ", elements,
+              " elements in place of ", needed, ". ",
+              elements < needed
+                  ? "Shards alone are too little here"
+                  : text("All units have ", all, sharded ? ", but only two whole ones are kept" : ""));
+    }
   }
   // The units of which something was gathered or reduced since the last call, as bits.
-  int64_t units_in(const std::string& operation) { return units_in(operation, data); }
+
   int64_t units_in(const std::string& operation, Communicator& ranks) const {
     const int64_t elements = traffic(ranks, operation).elements;
     ranks.reset_traffic();
@@ -68,7 +68,7 @@ std::string names_of(int64_t bits) {
 
 std::string shard_name(int owner) {  // the owner of a value
   if (owner >= 100) return shard_name(owner - 100) + " before the update";
-  return unit_names[owner / 10] + "'s shard " + number(owner % 10);
+  return text(unit_names[owner / 10], "'s shard ", owner % 10);
 }
 
 }  // namespace
@@ -77,27 +77,25 @@ TEST_CASE("03.1: own parts", "[03.1]") {
   for (const int stage : {1, 2, 3}) {
     Shards s(stage);
     const std::vector<Shard> shards = s.parameters.shards();
-    tell_if(shards.size() != units, here() + s.with + number(shards.size()) + " shards were added for " +
-                                        number(units) + " units: the optimizer updates what add_shard names");
+    tell_if(shards.size() != units, here(), s.with, shards.size(), " shards were added for ", units,
+            " units: the optimizer updates what add_shard names");
     for (const Shard& shard : shards) {
       const size_t size = s.group().shard_size(shard.unit), begin = s.data.rank() * size;
       const std::string of = here() + s.with + unit_names[shard.unit] + ": ";
-      tell_if(shard.begin != begin || shard.end != begin + size,
-              of + "its shard is [" + number(shard.begin) + ", " + number(shard.end) + "), and should be [" +
-                  number(begin) + ", " + number(begin + size) + "): rank r owns the r-th of " +
-                  number(s.data.ranks()) + " equal parts");
+      tell_if(shard.begin != begin || shard.end != begin + size, of, "its shard is [", shard.begin, ", ",
+              shard.end, "), and should be [", begin, ", ", begin + size, "): rank r owns the r-th of ",
+              s.data.ranks(), " equal parts");
       const real* const weights = s.group().weights(shard.unit);
       const accum* const gradients = s.group().gradients(shard.unit);
-      tell_if((weights != nullptr) != (stage < 3),
-              of + "weights are " + (weights ? "whole, and stage 3 has a shard" : "not there as a whole"));
-      tell_if(
-          (gradients != nullptr) != (stage < 2),
-          of + "gradients are " + (gradients ? "whole; stages 2, 3 have a shard" : "not there as a whole"));
-      tell_if(weights && shard.weights != weights + begin,
-              of + "the optimizer's weights begin at element " + number(shard.weights - weights));
-      tell_if(gradients && shard.gradients != gradients + begin,
-              of + "the optimizer's gradients begin at element " + number(shard.gradients - gradients) +
-                  ", and the sum of the own shard is left at " + number(begin));
+      tell_if((weights != nullptr) != (stage < 3), of, "weights are ",
+              (weights ? "whole, and stage 3 has a shard" : "not there as a whole"));
+      tell_if((gradients != nullptr) != (stage < 2), of, "gradients are ",
+              (gradients ? "whole; stages 2, 3 have a shard" : "not there as a whole"));
+      tell_if(weights && shard.weights != weights + begin, of, "the optimizer's weights begin at element ",
+              shard.weights - weights);
+      tell_if(gradients && shard.gradients != gradients + begin, of,
+              "the optimizer's gradients begin at element ", shard.gradients - gradients,
+              ", and the sum of the own shard is left at ", begin);
     }
     s.tell_memory(stage);
   }
@@ -111,18 +109,16 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     const bool two_buffers = stage == 3 && reshard == Reshard::after_use;
     std::vector<int> held, before_update;  // the units that were gathered last
     const auto gathers = [&](const std::string& call, int allowed, int use, int next) {
-      const int64_t bits = s.units_in("all_gather");
+      const int64_t bits = s.units_in("all_gather", s.data);
       if (!two_buffers) return;
       std::string wrong;
       for (const int unit : held) {
         if (bits >> unit & 1) wrong = "gathers " + unit_names[unit] + " again, which a buffer has";
       }
-      if (wrong.empty() && bits & ~allowed) {
-        wrong = "gathers " + names_of(bits) + ", and should gather " +
-                (allowed == 0 ? "nothing" : "at most " + names_of(allowed)) +
-                ": only two units are whole at once";
-      }
-      tell_alike(!wrong.empty(), here() + s.with + call + wrong);
+      if (wrong.empty() && bits & ~allowed)
+        wrong = text("gathers ", names_of(bits), ", and should gather ", allowed ? "at most " : "",
+                     names_of(allowed), ": only two units are whole at once");
+      tell_alike(!wrong.empty(), here(), s.with, call, wrong);
       for (int unit = 0; unit < units; ++unit) {
         if (bits >> unit & 1) held.push_back(unit);
       }
@@ -131,29 +127,26 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
         if (unit < 0 || std::ranges::find(held, unit) != held.end()) continue;
         const bool old = std::ranges::find(before_update, unit) != before_update.end();
         tell_alike(
-            true,
-            here() + s.with + call + "does not gather " + unit_names[unit] +
-                (old ? ", which a buffer has from before the update: weights_changed() marks both as stale"
-                 : unit == next ? ", which is next: a gather that begins when its weights are needed hides "
-                                  "behind nothing"
-                                : ", which is used now"));
+            true, here(), s.with, call, "does not gather ", unit_names[unit],
+            (old ? ", which a buffer has from before the update: weights_changed() marks both as stale"
+             : unit == next
+                 ? ", which is next: a gather that begins when its weights are needed hides behind nothing"
+                 : ", which is used now"));
       }
     };
-    std::vector<std::pair<std::string, std::pair<int, const PinnedArray<real>*>>> uses;
+    std::vector<std::tuple<std::string, int, const PinnedArray<real>*>> uses;
     const auto use = [&](int step, int unit, Pass pass) {
-      const std::string name =
-          std::string(pass == Pass::forward ? "forward" : "backward") + " of " + unit_names[unit];
-      const int next =
-          pass == Pass::forward ? (unit + 1 < units ? unit + 1 : -1) : (unit > 1 ? unit - 1 : -1);
-      doing(s.with + "before_weights() in " + name);
+      const std::string name = text(pass == Pass::forward ? "forward of " : "backward of ", unit_names[unit]);
+      const int next = pass == Pass::forward ? (unit + 1 < units ? unit + 1 : -1) : unit > 1 ? unit - 1 : -1;
+      doing(s.with, "before_weights() in ", name);
       s.zero->before_weights(unit, pass);
       const real* const weights = s.group().weights(unit);
-      tell_alike(weights == nullptr, s.with + "before_weights() in " + name + " leaves no weights");
+      tell_alike(weights == nullptr, s.with, "before_weights() in ", name, " leaves no weights");
       if (step == 1 && two_buffers) late(s.compute);
-      uses.push_back(
-          {"step " + number(step) + ", " + name, {unit, &read(s.compute, weights, s.group().size(unit))}});
+      uses.emplace_back(text("step ", step, ", ", name), unit,
+                        &read(s.compute, weights, s.group().size(unit)));
       gathers("before_weights() in " + name + " ", 1 << unit | (next < 0 ? 0 : 1 << next), unit, next);
-      doing(s.with + "after_weights() in " + name);
+      doing(s.with, "after_weights() in ", name);
       s.zero->after_weights(unit, pass);
       gathers("after_weights() in " + name + " ", 0, -1, -1);
     };
@@ -165,15 +158,14 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       for (const Shard& shard : s.parameters.shards())
         write(s.compute, shard.weights,
               owned_values<real>(owner(shard.unit, s.data.rank()), shard.size(), shard.begin));
-      doing(s.with + "weights_changed()");
+      doing(s.with, "weights_changed()");
       s.zero->weights_changed();
       before_update = std::exchange(held, {});
-      const int64_t bits = s.units_in("all_gather");
-      tell_alike(stage < 3 && bits != (1 << units) - 1, here() + s.with + "weights_changed() gathers " +
-                                                            names_of(bits) +
-                                                            ", and a rank needs all other ranks' shards");
-      tell_alike(stage == 3 && bits != 0, here() + s.with + "weights_changed() gathers " + names_of(bits) +
-                                              "; stage 3 gathers a unit before its use");
+      const int64_t bits = s.units_in("all_gather", s.data);
+      tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
+                 names_of(bits), ", and a rank needs all other ranks' shards");
+      tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
+                 "; stage 3 gathers a unit before its use");
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         if (step == 0) late(s.data.stream());
         for (int unit = 0; unit < units; ++unit) use(step, unit, Pass::forward);
@@ -181,14 +173,12 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       }
       CUDA_CHECK(cudaDeviceSynchronize());
       std::string wrong;
-      for (const auto& [name, read] : uses) {
-        const size_t size = s.group().shard_size(read.first);
-        for (int rank = 0; rank < s.data.ranks() && wrong.empty(); ++rank) {
-          const auto begin = read.second->data() + rank * size;
-          wrong =
-              wrong_copy(s.with + name + ": shard " + number(rank), std::vector<real>(begin, begin + size),
-                         owner(read.first, rank), rank * size, shard_name);
-        }
+      for (const auto& [name, unit, seen] : uses) {
+        const size_t size = s.group().shard_size(unit);
+        for (int rank = 0; rank < s.data.ranks() && wrong.empty(); ++rank)
+          wrong = wrong_copy(s.with + name + ": shard " + number(rank),
+                             std::span(seen->data() + rank * size, size), owner(unit, rank), rank * size,
+                             shard_name);
       }
       uses.clear();
       tell(wrong);
@@ -212,51 +202,46 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         const bool last = micro_batch == 1;
         for (int unit = units - 1; unit >= 0; --unit) {
-          const std::string call = "(" + unit_names[unit] + ") in micro-batch " + number(micro_batch) + " ";
+          const std::string call = text("(", unit_names[unit], ") in micro-batch ", micro_batch, " ");
           const std::string with = here() + s.with;
-          doing(s.with + "before_gradients" + call);
+          doing(s.with, "before_gradients", call);
           s.zero->before_gradients(unit);
           const Gradient gradient = s.parameters.gradients(unit);
-          tell_alike(gradient.sum.data == nullptr,
-                     with + "before_gradients" + call + "leaves no memory for gradients");
-          tell_alike(stage >= 2 && gradient.add,
-                     with + "after_gradients() has not taken the memory back: in micro-batch " +
-                         number(micro_batch) + " backward adds to what lies there");
+          tell_alike(gradient.sum.data == nullptr, with, "before_gradients", call,
+                     "leaves no memory for gradients");
+          tell_alike(stage >= 2 && gradient.add, with,
+                     "after_gradients() has not taken the memory back: in micro-batch ", micro_batch,
+                     " backward adds to what lies there");
           late(s.compute);
           write(s.compute, term.data, sum.values(s.rank + n * micro_batch, gradient.sum.size()));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
-          doing(s.with + "after_gradients" + call);
+          doing(s.with, "after_gradients", call);
           if (last && unit == 0) {  // so that the last sums come late
             late(s.data.stream());
             late(s.same_shard.stream());
           }
           s.zero->after_gradients(unit, last);
           s.parameters.end_gradients(unit, last);
-          const int64_t bits = s.units_in(operation);
-          tell_alike(stage < 2 && !last && bits != 0,
-                     with + "after_gradients" + call +
-                         "reduces, and only the last micro-batch of a step may: a sum "
-                         "would be summed again");
+          const int64_t bits = s.units_in(operation, s.data);
+          tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,
+                     "reduces, and only the last micro-batch of a step may: a sum would be summed again");
           const int64_t summed = s.units_in("all_reduce", s.same_shard);
-          tell_alike(!last && summed != 0,
-                     with + "sum_copies" + call +
-                         "sums, and may after the last one only: the sum of the copies would be summed again");
-          tell_alike(last && copies > 1 && summed != 1 << unit,
-                     with + "sum_copies" + call + "sums " + names_of(summed) + " over the copies, and not the " +
-                         "own shard of " + unit_names[unit]);
-          tell_alike(stage >= 2 && bits != 1 << unit,
-                     with + "after_gradients" + call + "reduces " + names_of(bits) + " and not " +
-                         unit_names[unit] + ": two unit buffers have no room to add up micro-batches first");
+          tell_alike(!last && summed != 0, with, "sum_copies", call,
+                     "sums, and may after the last one only: the sum of the copies would be summed again");
+          tell_alike(last && copies > 1 && summed != 1 << unit, with, "sum_copies", call, "sums ",
+                     names_of(summed), " over the copies, and not the ", "own shard of ", unit_names[unit]);
+          tell_alike(stage >= 2 && bits != 1 << unit, with, "after_gradients", call, "reduces ",
+                     names_of(bits), " and not ", unit_names[unit],
+                     ": two unit buffers have no room to add up micro-batches first");
         }
       }
-      doing(s.with + "finish_gradient_sync()");
+      doing(s.with, "finish_gradient_sync()");
       s.zero->finish_gradient_sync();
       s.data.reset_traffic();
       std::string wrong;
       std::vector<std::pair<Shard, const PinnedArray<accum>*>> seen;
-      for (const Shard& shard : s.parameters.shards()) {
-        seen.emplace_back(shard, &read(s.compute, static_cast<const accum*>(shard.gradients), shard.size()));
-      }
+      for (const Shard& shard : s.parameters.shards())
+        seen.emplace_back(shard, &read(s.compute, shard.gradients, shard.size()));
       CUDA_CHECK(cudaDeviceSynchronize());
       for (const auto& [shard, early] : seen) {
         const std::vector<accum> values = at(shard.gradients, shard.size());
@@ -265,8 +250,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                             shard.begin);
         if (wrong.empty() && !std::equal(values.begin(), values.end(), early->data()))
           wrong = here() + s.with +
-                  "finish_gradient_sync(): compute reads sums before they are there; it is "
-                  "compute that has to wait, for the communication stream";
+                  "finish_gradient_sync(): compute reads sums before they are there; it is compute that has "
+                  "to wait, for the communication stream";
       }
       tell(wrong);
     }

@@ -31,54 +31,46 @@ struct Region {
     std::vector<real> ones(d * d);
     for (int i = 0; i < d; ++i) ones[i * d + i] = 1;
     write(compute, identity.data, ones);
-    for (const Tensor& x : {outside, all, result}) write(compute, x.data, std::vector<real>(x.size(), stale));
+    write(compute, result.data, std::vector<real>(result.size(), stale));
     CUDA_CHECK(cudaDeviceSynchronize());
   }
   // The rows that this rank has outside: each rank's are its own, or all have the same.
   void write_outside(int owner = 0) {
-    late(compute);
-    write(compute, outside.data, owned_values<real>(owner + (sequence_parallel ? rank : 0), outside.size()));
+    const int whose = owner + (sequence_parallel ? rank : 0);
+    write_late(compute, outside.data, owned_values<real>(whose, outside.size()));
   }
-  void write_terms() {
-    late(compute);
-    write(compute, all.data, sum.values(rank, all.size()));
-  }
+  void write_terms() { write_late(compute, all.data, sum.values(rank, all.size())); }
   // What is wrong with all ranks' rows, as compute sees them; the communication stream is late.
   std::string wrong_rows(const std::string& what, const Tensor& x, int owner = 0) {
     if (x.rows != rows)
-      return here() + with + what + ": " + number(x.rows) + " rows in place of " + number(rows) +
-             ", those of all ranks";
-    const PinnedArray<real>& seen = read(compute, static_cast<const real*>(x.data), x.size());
+      return text(here(), with, what, ": ", x.rows, " rows in place of ", rows, ", those of all ranks");
+    const PinnedArray<real>& seen = read(compute, x);
     CUDA_CHECK(cudaDeviceSynchronize());
     const size_t part = outside.size();
     std::string wrong;
     for (size_t r = 0; r * part < x.size() && wrong.empty(); ++r)
       wrong = wrong_copy(with + what + (sequence_parallel ? ", rows of rank " + number(r) : ""),
-                         std::vector<real>(seen.data() + r * part, seen.data() + (r + 1) * part),
-                         owner + static_cast<int>(r), 0, [](int of) {
-                           return "rank " + number(of % 10) + (of < 10 ? "" : " in use " + number(of / 10));
+                         std::span(seen.data() + r * part, part), owner + static_cast<int>(r), 0, [](int of) {
+                           return text("rank ", of % 10, (of < 10 ? "" : " in use " + number(of / 10)));
                          });
     return wrong;
   }
   std::string wrong_sum(const std::string& what, const Tensor& x) {
     if (x.rows != outside.rows)
-      return here() + with + what + ": " + number(x.rows) + " rows in place of " + number(outside.rows);
-    const PinnedArray<real>& seen = read(compute, static_cast<const real*>(x.data), x.size());
+      return text(here(), with, what, ": ", x.rows, " rows in place of ", outside.rows);
+    const PinnedArray<real>& seen = read(compute, x);
     CUDA_CHECK(cudaDeviceSynchronize());
-    return sum.wrong(with + what, std::vector<accum>(seen.data(), seen.data() + seen.size()),
-                     sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
+    return sum.wrong(with + what, seen, sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
   }
   void tell_operation(const std::string& what, const std::string& operation) {
     std::string others;
     for (const auto& [name, t] : tensor.traffic())
       others += name == operation ? "" : (others.empty() ? "" : ", ") + name;
     const int64_t elements = traffic(tensor, operation).elements, due = all.size();
-    tell_if(!others.empty(),
-            here() + with + what + " communicates by " + others +
-                (operation.empty() ? "; nothing is to be sent" : " and not by " + operation));
-    tell_if(!operation.empty() && elements != due, here() + with + what + ": " + operation + " of " +
-                                                       number(elements) + " elements in place of " +
-                                                       number(due));
+    tell_if(!others.empty(), here(), with, what, " communicates by ", others,
+            (operation.empty() ? "; nothing is to be sent" : " and not by " + operation));
+    tell_if(!operation.empty() && elements != due, here(), with, what, ": ", operation, " of ", elements,
+            " elements in place of ", due);
     tensor.reset_traffic();
   }
 };
@@ -89,12 +81,12 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
   for (const bool sp : {false, true}) {
     Region r(sp);
     r.write_outside();
-    doing(r.with + "gather()");
+    doing(r.with, "gather()");
     late(r.tensor.stream());
     tell(r.wrong_rows("gather()", r.region->enter(r.outside)));
     r.tell_operation("gather()", sp ? "all_gather" : "");
     r.write_terms();
-    doing(r.with +
+    doing(r.with,
           "begin_sum(): in place; with sequence parallelism a reduce-scatter leaves rank r its own rows, the "
           "r-th part");
     tell(r.wrong_sum("begin_sum()", r.region->leave(r.all)));
@@ -106,22 +98,18 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
   Region r(false);
   const int rows = r.rows;
   const AccumTensor statistics = r.memory.matrix<accum>(3, rows);
-  std::vector<accum> mine(
-      3 * rows);  // rank r: the largest is r, 16^r the sum of exponentials, and the target's logit
+  // Rank r: the largest is r, 16^r the sum of exponentials, and the target's logit.
+  std::vector<accum> mine(3 * rows);
   for (int i = 0; i < rows; ++i) {
     mine[i] = r.rank;
     mine[rows + i] = r.sum.value(r.rank, 0) * std::exp(-r.rank);
     mine[2 * rows + i] = r.sum.value(r.rank, 0);
   }
-  write(r.compute, statistics.data, std::vector<accum>(3 * rows, stale));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  late(r.compute);
-  write(r.compute, statistics.data, mine);
+  write_late(r.compute, statistics.data, mine);
   doing("combine()");
   late(r.tensor.stream());
   r.region->combine(statistics);
-  const PinnedArray<accum>& seen =
-      read(r.compute, static_cast<const accum*>(statistics.data), statistics.size());
+  const PinnedArray<accum>& seen = read(r.compute, statistics);
   CUDA_CHECK(cudaDeviceSynchronize());
   std::string wrong;
   for (int i = 0; i < rows && wrong.empty(); ++i) {
@@ -129,8 +117,8 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
     const std::string sum = r.sum.wrong(seen[rows + i] * std::exp(largest), 0),
                       target = r.sum.wrong(seen[2 * rows + i], 0);
     if (largest != r.n - 1)
-      wrong = "the largest logit of all ranks is " + number(r.n - 1) + ", and combine() leaves " +
-              text(largest) + ": this rank has " + number(r.rank);
+      wrong = text("the largest logit of all ranks is ", r.n - 1, ", and combine() leaves ", text(largest),
+                   ": this rank has ", r.rank);
     else if (!sum.empty())
       wrong = "the sum of exponentials, relative to the common largest logit, " + sum;
     else if (!target.empty())
@@ -140,39 +128,37 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
 }
 
 TEST_CASE("04.3: partial gradients", "[04.3]") {
-  const std::pair<TensorSplit, const char*> splits[] = {
-      {TensorSplit::by_output, "split by output"},
-      {TensorSplit::by_input, "split by input"},
-      {TensorSplit::held_outside, "held whole, used outside the regions (a norm)"},
-      {TensorSplit::held_inside, "held whole, used inside a region"}};
+  // With the regions in which the gradients are partial: those without sequence parallelism (1) and with it
+  // (2).
+  const std::tuple<TensorSplit, const char*, int> splits[] = {
+      {TensorSplit::by_output, "split by output", 0},
+      {TensorSplit::by_input, "split by input", 0},
+      {TensorSplit::held_outside, "held whole, used outside the regions (a norm)", 2},
+      {TensorSplit::held_inside, "held whole, used inside a region", 1 + 2}};
   for (const bool sp : {false, true}) {
     Region r(sp);
     Parameters parameters({.tensor_rank = r.rank, .tensor_ranks = r.n});
-    for (const auto& [split, name] : splits) parameters.declare({name, 0, 2 * r.n, 2 * r.n, split});
+    for (const auto& [split, name, partial] : splits) parameters.declare({name, 0, 2 * r.n, 2 * r.n, split});
     parameters.allocate();
     const Shard shard = parameters.shards()[0];
-    write(r.compute, shard.gradients, std::vector<accum>(shard.size(), stale));
-    CUDA_CHECK(cudaDeviceSynchronize());
-    late(r.compute);
-    write(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
-    doing(r.with + "sum_partial_gradients()");
+    write_late(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
+    doing(r.with, "sum_partial_gradients()");
     late(r.tensor.stream());
     r.region->sum_partial_gradients(parameters);
-    const PinnedArray<accum>& seen =
-        read(r.compute, static_cast<const accum*>(shard.gradients), shard.size());
+    const PinnedArray<accum>& seen = read(r.compute, shard.gradients, shard.size());
     CUDA_CHECK(cudaDeviceSynchronize());
     std::string wrong;
     for (const ParameterRange& range : parameters.ranges(shard)) {
-      const TensorSplit split = range.parameter->tensor_split;
-      const bool partial = split == TensorSplit::held_inside || (sp && split == TensorSplit::held_outside);
+      const auto find = [&](const auto& s) { return std::get<0>(s) == range.parameter->tensor_split; };
+      const bool partial = std::get<2>(*std::ranges::find_if(splits, find)) >> sp & 1;
       Sum due;
       if (!partial) due.counted = {r.rank};
-      const accum* const begin = seen.data() + range.begin_in_shard;
       if (wrong.empty())
         wrong = due.wrong(
-            r.with + "the gradient of a weight that is " + range.parameter->name + ", " +
-                (partial ? "of which each rank has a part of the sum" : "which is whole on each rank"),
-            {begin, begin + range.size}, static_cast<int64_t>(range.begin_in_shard));
+            text(r.with, "the gradient of a weight that is ", range.parameter->name,
+                 partial ? ", of which each rank has a part of the sum" : ", which is whole on each rank"),
+            std::span(seen.data() + range.begin_in_shard, range.size),
+            static_cast<int64_t>(range.begin_in_shard));
     }
     tell(wrong);
   }
@@ -188,48 +174,45 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
     block.emplace(r.tensor.stream());
     const PinnedArray<real>* meanwhile = nullptr;
     Event ran;
-    doing(r.with + "enter_backward()");
+    doing(r.with, "enter_backward()");
     const Tensor sum = region.enter_backward(r.all, [&] {
-      meanwhile = &read(r.compute, static_cast<const real*>(r.identity.data), 1);
+      meanwhile = &read(r.compute, r.identity.data, 1);
       ran.record(r.compute);
     });
-    tell_if(meanwhile == nullptr,
-            here() + r.with + "enter_backward() does not call `meanwhile`: the weight gradients are lost");
+    tell_if(meanwhile == nullptr, here(), r.with,
+            "enter_backward() does not call `meanwhile`: the weight gradients are lost");
     const auto begin = std::chrono::steady_clock::now();
     ran.synchronize();
     const bool hidden = std::chrono::steady_clock::now() - begin < std::chrono::seconds(1);
     block.reset();
-    tell_if(!hidden,
-            here() + r.with +
-                "enter_backward(): the work of `meanwhile` waits for the sum, and is there to hide it");
+    tell_if(!hidden, here(), r.with,
+            "enter_backward(): the work of `meanwhile` waits for the sum, and is there to hide it");
     tell(r.wrong_sum("enter_backward()", sum));
     r.tell_operation("enter_backward()", sp ? "reduce_scatter" : "all_reduce");
     for (int layer = 0; layer < 3; ++layer) {  // in the same memory: other rows each time
-      const std::string of = "in use " + number(layer) + " of the same memory entered()";
+
       r.write_outside(10 * layer);
       CUDA_CHECK(cudaStreamSynchronize(r.compute));
       if (layer < 2) {
-        doing(r.with + "prefetch_entered()");
+        doing(r.with, "prefetch_entered()");
         region.prefetch_entered(r.outside);
-        tell_if(sp && !is_done(r.tensor.stream()),
-                here() + r.with + "prefetch_entered() waits, and its rows are there");
+        tell_if(sp && !is_done(r.tensor.stream()), here(), r.with,
+                "prefetch_entered() waits, and its rows are there");
       }
       late(r.tensor.stream());
-      doing(r.with + "entered()");
+      doing(r.with, "entered()");
       const Tensor x = region.entered(r.outside);
-      const std::string wrong = r.wrong_rows(of, x, 10 * layer);
-      tell(wrong);
+      tell(r.wrong_rows(text("in use ", layer, " of the same memory entered()"), x, 10 * layer));
       late(r.compute);  // a weight gradient that reads it late, before the next prefetch overwrites it
-      const PinnedArray<real>& seen = read(r.compute, static_cast<const real*>(x.data), x.size());
+      const PinnedArray<real>& seen = read(r.compute, x);
       region.enter_backward(r.all, [] {});
       if (sp && layer == 0) {
         const Tensor other = r.result.row_range(0, r.outside.rows);
         region.prefetch_entered(other);  // of stale rows
         CUDA_CHECK(cudaDeviceSynchronize());
-        tell_if(seen[0] < 0,
-                here() + r.with +
-                    "prefetch_entered() overwrites rows that a weight gradient still reads: it has to "
-                    "wait for entered_used_, which enter_backward() records behind `meanwhile`");
+        tell_if(seen[0] < 0, here(), r.with,
+                "prefetch_entered() overwrites rows that a weight gradient still reads: it has to wait for "
+                "entered_used_, which enter_backward() records behind `meanwhile`");
         region.entered(other);
       }
       CUDA_CHECK(cudaDeviceSynchronize());
@@ -242,18 +225,17 @@ TEST_CASE("04.5: products in chunks", "[04.5]") {
   for (const bool sp : {false, true}) {
     Region r(sp, 2);
     r.write_outside();
-    doing(r.with + "enter_linear()");
+    doing(r.with, "enter_linear()");
     r.region->enter_linear(r.blas, r.outside, r.identity, r.result);
     tell(r.wrong_rows("enter_linear()", r.result));
     r.tell_operation("enter_linear()", sp ? "all_gather" : "");
     r.write_terms();
-    doing(r.with +
+    doing(r.with,
           "leave_linear(): a chunk has some rows of each rank, so that a collective gives each its own");
     tell(r.wrong_sum("leave_linear()", r.region->leave_linear(r.blas, r.all, r.identity, r.result)));
     const std::string operation = sp ? "reduce_scatter" : "all_reduce";
-    tell_if(traffic(r.tensor, operation).calls < 2,
-            here() + r.with + "leave_linear() has " + number(traffic(r.tensor, operation).calls) +
-                " sums for 2 chunks: a sum of all hides behind no product");
+    tell_if(traffic(r.tensor, operation).calls < 2, here(), r.with, "leave_linear() has ",
+            traffic(r.tensor, operation).calls, " sums for 2 chunks: a sum of all hides behind no product");
     r.tell_operation("leave_linear()", operation);
   }
 }

@@ -14,7 +14,7 @@ std::string key_of(CpLayout layout, int sequence, int ranks, int position) {
   for (int rank = 0; rank < ranks; ++rank) {
     const auto positions = context_positions(layout, sequence, rank, ranks);
     if (std::ranges::find(positions, position) != positions.end())
-      return "key " + number(position) + " of rank " + number(rank);
+      return text("key ", position, " of rank ", rank);
   }
   return "key " + number(position);
 }
@@ -30,14 +30,15 @@ TEST_CASE("06.1: who sees what", "[06.1]") {
   for (const CpLayout layout : layouts) {
     for (const int ranks : {2, 3, 4}) {
       const int sequence = 4 * ranks;
-      const std::string of = std::string(to_string(layout)) + " on " + number(ranks) + " ranks: rank ";
+
       for (int rank = 0; rank < ranks; ++rank) {
         for (int origin = 0; origin < ranks; ++origin) {
           const auto visible = visible_block(layout, {2, 4, {2, 1, 4}}, rank, origin);
           const auto queries = context_positions(layout, sequence, rank, ranks);
           const auto keys = context_positions(layout, sequence, origin, ranks);
-          const std::string of_both = of + number(rank) + "'s queries at " + text_of(queries) + " and rank " +
-                                      number(origin) + "'s keys at " + text_of(keys) + ": ";
+          const std::string of_both =
+              text(to_string(layout), " on ", ranks, " ranks: rank ", rank, "'s queries at ",
+                   text_of(queries), " and rank ", origin, "'s keys at ", text_of(keys), ": ");
           const auto sees = [&](int i, int j) {
             if (!visible) return false;
             const auto& [first, b] = *visible;
@@ -46,26 +47,23 @@ TEST_CASE("06.1: who sees what", "[06.1]") {
           for (int i = 0; i < 4; ++i) {
             for (int j = 0; j < 4; ++j) {
               const bool due = keys[j] <= queries[i];
-              tell_alike(sees(i, j) != due, of_both + "query " + number(queries[i]) +
-                                                (due ? " does not see key " : " sees key ") +
-                                                number(keys[j]) +
-                                                (due ? ", which comes before it" : ", which comes after it"));
+              tell_alike(sees(i, j) != due, of_both, "query ", queries[i],
+                         (due ? " does not see key " : " sees key "), keys[j],
+                         (due ? ", which comes before it" : ", which comes after it"));
             }
           }
           if (!visible) continue;
           const AttentionBlock& b = visible->block;
-          tell_alike(visible->first_query + b.queries != 4 || b.keys > 4 || b.keys == 0,
-                     of_both + "the block has queries " + number(visible->first_query) + " to " +
-                         number(visible->first_query + b.queries) + " and " + number(b.keys) +
-                         " keys, of 4 each");
-          tell_alike(b.batch != 2 || b.stride != 4,
-                     of_both + "in memory each of the 2 sequences has 4 rows; the block says " +
-                         number(b.batch) + " and " + number(b.stride));
+          tell_alike(visible->first_query + b.queries != 4 || b.keys > 4 || b.keys == 0, of_both,
+                     "the block has queries ", visible->first_query, " to ", visible->first_query + b.queries,
+                     " and ", b.keys, " keys, of 4 each");
+          tell_alike(b.batch != 2 || b.stride != 4, of_both,
+                     "in memory each of the 2 sequences has 4 rows; the block says ", b.batch, " and ",
+                     b.stride);
         }
       }
     }
   }
-  SUCCEED();
 }
 
 TEST_CASE("06.2: positions", "[06.2]") {
@@ -75,35 +73,30 @@ TEST_CASE("06.2: positions", "[06.2]") {
                 size = sequence / parts;
       for (int rank = 0; rank < ranks; ++rank) {
         const auto positions = context_positions(layout, sequence, rank, ranks);
-        const std::string of = std::string(to_string(layout)) + ", " + number(sequence) + " tokens on " +
-                               number(ranks) + " ranks: rank " + number(rank) + " has " + text_of(positions) +
-                               ": ";
+        const std::string of = text(to_string(layout), ", ", sequence, " tokens on ", ranks, " ranks: rank ",
+                                    rank, " has ", text_of(positions), ": ");
         for (const int position : positions) {
-          tell_alike(position < 0 || position >= sequence, of + number(position) + " is beyond the sequence");
+          tell_alike(position < 0 || position >= sequence, of, position, " is beyond the sequence");
           const int chunk = position / size;
           tell_alike(
-              ranks > 1 && chunk != rank && (layout == CpLayout::contiguous || chunk != parts - 1 - rank),
-              of + number(position) + " is in chunk " + number(chunk) + " of " + number(parts) +
-                  ", which is rank " +
-                  number(layout == CpLayout::zigzag ? std::min(chunk, parts - 1 - chunk) : chunk) + "'s");
+              ranks > 1 && chunk != rank && (layout == CpLayout::contiguous || chunk != parts - 1 - rank), of,
+              position, " is in chunk ", chunk, " of ", parts, ", which is rank ",
+              layout == CpLayout::zigzag ? std::min(chunk, parts - 1 - chunk) : chunk, "'s");
         }
-        tell_alike(!std::ranges::is_sorted(positions),
-                   of + "they do not ascend, and the diagonal masks by their order");
-        tell_alike(std::ssize(positions) != sequence / ranks,
-                   of + number(positions.size()) + " tokens; each rank has " + number(sequence / ranks));
+        tell_alike(!std::ranges::is_sorted(positions), of,
+                   "they do not ascend, and the diagonal masks by their order");
+        tell_alike(std::ssize(positions) != sequence / ranks, of, positions.size(), " tokens; each rank has ",
+                   sequence / ranks);
       }
     }
   }
-  SUCCEED();
 }
 
 TEST_CASE("06.3: merging two results", "[06.3]") {
   Device device;
   const int heads = 2, size = 4, batch = 2, stride = 3, queries = 2;
   for (const double shift : {0.0, 900.0}) {  // with large scores, too
-    const auto before = [](int64_t row, int64_t h) {
-      return 1.0 + static_cast<double>(row) + 4.0 * static_cast<double>(h);
-    };
+    const auto before = [](int64_t row, int64_t h) { return 1.0 + static_cast<double>(row + 4 * h); };
     const auto added = [](int64_t row, int64_t h) { return 3.0 + 2.0 * static_cast<double>(row + h); };
     const int64_t rows = batch * stride;
     HostMatrix out(rows, heads * size, 1), block_out(rows, heads * size, 2), lse(rows, heads),
@@ -124,30 +117,27 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
         const double share = is(i, h * size) - 1, keys = std::exp(is_lse(i, h) - shift);
         const double due = in_block ? added(i, h) / (added(i, h) + before(i, h)) : 0;
         const double all = before(i, h) + (in_block ? added(i, h) : 0);
-        tell_alike(std::isnan(share) || !std::isfinite(is_lse(i, h)),
-                   of + "the result is not finite: exp() overflows");
-        tell_alike(!in_block && (share != 0 || std::abs(keys - all) > 1e-9),
-                   of + "a row outside of the block is changed");
+        tell_alike(std::isnan(share) || !std::isfinite(is_lse(i, h)), of,
+                   "the result is not finite: exp() overflows");
+        tell_alike(!in_block && (share != 0 || std::abs(keys - all) > 1e-9), of,
+                   "a row outside of the block is changed");
         if (std::abs(share - due) > 1e-9) {
           const double of_keys = added(i, h) / share;  // the sum of which the block has this share
-          tell_alike(true,
-                     of + "the block's share in out is " + text(share) + " and should be " +
-                         text(added(i, h)) + " of " + text(all) + " keys" +
-                         (std::abs(of_keys - all - added(i, h)) < 1e-6
-                              ? ": the lse was merged before the share was taken"
-                          : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
-                                                             : ""));
+          tell_alike(true, of, "the block's share in out is ", text(share), " and should be ",
+                     text(added(i, h)), " of ", text(all), " keys",
+                     (std::abs(of_keys - all - added(i, h)) < 1e-6
+                          ? ": the lse was merged before the share was taken"
+                      : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
+                                                         : ""));
         }
-        tell_alike(std::abs(keys - all) > 1e-9, of + "the merged lse is that of " + text(keys) +
-                                                    " keys, and should be of " + text(all) +
-                                                    ": log(exp(lse) + exp(block_lse))");
+        tell_alike(std::abs(keys - all) > 1e-9, of, "the merged lse is that of ", text(keys),
+                   " keys, and should be of ", text(all), ": log(exp(lse) + exp(block_lse))");
         for (int64_t j = 1; j < size; ++j)
-          tell_alike(is(i, h * size + j) != is(i, h * size),
-                     of + "element " + number(j) + " of a head has another share");
+          tell_alike(is(i, h * size + j) != is(i, h * size), of, "element ", j,
+                     " of a head has another share");
       }
     }
   }
-  SUCCEED();
 }
 
 // ---- The ring. All scores are 0, so the probabilities of query i are 1 / (i + 1); values and gradients of
@@ -211,8 +201,7 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
     const Tensor q = ring.rows(0), v = ring.rows(1), later = ring.rows(100);
     for (const bool late_compute : {false, true}) {
       ring.context.reset_traffic();
-      doing(std::string(to_string(layout)) +
-            ": forward(): in each step all ranks but in the last one send to the next");
+      doing(to_string(layout), ": forward(): in each step all ranks but in the last one send to the next");
       late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
       const AttentionTensors t = ring.forward(q, q, v);
       if (late_compute) ring.forward(q, q, later);
@@ -228,14 +217,13 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
             wrong += ", but " + ring.key(j) + " " + text(times, " times");
         }
         if (wrong.empty() && std::abs(std::exp(lse(row, 0)) - (i + 1)) > 1e-9)
-          wrong = ring.with + "lse of query " + number(i) + " is that of " + text(std::exp(lse(row, 0))) +
-                  " keys";
+          wrong = text(ring.with, "lse of query ", i, " is that of ", text(std::exp(lse(row, 0))), " keys");
       }
       tell(wrong);
       const int64_t due = int64_t{2} * (ring.n - 1) * v.size() * (late_compute ? 2 : 1);
       const int64_t sent = traffic(ring.context, "send").elements;
-      tell_if(sent != due, ring.with + number(sent) + " elements of keys and values are sent in place of " +
-                               number(due) + ": n - 1 hops bring each rank the keys of all others");
+      tell_if(sent != due, ring.with, sent, " elements of keys and values are sent in place of ", due,
+              ": n - 1 hops bring each rank the keys of all others");
     }
   }
 }
@@ -257,8 +245,7 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
                                       ring.attention->backward_memory(memory, ring.shape),
                                       ring.device.fresh<accum>(rows, 1)};
         ring.context.reset_traffic();
-        doing(std::string(to_string(layout)) +
-              ": backward(): sums travel a step behind the keys, and one hop more, home");
+        doing(to_string(layout), ": backward(): sums travel a step behind the keys, and one hop more, home");
         late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
         ring.attention->backward(ring.device.blas, ring.shape, t, g);
         const HostMatrix d_q = ring.device.download(g.d_q), d_k = ring.device.download(g.d_k),
@@ -275,9 +262,8 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
               equal = equal && std::abs(d_v(j, i) - p(i, theirs[j])) < 1e-9;
           }
           if (equal)
-            wrong = ring.with + "d_v is that of rank " + number(rank) +
-                    "'s keys: sums make one hop more than keys, to "
-                    "their owner";
+            wrong = text(ring.with, "d_v is that of rank ", rank,
+                         "'s keys: sums make one hop more than keys, to their owner");
         }
         for (int64_t row = 0; row < rows && wrong.empty(); ++row) {
           const int own = ring.positions[row % ring.own];
@@ -292,8 +278,8 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
         tell(wrong);
         const int64_t due = int64_t{2} * (2 * ring.n - 1) * zeros.size();
         const int64_t sent = traffic(ring.context, "send").elements;
-        tell_if(sent != due, ring.with + number(sent) + " elements are sent in place of " + number(due) +
-                                 ": n - 1 hops of keys and values, n of their sums");
+        tell_if(sent != due, ring.with, sent, " elements are sent in place of ", due,
+                ": n - 1 hops of keys and values, n of their sums");
       }
     }
   }

@@ -1,6 +1,6 @@
 // Probes of stage 07.
 // ranks: 4
-#include <map>
+
 #include <sstream>
 
 #include "probe.h"
@@ -15,12 +15,11 @@ namespace {
 
 std::string place_of(const MeshShape& shape, int rank) {
   const auto [tp, cp, dp, pp] = coordinates_of(shape, rank);
-  return "rank " + number(rank) + " (tp " + number(tp) + ", cp " + number(cp) + ", dp " + number(dp) +
-         ", pp " + number(pp) + ")";
+  return text("rank ", rank, " (tp ", tp, ", cp ", cp, ", dp ", dp, ", pp ", pp, ")");
 }
 std::string text_of(const MeshShape& s) {
-  return "tp " + number(s.tp) + ", cp " + number(s.cp) + ", dp " + number(s.dp) + ", pp " + number(s.pp) +
-         (s.ep > 1 ? ", ep " + number(s.ep) : "") + ": ";
+  return text("tp ", s.tp, ", cp ", s.cp, ", dp ", s.dp, ", pp ", s.pp,
+              (s.ep > 1 ? ", ep " + number(s.ep) : ""), ": ");
 }
 constexpr MeshShape shapes[] = {{.tp = 2, .cp = 3, .dp = 4, .pp = 2},
                                 {.tp = 3, .cp = 2, .dp = 2, .pp = 3},
@@ -37,63 +36,48 @@ TEST_CASE("07.1: places in the mesh", "[07.1]") {
       const auto place = coordinates_of(s, axes[axis].second > 1 ? stride : 0);
       const int at[] = {place.tp, place.cp, place.dp, place.pp};
       for (int other = 0; other < 4; ++other)
-        tell_alike(at[other] != (other == axis && axes[axis].second > 1),
-                   text_of(s) + place_of(s, stride) + ": " + axes[axis].first +
-                       " should be 1 there, and all else 0: tp varies fastest, then cp, dp, pp; a step of " +
-                       axes[axis].first + " is the product of the faster degrees, " + number(stride));
+        tell_alike(at[other] != (other == axis && axes[axis].second > 1), text_of(s), place_of(s, stride),
+                   ": ", axes[axis].first,
+                   " should be 1 there, and all else 0: tp varies fastest, then cp, dp, pp; a step of ",
+                   axes[axis].first, " is the product of the faster degrees, ", stride);
     }
     for (int rank = 0; rank < s.ranks(); ++rank) {
       const auto [tp, cp, dp, pp] = coordinates_of(s, rank);
       tell_alike(tp < 0 || cp < 0 || dp < 0 || pp < 0 || tp >= s.tp || cp >= s.cp || dp >= s.dp || pp >= s.pp,
-                 text_of(s) + place_of(s, rank) + " is beyond the degree of an axis");
-      tell_alike(tp + s.tp * (cp + s.cp * (dp + s.dp * pp)) != rank,
-                 text_of(s) + place_of(s, rank) + " solves the formula for rank " +
-                     number(tp + s.tp * (cp + s.cp * (dp + s.dp * pp))));
+                 text_of(s), place_of(s, rank), " is beyond the degree of an axis");
+      tell_alike(tp + s.tp * (cp + s.cp * (dp + s.dp * pp)) != rank, text_of(s), place_of(s, rank),
+                 " solves the formula for rank ", tp + s.tp * (cp + s.cp * (dp + s.dp * pp)));
     }
   }
-  SUCCEED();
 }
 
 TEST_CASE("07.2: who is in a group", "[07.2]") {
-  const std::pair<MeshGroup, const char*> groups[] = {{MeshGroup::tensor, "tensor"},
-                                                      {MeshGroup::context, "context"},
-                                                      {MeshGroup::pipeline, "pipeline"},
-                                                      {MeshGroup::gradients, "gradients"},
-                                                      {MeshGroup::experts, "experts"},
-                                                      {MeshGroup::expert_gradients, "expert gradients"},
-                                                      {MeshGroup::all, "all"}};
   for (const MeshShape& s : shapes) {
-    for (const auto& [group, name] : groups) {
-      for (int a = 0; a < s.ranks(); ++a) {
-        for (int b = 0; b < a; ++b) {
-          const auto x = coordinates_of(s, a), y = coordinates_of(s, b);
-          const bool tp = x.tp == y.tp, cp = x.cp == y.cp, dp = x.dp == y.dp, pp = x.pp == y.pp;
-          const bool weights = tp && (pp || (s.copies == 2 && x.pp + y.pp == s.pp - 1));
-          const auto number_of = [&](const MeshCoordinates& at) { return at.cp + s.cp * at.dp; };
-          const bool experts = number_of(x) % s.ep == number_of(y) % s.ep;
-          const bool share_out = number_of(x) / s.ep == number_of(y) / s.ep;
-          const std::map<MeshGroup, std::pair<bool, std::string>> due = {
-              {MeshGroup::tensor, {cp && dp && pp, "cp, dp and pp"}},
-              {MeshGroup::context, {tp && dp && pp, "tp, dp and pp"}},
-              {MeshGroup::pipeline, {tp && cp && dp, "tp, cp and dp"}},
-              {MeshGroup::gradients, {weights, "tp and pp: the same weights, on other tokens"}},
-              {MeshGroup::experts,
-               {tp && pp && share_out,
-                "tp, pp and number / ep, where a rank's number is cp + CP dp: they share out the experts"}},
-              {MeshGroup::expert_gradients,
-               {weights && experts,
-                "tp, pp and number % ep, where a rank's number is cp + CP dp: the same experts"}},
-              {MeshGroup::all, {true, "nothing"}}};
+    for (int a = 0; a < s.ranks(); ++a) {
+      for (int b = 0; b < a; ++b) {
+        const auto x = coordinates_of(s, a), y = coordinates_of(s, b);
+        const bool tp = x.tp == y.tp, cp = x.cp == y.cp, dp = x.dp == y.dp, pp = x.pp == y.pp;
+        const bool weights = tp && (pp || (s.copies == 2 && x.pp + y.pp == s.pp - 1));
+        const int of_x = x.cp + s.cp * x.dp, of_y = y.cp + s.cp * y.dp;  // their numbers
+        const std::tuple<MeshGroup, const char*, bool, const char*> groups[] = {
+            {MeshGroup::tensor, "tensor", cp && dp && pp, "cp, dp and pp"},
+            {MeshGroup::context, "context", tp && dp && pp, "tp, dp and pp"},
+            {MeshGroup::pipeline, "pipeline", tp && cp && dp, "tp, cp and dp"},
+            {MeshGroup::gradients, "gradients", weights, "tp and pp: the same weights, on other tokens"},
+            {MeshGroup::experts, "experts", tp && pp && of_x / s.ep == of_y / s.ep,
+             "tp, pp and number / ep, where a rank's number is cp + CP dp: they share out the experts"},
+            {MeshGroup::expert_gradients, "expert gradients", weights && of_x % s.ep == of_y % s.ep,
+             "tp, pp and number % ep, where a rank's number is cp + CP dp: the same experts"},
+            {MeshGroup::all, "all", true, "nothing"}};
+        for (const auto& [group, name, due, common] : groups) {
           const bool together = in_common(s, group, a) == in_common(s, group, b);
-          tell_alike(together != due.at(group).first,
-                     text_of(s) + place_of(s, b) + " and " + place_of(s, a) + " are " +
-                         (together ? "" : "not ") + "in one group \"" + name +
-                         "\". Its ranks have in common " + due.at(group).second);
+          tell_alike(together != due, text_of(s), place_of(s, b), " and ", place_of(s, a), " are ",
+                     together ? "" : "not ", "in one group \"", name, "\". Its ranks have in common ",
+                     common);
         }
       }
     }
   }
-  SUCCEED();
 }
 
 TEST_CASE("07.3: what is summed over whom", "[07.3]") {
@@ -108,24 +92,25 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         CombinedOptions options;
         options.zero.zero_stage = stage;
         options.data_parallel.dp_sync = DpSync::naive;
-        const std::string with = text_of(shape) + (group == dense_group ? "dense group" : "experts' group") +
-                                 ", ZeRO stage " + number(stage) + ": ";
+        const std::string with =
+            text(text_of(shape), (group == dense_group ? "dense group" : "experts' group"), ", ZeRO stage ",
+                 stage, ": ");
         const MemoryBytes before = memory_in_use;
         Parameters parameters(mesh.parameter_layout({0, 1, 2, 3}));
         for (int unit = 0; unit < 4; ++unit)
           parameters.declare({"unit", unit, 8, 3, TensorSplit::held_outside, 0, true, group});
         ParameterGroup& all = parameters.group(group);
-        doing(with + "sync_gradients()");
+        doing(with, "sync_gradients()");
         const auto hooks = sync_gradients(options, mesh, parameters, group, compute);
-        tell_if(!hooks, with + "sync_gradients() returns nothing");
-        tell_if((dynamic_cast<Zero*>(hooks.get()) != nullptr) != (stage > 0),
-                with + (stage > 0 ? "the hooks are not those of ZeRO" : "the hooks are those of ZeRO"));
-        if (stage == 0) tell_if(all.gradients(0) == nullptr, with + "nobody has allocated the parameters");
+        tell_if(!hooks, with, "sync_gradients() returns nothing");
+        tell_if((dynamic_cast<Zero*>(hooks.get()) != nullptr) != (stage > 0), with,
+                (stage > 0 ? "the hooks are not those of ZeRO" : "the hooks are those of ZeRO"));
+        if (stage == 0) tell_if(all.gradients(0) == nullptr, with, "nobody has allocated the parameters");
         Sum sum;
         sum.counted = members_of(
             shape, group == dense_group ? MeshGroup::gradients : MeshGroup::expert_gradients, world.rank());
         for (int unit = 3; unit >= 0; --unit) {
-          doing(with + "gradients of unit " + number(unit) + ": all ranks with these weights sum them");
+          doing(with, "gradients of unit ", unit, ": all ranks with these weights sum them");
           hooks->before_gradients(unit);
           write(compute, all.gradients(unit), sum.values(world.rank(), all.size(unit)));
           hooks->after_gradients(unit, true);
@@ -140,9 +125,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         for (int unit = 0; unit < 4; ++unit) size += all.size(unit);
         const int64_t weights = elements_of<real>(Purpose::weights, before);
         const int64_t due = size / ranks.ranks() + (shape.pp > 1 ? size : 2 * all.largest_size());
-        tell_if(
-            weights != due,
-            with + "memory of weights: " + number(weights) + " elements in place of " + number(due) + ": " +
+        tell_if(weights != due, with, "memory of weights: ", weights, " elements in place of ", due, ": ",
                 (shape.pp > 1 ? "a pipeline keeps gathered weights until the step ends, or it gathers them "
                                 "again for each micro-batch"
                               : "without a pipeline gathered weights are dropped after use"));
@@ -165,9 +148,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
   std::vector<int32_t> sent;
   for (int e = 0; e < all; ++e) sent.push_back(count(rank, e));
   const RowCounts host(all);
-  write(compute, counts.data, std::vector<int32_t>(2 * all, -1));
-  late(compute);
-  write(compute, counts.data, sent);
+  write_late(compute, counts.data, sent);
   doing("exchange_counts(): each rank tells each other one how many rows it sends to its experts");
   exchange.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), host);
   exchange.await_counts();
@@ -179,21 +160,17 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
         wrong =
             here() + "exchange_counts() reads the counts before compute has written them: a wait is missing";
       else if (is != due)
-        wrong = here() + "came[" + number(from) + ", " + number(i) + "] is " + number(is) + "; rank " +
-                number(from) + " sends " + number(due) + " rows to expert " + number(rank * own + i) +
-                " here";
+        wrong = text(here(), "came[", from, ", ", i, "] is ", is, "; rank ", from, " sends ", due,
+                     " rows to expert ", rank * own + i, " here");
     }
   }
   for (int e = 0; e < all && wrong.empty(); ++e)
     if (host.sent[e] != sent[e])
-      wrong = here() + "sent[" + number(e) + "] is " + number(host.sent[e]) + " on the host, and should be " +
-              number(sent[e]);
+      wrong = text(here(), "sent[", e, "] is ", host.sent[e], " on the host, and should be ", sent[e]);
   CUDA_CHECK(cudaDeviceSynchronize());
   tell(wrong);
   // A row's elements are its owner, 10 * rank + expert, and its place among the rows from there to there.
-  const auto name = [&](int owner) {
-    return "rank " + number(owner / 10) + "'s rows for expert " + number(owner % 10);
-  };
+  const auto name = [&](int owner) { return text("rank ", owner / 10, "'s rows for expert ", owner % 10); };
   std::vector<real> by_expert, by_rank;
   std::vector<std::tuple<int, int, size_t>> of_expert, of_rank;  // from, expert, first element
   const auto add = [&](std::vector<real>& rows, auto& parts, int from, int expert) {
@@ -206,24 +183,20 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     for (int from = 0; from < n; ++from) add(by_rank, of_rank, from, rank * own + i);
   for (const bool dispatch : {true, false}) {
     const Tensor from = dispatch ? permuted : dispatched, to = dispatch ? dispatched : permuted;
-    write(compute, from.data, std::vector<real>(from.size(), stale));
     write(compute, to.data, std::vector<real>(to.size(), untouched));
-    CUDA_CHECK(cudaDeviceSynchronize());
-    late(compute);
-    write(compute, from.data, dispatch ? by_expert : by_rank);
+    write_late(compute, from.data, dispatch ? by_expert : by_rank);
     const std::string call = dispatch ? "dispatch" : "combine";
-    doing(call +
+    doing(call,
           ": a message for each (rank, expert), with rows * d elements, in the same order on both sides");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
     late(experts.stream());
     exchange.await_rows();
-    const std::vector<real> is = at(to.data, to.size());
+    const std::vector<real> is = at(to);
     wrong.clear();
     for (const auto& [owner, expert, first] : dispatch ? of_rank : of_expert) {
-      const std::vector<real> part(is.begin() + first, is.begin() + first + count(owner, expert) * d);
       if (wrong.empty())
-        wrong = wrong_copy(call + ": where " + name(10 * owner + expert) + " should lie", part,
-                           10 * owner + expert, 0, name);
+        wrong = wrong_copy(call + ": where " + name(10 * owner + expert) + " should lie",
+                           std::span(&is[first], count(owner, expert) * d), 10 * owner + expert, 0, name);
     }
     tell(wrong);
   }
@@ -246,27 +219,23 @@ TEST_CASE("07.5: rows of experts", "[07.5]") {
         counts.came[rank * own + i] = empty && i == 0 ? 0 : 1 << 4 * (rank + n * i);
     }
     const auto rows = experts.rows_of_experts(counts);
-    tell_alike(std::ssize(rows.rows) != own || std::ssize(rows.first) != own,
-               "rows_of_experts() has " + number(rows.rows.size()) + " experts, and a rank has " +
-                   number(own) +
-                   (empty ? ": one without rows stays in the list, its gradients are to become zero" : ""));
+    tell_alike(std::ssize(rows.rows) != own || std::ssize(rows.first) != own, "rows_of_experts() has ",
+               rows.rows.size(), " experts, and a rank has ", own,
+               (empty ? ": one without rows stays in the list, its gradients are to become zero" : ""));
     int64_t first = 0;
     for (int i = 0; i < own; ++i) {
       sum.counted.clear();
       for (int rank = 0; rank < n; ++rank) sum.counted.push_back(rank + n * i);
-      const std::string of = "rows_of_experts(), own expert " + number(i) + ": ";
+      const std::string of = text("rows_of_experts(), own expert ", i, ": ");
       const std::string is = empty && i == 0 ? (rows.rows[i] != 0 ? "are not 0" : "")
                                              : sum.wrong(static_cast<double>(rows.rows[i]), 0);
-      tell_alike(!is.empty(), of + "its rows " + is + "; came is [ranks, own experts]");
-      tell_alike(rows.first[i] != first, of + "its rows begin at " + number(rows.first[i]) +
-                                             ", and should at " + number(first) +
-                                             ", where those of the expert before it end");
+      tell_alike(!is.empty(), of, "its rows ", is, "; came is [ranks, own experts]");
+      tell_alike(rows.first[i] != first, of, "its rows begin at ", rows.first[i], ", and should at ", first,
+                 ", where those of the expert before it end");
       first += rows.rows[i];
     }
-    tell_alike(rows.all != first,
-               "rows_of_experts(): all is " + number(rows.all) + " and not " + number(first));
+    tell_alike(rows.all != first, "rows_of_experts(): all is ", rows.all, " and not ", first);
   }
-  SUCCEED();
 }
 
 }  // namespace pentatron::probes

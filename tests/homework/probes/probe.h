@@ -16,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,8 +36,8 @@ inline std::string number(int64_t n) { return std::to_string(n); }
 inline std::string here() { return "rank " + number(mpi_tests::rank()) + ": "; }
 
 // What follows, as the hint of a body that hangs or ends the process in it.
-inline void doing(const std::string& what) {
-  if (mpi_tests::rank() == 0) std::printf("doing: %s\n", what.c_str());
+void doing(const auto&... words) {
+  if (mpi_tests::rank() == 0) std::printf("doing: %s\n", text(words...).c_str());
   std::fflush(stdout);
 }
 
@@ -50,12 +51,13 @@ inline void tell(const std::string& wrong) {
   std::fflush(stdout);
   FAIL("told");
 }
-inline void tell_if(bool wrong, const std::string& what) { tell(wrong ? what : ""); }
+void tell_if(bool wrong, const auto&... words) { tell(wrong ? text(words...) : ""); }
 // The same of what is wrong on all ranks or on none, without asking the others.
-inline void tell_alike(bool wrong, const std::string& what) {
-  if (wrong && mpi_tests::rank() == 0) std::printf("hint: %s\n", what.c_str());
+void tell_alike(bool wrong, const auto&... words) {
+  if (wrong && mpi_tests::rank() == 0) std::printf("hint: %s\n", text(words...).c_str());
   std::fflush(stdout);
   if (wrong) FAIL("told");
+  SUCCEED();
 }
 
 // ---- Sums
@@ -117,7 +119,7 @@ struct Sum {
     return "";
   }
   // The first element that is wrong in `data`, whose places begin at `place`.
-  std::string wrong(const std::string& what, const std::vector<accum>& data, int64_t place = 0) const {
+  std::string wrong(const std::string& what, const auto& data, int64_t place = 0) const {
     for (size_t i = 0; i < data.size(); ++i) {
       const std::string is = wrong(data[i], place + static_cast<int64_t>(i));
       if (!is.empty())
@@ -146,8 +148,7 @@ std::vector<T> owned_values(int owner, size_t size, int64_t place = 0) {
 
 // The first element of `data` that is not owned(owner, place...). `name`: what an owner is called.
 inline std::string rank_name(int rank) { return "rank " + number(rank); }
-template <class T>
-std::string wrong_copy(const std::string& what, const std::vector<T>& data, int owner, int64_t place = 0,
+std::string wrong_copy(const std::string& what, const auto& data, int owner, int64_t place = 0,
                        const std::function<std::string(int)>& name = rank_name) {
   for (size_t i = 0; i < data.size(); ++i) {
     const auto found = static_cast<double>(data[i]);
@@ -171,6 +172,10 @@ std::vector<T> at(const T* data, size_t size) {
   CUDA_CHECK(cudaDeviceSynchronize());
   CUDA_CHECK(cudaMemcpy(values.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost));
   return values;
+}
+template <class T>
+std::vector<T> at(Matrix<T> x) {
+  return at(x.data, x.size());
 }
 // How long a stream is late: 15 ms, or more where the machine is so busy that streams begin late by
 // themselves.
@@ -207,10 +212,21 @@ void write(cudaStream_t stream, T* data, const std::vector<T>& values) {
   CUDA_CHECK(cudaMemcpyAsync(data, from.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
 }
 template <class T>
+void write_late(cudaStream_t stream, T* data, const std::vector<T>& values, double before = stale) {
+  write(stream, data, std::vector<T>(values.size(), T(before)));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  late(stream);
+  write(stream, data, values);
+}
+template <class T>
 const PinnedArray<T>& read(cudaStream_t stream, const T* data, size_t size) {
   const PinnedArray<T>& to = pinned<T>(size);
   CUDA_CHECK(cudaMemcpyAsync(to.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
   return to;
+}
+template <class T>
+const PinnedArray<T>& read(cudaStream_t stream, Matrix<T> x) {
+  return read<T>(stream, x.data, x.size());
 }
 
 // A stream is busy while it exists.
