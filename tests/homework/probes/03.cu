@@ -1,5 +1,7 @@
 // Probes of stage 03.
 // ranks: 3
+#include <map>
+
 #include "03_zero/zero.h"
 #include "probe.h"
 
@@ -107,6 +109,8 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     Shards s(stage, reshard);
     if (reshard == Reshard::after_step) s.with += "Reshard::after_step: ";
     const bool two_buffers = stage == 3 && reshard == Reshard::after_use;
+    const int n = s.data.ranks();
+    ran();
     std::vector<int> held, before_update;  // the units that were gathered last
     const auto gathers = [&](const std::string& call, int allowed, int use, int next) {
       const int64_t bits = s.units_in("all_gather", s.data);
@@ -134,15 +138,58 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
                  : ", which is used now"));
       }
     };
-    std::vector<std::tuple<std::string, int, const PinnedArray<real>*>> uses;
+    // In virtual time: when each unit was gathered and the optimizer had written; who used memory last, until
+    // when.
+    std::array<trace::Interval, units> gathered;
+    std::map<const real*, std::pair<int, double>> used;
+    double written = 0;
+    const auto note_gathers = [&](const std::vector<trace::Interval>& log, const std::string& call,
+                                  int first) {
+      double begin = 1e9;
+      for (const trace::Interval& i : log) {
+        if (i.name != "all_gather") continue;
+        const int unit =
+            static_cast<int>(std::lround(std::log2(i.bytes * n / ((n - 1) * s.smallest * sizeof(real)))));
+        tell_if(i.begin < written, here(), s.with, call, "the gather of ", unit_names[unit],
+                " does not wait until the optimizer has written weights");
+        tell_if(unit == first && begin < i.begin, here(), s.with, call, "another unit is gathered before ",
+                unit_names[unit], ", which is used first: gathers end in their order");
+        begin = std::min(begin, i.begin);
+        gathered[unit] = i;
+      }
+    };
+    const auto note_use = [&](const std::string& name, int unit, const real* weights,
+                              const trace::Interval& reads) {
+      const trace::Interval& own = gathered[unit];
+      tell_if(reads.begin < own.end, here(), s.with, name, " does not wait until the unit is gathered");
+      for (int other = 0; other < units; ++other)
+        tell_if(
+            reads.waited_for != 0 && reads.waited_for == gathered[other].id && gathered[other].end > own.end,
+            here(), s.with, name, " waits until ", unit_names[other],
+            " is gathered, too: an event is recorded right behind each gather");
+      const auto [user, until] = used[weights];
+      tell_if(user != unit && own.begin < until, here(), s.with, unit_names[unit],
+              " is gathered into a buffer in which compute still reads ", unit_names[user],
+              ": a wait for its event is missing");
+    };
+    std::vector<std::tuple<std::string, int, const std::span<real>*>> uses;
     const auto use = [&](int step, int unit, Pass pass) {
       const std::string name = text(pass == Pass::forward ? "forward of " : "backward of ", unit_names[unit]);
       const int next = pass == Pass::forward ? (unit + 1 < units ? unit + 1 : -1) : unit > 1 ? unit - 1 : -1;
       doing(s.with, "before_weights() in ", name);
+      // In step 0 gathers come before compute, in step 1 later.
+      for (int i = 0; i < 2 && step == 1; ++i) busy(s.data.stream());
       s.zero->before_weights(unit, pass);
       const real* const weights = s.group().weights(unit);
       tell_alike(weights == nullptr, s.with, "before_weights() in ", name, " leaves no weights");
-      if (step == 1 && two_buffers) late(s.compute);
+      busy(s.compute);  // it reads the weights
+      const std::vector<trace::Interval> log = ran();
+      note_gathers(log, "before_weights() in " + name + ": ", unit);
+      for (const trace::Interval& i : log) {
+        if (i.name != "busy_kernel" || i.stream != "compute") continue;
+        note_use(name, unit, weights, i);
+        used[weights] = {unit, i.end};
+      }
       uses.emplace_back(text("step ", step, ", ", name), unit,
                         &read(s.compute, weights, s.group().size(unit)));
       gathers("before_weights() in " + name + " ", 1 << unit | (next < 0 ? 0 : 1 << next), unit, next);
@@ -152,14 +199,14 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     };
     for (int step = 0; step < 2; ++step) {
       const auto owner = [&](int unit, int rank) { return 100 * (1 - step) + 10 * unit + rank; };
-      // Gathers come late in step 0, the optimizer and those who read weights in step 1.
-      for (int i = 0; i < 2 && step == 0; ++i) late(s.data.stream());
-      if (step == 1) late(s.compute);
+      busy(s.compute);
       for (const Shard& shard : s.parameters.shards())
         write(s.compute, shard.weights,
               owned_values<real>(owner(shard.unit, s.data.rank()), shard.size(), shard.begin));
       doing(s.with, "weights_changed()");
+      written = time_of(ran(), "memcpy", "compute").end;
       s.zero->weights_changed();
+      note_gathers(ran(), "weights_changed(): ", -1);
       before_update = std::exchange(held, {});
       const int64_t bits = s.units_in("all_gather", s.data);
       tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
@@ -167,7 +214,6 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
                  "; stage 3 gathers a unit before its use");
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-        if (step == 0) late(s.data.stream());
         for (int unit = 0; unit < units; ++unit) use(step, unit, Pass::forward);
         for (int unit = units - 1; unit > 0; --unit) use(step, unit, Pass::backward);
       }
@@ -198,6 +244,10 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
     const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";
     DeviceArena memory(Purpose::activations);
     const AccumTensor term = memory.matrix<accum>(2 * n, 1 << units);
+    std::map<const accum*, double> reduced_until;  // in virtual time, by memory
+    double summed_at = 0;
+    uint64_t sum_before = 0;  // of the copies
+    ran();
     for (int step = 0; step < 2; ++step) {
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         const bool last = micro_batch == 1;
@@ -212,16 +262,41 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           tell_alike(stage >= 2 && gradient.add, with,
                      "after_gradients() has not taken the memory back: in micro-batch ", micro_batch,
                      " backward adds to what lies there");
-          late(s.compute);
+          busy(s.compute);
           write(s.compute, term.data, sum.values(s.rank + n * micro_batch, gradient.sum.size()));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
+          trace::Interval adds;
+          for (const trace::Interval& i : ran()) {
+            if (i.stream == "compute") adds = i;
+          }
+          tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
+                  "does not wait, and backward writes into memory that is still being reduced");
           doing(s.with, "after_gradients", call);
-          if (last && unit == 0) {  // so that the last sums come late
-            late(s.data.stream());
-            late(s.same_shard.stream());
+          for (int i = 0; i < 3 && step == 0; ++i) {  // in step 0 sums come late, in step 1 compute does
+            busy(s.data.stream());
+            busy(s.same_shard.stream());
           }
           s.zero->after_gradients(unit, last);
           s.parameters.end_gradients(unit, last);
+          const std::vector<trace::Interval> log = ran();
+          const Time reduces = time_of(log, operation, "data"),
+                     copies_sum = time_of(log, "all_reduce", "same shard");
+          tell_if(reduces.begin < adds.end, with, "after_gradients", call,
+                  "reduces, and does not wait until backward has written");
+          tell_if(copies_sum.begin < reduces.end, with, "sum_copies", call,
+                  "does not wait for the reduce-scatter");
+          reduced_until[gradient.sum.data] = reduces.end;
+          summed_at = std::max({summed_at, reduces.end, copies_sum.end});
+          for (const trace::Interval& i : log) {
+            tell_if(i.stream == "data" && i.waited_for != 0 && i.waited_for == sum_before, with,
+                    "after_gradients", call,
+                    "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
+                    "so that the "
+                    "next reduce-scatter need not wait");
+          }
+          for (const trace::Interval& i : log) {
+            if (i.stream == "same shard") sum_before = i.id;
+          }
           const int64_t bits = s.units_in(operation, s.data);
           tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,
                      "reduces, and only the last micro-batch of a step may: a sum would be summed again");
@@ -238,20 +313,15 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       doing(s.with, "finish_gradient_sync()");
       s.zero->finish_gradient_sync();
       s.data.reset_traffic();
+      busy(s.compute);
+      tell_if(
+          time_of(ran(), "busy_kernel", "compute").begin < summed_at, here(), s.with,
+          "finish_gradient_sync(): compute does not wait for the sums, and the optimizer reads them next");
       std::string wrong;
-      std::vector<std::pair<Shard, const PinnedArray<accum>*>> seen;
-      for (const Shard& shard : s.parameters.shards())
-        seen.emplace_back(shard, &read(s.compute, shard.gradients, shard.size()));
-      CUDA_CHECK(cudaDeviceSynchronize());
-      for (const auto& [shard, early] : seen) {
-        const std::vector<accum> values = at(shard.gradients, shard.size());
+      for (const Shard& shard : s.parameters.shards()) {
         if (wrong.empty())
-          wrong = sum.wrong(s.with + "step " + number(step) + ", shard of " + unit_names[shard.unit], values,
-                            shard.begin);
-        if (wrong.empty() && !std::equal(values.begin(), values.end(), early->data()))
-          wrong = here() + s.with +
-                  "finish_gradient_sync(): compute reads sums before they are there; it is compute that has "
-                  "to wait, for the communication stream";
+          wrong = sum.wrong(s.with + "step " + number(step) + ", shard of " + unit_names[shard.unit],
+                            at(shard.gradients, shard.size()), shard.begin);
       }
       tell(wrong);
     }

@@ -44,7 +44,7 @@ struct Region {
   std::string wrong_rows(const std::string& what, const Tensor& x, int owner = 0) {
     if (x.rows != rows)
       return text(here(), with, what, ": ", x.rows, " rows in place of ", rows, ", those of all ranks");
-    const PinnedArray<real>& seen = read(compute, x);
+    const std::span<real>& seen = read(compute, x);
     CUDA_CHECK(cudaDeviceSynchronize());
     const size_t part = outside.size();
     std::string wrong;
@@ -58,7 +58,7 @@ struct Region {
   std::string wrong_sum(const std::string& what, const Tensor& x) {
     if (x.rows != outside.rows)
       return text(here(), with, what, ": ", x.rows, " rows in place of ", outside.rows);
-    const PinnedArray<real>& seen = read(compute, x);
+    const std::span<real>& seen = read(compute, x);
     CUDA_CHECK(cudaDeviceSynchronize());
     return sum.wrong(with + what, seen, sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
   }
@@ -109,7 +109,7 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
   doing("combine()");
   late(r.tensor.stream());
   r.region->combine(statistics);
-  const PinnedArray<accum>& seen = read(r.compute, statistics);
+  const std::span<accum>& seen = read(r.compute, statistics);
   CUDA_CHECK(cudaDeviceSynchronize());
   std::string wrong;
   for (int i = 0; i < rows && wrong.empty(); ++i) {
@@ -145,7 +145,7 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
     doing(r.with, "sum_partial_gradients()");
     late(r.tensor.stream());
     r.region->sum_partial_gradients(parameters);
-    const PinnedArray<accum>& seen = read(r.compute, shard.gradients, shard.size());
+    const std::span<accum>& seen = read(r.compute, shard.gradients, shard.size());
     CUDA_CHECK(cudaDeviceSynchronize());
     std::string wrong;
     for (const ParameterRange& range : parameters.ranges(shard)) {
@@ -172,7 +172,7 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
     std::optional<Block> block;
     CUDA_CHECK(cudaStreamSynchronize(r.compute));
     block.emplace(r.tensor.stream());
-    const PinnedArray<real>* meanwhile = nullptr;
+    const std::span<real>* meanwhile = nullptr;
     Event ran;
     doing(r.with, "enter_backward()");
     const Tensor sum = region.enter_backward(r.all, [&] {
@@ -204,7 +204,7 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
       const Tensor x = region.entered(r.outside);
       tell(r.wrong_rows(text("in use ", layer, " of the same memory entered()"), x, 10 * layer));
       late(r.compute);  // a weight gradient that reads it late, before the next prefetch overwrites it
-      const PinnedArray<real>& seen = read(r.compute, x);
+      const std::span<real>& seen = read(r.compute, x);
       region.enter_backward(r.all, [] {});
       if (sp && layer == 0) {
         const Tensor other = r.result.row_range(0, r.outside.rows);

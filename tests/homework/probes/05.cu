@@ -196,7 +196,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   };
   const auto leaves_late = [&](cudaStream_t out, const Tensor& tensor, Event& event) {
     late(out);
-    const PinnedArray<real>& seen = read(out, tensor);
+    const std::span<real>& seen = read(out, tensor);
     event.record(out);
     return &seen;
   };
@@ -237,7 +237,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         fill();
         const cudaStream_t out = stream(stream_of(Action::send_gradient));
         const bool by_compute = used == "compute";
-        const PinnedArray<real>* seen = nullptr;
+        const std::span<real>* seen = nullptr;
         if (rank == from)
           write_late(compute, source.data, owned_values<real>(activation ? from : 10 + from, source.size()));
         if (rank == to && (by_compute || (!activation && out)))
@@ -279,7 +279,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   const Activations& a = *in_flight.activations;
   fill();
   if (rank > 0) comes_late(stream(stream_of(Action::receive_activation)), p.input(f).x, p.input(f).came);
-  const PinnedArray<real>* left = nullptr;
+  const std::span<real>* left = nullptr;
   if (rank < last)
     left = leaves_late(stream(stream_of(Action::send_activation)), a.output, in_flight.output_sent);
   doing("compute_forward()");

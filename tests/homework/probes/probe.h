@@ -3,8 +3,7 @@
 //
 //   sums      contributor c adds 16^c: each hexadecimal digit of a sum says how often one was counted
 //   copies    a value is its owner and its place
-//   waits     what a stream writes comes late: whoever does not wait for it may find `stale`. That is not
-//             certain; ThreadSanitizer finds races (make races-03)
+//   waits     in virtual time each operation has a begin and an end: who does not wait begins too early
 #pragma once
 
 #include <algorithm>
@@ -22,6 +21,7 @@
 #include <vector>
 
 #include "device/errors.h"
+#include "device/kernel.h"
 #include "device/tensor.h"
 #include "mpi/mpi_tests.h"
 #include "ranks/comm.h"
@@ -112,7 +112,8 @@ struct Sum {
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
     if (divided > 1) return "is divided on its way: it has " + text;
     if (all == 1 && counted.size() != 1) text += ": nothing that came was added";
-    if (!once) return "has " + text + due;
+    const bool again = equal && times[0] == ranks && parts == 1;
+    if (!once) return "has " + text + due + (again ? ": what was a sum already was summed again" : "");
     if (digits != all * place)
       return "is the sum of elements " + number(digits / all) + ", and should be of elements " +
              number(place);
@@ -200,14 +201,41 @@ inline void late(cudaStream_t stream) {
   const auto sleep = [](void*) { std::this_thread::sleep_for(lateness()); };
   CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, nullptr));
 }
+// The same in virtual time alone (common/clock): for milliseconds.
+__global__ inline void busy_kernel() {}
+inline void busy(cudaStream_t stream) { launch(busy_kernel, dim3(1), moves(1e10), stream); }
+// What the streams did since the last call, in virtual time, by stream and begin. So who waited for whom does
+// not depend on the machine. The first call begins it.
+inline std::vector<trace::Interval> ran() {
+  static const bool started = (trace::start(), true);
+  return started ? trace::take() : std::vector<trace::Interval>();
+}
+// When the first operation of this name began, and the last one ended; where there is none, later than all,
+// and before all.
+struct Time {
+  double begin = 1e9, end = 0;
+};
+inline Time time_of(const std::vector<trace::Interval>& all, const std::string& name,
+                    const std::string& stream) {
+  Time time;
+  for (const trace::Interval& i : all) {
+    if (i.name == name && i.stream == stream)
+      time = {std::min(time.begin, i.begin), std::max(time.end, i.end)};
+  }
+  return time;
+}
+
 template <class T>
-const PinnedArray<T>& pinned(size_t size) {  // lives as long as the process
-  static auto& all = *new std::deque<PinnedArray<T>>;
-  return all.emplace_back(size);
+const std::span<T>& pinned(size_t size) {  // a part of one allocation, as that takes virtual time
+  static const auto& all = *new PinnedArray<T>(1 << 20);
+  static auto& parts = *new std::deque<std::span<T>>;
+  static size_t used = 0;
+  used += size;
+  return parts.emplace_back(all.data() + used - size, size);
 }
 template <class T>
 void write(cudaStream_t stream, T* data, const std::vector<T>& values) {
-  const PinnedArray<T>& from = pinned<T>(values.size());
+  const std::span<T>& from = pinned<T>(values.size());
   std::copy(values.begin(), values.end(), from.data());
   CUDA_CHECK(cudaMemcpyAsync(data, from.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
 }
@@ -219,13 +247,13 @@ void write_late(cudaStream_t stream, T* data, const std::vector<T>& values, doub
   write(stream, data, values);
 }
 template <class T>
-const PinnedArray<T>& read(cudaStream_t stream, const T* data, size_t size) {
-  const PinnedArray<T>& to = pinned<T>(size);
+const std::span<T>& read(cudaStream_t stream, const T* data, size_t size) {
+  const std::span<T>& to = pinned<T>(size);
   CUDA_CHECK(cudaMemcpyAsync(to.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
   return to;
 }
 template <class T>
-const PinnedArray<T>& read(cudaStream_t stream, Matrix<T> x) {
+const std::span<T>& read(cudaStream_t stream, Matrix<T> x) {
   return read<T>(stream, x.data, x.size());
 }
 
