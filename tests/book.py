@@ -78,7 +78,7 @@ def check_pictures(pages):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([builds / "python-book/bin/python", "common/report/pictures.py", folder], check=True)
         drawn = sorted(path.name for path in pathlib.Path(folder).iterdir())
-        expect(drawn == [path.name for path in PICTURES] and len(drawn) == 10, f"pictures: {' '.join(drawn)}")
+        expect(drawn == [path.name for path in PICTURES] and len(drawn) == 11, f"pictures: {' '.join(drawn)}")
         for path in PICTURES:
             same = path.read_bytes() == pathlib.Path(folder, path.name).read_bytes()
             shown = sum(f'id="picture-{path.stem}"' in page.read_text() for page in pages)

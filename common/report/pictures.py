@@ -13,6 +13,9 @@ import runs
 import traces
 from drawings import Svg
 
+sys.path.append("tests/tools")
+import makespan
+
 WIDE, SIZE = 440, 15  # pixels
 RANKS = "fbwc"  # the colours of ranks
 LIGHT, DARK = ("#1f2328", "#fff"), ("#e6edf3", "#0d1117")  # letters and ground, as GitHub's
@@ -347,8 +350,28 @@ def experts():
     return svg
 
 
+def blocks():
+    """Attention's backward of one sequence of smollm-135m on an eighth of an H100, in both orders of its blocks."""
+    svg, heads, slots, high = Svg(SIZE), 3, 33, 6
+    of = makespan.both_orders(heads, makespan.steps_of_backward(2048, 3), slots, True, True)
+    end = max(end for _, drawn in of for *_, end in drawn)
+    svg.legend(0, 14, {style: f"key head {head}" for head, style in enumerate(RANKS[:heads])})
+    svg.text(0, 38, f"{slots} rows: as many blocks run at once")
+    for number, (title, (makes, drawn)) in enumerate(zip(("before: head by head", "now: the longest first"), of)):
+        top, share = 82 + 240 * number, WIDE * max(end for *_, end in drawn) / end / makes
+        svg.text(0, top - 10, title, "strong")
+        svg.text(190, top - 10, f"{makes:.2f} times equal shares")
+        svg.rect(0, top, WIDE, slots * high, "idle")
+        for slot, head, begin, until in drawn:
+            svg.rect(WIDE * begin / end, top + slot * high, WIDE * (until - begin) / end, high, RANKS[head] + " pass")
+        svg.line(share, top - 4, share, top + slots * high + 4, "hop")
+    svg.text(0, 544, "The line: all would end here, if shares were equal.")
+    return svg
+
+
 PICTURES = {"axes": axes, "01-kept": kept, "02-sync": sync, "03-buffers": buffers, "03-hybrid": hybrid}
 PICTURES |= {"04-region": region, "05-schedules": schedules, "06-causal": causal, "07-mesh": mesh, "07-experts": experts}
+PICTURES |= {"attention-blocks": blocks}
 
 
 def main(folder=".github/pictures"):

@@ -24,7 +24,7 @@ def longest_first(pairs, tiles):
 
 
 def run(order, steps, slots, turns=False):
-    """(slot, tile, begin, end) of each block, in steps. steps[tile]: of a block; a tile counts from the longest."""
+    """(slot, pair, begin, end) of each block, in steps. steps[tile]: of a block; a tile counts from the longest."""
     free, blocks, added = [(0, slot) for slot in range(slots)], [], {}
     for pair, tile in order:
         begin, slot = heapq.heappop(free)
@@ -33,16 +33,16 @@ def run(order, steps, slots, turns=False):
             now = max(now + 2 / 3, added[pair, tile - 1, step] if turns and tile > 0 else 0) + 1 / 3
             added[pair, tile, step] = now
         heapq.heappush(free, (now, slot))
-        blocks.append((slot, tile, begin, now))
+        blocks.append((slot, pair, begin, now))
     return blocks
 
 
-def makespans(pairs, steps, slots, reverse, turns):
-    """Of both orders. `reverse`: pair by pair, the shortest block of a pair began first."""
+def both_orders(pairs, steps, slots, reverse, turns):
+    """Of each the time over equal shares, and the blocks. `reverse`: pair by pair, a pair's shortest block began first."""
     share = pairs * sum(steps) / slots
     old = run(pair_by_pair(pairs, len(steps)), steps[::-1] if reverse else steps, slots)
     new = run(longest_first(pairs, len(steps)), steps, slots, turns)
-    return [max(end for *_, end in blocks) / share for blocks in (old, new)]
+    return [(max(end for *_, end in blocks) / share, blocks) for blocks in (old, new)]
 
 
 def steps_of_backward(queries, group):
@@ -58,10 +58,10 @@ def main(slots=264):
     print("sequences, tokens, key heads x group     forward      backward")
     for sequences, queries, kv_heads, group in ((8, 2048, 3, 3), (8, 2048, 8, 4), (8, 2048, 32, 1), (1, 8192, 8, 4),
                                                 (1, 8192, 1, 4)):
-        forward = makespans(sequences * kv_heads * group, steps_of_forward(queries), slots, False, False)
-        backward = makespans(sequences * kv_heads, steps_of_backward(queries, group), slots, True, True)
+        forward = both_orders(sequences * kv_heads * group, steps_of_forward(queries), slots, False, False)
+        backward = both_orders(sequences * kv_heads, steps_of_backward(queries, group), slots, True, True)
         print(f"{sequences:9}, {queries:6}, {kv_heads:9} x {group}      ",
-              "   ".join("{:.2f}, {:.2f}".format(*of) for of in (forward, backward)))
+              "   ".join(f"{old:.2f}, {new:.2f}" for (old, _), (new, _) in (forward, backward)))
 
 
 if __name__ == "__main__":
