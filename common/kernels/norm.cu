@@ -40,10 +40,12 @@ void rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double ep
 
 // One block a band of rows, one warp a row. With n = x * rstd:
 //   d_x = rstd * (d_out * weight - n * mean(d_out * weight * n)),   d_weight = sum over rows of d_out * n.
-// Reads d_out and x, and d_x where it adds to it; writes d_x. What it reads twice is then in a cache.
+// Reads d_out and x, and d_x where it adds to it; writes d_x. What it reads twice is then in a cache. Two
+// blocks share a multiprocessor. Were nvcc not told so, a thread would get too few registers for its loads.
 template <int width>
-__global__ void rmsnorm_backward_kernel(In<real> d_out, In<real> x, In<real> weight, In<accum> rstd, bool add,
-                                        int rows, int d, Out<real> d_x, Out<accum> partials) {
+__global__ void __launch_bounds__(threads_per_block, 2)
+    rmsnorm_backward_kernel(In<real> d_out, In<real> x, In<real> weight, In<accum> rstd, bool add, int rows,
+                            int d, Out<real> d_x, Out<accum> partials) {
   const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
   const int first = blockIdx.x * rows_a_band, count = std::min(rows - first, rows_a_band);
   const StridedRange<int> rows_of_warp = warp_range(count);
