@@ -132,6 +132,25 @@ class Table {
     const double flops = declared_by(work).flops, seconds = seconds_of(stream_, work);
     row(name, seconds, flops * 1e-9, flops / seconds * 1e-12, flops / seconds / ceilings_.flops);
   }
+#if CUBLAS_VERSION >= 130100  // from here on cuBLAS can try its algorithms
+  // As gemm (matmul.cu), by the fastest algorithm.
+  template <class C>
+  void tuned_product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c) const {
+    const accum alpha = 1;
+    const auto work = [&] {
+      return cublasGemmEx(blas, b.transposed() ? CUBLAS_OP_N : CUBLAS_OP_T,
+                          a.transposed() ? CUBLAS_OP_T : CUBLAS_OP_N, c.columns, c.rows, a.columns(), &alpha,
+                          b.x.data, real_type, b.x.columns, a.x.data, real_type, a.x.columns, &beta, c.data,
+                          data_type<C>, c.columns, compute_type, CUBLAS_GEMM_AUTOTUNE);
+    };
+    if (work() != CUBLAS_STATUS_SUCCESS) return;  // an older library runs
+    const double flops = 2.0 * c.size() * a.columns(), seconds = seconds_of(stream_, work);
+    row("  its fastest algorithm", seconds, flops * 1e-9, flops / seconds * 1e-12,
+        flops / seconds / ceilings_.flops);
+  }
+#else
+  void tuned_product(const auto&...) const {}
+#endif
 
  private:
   static void row(const char* name, double seconds, double amount, double speed, double share) {
@@ -149,8 +168,11 @@ void bench_linear(const Table& table, const Blas& blas, const std::string& name,
   const Tensor x = work.tensor(rows, in), weight = work.tensor(out, in), y = work.tensor(rows, out);
   const AccumTensor d_weight = work.statistics(out, in);
   table.product((name + " forward").c_str(), [&] { linear_forward(blas, x, weight, y); });
+  table.tuned_product(blas, tokens(x, Transpose::no), weights(weight, Transpose::no), 0, y);
   table.product((name + " dgrad").c_str(), [&] { linear_dgrad(blas, y, weight, x); });
+  table.tuned_product(blas, tokens(y, Transpose::no), weights(weight, Transpose::yes), 0, x);
   table.product((name + " wgrad").c_str(), [&] { linear_wgrad(blas, y, x, {d_weight, true}); });
+  table.tuned_product(blas, tokens(y, Transpose::yes), tokens(x, Transpose::yes), 1, d_weight);
 }
 
 void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t d) {
