@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # gpu_bundle.sh ARCHIVE: packs what make gpu-check needs on a machine that reaches no network: this tree, and in .mpich/
 # Debian's packages of MPICH, of the libraries that it needs, and of libraries' headers. There is no nvcc, cuBLAS or
-# NCCL in it. Where there is an nvcc, the programs are built here, for GPU_ARCH=90, and packed, too; so is the bench of
-# OLDER, a commit to compare with. Needs git, and the apt-get of a Debian or Ubuntu that is not newer than the system over there.
+# NCCL in it. Where there is an nvcc, the programs are built here, for GPU_ARCH=90, and packed, too; so are what modelled
+# GPUs say, and the bench of OLDER, a commit to compare with. Needs git, and the apt-get of a Debian or Ubuntu that is not
+# newer than the system over there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 archive=$1
@@ -23,7 +24,7 @@ names+=(libmpich-dev catch2 libcli11-dev nlohmann-json3-dev zlib1g-dev)
 
 folder=build/bundle
 rm -rf "$folder"
-mkdir -p "$folder"/.mpich "$(dirname "$archive")"
+mkdir -p "$folder"/{.mpich,build} "$(dirname "$archive")"
 (cd "$folder"/.mpich && apt-get -qq -o APT::Sandbox::User=root download "${names[@]}")
 git log -1 --format='commit %h %s' > "$folder"/.mpich/commit
 built=()
@@ -33,6 +34,7 @@ if command -v nvcc > /dev/null; then
     mkdir -p "$folder/$(dirname "$program")"
     strip -o "$folder/$program" "$program" && built=(build)
   done
+  [ ! -e build/modelled ] || cp -r build/modelled "$folder"/build/
   if [ -n "${OLDER:-}" ]; then
     git worktree add -f --detach build/older "$OLDER"
     make -C build/older BACKEND=cuda PRECISION=bf16 GPU_ARCH=90 build/cuda-bf16/bench

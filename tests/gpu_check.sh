@@ -64,7 +64,7 @@ part() {
   for word in "${@:3}"; do
     case $3:$word in
       make:*) ;;
-      *:build/*/*) [ -e "$word" ] || { skip "$part_name" "$word was not built"; return 1; } ;;
+      *:build/cuda-*/*) [ -e "$word" ] || { skip "$part_name" "$word was not built"; return 1; } ;;
     esac
   done
   command -v "$3" > /dev/null || { skip "$part_name" "no $3"; return 1; }
@@ -181,19 +181,31 @@ want cuda-fp64 "$stages" $base MPI NCCL
 [ "$gpus" -lt 4 ] || want cuda-fp32 "$stages collectives mpi_tests" $base Catch2 MPI NCCL
 build "build for several ranks"
 
+# What the kernels take on modelled GPUs of such names, to stand beside what they take here.
+models='smollm-135m smollm-1.7b llama-3.2-1b'
+kernels="--profile --steps 3 --attention tensor-core --seq-len 2048 --micro-batch-size 8 --global-batch-size 8"
+if [ ! -e $packed ] && part 1800 "build for modelled GPUs" make --no-print-directory BACKEND=cpu build/cpu-bf16/01_single_gpu; then
+  mkdir -p build/modelled
+  for gpu in a100 h100 h200 b200; do
+    for model in $models; do
+      build/cpu-bf16/01_single_gpu --dry-run --gpu $gpu $kernels --model $model > build/modelled/$gpu-$model.txt
+    done
+  done
+fi
+
 if [ "$1" = --programs ]; then
   for program in "${programs_built[@]}"; do [ ! -e "$program" ] || echo "$program"; done
   exit $((failures > 0))
 fi
 
 deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-820}))
-models='smollm-135m smollm-1.7b llama-3.2-1b'
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | grep -oE -m 1 '[ABH][0-9]+00' | tr ABH abh)
 real="--model smollm-1.7b --seq-len 2048 --micro-batch-size 4 --attention tensor-core --recompute selective --steps 3"
 part 50 "speed of training, bf16" build/cuda-bf16/bench training
 part 50 "speed of training, bf16, of the older sources" build/cuda-bf16-older/bench training  # OLDER=commit make gpu-bundle
 for model in $models; do
-  part 20 "kernels of $model, measured" build/cuda-bf16/01_single_gpu --profile --steps 3 --attention tensor-core \
-    --model "$model" --seq-len 2048 --micro-batch-size 8 --global-batch-size 8
+  part 20 "kernels of $model, measured and modelled" tests/tools/beside_model.sh "build/modelled/$gpu-$model.txt" \
+    build/cuda-bf16/01_single_gpu $kernels --model "$model"
 done
 for what in attention kernels; do part 30 "speed of $what, bf16" build/cuda-bf16/bench $what; done
 for precision in fp8 bf16; do
