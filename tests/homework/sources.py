@@ -233,7 +233,7 @@ FORBIDDEN = set("""asm _Pragma extern import module main
     exit _exit _Exit quick_exit abort atexit at_quick_exit terminate system popen fork vfork clone execl execle execlp execv
     execve execvp execvpe posix_spawn posix_spawnp syscall ptrace kill raise signal sigaction dlopen dlsym dlmopen mmap
     mprotect open openat open64 creat fopen fopen64 freopen fdopen tmpfile ifstream ofstream fstream filebuf filesystem
-    remove rename unlink rmdir mkdir mkfifo mknod opendir chmod chown link symlink getenv setenv putenv environ socket
+    remove rename unlink rmdir mkdir mkfifo mknod opendir chmod chown symlink getenv setenv putenv environ socket
     printf fprintf vprintf dprintf puts fputs putc putchar fputc fwrite perror stdout stderr fclose dup dup2 close
     write cout cerr clog print println longjmp setjmp""".split())
 CHECK_SECONDS = 2

@@ -119,6 +119,11 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
     if (largest != r.n - 1)
       wrong = text("the largest logit of all ranks is ", r.n - 1, ", and combine() leaves ", text(largest),
                    ": this rank has ", r.rank);
+    else if (sum.find("divided") != sum.npos)  // nobody divides here
+      wrong =
+          "a rank's sum of exponentials was added as it was, relative to the rank's own largest logit: first "
+          "it is rescaled "
+          "to the common one";
     else if (!sum.empty())
       wrong = "the sum of exponentials, relative to the common largest logit, " + sum;
     else if (!target.empty())
@@ -203,6 +208,10 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
       doing(r.with, "entered()");
       const Tensor x = region.entered(r.outside);
       tell(r.wrong_rows(text("in use ", layer, " of the same memory entered()"), x, 10 * layer));
+      const int64_t gathers = traffic(r.tensor, "all_gather").calls;
+      tell_if(gathers != sp, here(), r.with,
+              layer < 2 ? "prefetch_entered() and entered() gather" : "entered() gathers", " the same rows ",
+              gathers, " times, and should ", int64_t{sp}, " times");
       late(r.compute);  // a weight gradient that reads it late, before the next prefetch overwrites it
       const std::span<real>& seen = read(r.compute, x);
       region.enter_backward(r.all, [] {});
@@ -227,7 +236,10 @@ TEST_CASE("04.5: products in chunks", "[04.5]") {
     r.write_outside();
     doing(r.with, "enter_linear()");
     r.region->enter_linear(r.blas, r.outside, r.identity, r.result);
-    tell(r.wrong_rows("enter_linear()", r.result));
+    std::string wrong = r.wrong_rows("enter_linear()", r.result);
+    if (sp && !wrong.empty())
+      wrong += ". y has all rows of rank 0, then of rank 1; only what travels is packed, chunk by chunk";
+    tell(wrong);
     r.tell_operation("enter_linear()", sp ? "all_gather" : "");
     r.write_terms();
     doing(r.with,

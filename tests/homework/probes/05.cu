@@ -49,7 +49,10 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
     if (is != due) {
       const std::string now = number(forwards - backwards), most = number(kept);
       std::string rule = "micro-batches come in ascending order";
-      if (is.action != due.action && (w_due || is.action == Action::weight_gradient))
+      if (is.micro_batch >= m)
+        rule = "there are only " + number(m) +
+               " micro-batches, so a warm-up may be shorter than the rank could keep";
+      else if (is.action != due.action && (w_due || is.action == Action::weight_gradient))
         rule = "here weight gradients come " + number(late) + " micro-batches after their input gradients";
       else if (is.action != due.action && f_due && is.micro_batch >= forwards)
         rule = "its forward has to come first";
@@ -217,7 +220,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       const std::string kind = activation ? "activation" : "gradient";
       const Instruction send = {activation ? Action::send_activation : Action::send_gradient, 0, 0};
       const Instruction receive = {activation ? Action::receive_activation : Action::receive_gradient,
-                                   activation ? 0 : std::min(1, last - to), 0};
+                                   activation ? 1 : std::min(1, last - to), 0};
       Pipeline::InFlight& f = p.in_flight(receive);
       const Activations &sent = *p.in_flight(send).activations, &a = *f.activations;
       const Tensor source = activation ? sent.output : sent.gradient;
@@ -294,6 +297,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
     comes_late(stream(stream_of(Action::receive_gradient)), a.gradient, in_flight.gradient_came);
   if (rank == last)
     left = leaves_late(stream(stream_of(Action::send_gradient)), a.gradient, in_flight.gradient_sent);
+  late(compute);  // so that it reads its input after what comes next could have overwritten it
   doing("compute_backward()");
   p.compute_backward(b, batches[0]);
   if (rank > 0) {

@@ -1,5 +1,5 @@
 // Probes of stage 06.
-// ranks: 3
+// ranks: 4
 #include "06_context_parallel/ring_attention.h"
 #include "device.h"
 #include "model.h"
@@ -187,6 +187,8 @@ struct Ring {
     if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
     if (k > q) return what + ": " + query(q) + " meets " + key(k) + ", which comes after it";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
+    if (times > 1.5)
+      how += ": a block adds, so what an earlier step left there has to be zeroed, or it is met in two steps";
     if (std::abs(times) > 50)
       how = "as a call later will: a hop overwrites a buffer that compute still reads";
     return what + ": " + query(q) + " meets " + key(k) + " " + how;
@@ -201,7 +203,10 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
     const Tensor q = ring.rows(0), v = ring.rows(1), later = ring.rows(100);
     for (const bool late_compute : {false, true}) {
       ring.context.reset_traffic();
-      doing(to_string(layout), ": forward(): in each step all ranks but in the last one send to the next");
+      doing(to_string(layout),
+            ": forward(): in each step but the last one each rank sends on the keys that came, also those "
+            "that none of its queries "
+            "sees");
       late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
       const AttentionTensors t = ring.forward(q, q, v);
       if (late_compute) ring.forward(q, q, later);

@@ -19,13 +19,15 @@ std::string place_of(const MeshShape& shape, int rank) {
 }
 std::string text_of(const MeshShape& s) {
   return text("tp ", s.tp, ", cp ", s.cp, ", dp ", s.dp, ", pp ", s.pp,
-              (s.ep > 1 ? ", ep " + number(s.ep) : ""), ": ");
+              (s.ep > 1 ? ", ep " + number(s.ep) : ""),
+              (s.shard_ranks > 0 ? ", N " + number(s.shard_ranks) : ""), ": ");
 }
 constexpr MeshShape shapes[] = {{.tp = 2, .cp = 3, .dp = 4, .pp = 2},
                                 {.tp = 3, .cp = 2, .dp = 2, .pp = 3},
                                 {.cp = 2, .dp = 4, .ep = 4},
                                 {.tp = 2, .cp = 3, .dp = 4, .pp = 2, .ep = 3},
-                                {.dp = 2, .pp = 4, .ep = 2, .copies = 2}};
+                                {.dp = 2, .pp = 4, .ep = 2, .copies = 2},
+                                {.cp = 2, .dp = 4, .ep = 2, .shard_ranks = 4}};
 
 }  // namespace
 
@@ -59,14 +61,20 @@ TEST_CASE("07.2: who is in a group", "[07.2]") {
         const bool tp = x.tp == y.tp, cp = x.cp == y.cp, dp = x.dp == y.dp, pp = x.pp == y.pp;
         const bool weights = tp && (pp || (s.copies == 2 && x.pp + y.pp == s.pp - 1));
         const int of_x = x.cp + s.cp * x.dp, of_y = y.cp + s.cp * y.dp;  // their numbers
+        const bool copy = of_x / s.shards() == of_y / s.shards(),
+                   shard = of_x % s.shards() == of_y % s.shards();
         const std::tuple<MeshGroup, const char*, bool, const char*> groups[] = {
             {MeshGroup::tensor, "tensor", cp && dp && pp, "cp, dp and pp"},
             {MeshGroup::context, "context", tp && dp && pp, "tp, dp and pp"},
             {MeshGroup::pipeline, "pipeline", tp && cp && dp, "tp, cp and dp"},
-            {MeshGroup::gradients, "gradients", weights, "tp and pp: the same weights, on other tokens"},
+            {MeshGroup::gradients, "gradients", weights && copy,
+             "tp, pp and, of a number cp + CP dp, number / N: the same weights, on other tokens; N ranks "
+             "share out a copy"},
+            {MeshGroup::same_shard, "same shard", weights && pp && shard,
+             "tp, pp and, of a number cp + CP dp, number % N: the same shard in all copies of N ranks"},
             {MeshGroup::experts, "experts", tp && pp && of_x / s.ep == of_y / s.ep,
              "tp, pp and number / ep, where a rank's number is cp + CP dp: they share out the experts"},
-            {MeshGroup::expert_gradients, "expert gradients", weights && of_x % s.ep == of_y % s.ep,
+            {MeshGroup::expert_gradients, "expert gradients", weights && copy && of_x % s.ep == of_y % s.ep,
              "tp, pp and number % ep, where a rank's number is cp + CP dp: the same experts"},
             {MeshGroup::all, "all", true, "nothing"}};
         for (const auto& [group, name, due, common] : groups) {
@@ -106,6 +114,10 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         tell_if((dynamic_cast<Zero*>(hooks.get()) != nullptr) != (stage > 0), with,
                 (stage > 0 ? "the hooks are not those of ZeRO" : "the hooks are those of ZeRO"));
         if (stage == 0) tell_if(all.gradients(0) == nullptr, with, "nobody has allocated the parameters");
+        const size_t shards = parameters.shards().size();
+        tell_if(stage > 0 && shards != 4, with, shards,
+                " shards for 4 units: Zero allocates its group itself, and allocate() is for data "
+                "parallelism alone");
         Sum sum;
         sum.counted = members_of(
             shape, group == dense_group ? MeshGroup::gradients : MeshGroup::expert_gradients, world.rank());
