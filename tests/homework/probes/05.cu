@@ -2,6 +2,7 @@
 // ranks: 3
 #include <sstream>
 
+#include "mpi/array.h"
 #include "probe.h"
 #define private public  // the bodies are called one by one
 #include "05_pipeline_parallel/pipeline.h"
@@ -40,7 +41,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
     const bool w_due = late >= 0 && weights < m && (backwards - weights > late || backwards == m);
     const bool f_due = !w_due && forwards < m * v && forwards - backwards < kept;
     const Instruction due = w_due ? w : f_due ? f : b;
-    if (ended && all) return;
+    if (ended && all) break;
     const std::string step = text(of, "step ", n, ": ");
     if (all) tell_alike(true, step, letter(list[n], v), ", but all is done");
     if (ended)
@@ -69,6 +70,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
     if (f_due) f = next_of(f, v == 1 ? m + 1 : p, v, 1), ++forwards;
     if (!w_due && !f_due) b = next_of(b, v == 1 ? m + 1 : p, v, -1), ++backwards;
   }
+  SUCCEED();
 }
 
 }  // namespace
@@ -193,15 +195,22 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
     const Communicator* const communicator = p.chunks_[0].links[message].communicator;
     return communicator ? communicator->stream() : nullptr;
   };
-  const auto comes_late = [&](cudaStream_t in, const Tensor& tensor, Event& event) {
-    write_late(in, tensor.data, std::vector<real>(tensor.size(), real(0.125)), NAN);
-    event.record(in);
+  // All ranks, and all their streams, are at the same virtual time.
+  const mpi_tests::Array<accum> one(1);
+  const auto align = [&] {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    ranks.all_reduce(one.data(), one.data(), 1);
+    CUDA_CHECK(cudaDeviceSynchronize());
   };
-  const auto leaves_late = [&](cudaStream_t out, const Tensor& tensor, Event& event) {
-    late(out);
-    const std::span<real>& seen = read(out, tensor);
-    event.record(out);
-    return &seen;
+  // A stream does something until then (virtual time); the event, if any, is recorded behind it.
+  const auto busy_until = [&](cudaStream_t user, Event* event) {
+    busy(user);
+    if (event) event->record(user);
+    double end = 0;
+    for (const trace::Interval& i : ran()) {
+      if (i.name == "busy_kernel") end = i.end;
+    }
+    return end;
   };
   const auto fill = [&] {  // all that is sent or received, of the first two micro-batches
     for (int i = 0; i < 2; ++i) {
@@ -222,8 +231,6 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       const Instruction receive = {activation ? Action::receive_activation : Action::receive_gradient,
                                    activation ? 1 : std::min(1, last - to), 0};
       Pipeline::InFlight& f = p.in_flight(receive);
-      const Activations &sent = *p.in_flight(send).activations, &a = *f.activations;
-      const Tensor source = activation ? sent.output : sent.gradient;
       const std::string call = rank == from ? "send() of a" + std::string(activation ? "n " : " ") + kind
                                             : "receive_" + kind + "()";
       const auto exchange = [&] {
@@ -231,45 +238,43 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         if (rank == from) p.exchange({send});
         if (rank == to) p.exchange({receive});
       };
-      const Tensor target = rank == to && activation ? p.input(receive).x : a.gradient;
-      const cudaStream_t mine = rank == from ? stream(stream_of(send.action))
-                                : rank == to ? stream(stream_of(receive.action))
-                                             : compute;
+      const Tensor target = rank == to && activation ? p.input(receive).x : f.activations->gradient;
+      const auto begin_of = [&] {  // the message's on this rank, in virtual time
+        ran();
+        exchange();
+        const int own = stream_of(rank == from ? send.action : receive.action);
+        return time_of(ran(), rank == from ? "send" : "receive", stream_names[own]).begin;
+      };
+      const bool takes_part = rank == from || rank == to;
+      fill();
+      exchange();
+      tell(rank == to ? wrong_copy("what " + call + " brings", at(target), activation ? from : 10 + from, 0,
+                                   tensor_name)
+                      : "");
       // What it must wait for: who sends for compute, who receives for those who use the buffer.
       for (const std::string used : {"compute", "the send of the gradient that was there before"}) {
-        fill();
         const cudaStream_t out = stream(stream_of(Action::send_gradient));
         const bool by_compute = used == "compute";
-        const std::span<real>* seen = nullptr;
-        if (rank == from)
-          write_late(compute, source.data, owned_values<real>(activation ? from : 10 + from, source.size()));
+        align();
+        double until = 0;
+        if (rank == from && by_compute) until = busy_until(compute, nullptr);
         if (rank == to && (by_compute || (!activation && out)))
-          seen = leaves_late(by_compute ? compute : out, target,
-                             !by_compute  ? f.gradient_sent
-                             : activation ? p.input(receive).used
-                                          : f.read);
-
-        exchange();
-        std::string wrong;
-        if (rank == to)
-          wrong = wrong_copy("what " + call + " brings", at(target), activation ? from : 10 + from, 0,
-                             tensor_name);
-        if (seen && wrong.empty() && !wrong_copy("", *seen, activation ? 20 + to : 10 + to).empty())
-          wrong = here() + call + " overwrites what " + used + " still reads: a wait for an event is missing";
-        CUDA_CHECK(cudaDeviceSynchronize());
-        tell(wrong);
+          until = busy_until(by_compute ? compute : out, !by_compute  ? &f.gradient_sent
+                                                         : activation ? &p.input(receive).used
+                                                                      : &f.read);
+        const double begin = begin_of();
+        tell_if(takes_part && begin < until, here(), call,
+                rank == from ? " does not wait until compute has written it"
+                             : " overwrites what " + used + " still reads: a wait for an event is missing");
       }
       // What it must not wait for.
       for (int other = -1; other < message_streams; ++other) {
         if (other == stream_of(send.action) || other == stream_of(receive.action)) continue;
-        const cudaStream_t busy = other >= 0 ? stream(other) : rank == to ? compute : cudaStream_t();
-        std::optional<Block> block;
-        if (busy) block.emplace(busy);
-        exchange();
-        const bool done = is_done(mine);
-        block.reset();
-        CUDA_CHECK(cudaDeviceSynchronize());
-        tell_if(!done, here(), call, " waits for the stream ",
+        const cudaStream_t user = other >= 0 ? stream(other) : rank == to ? compute : cudaStream_t();
+        align();
+        const double until = user ? busy_until(user, nullptr) : 1e9;
+        const double begin = begin_of();
+        tell_if(takes_part && begin >= until, here(), call, " waits for the stream ",
                 (other < 0 ? "of compute" : "\"" + stream_names[other] + "\""), ", and must not: ",
                 (other < 0 ? "it is posted ahead, and waits only until its buffer is free"
                            : "a message there may depend on this one, and all hang"));
@@ -279,42 +284,42 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   // compute_forward() and compute_backward().
   const Instruction f = {Action::forward, 0, 0}, b = {Action::backward, 0, 0};
   Pipeline::InFlight& in_flight = p.in_flight(f);
-  const Activations& a = *in_flight.activations;
+  // When compute begins with a pass, and ends.
+  const auto pass = [&](bool forward) {
+    doing(forward ? "compute_forward()" : "compute_backward()");
+    ran();
+    forward ? p.compute_forward(f, batches[0]) : p.compute_backward(b, batches[0]);
+    Time time;
+    for (const trace::Interval& i : ran()) {
+      if (i.stream == "compute") time = {std::min(time.begin, i.begin), i.end};
+    }
+    return time;
+  };
+  const auto tell_wait = [&](bool forward, Action of, Event* event, const std::string& wrong) {
+    const cudaStream_t user = stream(stream_of(of));
+    align();
+    const double until = user ? busy_until(user, event) : 0;
+    tell_if(pass(forward).begin < until, here(), forward ? "compute_forward() " : "compute_backward() ",
+            wrong);
+  };
   fill();
-  if (rank > 0) comes_late(stream(stream_of(Action::receive_activation)), p.input(f).x, p.input(f).came);
-  const std::span<real>* left = nullptr;
-  if (rank < last)
-    left = leaves_late(stream(stream_of(Action::send_activation)), a.output, in_flight.output_sent);
-  doing("compute_forward()");
-  p.compute_forward(f, batches[0]);
-  std::string wrong;
-  if (std::isnan(at(a.output)[0])) wrong = here() + "compute_forward() does not wait until its input came";
-  if (left && (*left)[1] != owned(rank, 1))
-    wrong = here() +
-            "compute_forward() overwrites an output that is still being sent: it has to wait for output_sent";
-  tell(wrong);
-  if (rank < last)
-    comes_late(stream(stream_of(Action::receive_gradient)), a.gradient, in_flight.gradient_came);
-  if (rank == last)
-    left = leaves_late(stream(stream_of(Action::send_gradient)), a.gradient, in_flight.gradient_sent);
-  late(compute);  // so that it reads its input after what comes next could have overwritten it
-  doing("compute_backward()");
-  p.compute_backward(b, batches[0]);
-  if (rank > 0) {
-    const cudaStream_t in = stream(stream_of(Action::receive_activation));
+  tell_wait(true, Action::receive_activation, rank > 0 ? &p.input(f).came : nullptr,
+            "does not wait until its input came");
+  tell_wait(true, Action::send_activation, &in_flight.output_sent,
+            "overwrites an output that is still being sent: it has to wait for output_sent");
+  tell_wait(false, Action::receive_gradient, &in_flight.gradient_came,
+            "does not wait until its gradient came");
+  tell_wait(false, Action::send_gradient, &in_flight.gradient_sent,
+            "overwrites a gradient that is still being sent: it has to wait for gradient_sent");
+  const cudaStream_t in = stream(stream_of(Action::receive_activation));
+  const double end = pass(false).end;
+  if (in) {
     wait_event(in, p.input(f).used);
-    write(in, p.input(f).x.data, std::vector<real>(p.input(f).x.size(), NAN));
+    busy(in);
   }
-  if (std::isnan(at(a.gradient)[0]))
-    wrong = here() +
-            (rank < last ? "compute_backward() does not wait until its gradient came, or"
-                         : "compute_backward()") +
-            " records `used` before it has read its input";
-  if (rank == last && (*left)[1] != owned(10 + rank, 1))
-    wrong =
-        here() +
-        "compute_backward() overwrites a gradient that is still being sent: it has to wait for gradient_sent";
-  tell(wrong);
+  tell_if(time_of(ran(), "busy_kernel", stream_names[stream_of(Action::receive_activation)]).begin < end,
+          here(),
+          "compute_backward() reads its input last, so it records `used`, and that behind the backward pass");
 }
 
 }  // namespace pentatron::probes

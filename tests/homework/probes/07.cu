@@ -75,7 +75,7 @@ TEST_CASE("07.2: who is in a group", "[07.2]") {
             {MeshGroup::experts, "experts", tp && pp && of_x / s.ep == of_y / s.ep,
              "tp, pp and number / ep, where a rank's number is cp + CP dp: they share out the experts"},
             {MeshGroup::expert_gradients, "expert gradients", weights && copy && of_x % s.ep == of_y % s.ep,
-             "tp, pp and number % ep, where a rank's number is cp + CP dp: the same experts"},
+             "tp, pp, number / N and number % ep, where a rank's number is cp + CP dp: the same experts"},
             {MeshGroup::all, "all", true, "nothing"}};
         for (const auto& [group, name, due, common] : groups) {
           const bool together = in_common(s, group, a) == in_common(s, group, b);
