@@ -252,13 +252,13 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
                                    tensor_name)
                       : "");
       // What it must wait for: who sends for compute, who receives for those who use the buffer.
-      for (const std::string used : {"compute", "the send of the gradient that was there before"}) {
+      for (const std::string used : {"", "compute", "the send of the gradient that was there before"}) {
         const cudaStream_t out = stream(stream_of(Action::send_gradient));
         const bool by_compute = used == "compute";
         align();
         double until = 0;
-        if (rank == from && by_compute) until = busy_until(compute, nullptr);
-        if (rank == to && (by_compute || (!activation && out)))
+        if (rank == from && used.empty()) until = busy_until(compute, nullptr);
+        if (rank == to && !used.empty() && (by_compute || (!activation && out)))
           until = busy_until(by_compute ? compute : out, !by_compute  ? &f.gradient_sent
                                                          : activation ? &p.input(receive).used
                                                                       : &f.read);
