@@ -17,7 +17,7 @@ import pages
 import paper
 import reference
 import sources
-from observe import BuildError, Machine, Observation, build, differences, hint_of, in_words, is_right, observe
+from observe import BuildError, Machine, Observation, build, costs_right, differences, hint_of, in_words, is_right, observe
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces
 from sources import ROOT, UsageError, check_id, put, read_note
@@ -151,48 +151,48 @@ class Grader:
 
     def verdicts(self, machine, stage, handed_in):
         """(verdicts, words about all together) of the bodies {number: [text]}."""
-        numbers, verdicts, fine, own = self.numbers(stage), {}, {}, {}
+        numbers, verdicts, mine = self.numbers(stage), {}, {}
         for number, exercise in stage.exercises.items():
             body = handed_in.get(number)
-            verdict = grade.Verdict(number, exercise.title, exercise.points)
+            verdict = verdicts[number] = grade.Verdict(number, exercise.title, exercise.points)
             verdict.words = self.refused(exercise, body) or ""
             if not verdict.words and sources.same_tokens(body, sources.bodies_of(ROOT, exercise)):
                 verdict.points, verdict.words = exercise.points, "equals the reference"
             elif not verdict.words:
-                seen = self.observed(machine, stage, {number: body}, exercise.runs)
-                own[number] = seen
-                verdict = self.judge(machine, stage, exercise, body, seen, [])
-                if all(o.end == "ok" for o in seen.values()):
-                    fine[number] = body
-            verdicts[number] = verdict
-        together = ""
-        if fine:
-            runs = list(dict.fromkeys(name for n in fine for name in stage.exercises[n].runs))
-            right = {n: b for n, b in fine.items() if not verdicts[n].words}
-            seen = self.observed(machine, stage, right or fine, runs, races=True)
-            differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
-            broken = [name for name in differs if not is_right(differs[name])]
-            together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right"
-            for number, body in fine.items():  # a body has no race if all together have none
-                races = []
-                if number not in right or broken:
-                    alone = self.observed(machine, stage, {number: body}, stage.exercises[number].runs, races=True)
-                    races = sorted({race for o in alone.values() for race in o.races})
-                    if not races and any(o.end != "ok" for o in alone.values()):
-                        own[number] = alone
-                verdicts[number] = self.judge(machine, stage, stage.exercises[number], body, own[number], races)
+                mine[number] = body
+        runs = list(dict.fromkeys(name for n in mine for name in stage.exercises[n].runs))
+        seen = self.observed(machine, stage, mine, runs)
+        differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
+        broken = [name for name in runs if not is_right(differs[name])]
+        together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right" * bool(mine)
+        if all(costs_right(differs[name], seen[name], numbers[name]) for name in runs) and \
+                all(o.end == "ok" for o in self.observed(machine, stage, mine, runs, races=True).values()) and \
+                not any(self.hint(machine, stage, stage.exercises[n], mine) for n in mine):
+            for number in mine:  # no run, no race and no probe shows anything, so each alone is right
+                verdicts[number].points = verdicts[number].of
+            return list(verdicts.values()), together
+        for number, body in mine.items():
+            exercise, races = stage.exercises[number], []
+            seen = self.observed(machine, stage, {number: body}, exercise.runs)
+            if all(o.end == "ok" for o in seen.values()):
+                watched = self.observed(machine, stage, {number: body}, exercise.runs, races=True)
+                races = sorted({race for o in watched.values() for race in o.races})
+                if not races and any(o.end != "ok" for o in watched.values()):
+                    seen = watched
+            verdicts[number] = self.judge(machine, stage, exercise, body, seen, races)
         return list(verdicts.values()), together
+
+    def hint(self, machine, stage, exercise, bodies):
+        def ask():
+            with sources.grafted(Sandbox(machine.tree), stage, bodies):
+                return hint_of(Sandbox(machine.tree), stage, exercise)
+        return self.kept(json.dumps(["hint", exercise.number, sorted(bodies.items())]), ask)
 
     def judge(self, machine, stage, exercise, body, seen, races):
         verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races)
-        if "does not compile" in verdict.words:
-            return verdict
-
-        def hint():
-            with sources.grafted(Sandbox(machine.tree), stage, {exercise.number: body}):
-                return hint_of(Sandbox(machine.tree), stage, exercise)
-        verdict = grade.told(verdict, self.kept(json.dumps(["hint", exercise.number, body]), hint))
-        verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: f"Hint: {verdict.hint}", verdict.words)
+        if "does not compile" not in verdict.words:
+            verdict = grade.told(verdict, self.hint(machine, stage, exercise, {exercise.number: body}))
+            verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: f"Hint: {verdict.hint}", verdict.words)
         return verdict
 
     def submission(self, machine, content):
@@ -274,7 +274,7 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     grader, used = Grader(stages, term, folder), [s for s in stages.values() if s.number in
                                                   {c["stage"] for c in contents.values()}]
     for stage in used:
-        grader.reference(stage)
+        grader.numbers(stage)
 
     def work(machine, name):
         content = contents[name]
