@@ -92,11 +92,9 @@ def starter(stages, term, to):
 
 
 def homework_note(stages, term):
-    rows, first = [], stages[0].number
-    for stage in stages:
-        for e in stage.exercises.values():
-            rows.append(f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |")
-    return (HERE / "HOMEWORK.md").read_text().replace("{term}", term).replace("{stage}", first).replace(
+    rows = [f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
+            for stage in stages for e in stage.exercises.values()]
+    return (HERE / "HOMEWORK.md").read_text().replace("{term}", term).replace("{stage}", stages[0].number).replace(
         "{rows}", "\n".join(rows))
 
 

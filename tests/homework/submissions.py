@@ -160,11 +160,13 @@ class Grader:
                 verdict.points, verdict.words = exercise.points, "equals the reference"
             elif not verdict.words:
                 mine[number] = body
+        if not mine:
+            return list(verdicts.values()), ""
         runs = list(dict.fromkeys(name for n in mine for name in stage.exercises[n].runs))
         seen = self.observed(machine, stage, mine, runs)
         differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
         broken = [name for name in runs if not is_right(differs[name])]
-        together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right" * bool(mine)
+        together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right"
         if all(costs_right(differs[name], seen[name], numbers[name]) for name in runs) and \
                 all(o.end == "ok" for o in self.observed(machine, stage, mine, runs, races=True).values()) and \
                 not any(self.hint(machine, stage, stage.exercises[n], mine) for n in mine):
