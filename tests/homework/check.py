@@ -253,7 +253,7 @@ def submitted(stages):
         expect(moodle.count("\n") == 2 and "\ncheck," in moodle and "not in the tables to import: bob, breaks" in "".join(said),
                f"only who is in the roster is in the tables to import: {moodle!r}")
         expect(all(f"{n}.json,,,,,,0" in table for n in "bcd"), "an empty and a foreign submission, and one that is no text, get a line each")
-        expect("has rank 0's micro-batch 0 once" in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
+        expect("has every micro-batch 0 once, every micro-batch 1 never" in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
                "each body is graded alone, and the mistake is told")
 
 
