@@ -81,7 +81,7 @@ def only_the_guilty(stage, seen):
     def wrong(which):
         return {n: Observation(facts=o.facts | {"loss": [2 * x for x in o.facts["loss"]]}) if n.startswith(which) else o
                 for n, o in seen.items()}
-    for which, guilty, others, left in (("stage 3", "03.4", ["03.1", "03.2"], 39), ("stage", "03.1", ["03.2", "03.3", "03.4", "03.5"], 0)):
+    for which, guilty, others, left in (("stage 3", "03.4", ["03.1", "03.2"], 45), ("stage", "03.1", ["03.2", "03.3", "03.4"], 10)):
         lines = []
         points = grade.grade(stage, lines.append, wrong(which))
         not_judged = [line[:4] for line in lines if line.endswith(f"not judged because of {guilty}")]
