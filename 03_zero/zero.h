@@ -121,7 +121,7 @@ class Zero : public UnitHooks {
       if (stage_ == 0) data_.all_reduce(all, all, group_.size(unit));
       if (stage_ == 1) reduce_scatter(unit, all, all + shard_begin(unit));
     }
-    sum_copies(unit, last);
+    if (last && same_shard_.ranks() > 1) sum_copies(unit);
   }
 
   // After the last micro-batch: `compute` waits for all sums. Work issued to it after this call reads the
@@ -192,10 +192,9 @@ class Zero : public UnitHooks {
     data_.reduce_scatter(all, own, group_.shard_size(unit));
   }
 
-  // After the last micro-batch: sums the gradient of this rank's shard over the copies. Meanwhile the next
-  // unit's gradients are reduce-scattered.
-  void sum_copies(int unit, bool last) {
-    if (!last || same_shard_.ranks() == 1) return;
+  // After the last micro-batch, with several copies: sums the gradient of this rank's shard over them.
+  // Meanwhile the next unit's gradients are reduce-scattered.
+  void sum_copies(int unit) {
     accum* const own = units_[unit].own_gradients;
     wait_stream(same_shard_.stream(), data_.stream());
     same_shard_.all_reduce(own, own, group_.shard_size(unit));
