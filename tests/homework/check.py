@@ -55,9 +55,8 @@ def data(stages):
     begin = time.thread_time()
     complaints = [sources.complaint("{ " + what * 30_000) for what in ("/* ", "\"'", "1'", "a ")]
     expect(all(complaints) and time.thread_time() - begin < 6, f"a body of 90 kB is looked at in seconds {complaints}")
-    names = [e.number for s in stages.values() for e in s.exercises.values()]
     teacher = (sources.HERE / "teacher.md").read_text()
-    expect(all(f"## {n} " in teacher for n in names), "teacher.md has a sketch of each exercise")
+    expect(all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()), "teacher.md has a sketch of each exercise")
 
 
 def reference_itself(stages):
@@ -127,7 +126,9 @@ def mistakes(stages, only=None):
         verdict = grade.judge(stage, exercise, "", seen, reference.load()[stage.number], races)
         shown = bool(verdict.words)  # by a run, or as a race
         verdict = grade.told(verdict, hint)
-        expect(not shown if mutant.name in unseen else shown and (hint or races or "modelled time" in verdict.words),
+        lost = verdict.points < exercise.points
+        expect(not shown and lost == bool(hint) if mutant.name in unseen
+               else shown and lost and (hint or races or "modelled time" in verdict.words),
                f"{mutant.name}: {verdict.points}/{exercise.points}, {hint or verdict.words}"[:240])
         return mutant.name
     in_workplaces(tasks, [stages[n] for n in sorted({t[0].number for t in tasks})], work, races=any(t[1].is_race() for t in tasks))
@@ -235,13 +236,14 @@ def submitted(stages):
         put(folder / "in/d.json", '{"pentatron": 1, "stage": "03", "id": "d", "bodies": {}, "open": "\\ud800"}')
         put(folder / "in/e.json", json.dumps(content | {"id": "breaks", "bodies": {}, "hunt": {"id": "check", "bodies": {}}}))
         put(folder / "in/f.json", json.dumps(content | {"id": "bob", "bodies": {}, "hunt": {"id": "check", "bodies": bodies}}))
+        other = {n: [b.replace("{", "{ (void)0;", 1) for b in sources.bodies_of(ROOT, e)] for n, e in stage.exercises.items()}
+        put(folder / "in/g.json", json.dumps(content | {"id": "right", "bodies": other}))
         put(folder / "roster", "check\n")
         tables, said, whole = [], [], submissions.Grader.submission
         submissions.Grader.submission = lambda self, machine, content: \
             {}["lr"] if content["id"] == "breaks" else whole(self, machine, content)
         for turn in range(2):
-            grades = ROOT / "build/homework/grades"
-            shutil.rmtree(grades, ignore_errors=True)
+            shutil.rmtree(ROOT / "build/homework/grades", ignore_errors=True)
             submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", folder / "roster", say=said.append)
             tables.append((folder / f"{turn}.csv").read_bytes() + (folder / f"{turn}.txt").read_bytes())
         expect(tables[0] == tables[1], "graded twice, the tables are the same to the byte")
@@ -250,9 +252,10 @@ def submitted(stages):
         expect("e.json,breaks,03,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'" in table,
                "what the grader can't judge has no total, and the others get theirs")
         expect("hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0," in table, "a hunt belongs to an ID")
-        expect(moodle.count("\n") == 2 and "\ncheck," in moodle and "not in the tables to import: bob, breaks" in "".join(said),
+        expect(moodle.count("\n") == 2 and "\ncheck," in moodle and "not in the tables to import: bob, breaks, right" in "".join(said),
                f"only who is in the roster is in the tables to import: {moodle!r}")
         expect(all(f"{n}.json,,,,,,0" in table for n in "bcd"), "an empty and a foreign submission, and one that is no text, get a line each")
+        expect("\ng.json,right,03,70,0,0,70,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table, "right bodies get all points")
         expect("has every micro-batch 0 once, every micro-batch 1 never" in table and "03.3:20" not in table and "03.1:10 03.2:10" in table and "03.4:0" in table,
                "each body is graded alone, and the mistake is told")
 

@@ -170,12 +170,11 @@ def look_for_races(stage, say=print):
     for number, exercise in stage.exercises.items():
         for name in exercise.runs:
             found[name] = found.get(name) or observe(machine, stage.runs[name], races=True)
-        result[number] = sorted({race for name in exercise.runs for race in found[name].races})
+        races = sorted({race for name in exercise.runs for race in found[name].races})
         ends = [found[name].end for name in exercise.runs if found[name].end not in ("ok", "a data race")]
-        words = "; ".join(result[number]) or (f"not looked at: {ends[0]}" if ends else "no race")
+        words = "; ".join(races) or (f"not looked at: {ends[0]}" if ends else "no race")
         say(f"{number} {exercise.title:23} {words}")
-        if ends:
-            result[number] = result[number] or None
+        result[number] = races or (None if ends else [])
     note_races(stage, result)
 
 

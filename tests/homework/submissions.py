@@ -15,11 +15,10 @@ import grading
 import open_problems
 import pages
 import paper
-import reference
 import sources
 from observe import BuildError, Machine, Observation, build, costs_right, differences, hint_of, in_words, is_right, observe
 from sandbox import Sandbox, check_sandbox
-from reference import in_workplaces
+from reference import in_workplaces, numbers_of
 from sources import ROOT, UsageError, check_id, put, read_note
 
 FORMAT, LARGEST = 1, 1 << 20  # of a file, in bytes
@@ -103,7 +102,7 @@ class Grader:
         if stage.number not in self.references:
             def run():
                 build(Machine(ROOT), {r.program for r in stage.runs.values()})
-                return reference.numbers_of(Machine(ROOT), stage, self.seed(stage))
+                return numbers_of(Machine(ROOT), stage, self.seed(stage))
             self.references[stage.number] = self.kept(f"reference {stage.number}", run)
         return self.references[stage.number]
 

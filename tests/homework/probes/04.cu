@@ -62,6 +62,23 @@ struct Region {
     CUDA_CHECK(cudaDeviceSynchronize());
     return sum.wrong(with + what, seen, sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
   }
+  // `work` communicates by `operation`. That has to wait until compute has written, and compute for it.
+  void tell_waits(const std::string& what, const std::string& operation, const std::function<void()>& work) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    ran();
+    busy(compute);
+    work();
+    busy(compute);
+    const std::vector<trace::Interval> log = ran();
+    const Time of = time_of(log, operation, "tensor");
+    std::vector<trace::Interval> around;
+    for (const trace::Interval& i : log) {
+      if (i.name == "busy_kernel") around.push_back(i);
+    }
+    tell_if(of.begin < around[0].end, here(), with, what, " does not wait until compute has written");
+    tell_if(around[1].begin < of.end, here(), with, what, ": compute does not wait for the ", operation);
+    tensor.reset_traffic();
+  }
   void tell_operation(const std::string& what, const std::string& operation) {
     std::string others;
     for (const auto& [name, t] : tensor.traffic())
@@ -82,13 +99,14 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
     Region r(sp);
     r.write_outside();
     doing(r.with, "gather()");
-    late(r.tensor.stream());
+    if (sp) r.tell_waits("gather()", "all_gather", [&] { r.region->enter(r.outside); });
     tell(r.wrong_rows("gather()", r.region->enter(r.outside)));
     r.tell_operation("gather()", sp ? "all_gather" : "");
-    r.write_terms();
     doing(r.with,
           "begin_sum(): in place; with sequence parallelism a reduce-scatter leaves rank r its own rows, the "
           "r-th part");
+    r.tell_waits("begin_sum()", sp ? "reduce_scatter" : "all_reduce", [&] { r.region->leave(r.all); });
+    r.write_terms();
     tell(r.wrong_sum("begin_sum()", r.region->leave(r.all)));
     r.tell_operation("begin_sum()", sp ? "reduce_scatter" : "all_reduce");
   }
@@ -107,7 +125,6 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
   }
   write_late(r.compute, statistics.data, mine);
   doing("combine()");
-  late(r.tensor.stream());
   r.region->combine(statistics);
   const std::span<accum>& seen = read(r.compute, statistics);
   CUDA_CHECK(cudaDeviceSynchronize());
@@ -130,6 +147,7 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
       wrong = "the target's logit " + target + "; one rank has it, the others have 0, so it is summed";
   }
   tell(wrong.empty() ? "" : here() + wrong);
+  r.tell_waits("combine()", "all_reduce", [&] { r.region->combine(statistics); });
 }
 
 TEST_CASE("04.3: partial gradients", "[04.3]") {
@@ -148,7 +166,6 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
     const Shard shard = parameters.shards()[0];
     write_late(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
     doing(r.with, "sum_partial_gradients()");
-    late(r.tensor.stream());
     r.region->sum_partial_gradients(parameters);
     const std::span<accum>& seen = read(r.compute, shard.gradients, shard.size());
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -166,6 +183,8 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
             static_cast<int64_t>(range.begin_in_shard));
     }
     tell(wrong);
+    r.tell_waits("sum_partial_gradients()", "all_reduce",
+                 [&] { r.region->sum_partial_gradients(parameters); });
   }
 }
 
@@ -173,53 +192,58 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
   for (const bool sp : {false, true}) {
     Region r(sp);
     TensorParallel& region = *r.region;
+    const std::string operation = sp ? "reduce_scatter" : "all_reduce";
     r.write_terms();
-    std::optional<Block> block;
-    CUDA_CHECK(cudaStreamSynchronize(r.compute));
-    block.emplace(r.tensor.stream());
-    const std::span<real>* meanwhile = nullptr;
-    Event ran;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    ran();
     doing(r.with, "enter_backward()");
-    const Tensor sum = region.enter_backward(r.all, [&] {
-      meanwhile = &read(r.compute, r.identity.data, 1);
-      ran.record(r.compute);
-    });
-    tell_if(meanwhile == nullptr, here(), r.with,
+    const Tensor sum = region.enter_backward(r.all, [&] { busy(r.compute); });
+    trace::Interval meanwhile, sums;
+    for (const trace::Interval& i : ran()) {
+      if (i.name == "busy_kernel") meanwhile = i;
+      if (i.name == operation) sums = i;
+    }
+    tell_if(meanwhile.id == 0, here(), r.with,
             "enter_backward() does not call `meanwhile`: the weight gradients are lost");
-    const auto begin = std::chrono::steady_clock::now();
-    ran.synchronize();
-    const bool hidden = std::chrono::steady_clock::now() - begin < std::chrono::seconds(1);
-    block.reset();
-    tell_if(!hidden, here(), r.with,
-            "enter_backward(): the work of `meanwhile` waits for the sum, and is there to hide it");
+    tell_if(sums.id != 0 && (sums.begin >= meanwhile.end || meanwhile.waited_for == sums.id), here(), r.with,
+            "enter_backward(): the sum and the work of `meanwhile`, which is there to hide it, run one after "
+            "the other");
     tell(r.wrong_sum("enter_backward()", sum));
-    r.tell_operation("enter_backward()", sp ? "reduce_scatter" : "all_reduce");
+    r.tell_operation("enter_backward()", operation);
+    r.tell_waits("enter_backward()", operation, [&] { region.enter_backward(r.all, [] {}); });
     for (int layer = 0; layer < 3; ++layer) {  // in the same memory: other rows each time
-
       r.write_outside(10 * layer);
-      CUDA_CHECK(cudaStreamSynchronize(r.compute));
+      CUDA_CHECK(cudaDeviceSynchronize());
+      ran();
+      double came = 0;
       if (layer < 2) {
+        busy(layer == 0 ? static_cast<cudaStream_t>(r.compute) : r.tensor.stream());
         doing(r.with, "prefetch_entered()");
         region.prefetch_entered(r.outside);
-        tell_if(sp && !is_done(r.tensor.stream()), here(), r.with,
-                "prefetch_entered() waits, and its rows are there");
+        const std::vector<trace::Interval> log = ran();
+        const Time gather = time_of(log, "all_gather", "tensor");
+        came = gather.end;
+        tell_if(sp && layer == 0 && gather.begin >= time_of(log, "busy_kernel", "compute").end, here(),
+                r.with, "prefetch_entered() waits for compute, and its rows are there");
       }
-      late(r.tensor.stream());
       doing(r.with, "entered()");
       const Tensor x = region.entered(r.outside);
+      busy(r.compute);
+      const std::vector<trace::Interval> log = ran();
+      came = std::max(came, time_of(log, "all_gather", "tensor").end);
+      tell_if(time_of(log, "busy_kernel", "compute").begin < came, here(), r.with,
+              "entered(): compute does not wait for its rows");
       tell(r.wrong_rows(text("in use ", layer, " of the same memory entered()"), x, 10 * layer));
       const int64_t gathers = traffic(r.tensor, "all_gather").calls;
       tell_if(gathers != sp, here(), r.with,
               layer < 2 ? "prefetch_entered() and entered() gather" : "entered() gathers", " the same rows ",
               gathers, " times, and should ", int64_t{sp}, " times");
-      late(r.compute);  // a weight gradient that reads it late, before the next prefetch overwrites it
-      const std::span<real>& seen = read(r.compute, x);
-      region.enter_backward(r.all, [] {});
+      region.enter_backward(r.all, [&] { busy(r.compute); });  // a weight gradient that reads the rows
+      const double until = time_of(ran(), "busy_kernel", "compute").end;
       if (sp && layer == 0) {
         const Tensor other = r.result.row_range(0, r.outside.rows);
-        region.prefetch_entered(other);  // of stale rows
-        CUDA_CHECK(cudaDeviceSynchronize());
-        tell_if(seen[0] < 0, here(), r.with,
+        region.prefetch_entered(other);
+        tell_if(time_of(ran(), "all_gather", "tensor").begin < until, here(), r.with,
                 "prefetch_entered() overwrites rows that a weight gradient still reads: it has to wait for "
                 "entered_used_, which enter_backward() records behind `meanwhile`");
         region.entered(other);

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -205,10 +204,12 @@ inline void late(cudaStream_t stream) {
 __global__ inline void busy_kernel() {}
 inline void busy(cudaStream_t stream) { launch(busy_kernel, dim3(1), moves(1e10), stream); }
 // What the streams did since the last call, in virtual time, by stream and begin. So who waited for whom does
-// not depend on the machine. The first call begins it.
+// not depend on the machine. The first call begins it, and returns nothing.
 inline std::vector<trace::Interval> ran() {
-  static const bool started = (trace::start(), true);
-  return started ? trace::take() : std::vector<trace::Interval>();
+  static bool started = false;
+  if (!started) trace::start();
+  started = true;
+  return trace::take();
 }
 // When the first operation of this name began, and the last one ended; where there is none, later than all,
 // and before all.
@@ -226,11 +227,12 @@ inline Time time_of(const std::vector<trace::Interval>& all, const std::string& 
 }
 
 template <class T>
-const std::span<T>& pinned(size_t size) {  // a part of one allocation, as that takes virtual time
+const std::span<T>& pinned(size_t size) {  // a part of one allocation, as each waits for the device
   static const auto& all = *new PinnedArray<T>(1 << 20);
   static auto& parts = *new std::deque<std::span<T>>;
   static size_t used = 0;
   used += size;
+  REQUIRE(used <= all.size());
   return parts.emplace_back(all.data() + used - size, size);
 }
 template <class T>
@@ -255,27 +257,6 @@ const std::span<T>& read(cudaStream_t stream, const T* data, size_t size) {
 template <class T>
 const std::span<T>& read(cudaStream_t stream, Matrix<T> x) {
   return read<T>(stream, x.data, x.size());
-}
-
-// A stream is busy while it exists.
-struct Block {
-  std::atomic<bool> over = false;
-  explicit Block(cudaStream_t stream) {
-    const auto wait = [](void* data) {
-      for (int i = 0; i < 3000 && !*static_cast<std::atomic<bool>*>(data); ++i)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    CUDA_CHECK(cudaLaunchHostFunc(stream, wait, &over));
-  }
-  ~Block() {
-    over = true;
-    CUDA_CHECK(cudaDeviceSynchronize());
-  }
-};
-inline bool is_done(cudaStream_t stream) {  // within a second
-  for (int i = 0; i < 1000 && cudaStreamQuery(stream) == cudaErrorNotReady; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return cudaStreamQuery(stream) == cudaSuccess;
 }
 
 // Bytes that have been allocated for a purpose since `before`, as elements.
