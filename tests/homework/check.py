@@ -17,7 +17,7 @@ import reference
 import sources
 import starter
 import submissions
-from observe import BuildError, Machine, Observation, build, differences, hint_of, observe
+from observe import BuildError, Machine, Observation, build, differences, hints_of, observe
 from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
@@ -117,7 +117,7 @@ def mistakes(stages, only=None):
             with sources.changed(machine.tree, {mutant.file: mutant.applied((machine.tree / mutant.file).read_text())}):
                 build(machine, programs)
                 seen = {name: observe(machine, stage.runs[name]) for name in exercise.runs}
-                hint = hint_of(machine, stage, exercise)
+                hint = hints_of(machine, stage, [exercise.number])[exercise.number]
                 if mutant.is_race():
                     build(machine, programs, races=True)
                     races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})

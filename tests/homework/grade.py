@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import reference
 import sources
-from observe import BuildError, Machine, build, costs_right, differences, hint_of, in_words, is_right, observe
+from observe import BuildError, Machine, build, costs_right, differences, hints_of, in_words, is_right, observe
 from sources import ROOT, UsageError
 
 PARITY_SHARE, COST_SHARE, RACE_SHARE = 0.5, 0.3, 0.2
@@ -131,7 +131,7 @@ def grade(stage, say=print, seen=()):
         else:
             verdict = judge(stage, exercise, place, seen, numbers, races and races.get(number))
             if not verdict.because:
-                verdict = told(verdict, hint_of(machine, stage, exercise))
+                verdict = told(verdict, hints_of(machine, stage, [exercise.number])[exercise.number])
         verdicts.append(verdict)
     blame(stage, verdicts)
     for verdict in verdicts:
@@ -182,4 +182,4 @@ def hint(stages, number, say=print):
     stage = sources.stage_of(stages, number[:2])
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
-    say(hint_of(Machine(ROOT), stage, stage.exercises[number]) or "no probe finds what is wrong here; what differs stands in the grade")
+    say(hints_of(Machine(ROOT), stage, [number])[number] or "no probe finds what is wrong here; what differs stands in the grade")

@@ -219,18 +219,21 @@ def facts_of_log(path):
 
 # ---- Probes
 
-def hint_of(machine, stage, exercise):
-    """What the probes of an exercise (probes/NN.cu) say of the tree of a machine: the sentence that they print, or nothing."""
+def hints_of(machine, stage, numbers):
+    """{number: what the probe of this exercise (probes/NN.cu) says of the machine's tree}: a sentence, or nothing."""
     program = f"homework_tests-{stage.number}"
     try:
         build(machine, {program})
     except BuildError as error:
-        return f"does not compile: {error}"
+        return {number: f"does not compile: {error}" for number in numbers}
     ranks = re.search(r"^// ranks: (\d+)$", (HERE / f"probes/{stage.number}.cu").read_text(), re.M)[1]
-    command = ["mpirun", "-n", ranks, str(machine.tree / folder_of() / program), f"[{exercise.number}]"]
+    command = ["mpirun", "-n", ranks, str(machine.tree / folder_of() / program)]
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
         machine.own(folder)
-        status, output = machine.call(command, folder, PROBE_SECONDS)
+        return {n: hint_in(*machine.call([*command, f"[{n}]"], folder, PROBE_SECONDS)) for n in numbers}
+
+
+def hint_in(status, output):
     if status == 0:
         return ""
     if found := re.search(r"^hint: (.*)$", output, re.M):

@@ -1,5 +1,5 @@
-"""What is handed in, and the grading of many. Each body is grafted alone into the clean reference, then all that are
-right together, in a sandbox, with other sizes and another seed than those of the visible runs."""
+"""What is handed in, and the grading of many. All bodies are grafted into the clean reference together, and where that shows
+something wrong, each alone; in a sandbox, with other sizes and another seed than those of the visible runs."""
 
 import csv
 import hashlib
@@ -16,7 +16,7 @@ import open_problems
 import pages
 import paper
 import sources
-from observe import BuildError, Machine, Observation, build, costs_right, differences, hint_of, in_words, is_right, observe
+from observe import BuildError, Machine, Observation, build, costs_right, differences, hints_of, in_words, is_right, observe
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces, numbers_of
 from sources import ROOT, UsageError, check_id, put, read_note
@@ -162,16 +162,16 @@ class Grader:
         if not mine:
             return list(verdicts.values()), ""
         runs = list(dict.fromkeys(name for n in mine for name in stage.exercises[n].runs))
+        if not any(self.hints(machine, stage, mine).values()):
+            watched = self.observed(machine, stage, mine, runs, races=True)
+            if all(o.end == "ok" and costs_right(differences(o, numbers[name]), o, numbers[name]) for name, o in watched.items()):
+                for number in mine:  # no probe, no run and no race shows anything, so each alone is right
+                    verdicts[number].points = verdicts[number].of
+                return list(verdicts.values()), "right"
         seen = self.observed(machine, stage, mine, runs)
         differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
         broken = [name for name in runs if not is_right(differs[name])]
         together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right"
-        if all(costs_right(differs[name], seen[name], numbers[name]) for name in runs) and \
-                all(o.end == "ok" for o in self.observed(machine, stage, mine, runs, races=True).values()) and \
-                not any(self.hint(machine, stage, stage.exercises[n], mine) for n in mine):
-            for number in mine:  # no run, no race and no probe shows anything, so each alone is right
-                verdicts[number].points = verdicts[number].of
-            return list(verdicts.values()), together
         for number, body in mine.items():
             exercise, races = stage.exercises[number], []
             seen = self.observed(machine, stage, {number: body}, exercise.runs)
@@ -183,16 +183,17 @@ class Grader:
             verdicts[number] = self.judge(machine, stage, exercise, body, seen, races)
         return list(verdicts.values()), together
 
-    def hint(self, machine, stage, exercise, bodies):
+    def hints(self, machine, stage, bodies):
+        """{number: what its probe says} with these bodies in place of the reference's."""
         def ask():
             with sources.grafted(Sandbox(machine.tree), stage, bodies):
-                return hint_of(Sandbox(machine.tree), stage, exercise)
-        return self.kept(json.dumps(["hint", exercise.number, sorted(bodies.items())]), ask)
+                return hints_of(Sandbox(machine.tree), stage, bodies)
+        return self.kept(json.dumps(["hints", sorted(bodies.items())]), ask)
 
     def judge(self, machine, stage, exercise, body, seen, races):
         verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races)
         if "does not compile" not in verdict.words:
-            verdict = grade.told(verdict, self.hint(machine, stage, exercise, {exercise.number: body}))
+            verdict = grade.told(verdict, self.hints(machine, stage, {exercise.number: body})[exercise.number])
             verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: f"Hint: {verdict.hint}", verdict.words)
         return verdict
 
