@@ -1,10 +1,10 @@
 """Fits a GPU's profile to measured steps of another framework:  python calibrate.py PLAN SWEEP.csv GPU TO.json
 
 SWEEP has the columns below. TO is a profile as GPU (common/clock/profiles), as this framework uses it: shares of bandwidths and
-rates, and the host's seconds for an operation. PLAN predicts each row by its coarse time (coarse.h). What is made small is the
-mean of |log(measured / predicted)|, of which each row gives 0.5 at most, so that stalls which no number explains do not decide.
-A row that is fast, or is believed to be, counts most: up to five times as much as a slow one. One number after the other is
-made larger or smaller, while that helps.
+rates, and seconds of the host and the network for an operation. PLAN predicts each row by its coarse time (coarse.h). What is
+made small is the mean of |log(measured / predicted)|, of which each row gives 0.5 at most, so that stalls which no number explains
+do not decide. A row that is fast, or is believed to be, counts most: up to five times as much as a slow one. One number after the
+other is made larger or smaller, while that helps.
 
 If there are several models, each is predicted by a fit to the others, too. These errors, not those of the final fit, are
 printed, and are the profile's ranges."""
@@ -19,10 +19,10 @@ import sys
 import tempfile
 from collections import defaultdict
 
-# Where the fit begins: shares of the GPU's own numbers; seconds of the host.
+# Where the fit begins: shares of the GPU's own numbers; seconds of the host and the network, and an exponent (layouts.h).
 SHARES = {"memory_achievable": 0.4, "product_achievable": 0.8, "link_bandwidth": 0.9, "network_bandwidth": 0.7}
-SECONDS = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "crossing_seconds": 1e-4}
-ROUNDS, LARGEST = 6, 0.5
+PLAIN = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "network_latency": 1e-4, "contention": 0.5}
+ROUNDS, LARGEST = 8, 0.5
 COLUMNS = "model mbs grad_acc dp pp tp zero nodes tokens_per_second_per_gpu memory_gb".split()
 # Of the Ultra-Scale Playbook's models: sequences of 4096 tokens.
 MODELS = {"1.3B": (16, 2048, 32, 8192), "3.6B": (28, 3072, 32, 8192), "8.9B": (32, 4096, 32, 14336), "80B": (80, 8192, 64, 28672)}
@@ -51,10 +51,10 @@ class Planner:
 
     def profile(self, fit):
         """The GPU with these shares and seconds, and with FlashAttention-2 in place of our attention."""
-        numbers = {name: number if name in SECONDS else self.own[name]["value"] * number for name, number in fit.items()}
+        numbers = {name: number if name in PLAIN else self.own[name]["value"] * number for name, number in fit.items()}
         for size in (64, 128):
             numbers |= {f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"] for way in ("forward", "backward")}
-        framework = {"crossing_seconds": numbers.pop("crossing_seconds")}  # which the clock of a dry run does not read
+        framework = {"contention": numbers.pop("contention")}  # which the clock of a dry run does not read
         fitted = {name: {"value": value, "source": "make calibrate"} for name, value in numbers.items()}
         return {"as": self.gpu, **fitted, "framework": framework}
 
@@ -87,13 +87,13 @@ class Planner:
         return sum(losses) / len(losses)
 
     def fit(self, rows):
-        fit = {**SHARES, **SECONDS}
+        fit = {**SHARES, **PLAIN}
         best, factors = self.time_loss(fit, rows), dict.fromkeys(fit, 1.5)
         for _ in range(ROUNDS):
             for name in fit:
                 for factor in (factors[name], 1 / factors[name]):
                     moved = False
-                    while name in SECONDS or fit[name] * factor <= 1.2:
+                    while name in PLAIN or fit[name] * factor <= 1.2:
                         tried = {**fit, name: fit[name] * factor}
                         now = self.time_loss(tried, rows)
                         if now > best - 1e-5:

@@ -8,10 +8,10 @@ namespace pentatron {
 
 class CoarseCost {
  public:
-  // stages: what each pipeline rank holds (stage_share). crossing_seconds: as in Planner (layouts.h).
+  // stages: what each pipeline rank holds (stage_share). contention: as in Planner (layouts.h).
   CoarseCost(const CombinedOptions& options, const MeshShape& shape, const std::vector<RankShare>& stages,
-             int micro_batches, const DeviceProfile& gpu, double crossing_seconds)
-      : o_(options), s_(shape), stages_(stages), m_(micro_batches), gpu_(gpu), crossing_(crossing_seconds) {}
+             int micro_batches, const DeviceProfile& gpu, double contention)
+      : o_(options), s_(shape), stages_(stages), m_(micro_batches), gpu_(gpu), contention_(contention) {}
 
   // Where a step's seconds go on the pipeline rank that has most to do. Together they are the step.
   std::vector<std::pair<std::string, double>> step() const {
@@ -30,16 +30,16 @@ class CoarseCost {
       const double lasts = m_ * rank.seconds() + data(rank, holds);
       if (lasts > longest) longest = lasts, most = rank, own = holds;
     }
-    const int shards = o_.zero.zero_stage > 0 ? s_.shards() : 1;
-    const double updates = own.dense / shards + own.experts / std::max(1, shards / s_.ep);
+    const double on_host = host(own.layers / s_.copies), shards = o_.zero.zero_stage > 0 ? s_.shards() : 1;
+    const double updates = own.dense / shards + own.experts / std::max(1.0, shards / s_.ep);
     return {{"compute", m_ * (most.seconds() - most.tensor - most.context - most.experts)},
             {"tensor", m_ * most.tensor},
             {"context", m_ * most.context},
             {"experts", m_ * most.experts},
-            {"bubble", bubble(sum)},
+            {"bubble", bubble(sum) * std::max(1.0, on_host / most.seconds())},
             {"data", data(most, own)},
             {"optimizer", moved((8 * a + r) * updates)},
-            {"host", m_ * std::max(0.0, host(own.layers / s_.copies) - most.seconds())}};
+            {"host", m_ * std::max(0.0, on_host - most.seconds())}};
   }
 
  private:
@@ -132,18 +132,18 @@ class CoarseCost {
     if (n == 1) return 0;
     const int in_node = std::clamp(static_cast<int>(gpu_.gpus_per_node) / apart, 1, n);
     if (in_node == n) return (n - 1) * (gpu_.link_latency + block_bytes / gpu_.link_bandwidth);
-    const double nodes = static_cast<double>(n) / in_node;
-    const double bandwidth = std::min(gpu_.link_bandwidth, in_node * gpu_.network_bandwidth);
+    const double nodes = static_cast<double>(n) / in_node, network = in_node * gpu_.network_bandwidth;
+    const double bandwidth = std::min(gpu_.link_bandwidth, network) / slower(nodes / 2);
     return (n - nodes) * gpu_.link_latency + nodes * gpu_.network_latency + (n - 1) * block_bytes / bandwidth;
   }
+  double slower(double nodes) const { return std::pow(std::max(1.0, nodes), contention_); }
 
   // ---- 04: at a region's begin rows are gathered, at its end summed; backward the other way round. Weight
   // gradients, which take so long, hide sums, unless they are put off.
 
   void tensor(Passes& p) const {
-    const double block = ring(s_.tp, 1, r * rows_ * c_.d / s_.tp), nodes = s_.tp / gpu_.gpus_per_node;
-    const double more = nodes > 1 ? crossing_ * nodes : 0, gather = sp_ ? block + more : 0;
-    const double sum = (sp_ ? 1 : 2) * block + more;  // an all-reduce is both
+    const double block = slower(s_.tp / gpu_.gpus_per_node) * ring(s_.tp, 1, r * rows_ * c_.d / s_.tp);
+    const double gather = sp_ ? block : 0, sum = (sp_ ? 1 : 2) * block;  // an all-reduce is both
     wait(p, p.tensor, 2 * (gather + sum),
          2 * gather + std::max(0.0, 2 * (gather + sum) - (splits_ ? 0 : p.weight)));
   }
@@ -229,8 +229,8 @@ class CoarseCost {
   double host(double layers) const {
     const double n = (s_.tp > 1 ? sp_ ? 10 : 4 : 0) + (s_.cp > 1 ? 4 * s_.cp : 0) + (s_.ep > 1 ? 6 : 0);
     const bool over_nodes = s_.pp > 1 && s_.ranks() > gpu_.gpus_per_node;
-    const double more = gpu_.collective_seconds + (over_nodes ? crossing_ * s_.tp : 0);
-    return layers * ((23 + n) * gpu_.launch_seconds + n * more);
+    const double waits = over_nodes ? 1 + s_.tp * slower(s_.tp / gpu_.gpus_per_node) : 1;
+    return layers * ((23 + n) * gpu_.launch_seconds + n * waits * gpu_.collective_seconds);
   }
 
   const CombinedOptions& o_;
@@ -238,7 +238,7 @@ class CoarseCost {
   const std::vector<RankShare>& stages_;
   const int m_;
   const DeviceProfile& gpu_;
-  const double crossing_;
+  const double contention_;
   const bool sp_ = o_.tensor.sequence_parallel && s_.tp > 1;
   const bool splits_ = stages_.front().gradients_on_request;  // weight gradients are put off
   const Columns c_ = columns_of(o_.model, s_.tp);

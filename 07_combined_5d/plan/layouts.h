@@ -167,9 +167,9 @@ struct Planner {
   int gpus;
   DeviceProfile gpu;
   std::vector<Wish> wishes = {};
-  // What another framework's host takes more for a collective of tensor ranks: of tensor ranks on n nodes n
-  // times as long, of n tensor ranks whose pipeline crosses nodes, too.
-  double crossing_seconds = 0;
+  // Of another framework: tensor ranks on n nodes wait n^contention times as long, and rings over n nodes
+  // have so much less bandwidth than over two.
+  double contention = 0;
   // What each pipeline rank holds, computed once for all plans that have this schedule.
   std::map<std::tuple<PpSchedule, int, int, int>, std::vector<RankShare>> known_stages = {};
 
@@ -307,7 +307,7 @@ struct Planner {
     p.libraries = libraries_of(p.options);
   }
   void set_coarse_time(Plan& p) {
-    p.parts = CoarseCost(p.options, p.shape, stages_of(p), p.micro_batches, gpu, crossing_seconds).step();
+    p.parts = CoarseCost(p.options, p.shape, stages_of(p), p.micro_batches, gpu, contention).step();
     for (const auto& [part, seconds] : p.parts) p.seconds += seconds;
   }
 };

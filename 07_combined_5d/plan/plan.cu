@@ -15,11 +15,11 @@ namespace {
 
 // "framework" of a GPU's profile that was fitted to another framework's steps (calibrate.py).
 struct Framework {
-  double crossing_seconds = 0;  // as in Planner (layouts.h)
+  double contention = 0;  // as in Planner (layouts.h)
   // Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile.
   std::map<std::string, std::array<double, 2>> ranges;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Framework, crossing_seconds, ranges)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Framework, contention, ranges)
 
 struct Request {
   int gpus = 8;
@@ -274,7 +274,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
 
 // The layouts of --compare and --why, or those that are found.
 void show(const Request& r) {
-  Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only), r.framework.crossing_seconds};
+  Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only), r.framework.contention};
   std::vector<Plan> plans;
   for (const std::string& words : r.compare)
     plans.push_back(planner.plan(with_layout(r.base, "--compare", words, r.gpus)));
@@ -330,7 +330,7 @@ void print_rows(const Request& r) {
       }
       const CombinedOptions o = with_layout(options->second, "--rows", line.substr(0, bar), 1);
       const Plan p =
-          Planner{o, o.tp * o.cp * o.dp * o.pipeline.pp, r.gpu, {}, r.framework.crossing_seconds}.plan(o);
+          Planner{o, o.tp * o.cp * o.dp * o.pipeline.pp, r.gpu, {}, r.framework.contention}.plan(o);
       row = {{"seconds", p.seconds}, {"kind", kind_of(p, r.gpu)}, {"memory", p.memory()}};
       row["stages"] = {p.stages.front(), p.stages.back()}, row["libraries"] = p.libraries;
     } catch (const UsageError& refusal) {
