@@ -59,7 +59,8 @@ std::vector<std::string> all_gather(const std::string& text, int ranks) {
 }  // namespace
 
 void check_nccl(ncclResult_t status, const char* call, const char* file, int line) {
-  if (status != ncclSuccess) fail(call, ncclGetErrorString(status), file, line);
+  if (status != ncclSuccess)
+    fail(call, text(ncclGetErrorString(status), ": ", ncclGetLastError(nullptr)).c_str(), file, line);
 }
 
 std::vector<int> every(int first, int count, int stride) {

@@ -239,9 +239,10 @@ def hint_in(status, output):
     if found := re.search(r"^hint: (.*)$", output, re.M):
         return found[1]
     doing = re.findall(r"^doing: (.*)$", output, re.M)
-    error = re.search(r"^rank \d+: (.* failed: .*?)(?: \(\S*:\d+\))?$|(\d\d\.\d is not written yet)", output, re.M)
+    error = re.search(r"((?:a send and its receive|the ranks of a collective) differ: .*?)(?:\. The last operations.*| \(\S*:\d+\))?$|"
+                      r"^rank \d+: (.* failed: .*?)(?: \(\S*:\d+\))?$|(\d\d\.\d is not written yet)", output, re.M)
     hangs = status == 124 or "time limit exceeded" in output
-    end = "it hangs" if hangs else error[1] or error[2] if error else "it crashes"
+    end = next(filter(None, error.groups())) if error else "it hangs" if hangs else "it crashes"
     return f"{doing[-1] if doing else 'at its start'}: {end}"
 
 

@@ -136,6 +136,7 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
     DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, *group, data, compute);
     const std::string with = "--dp-sync " + std::string(to_string(sync)) + ": ";
     double written = 0, summed_at = 0;  // in virtual time
+    uint64_t last_sum = 0;
     ran();
     for (int step = 0; step < 2; ++step) {
       write(compute, all.data, std::vector<accum>(all.size(), stale));
@@ -151,9 +152,15 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
               (sync == DpSync::bucket
                    ? ": the first bucket ends where the array ends, another one where the one before it began"
                    : ""));
-        written = time_of(ran(), "memcpy", "compute").end;
+        const std::vector<trace::Interval> backward = ran();
+        for (const trace::Interval& i : backward)
+          tell_if(last_sum != 0 && i.waited_for == last_sum, here(), with,
+                  "compute waits for a sum in the middle of backward, which is there to hide it");
+        written = time_of(backward, "memcpy", "compute").end;
         hooks.after_gradients(unit, true);
-        const Time sum_of = time_of(ran(), "all_reduce", "data");
+        const std::vector<trace::Interval> sums_of_unit = ran();
+        for (const trace::Interval& i : sums_of_unit) last_sum = i.name == "all_reduce" ? i.id : last_sum;
+        const Time sum_of = time_of(sums_of_unit, "all_reduce", "data");
         tell_if(sum_of.begin < written, here(), with, "in after_gradients(", unit,
                 ", true) the sum does not wait until compute has written the gradients");
         summed_at = std::max(summed_at, sum_of.end);

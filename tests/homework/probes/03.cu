@@ -281,10 +281,14 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           const std::vector<trace::Interval> log = ran();
           const Time reduces = time_of(log, operation, "data"),
                      copies_sum = time_of(log, "all_reduce", "same shard");
+          double shard_written = 0;
+          for (const trace::Interval& i : log) {
+            if (i.stream == "data") shard_written = std::max(shard_written, i.end);
+          }
           tell_if(reduces.begin < adds.end, with, "after_gradients", call,
                   "reduces, and does not wait until backward has written");
-          tell_if(copies_sum.begin < reduces.end, with, "sum_copies", call,
-                  "does not wait for the reduce-scatter");
+          tell_if(copies_sum.begin < shard_written, with, "sum_copies", call,
+                  "does not wait for the stream of the reduce-scatter, which writes the shard");
           reduced_until[gradient.sum.data] = reduces.end;
           summed_at = std::max({summed_at, reduces.end, copies_sum.end});
           for (const trace::Interval& i : log) {
@@ -320,9 +324,10 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       std::string wrong;
       for (const Shard& shard : s.parameters.shards()) {
         if (wrong.empty())
-          wrong = sum.wrong(s.with + "step " + number(step) + ", shard of " + unit_names[shard.unit],
+          wrong = sum.wrong(s.with + "step " + number(step + 1) + ", shard of " + unit_names[shard.unit],
                             at(shard.gradients, shard.size()), shard.begin);
       }
+      if (step == 1 && !wrong.empty()) wrong += ". The step before was right: something of it is left";
       tell(wrong);
     }
     s.tell_memory(stage);

@@ -199,7 +199,8 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     write_late(compute, from.data, dispatch ? by_expert : by_rank);
     const std::string call = dispatch ? "dispatch" : "combine";
     doing(call,
-          ": a message for each (rank, expert), with rows * d elements, in the same order on both sides");
+          ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
+          "sides; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
     late(experts.stream());
     exchange.await_rows();
@@ -246,7 +247,8 @@ TEST_CASE("07.5: rows of experts", "[07.5]") {
                  ", where those of the expert before it end");
       first += rows.rows[i];
     }
-    tell_alike(rows.all != first, "rows_of_experts(): all is ", rows.all, " and not ", first);
+    tell_alike(rows.all != first, "rows_of_experts(): all is ", rows.all, ", and the own experts have ",
+               first, " rows together");
   }
 }
 
