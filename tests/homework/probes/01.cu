@@ -29,13 +29,16 @@ void tell_number(const std::string& what, double found, double expected, const s
 
 TEST_CASE("01.1: clip factor", "[01.1]") {
   const Stream stream("compute");
+  const std::string compared = "the norm is compared with the limit, and not its square";
   const struct {
     double norm, limit, factor;
     std::string why;
   } cases[] = {{3, 0, 1, "a limit of 0 is no limit"},
                {0.5, 1, 1, "a gradient that is shorter than the limit keeps its length"},
                {4, 1, 1 / (4 + 1e-6), "the limit over the norm, of which the square is given, and 1e-6"},
-               {4, 2, 2 / (4 + 1e-6), "the limit over the norm, and 1e-6"}};
+               {4, 2, 2 / (4 + 1e-6), "the limit over the norm, and 1e-6"},
+               {2, 3, 1, compared},
+               {0.6, 0.5, 0.5 / (0.6 + 1e-6), compared}};
   for (const auto& c : cases) {
     const Array<double> squared(std::vector{c.norm * c.norm});
     const Array<StepFactors> factors(1);
@@ -49,17 +52,18 @@ TEST_CASE("01.1: clip factor", "[01.1]") {
 TEST_CASE("01.2: the learning rate", "[01.2]") {
   for (const int warmup : {4, 0}) {
     TrainingConfig config;
-    config.lr = 1, config.steps = warmup + 8, config.warmup_steps = warmup;
-    const auto tell_rate = [&](int step, double expected, const std::string& why) {
-      tell_number("with " + number(warmup) + " steps of warm-up and 8 others, that of step " + number(step) +
-                      " (the first is 0)",
-                  learning_rate(config, step), expected, why);
+    config.lr = 2, config.steps = warmup + 8, config.warmup_steps = warmup;
+    const auto tell_rate = [&](int step, double share, const std::string& why) {
+      tell_number("with --lr 2, " + number(warmup) + " steps of warm-up and 8 others, that of step " +
+                      number(step) + " (the first is 0)",
+                  learning_rate(config, step), share * config.lr, why);
     };
     for (int step = 0; step < warmup; ++step)
       tell_rate(step, (step + 1.0) / warmup, "it rises by equal parts, and even the first step learns");
     const std::string half = "half a cosine goes from all to a tenth, over the steps after the warm-up";
     tell_rate(warmup, 1, half);
     tell_rate(warmup + 4, 0.55, half);
+    tell_rate(warmup + 2, 0.55 + 0.45 * std::sqrt(0.5), half);
     tell_rate(warmup + 8, 0.1, half);
     tell_rate(warmup + 12, 0.1, "after the last step it stays");
   }
@@ -112,10 +116,11 @@ TEST_CASE("01.3: dgrad and wgrad", "[01.3]") {
 TEST_CASE("01.4: rotary backward", "[01.4]") {
   const Stream stream("compute");
   const HeadShape shape = {4, 2, 4};
-  const int rows = 2, size = shape.head_size, half = size / 2;
-  // Position 0 turns by nothing, position 1 by 90 degrees: what comes out is what went in, at another place.
-  const Array<accum> table({1, 1, 0, 0, /**/ 0, 0, 1, 1});
-  const Array<int32_t> positions({0, 1});
+  const int rows = 3, size = shape.head_size, half = size / 2;
+  // Position p turns by p times 90 degrees: what comes out is what went in at another place, or its opposite.
+  const Array<accum> table({1, 1, 0, 0, /**/ 0, 0, 1, 1, /**/ -1, -1, 0, 0, /**/ 0, 0, -1, -1});
+  const std::vector<int32_t> position = {0, 2, 3};
+  const Array<int32_t> positions(position);
   const auto values = [&](int owner, int heads) {
     std::vector<real> all;
     for (int row = 0; row < rows; ++row) {
@@ -129,7 +134,7 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
       d_qkv(std::vector<real>(rows * shape.qkv_columns(), untouched));
   doing("rotary_backward()");
   rotary_backward({d_q.data(), rows, 4 * size}, {d_k.data(), rows, 2 * size}, {d_v.data(), rows, 2 * size},
-                  positions.data(), {table.data(), 2, size}, shape, {d_qkv.data(), rows, shape.qkv_columns()},
+                  positions.data(), {table.data(), 4, size}, shape, {d_qkv.data(), rows, shape.qkv_columns()},
                   stream);
   const std::vector<real> found = d_qkv.get(rows * shape.qkv_columns());
   const auto name = [](double value) {
@@ -147,13 +152,19 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
     for (int column = 0; column < shape.qkv_columns(); ++column) {
       const int head = column / size, i = column % size, kind = head < 4 ? 0 : head < 6 ? 1 : 2;
       const int owner = kind == 0 ? head : kind == 1 ? 6 + head : 14 + head;
-      const bool turns = row == 1 && kind < 2;
-      const int from = turns ? (i + half) % size : i;
-      const double expected = (turns && i >= half ? -1 : 1) * owned(owner, 10 * row + 1 + from);
-      const double is = found[row * shape.qkv_columns() + column];
-      const std::string what = "row " + number(row) + " of d_qkv, where position " + number(row) +
-                               " turned by " + number(90 * row) + " degrees: column " + number(column) + " ";
+      const auto turned = [&](int p) {  // back, from position p
+        const int from = (i + p * half) % size;
+        const bool opposite = p == 2 || p == (i < half ? 3 : 1);
+        return (opposite ? -1 : 1) * owned(owner, 10 * row + 1 + from);
+      };
+      const int p = position[row];
+      const double expected = turned(kind < 2 ? p : 0), is = found[row * shape.qkv_columns() + column];
+      const std::string what = "row " + number(row) + " of d_qkv, where position " + number(p) +
+                               " turned by " + number(90 * p) + " degrees: column " + number(column) + " ";
       tell_if(is == untouched, what + "was never written; it is the place of " + name(expected));
+      tell_if(kind < 2 && is != expected && is == turned(row),
+              what + "is turned by the angle of position " + number(row) +
+                  ": a row's angle is that of its position, positions[row], and not of its number");
       tell_if(is == -expected, what + "is " + name(is) + ", and should be the opposite: backward turns back");
       tell_if(is != expected, what + "is " + name(is) + ", and should be " + name(expected));
     }
@@ -162,7 +173,7 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
 
 TEST_CASE("01.5: AdamW", "[01.5]") {
   const Stream stream("compute");
-  const AdamW adamw = {0.1, 0.8, 0.9, 0.3};
+  AdamW adamw = {0.1, 0.8, 0.9, 0.3};
   const std::string skips = "a step that overflowed changes nothing, and nothing decays";
   const auto step = [&](double gradient, StepFactors factors, double m, double v, const std::string& with) {
     const Array<real> weight(std::vector<real>{2});
@@ -180,7 +191,7 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
                 skipped ? skips : "beta2 v + (1 - beta2) g^2");
     const double update =
         factors.step_size * m1 / (std::sqrt(v1) * factors.inverse_correction2 + adamw_epsilon);
-    return std::pair(weight.get(1)[0], skipped ? 2 : 2 * (1 - 0.1 * 0.3) - update);
+    return std::pair(weight.get(1)[0], skipped ? 2 : 2 * (1 - 0.1 * adamw.weight_decay) - update);
   };
   const auto tell_weight = [&](const std::string& with, std::pair<double, double> weight,
                                const std::string& why) {
@@ -189,13 +200,18 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
   std::string with = "with no gradient, lr 0.1 and a decay of 0.3";
   tell_weight(with, step(0, {1, 0.5, 1}, 0, 0, with),
               "it shrinks by the decay times the learning rate, and no more");
-  with = "with a gradient of 1e-8";
+  adamw.weight_decay = 0;
+  with = "with a gradient of 1e-8 and no decay";
   tell_weight(with, step(1e-8, {1, 0.5, 1}, 0, 0, with),
               "epsilon is added to the corrected root, not below it");
-  with = "with a gradient of 4 and a factor of 0.5";
+  with = "with a gradient of 4, a factor of 0.5 and no decay";
   tell_weight(with, step(4, {0.5, 0.5, 1}, 1, 1, with), "step_size m / (sqrt(v) + epsilon) is subtracted");
-  with = "with a correction of 3 for the root of v";
+  with = "with a correction of 3 for the root of v, and no decay";
   tell_weight(with, step(4, {0.5, 0.5, 3}, 1, 1, with), "the root is multiplied by inverse_correction2");
+  adamw.weight_decay = 0.3;
+  with = "with a gradient of 4, lr 0.1 and a decay of 0.3";
+  tell_weight(with, step(4, {0.5, 0.5, 1}, 1, 1, with),
+              "decay shrinks the weight as it was before the step, and not the step that is subtracted");
   with = "with a factor below 0";
   tell_weight(with, step(4, {-1, 0.5, 1}, 1, 1, with), skips);
 }
