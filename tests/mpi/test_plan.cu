@@ -180,6 +180,24 @@ TEST_CASE("07: the bubble of a coarse time is the note's", "[07][plan]") {
   CHECK(bubble("pp4 zero1 mbs1 interleaved4") == Approx(of_1f1b / 4).epsilon(0.01));
   CHECK(bubble("pp4 zero1 mbs1 zb-h1") < of_1f1b / 1.5);
   CHECK(bubble("pp4 zero1 mbs1 zb-v") < bubble("pp4 zero1 mbs1 zb-h1"));
+  gpu.launch_seconds = 1e-3;  // a host that is late holds up each micro-batch, in the bubble, too
+  const Plan late = Planner{base, 4, gpu}.plan(with_layout(base, "--compare", "pp4 zero1 mbs1 1f1b", 4));
+  CHECK(late.parts[4].second / (late.parts[0].second + late.parts.back().second) ==
+        Approx(3.0 / 32).epsilon(0.05));
+}
+
+TEST_CASE("07: ranks on many nodes hold each other up", "[07][plan]") {
+  if (!is_chosen()) return;
+  const CombinedOptions base = options_of_model({"wide", 2, 4096, 64, 64, 8192, 32, 1e4, 1e-5}, 2048, 32);
+  const auto seconds_of_tensor = [&](const char* layout, int gpus, double contention) {
+    Planner planner = {base, gpus, load_profile("h100"), {}, contention};
+    return planner.plan(with_layout(base, "--compare", layout, gpus)).parts[1].second;
+  };
+  for (const auto& [layout, gpus, factor] : {std::tuple("tp8", 8, 1.0), std::tuple("tp32", 32, 2.0)}) {
+    const double apart = seconds_of_tensor(layout, gpus, 0), crowded = seconds_of_tensor(layout, gpus, 0.5);
+    CHECK(crowded >= factor * apart);  // the root of 4 nodes, and less bandwidth than over two
+    CHECK((factor > 1 || crowded == apart));
+  }
 }
 
 TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
