@@ -34,8 +34,7 @@ def expect(good, what):
 def stages_with_mutants(stages):
     for number, stage in stages.items():
         for mutant in read_mutants():
-            exercise = exercise_of(stage, mutant)
-            if exercise:
+            if exercise := exercise_of(stage, mutant):
                 yield number, mutant, exercise
 
 

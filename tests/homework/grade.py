@@ -99,9 +99,7 @@ def noted_races(stage):
     path = STATE / f"races-{stage.number}.json"
     if path.exists():
         note = json.loads(path.read_text())
-        if note["state"] == state_of(stage):
-            return note["content"]
-    return None
+        return note["content"] if note["state"] == state_of(stage) else None
 
 
 def note_races(stage, content):
@@ -126,8 +124,8 @@ def grade(stage, say=print, seen=()):
     for number, exercise in stage.exercises.items():
         place = place_of(ROOT, exercise)
         if number not in written:
-            missing = sources.is_stub(bodies[number])
-            verdict = Verdict(number, exercise.title, exercise.points, 0, f"not written yet ({place})" * missing)
+            words = f"not written yet ({place})" if sources.is_stub(bodies[number]) else ""
+            verdict = Verdict(number, exercise.title, exercise.points, 0, words)
         else:
             verdict = judge(stage, exercise, place, seen, numbers, races and races.get(number))
             if not verdict.because:

@@ -63,8 +63,7 @@ def main(command, *arguments):
         "grade": lambda: submissions.grade_many(
             stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""), given.get("ROSTER"),
             pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None),
-        "reference": lambda: reference.make(stages),
-    }
+        "reference": lambda: reference.make(stages)}
     if (sources.HERE / "starter.py").exists():
         import check
         import starter

@@ -243,7 +243,8 @@ def hint_in(status, output):
                       r"^rank \d+: (.* failed: .*?)(?: \(\S*:\d+\))?$|(\d\d\.\d is not written yet)", output, re.M)
     hangs = status == 124 or "time limit exceeded" in output
     end = next(filter(None, error.groups())) if error else "it hangs" if hangs else "it crashes"
-    return f"{doing[-1] if doing else 'at its start'}: {end}"
+    end = re.sub(r"^(\w+)\(.*\) failed", r"\1() failed", end)
+    return f"{doing[-1].strip() if doing else 'at its start'}: {end}"
 
 
 # ---- Races
@@ -316,7 +317,8 @@ def costs_right(differs, seen, reference):
 def ratio(a, b):
     if not math.isfinite(a):
         return "not a number"
-    return f"{a / b:.4g} of what it should be" if b else f"{a:g} in place of 0"
+    digits = 4 if abs(a - b) > 1e-3 * abs(b) else 10
+    return f"{a / b:.{digits}g} of what it should be" if b else f"{a:g} in place of 0"
 
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate"}

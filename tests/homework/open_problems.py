@@ -34,8 +34,7 @@ PROBLEMS = {
     "07": Problem(16, "--model llama-3.1-8b --seq-len 4096 --global-batch-size 8 --ranks-per-node 8",
                   ["--tp", "--cp", "--dp", "--pp", "--vpp", "--pp-schedule", "--zero-stage", "--sequence-parallel",
                    "--micro-batch-size", "--recompute", "--attention", "--dp-sync", "--bucket-mb", "--tp-overlap",
-                   "--cp-layout", "--cp-exchange"], "step", 3.573, 2.278),
-}
+                   "--cp-layout", "--cp-exchange"], "step", 3.573, 2.278)}
 
 
 def options_of(problem, text):

@@ -72,8 +72,7 @@ def read_stages():
         elif word == "run":
             name, ranks, options, program = ([part.strip() for part in rest.split("|")] + [stage.program])[:4]
             main = program == stage.program
-            stage.runs[name] = Run(name, int(ranks), (common if main else []) + options.split(), program,
-                                   hidden if main else [])
+            stage.runs[name] = Run(name, int(ranks), (common if main else []) + options.split(), program, hidden if main else [])
         elif word == "exercise":
             exercise = stage.exercises[rest] = Exercise(rest)
         elif word == "body":

@@ -54,8 +54,7 @@ def write_tree(stages, to, note, change):
     if sources.read_note():
         raise UsageError("this is a learner's tree; starter trees and hunts are made from the reference")
     to.parent.mkdir(parents=True, exist_ok=True)
-    change = {**change, ".homework": json.dumps(note) + "\n",
-              "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
+    change = {**change, ".homework": json.dumps(note) + "\n", "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
               "common/corpus.txt": corpus_without(stages),
               "tests/homework/exercises.txt": manifest_of(stages),
               "tests/homework/reference.json": reference.text_of(

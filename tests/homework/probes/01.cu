@@ -165,6 +165,8 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
       tell_if(kind < 2 && is != expected && is == turned(row),
               what + "is turned by the angle of position " + number(row) +
                   ": a row's angle is that of its position, positions[row], and not of its number");
+      tell_if(kind == 2 && is != expected, what + "is " + name(is) + ", and should be " + name(expected) +
+                                               ": forward does not turn v, so d_v is copied");
       tell_if(is == -expected, what + "is " + name(is) + ", and should be the opposite: backward turns back");
       tell_if(is != expected, what + "is " + name(is) + ", and should be " + name(expected));
     }
@@ -201,8 +203,8 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
   tell_weight(with, step(0, {1, 0.5, 1}, 0, 0, with),
               "it shrinks by the decay times the learning rate, and no more");
   adamw.weight_decay = 0;
-  with = "with a gradient of 1e-8 and no decay";
-  tell_weight(with, step(1e-8, {1, 0.5, 1}, 0, 0, with),
+  with = "with a gradient of 1e-8, a correction of 3 and no decay";
+  tell_weight(with, step(1e-8, {1, 0.5, 3}, 0, 0, with),
               "epsilon is added to the corrected root, not below it");
   with = "with a gradient of 4, a factor of 0.5 and no decay";
   tell_weight(with, step(4, {0.5, 0.5, 1}, 1, 1, with), "step_size m / (sqrt(v) + epsilon) is subtracted");

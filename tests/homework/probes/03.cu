@@ -117,7 +117,10 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       if (!two_buffers) return;
       std::string wrong;
       for (const int unit : held) {
-        if (bits >> unit & 1) wrong = "gathers " + unit_names[unit] + " again, which a buffer has";
+        if (bits >> unit & 1)
+          wrong =
+              "gathers " + unit_names[unit] +
+              " again, which a buffer has, if no prefetch took it: that keeps the buffer of the unit in use";
       }
       if (wrong.empty() && bits & ~allowed)
         wrong = text("gathers ", names_of(bits), ", and should gather ", allowed ? "at most " : "",
@@ -161,7 +164,10 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     const auto note_use = [&](const std::string& name, int unit, const real* weights,
                               const trace::Interval& reads) {
       const trace::Interval& own = gathered[unit];
-      tell_if(reads.begin < own.end, here(), s.with, name, " does not wait until the unit is gathered");
+      tell_if(
+          reads.begin < own.end, here(), s.with, name,
+          " does not wait until the unit is gathered: it waits for `gathered`, which is recorded behind the "
+          "gather, on the gather's stream");
       for (int other = 0; other < units; ++other)
         tell_if(
             reads.waited_for != 0 && reads.waited_for == gathered[other].id && gathered[other].end > own.end,
@@ -271,7 +277,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           }
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
                   "does not wait, and backward writes into memory that is still being reduced");
-          doing(s.with, "after_gradients", call);
+          doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
+                copies > 1 ? "of the own shard, which is in own_gradients" : "");
           for (int i = 0; i < 3 && step == 0; ++i) {  // in step 0 sums come late, in step 1 compute does
             busy(s.data.stream());
             busy(s.same_shard.stream());

@@ -181,6 +181,18 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
       wrong = text(here(), "sent[", e, "] is ", host.sent[e], " on the host, and should be ", sent[e]);
   CUDA_CHECK(cudaDeviceSynchronize());
   tell(wrong);
+  Communicator alone(world, {rank}, "alone");  // has all experts
+  ExpertExchange at_home(all, alone, compute);
+  at_home.connect(counts);
+  doing("exchange_counts() of a rank that has all experts");
+  const RowCounts of_home(all);
+  at_home.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), of_home);
+  at_home.await_counts();
+  for (int e = 0; e < all; ++e)
+    tell_if(of_home.came[e] != sent[e] || of_home.sent[e] != sent[e], here(),
+            "a rank that has all experts: came[", e, "] is ", of_home.came[e], " and sent[", e, "] ",
+            of_home.sent[e], " on the host, which both should be ", sent[e],
+            ": nothing travels, but the host reads both");
   // A row's elements are its owner, 10 * rank + expert, and its place among the rows from there to there.
   const auto name = [&](int owner) { return text("rank ", owner / 10, "'s rows for expert ", owner % 10); };
   std::vector<real> by_expert, by_rank;
