@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"  // an empty body uses nothing
 #pragma GCC diagnostic ignored "-Wunused-variable"
@@ -22,7 +23,8 @@ namespace pentatron {
   printf("%s is not written yet (%s:%d)\n", exercise, file, line);
   __trap();
 #else
-  std::fprintf(stderr, "%s is not written yet (%s:%d)\n", exercise, file, line);
+  const auto place = std::filesystem::path(file).lexically_normal();  // an #include "../" is in `file`, too
+  std::fprintf(stderr, "%s is not written yet (%s:%d)\n", exercise, place.c_str(), line);
   std::_Exit(1);
 #endif
 }
