@@ -167,8 +167,8 @@ struct Planner {
   int gpus;
   DeviceProfile gpu;
   std::vector<Wish> wishes = {};
-  // Of another framework: tensor ranks on n nodes wait n^contention times as long, and rings over n nodes
-  // have so much less bandwidth than over two.
+  // Of another framework: tensor ranks on n nodes wait n^contention times as long, and a ring over n nodes
+  // has its bandwidth divided by (n / 2)^contention.
   double contention = 0;
   // What each pipeline rank holds, computed once for all plans that have this schedule.
   std::map<std::tuple<PpSchedule, int, int, int>, std::vector<RankShare>> known_stages = {};

@@ -189,15 +189,24 @@ TEST_CASE("07: the bubble of a coarse time is the note's", "[07][plan]") {
 TEST_CASE("07: ranks on many nodes hold each other up", "[07][plan]") {
   if (!is_chosen()) return;
   const CombinedOptions base = options_of_model({"wide", 2, 4096, 64, 64, 8192, 32, 1e4, 1e-5}, 2048, 32);
-  const auto seconds_of_tensor = [&](const char* layout, int gpus, double contention) {
-    Planner planner = {base, gpus, load_profile("h100"), {}, contention};
-    return planner.plan(with_layout(base, "--compare", layout, gpus)).parts[1].second;
+  DeviceProfile gpu = load_profile("h100");
+  enum Part { tensor = 1, data = 5, host = 7 };
+  const auto seconds = [&](const char* layout, int gpus, double contention, Part part) {
+    Planner planner = {base, gpus, gpu, {}, contention};
+    return planner.plan(with_layout(base, "--compare", layout, gpus)).parts[part].second;
   };
-  for (const auto& [layout, gpus, factor] : {std::tuple("tp8", 8, 1.0), std::tuple("tp32", 32, 2.0)}) {
-    const double apart = seconds_of_tensor(layout, gpus, 0), crowded = seconds_of_tensor(layout, gpus, 0.5);
-    CHECK(crowded >= factor * apart);  // the root of 4 nodes, and less bandwidth than over two
-    CHECK((factor > 1 || crowded == apart));
-  }
+  CHECK(seconds("tp8", 8, 0.5, tensor) == seconds("tp8", 8, 0, tensor));
+  CHECK(seconds("tp32", 32, 0.5, tensor) >= 2 * seconds("tp32", 32, 0, tensor));  // the root of four nodes
+  CHECK(seconds("dp16 mbs1", 16, 0.5, data) == seconds("dp16 mbs1", 16, 0, data));
+  CHECK(seconds("dp32 mbs1", 32, 0.5, data) >
+        1.2 * seconds("dp32 mbs1", 32, 0, data));  // the root of 4 / 2 nodes
+  gpu.collective_seconds = 1;                      // so long that nothing else counts
+  const auto of_collective = [&](const char* layout, int gpus, double contention) {
+    return seconds(layout, gpus, contention, host) / (gpus > 8 ? 1 : 2);  // a layer is a rank's, or two
+  };
+  CHECK(of_collective("tp8 pp2", 16, 0) == Approx(9 * of_collective("tp8", 8, 0)).epsilon(0.01));
+  CHECK(of_collective("tp16 pp2", 32, 0.5) ==
+        Approx((1 + 16 * std::sqrt(2)) * of_collective("tp8", 8, 0)).epsilon(0.01));
 }
 
 TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {

@@ -306,10 +306,10 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
               equal = equal && std::abs(d_v(j, i) - p(i, theirs[j])) < 1e-9;
           }
           if (equal)
-            wrong = text(ring.with, "d_v is that of rank ", rank,
-                         "'s keys: sums make one hop more than keys, to their owner, and in it goes what the "
-                         "last step "
-                         "added to");
+            wrong =
+                text(ring.with, "d_v is that of rank ", rank,
+                     "'s keys: sums make one hop more than keys, to their owner; it sends what the last step "
+                     "added to");
         }
         for (int64_t row = 0; row < rows && wrong.empty(); ++row) {
           const int own = ring.positions[row % ring.own];
