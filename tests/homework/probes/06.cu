@@ -1,6 +1,8 @@
 // Probes of stage 06.
 // ranks: 4
 #include "06_context_parallel/ring_attention.h"
+#include "clock/device_profile.h"
+#include "cuda_cpu.h"
 #include "device.h"
 #include "model.h"
 #include "probe.h"
@@ -8,7 +10,7 @@
 namespace pentatron::probes {
 namespace {
 
-constexpr CpLayout layouts[] = {CpLayout::contiguous, CpLayout::zigzag};
+constexpr CpLayout layouts[] = {CpLayout::zigzag, CpLayout::contiguous};
 
 std::string key_of(CpLayout layout, int sequence, int ranks, int position) {
   for (int rank = 0; rank < ranks; ++rank) {
@@ -155,7 +157,49 @@ namespace {
 
 constexpr int batch = 2;
 
+// What a pass did in virtual time: hops of keys and of sums, blocks and what was added to the sums, by step.
+struct Steps {
+  std::vector<Time> keys, sums, blocks, adds;
+  Time home;  // the last hop of the sums
+
+  Steps(const std::vector<trace::Interval>& log, int ranks, bool backward) : adds(ranks) {
+    std::vector<Time> hops;
+    for (const trace::Interval& i : log) {
+      if (i.stream == "context") hops.push_back({i.begin, i.end});
+      if (i.name == "tiled_forward_kernel" || i.name == "tiled_backward_keys_kernel")
+        blocks.push_back({i.begin, i.end});
+      if (i.name == "tiled_backward_queries_kernel" && !blocks.empty()) blocks.back().end = i.end;
+      if (i.name == "accumulate_kernel" && !blocks.empty()) {
+        Time& add = adds[(blocks.size() - 1) % ranks];
+        add = {std::min(add.begin, i.begin), std::max(add.end, i.end)};
+      }
+    }
+    hops.resize(2 * ranks);  // of a pass that has less the traffic tells
+    auto hop = hops.begin();
+    for (int step = 0; step < ranks; ++step) {
+      keys.push_back(step + 1 < ranks ? *hop++ : Time{});
+      sums.push_back(backward && step > 0 ? *hop++ : Time{});
+    }
+    home = *hop;
+  }
+};
+
+// One of them is late, in real time and in virtual time: compute's kernels, or hops.
+struct Late {
+  const bool kernels;
+  const DeviceProfile gpu = cuda_cpu::profile();
+  explicit Late(bool of_compute) : kernels(of_compute) {
+    DeviceProfile slow = gpu;
+    (kernels ? slow.kernel_seconds : slow.link_latency) = 3e-4;
+    slow.ll_bandwidth = 0;  // messages of all sizes have the link's latency
+    cuda_cpu::set_profile(slow);
+  }
+  ~Late() { cuda_cpu::set_profile(gpu); }
+  Late(const Late&) = delete;
+};
+
 struct Ring {
+  const Late slow;
   World world{nullptr, nullptr};
   Communicator context{world, world.all(), "context"};
   const int n = context.ranks(), sequence = 4 * n, own = 4;
@@ -166,13 +210,21 @@ struct Ring {
   std::unique_ptr<RingAttention> attention;
   std::string with;
 
-  explicit Ring(CpLayout l) : layout(l), positions(context_positions(l, sequence, context.rank(), n)) {
+  Ring(CpLayout l, bool kernels_late)
+      : slow(kernels_late), layout(l), positions(context_positions(l, sequence, context.rank(), n)) {
     auto options =
         test_options<OptionsWith<ContextParallelOptions>>(1, sequence, 1, 1, 1, 2, sequence, batch, batch);
     options.attention = Attention::tiled;
     shape = {batch, own, {1, 1, sequence}};
     attention = std::make_unique<RingAttention>(options, layout, context, 1);
     with = "rank " + number(context.rank()) + ", " + std::string(to_string(layout)) + ": ";
+  }
+  double written = 0;
+  void begin() {  // of a pass, after compute has written the keys
+    late(slow.kernels ? static_cast<cudaStream_t>(device.stream) : context.stream());
+    ran();
+    busy(device.stream);
+    written = time_of(ran(), "busy_kernel", "test").end;
   }
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
@@ -215,6 +267,48 @@ struct Ring {
     return "";
   }
 
+  // Who does not wait, or waits for too much, in virtual time, in which kernels are slow or hops are.
+  // `written`: when compute had the keys; `used`: when it goes on after the pass.
+  std::string wrong_wait(bool backward) const {
+    busy(device.stream);
+    const std::vector<trace::Interval> log = ran();
+    const double used = time_of(log, "busy_kernel", "test").begin;
+    const Steps of(log, n, backward);
+    if (layout != CpLayout::zigzag || std::ssize(of.blocks) != n) return "";  // in which all see something
+    if (of.keys[0].begin < written)
+      return with +
+             "the first hop does not wait until compute has written keys and values: the context "
+             "stream waits for compute before each hop";
+    for (int s = 0; s < n; ++s) {
+      const std::string in = text(with, "step ", s, ": "), before = text("step ", s - 1);
+      const Time block = of.blocks[s], keys = of.keys[s], sums = of.sums[s];
+      if (s > 0) {
+        const Time last = of.blocks[s - 1];
+        if (block.begin < of.keys[s - 1].end)
+          return in + "compute does not wait for the hop that brings its keys, begun in " + before;
+        if (keys.end > 0 && keys.begin < last.end)
+          return in + "the hop fills the buffer that compute still reads in " + before +
+                 ": the context stream waits for compute before each hop";
+        if (backward && sums.begin < std::max(last.end, of.adds[s - 1].end))
+          return in + "the sums leave before compute has added its part in " + before;
+        if (backward && of.adds[s].begin < sums.end) return in + "compute adds to sums that are still coming";
+        if (backward && slow.kernels && sums.begin >= block.end)
+          return in + "the hop of the sums begins after the block, which is there to hide it";
+        if (backward && !slow.kernels && block.begin >= sums.end)
+          return in + "the block waits for the hop of the sums, which it is there to hide";
+      }
+      if (keys.end > 0 && slow.kernels && keys.begin >= block.end)
+        return in + "the hop begins after the block, which is there to hide it";
+      if (keys.end > 0 && !slow.kernels && block.begin >= keys.end)
+        return in + "the block waits for its own step's hop, which brings the keys of the next one";
+    }
+    if (backward && of.home.begin < std::max(of.blocks[n - 1].end, of.adds[n - 1].end))
+      return with + "the last hop, home, begins before compute has added its part in the last step";
+    if (backward && used < of.home.end)
+      return with + "after backward() compute does not wait for the last hop, which brings d_k and d_v";
+    return "";
+  }
+
   // What is wrong with an element that says how often they met.
   std::string wrong_times(const std::string& what, double found, int q, int k, double once) const {
     if (std::isnan(found)) return what + ": NaN: something was read before it came";
@@ -234,19 +328,20 @@ struct Ring {
 
 TEST_CASE("06.4: the ring in forward", "[06.4]") {
   for (const CpLayout layout : layouts) {
-    Ring ring(layout);
-    const Tensor q = ring.rows(0), v = ring.rows(1), later = ring.rows(100);
     for (const bool late_compute : {false, true}) {
+      Ring ring(layout, late_compute);
+      const Tensor q = ring.rows(0), v = ring.rows(1), later = ring.rows(100);
       ring.context.reset_traffic();
       doing(to_string(layout),
             ": forward(): in each step but the last one each rank sends on the keys that came, also those "
             "that none of its queries "
             "sees");
-      late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
+      ring.begin();
       const AttentionTensors t = ring.forward(q, q, v);
+      const std::string waits = ring.wrong_wait(false);
       if (late_compute) ring.forward(q, q, later);
       const HostMatrix out = ring.device.download(t.out), lse = ring.device.download(t.lse);
-      std::string wrong;
+      std::string wrong = waits;
       for (int origin = 0; origin < ring.n && wrong.empty(); ++origin) {
         const auto keys = context_positions(layout, ring.sequence, origin, ring.n);
         wrong = ring.wrong_mask(origin, [&](int i, int j) { return out(i, keys[j]) * std::exp(lse(i, 0)); });
@@ -274,12 +369,12 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
 
 TEST_CASE("06.5: the ring in backward", "[06.5]") {
   for (const CpLayout layout : layouts) {
-    Ring ring(layout);
-    const Tensor zeros = ring.rows(0), ones = ring.rows(1);
-    const double scale = 1 / std::sqrt(static_cast<double>(ring.sequence));
-    const int64_t rows = zeros.rows, columns = zeros.columns;
-    for (const bool of_keys : {false, true}) {  // d_k asks for queries that are not zero, d_q for such keys
-      for (const bool late_compute : {false, true}) {
+    for (const bool late_compute : {false, true}) {
+      Ring ring(layout, late_compute);
+      const Tensor zeros = ring.rows(0), ones = ring.rows(1);
+      const double scale = 1 / std::sqrt(static_cast<double>(ring.sequence));
+      const int64_t rows = zeros.rows, columns = zeros.columns;
+      for (const bool of_keys : {false, true}) {  // d_k asks for queries that are not zero, d_q for such keys
         const AttentionTensors t = ring.forward(of_keys ? ones : zeros, of_keys ? zeros : ones, ones);
         DeviceArena memory(Purpose::activations);
         const AttentionGradients g = {ring.rows(1),
@@ -290,14 +385,15 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
                                       ring.device.fresh<accum>(rows, 1)};
         ring.context.reset_traffic();
         doing(to_string(layout), ": backward(): sums travel a step behind the keys, and one hop more, home");
-        late(late_compute ? static_cast<cudaStream_t>(ring.device.stream) : ring.context.stream());
+        ring.begin();
         ring.attention->backward(ring.device.blas, ring.shape, t, g);
+        const std::string waits = ring.wrong_wait(true);
         const HostMatrix d_q = ring.device.download(g.d_q), d_k = ring.device.download(g.d_k),
                          d_v = ring.device.download(g.d_v);
         const auto p = [](int i, int j) { return j <= i ? 1.0 / (i + 1) : 0.0; };
         const auto d_score = [&](int i, int j) { return scale * p(i, j) * ((i == j) - p(i, i)); };
         // The rank whose keys these gradients are.
-        std::string wrong;
+        std::string wrong = waits;
         for (int rank = 0; rank < ring.n && wrong.empty(); ++rank) {
           const auto theirs = context_positions(layout, ring.sequence, rank, ring.n);
           bool equal = rank != ring.context.rank();

@@ -209,13 +209,31 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     const Tensor from = dispatch ? permuted : dispatched, to = dispatch ? dispatched : permuted;
     write(compute, to.data, std::vector<real>(to.size(), untouched));
     write_late(compute, from.data, dispatch ? by_expert : by_rank);
+    ran();
+    busy(compute);
+    const double written = time_of(ran(), "busy_kernel", "compute").end;
     const std::string call = dispatch ? "dispatch" : "combine";
     doing(call,
           ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
           "sides; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
     late(experts.stream());
+    busy(compute, little);  // in virtual time
+    const std::vector<trace::Interval> meanwhile = ran();
+    Time travels;
+    for (const trace::Interval& i : meanwhile) {
+      if (i.stream == "experts") travels = {std::min(travels.begin, i.begin), std::max(travels.end, i.end)};
+    }
+    tell_if(travels.begin < written, here(), call,
+            ": rows leave before compute has written them: the experts' stream waits for compute");
+    tell_if(time_of(meanwhile, "busy_kernel", "compute").begin >= travels.end, here(), call,
+            ": compute waits for the rows before await_rows(): nothing hides the messages");
     exchange.await_rows();
+    busy(compute, little);
+    tell_if(
+        time_of(ran(), "busy_kernel", "compute").begin < travels.end, here(), call,
+        ": after await_rows() compute does not wait until the rows are there: `arrived` is recorded behind "
+        "the messages, on the experts' stream");
     const std::vector<real> is = at(to);
     wrong.clear();
     for (const auto& [owner, expert, first] : dispatch ? of_rank : of_expert) {

@@ -200,9 +200,9 @@ inline void late(cudaStream_t stream) {
   const auto sleep = [](void*) { std::this_thread::sleep_for(lateness()); };
   CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, nullptr));
 }
-// The same in virtual time alone (common/clock): for milliseconds.
+// The same in virtual time alone (common/clock): for milliseconds, or for as long as `cost` says.
 __global__ inline void busy_kernel() {}
-inline void busy(cudaStream_t stream) { launch(busy_kernel, dim3(1), moves(1e10), stream); }
+inline void busy(cudaStream_t stream, Cost cost = moves(1e10)) { launch(busy_kernel, dim3(1), cost, stream); }
 // What the streams did since the last call, in virtual time, by stream and begin. So who waited for whom does
 // not depend on the machine. The first call begins it, and returns nothing.
 inline std::vector<trace::Interval> ran() {
