@@ -90,13 +90,19 @@ Range range_written(const Call& call, const ncclComm& comm) {
   return {static_cast<const char*>(call.receive), writes ? blocks * bytes_of(call) : 0};
 }
 
-bool in_place(const Call& call, const ncclComm& comm) {
-  const auto* send = static_cast<const char*>(call.send);
-  const auto* receive = static_cast<const char*>(call.receive);
-  const size_t offset = comm.rank * bytes_of(call);
-  if (call.kind == Kind::all_gather) return send == receive + offset;
-  if (call.kind == Kind::reduce_scatter) return receive == send + offset;
-  return send == receive;
+// What is wrong with a call whose buffers overlap; empty: it is in place, as NCCL allows.
+std::string wrong_overlap(const Call& call, const ncclComm& comm) {
+  const bool gathers = call.kind == Kind::all_gather;
+  const auto* own = static_cast<const char*>(gathers ? call.send : call.receive);
+  const auto* all = static_cast<const char*>(gathers ? call.receive : call.send);
+  const auto element = static_cast<int64_t>(nccl_mpi::size_of(call.type));
+  const auto is = (own - all) / element;
+  const auto due =
+      gathers || call.kind == Kind::reduce_scatter ? comm.rank * static_cast<int64_t>(call.count) : 0;
+  if (own == all + due * element) return "";
+  return "the buffers overlap; in place rank " + std::to_string(comm.rank) +
+         "'s own part begins at element " + std::to_string(due) + " of all, and here at element " +
+         std::to_string(is);
 }
 
 ncclResult_t refuse(const Call& call, const std::string& reason) {
@@ -118,8 +124,9 @@ ncclResult_t check(const Call& call, const ncclComm& comm, cudaStream_t stream) 
       return refuse(call, "a buffer is not device memory, or not all of it");
     }
   }
-  if (overlap(read, written) && !in_place(call, comm)) {
-    return refuse(call, "the buffers overlap, and not as NCCL allows");
+  if (overlap(read, written)) {
+    const std::string wrong = wrong_overlap(call, comm);
+    if (!wrong.empty()) return refuse(call, wrong);
   }
   return ncclSuccess;
 }

@@ -77,7 +77,7 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
     const auto [begin, of_part] = ring_part(rank, n, size);
     std::string wrong =
         sum.wrong(part_of(rank) + " after the reduce-scatter", at(data.data() + begin, of_part), begin);
-    if (wrong.find("is the sum of elements") != wrong.npos)
+    if (wrong.find("is the sum of each rank's") != wrong.npos)
       wrong += ": a rank adds to another part than the one that came";
     tell(wrong);
     tell_traffic(ranks, "reduce-scatter", size);
@@ -134,11 +134,12 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
     const AccumTensor all = group->flat_gradients();
     const int64_t bucket = 10;
     DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, *group, data, compute);
-    const std::string with = "--dp-sync " + std::string(to_string(sync)) + ": ";
     double written = 0, summed_at = 0;  // in virtual time
     uint64_t last_sum = 0;
     ran();
     for (int step = 0; step < 2; ++step) {
+      const std::string with =
+          text("--dp-sync ", to_string(sync), step == 0 ? ": " : ", step 2, with what step 1 has left: ");
       write(compute, all.data, std::vector<accum>(all.size(), stale));
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
       tell_alike(!data.traffic().empty(), with,
@@ -193,8 +194,7 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
       std::string wrong;
       for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit) {
         const size_t place = group->gradients(unit) - all.data;
-        wrong = sum.wrong(with + "after finish_gradient_sync() in step " + number(step + 1) + " unit " +
-                              number(unit) + " of " + number(units),
+        wrong = sum.wrong(with + "after finish_gradient_sync() unit " + number(unit) + " of " + number(units),
                           std::span(&sums[place], group->size(unit)), place);
       }
       tell(wrong);

@@ -279,10 +279,10 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                   "does not wait, and backward writes into memory that is still being reduced");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
                 copies > 1 ? "of the own shard, which is in own_gradients" : "");
-          for (int i = 0; i < 3 && step == 0; ++i) {  // in step 0 sums come late, in step 1 compute does
-            busy(s.data.stream());
-            busy(s.same_shard.stream());
-          }
+          // In step 0 the reduce-scatter comes last, then the sum of the copies, then compute; in step 1
+          // compute.
+          for (int i = 0; i < 3 && step == 0; ++i) busy(s.data.stream());
+          for (int i = 0; i < 2 && step == 0; ++i) busy(s.same_shard.stream());
           s.zero->after_gradients(unit, last);
           s.parameters.end_gradients(unit, last);
           const std::vector<trace::Interval> log = ran();

@@ -126,7 +126,8 @@ TEST_CASE("05.4: messages", "[05.4]") {
           return i.action != Action::weight_gradient && other >= 0 && other < s.stages() &&
                  s.placement[other].rank != k;
         };
-        const std::string what = text(of, letter(i, v), " (stage ", stage, " of ", s.stages(), "): ");
+        const std::string what = text(of, n == 0 ? "its first instruction " : "", letter(i, v), " (stage ",
+                                      stage, " of ", s.stages(), "): ");
         // The place of the message, or -1 if none is due.
         const auto check = [&](const char* function, std::optional<Action> is, int other, bool sends) {
           tell_alike(is.has_value() != other_rank(other), what, function, " names ",

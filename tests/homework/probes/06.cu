@@ -101,9 +101,10 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
     const auto before = [](int64_t row, int64_t h) { return 1.0 + static_cast<double>(row + 4 * h); };
     const auto added = [](int64_t row, int64_t h) { return 3.0 + 2.0 * static_cast<double>(row + h); };
     const int64_t rows = batch * stride;
-    HostMatrix out(rows, heads * size, 1), block_out(rows, heads * size, 2), lse(rows, heads),
+    HostMatrix out(rows, heads * size), block_out(rows, heads * size), lse(rows, heads),
         block_lse(rows, heads);
     for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < heads * size; ++j) out(i, j) = j % 2 == 0, block_out(i, j) = j % 2;
       for (int64_t h = 0; h < heads; ++h)
         lse(i, h) = std::log(before(i, h)) + shift, block_lse(i, h) = std::log(added(i, h)) + shift;
     }
@@ -127,9 +128,10 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
       for (int64_t h = 0; h < heads; ++h) {
         const std::string of = "a block of " + text(added(i, h)) + " equal keys, merged into " +
                                text(before(i, h)) + (shift > 0 ? " (scores of 900)" : "") + ": ";
-        const double share = is(i, h * size) - 1, keys = std::exp(is_lse(i, h) - shift);
+        const double kept = is(i, h * size), share = is(i, h * size + 1),
+                     keys = std::exp(is_lse(i, h) - shift);
         const double all = before(i, h) + added(i, h), due = added(i, h) / all;
-        tell_alike(std::isnan(share) || !std::isfinite(is_lse(i, h)), of,
+        tell_alike(std::isnan(share) || std::isnan(kept) || !std::isfinite(is_lse(i, h)), of,
                    "the result is not finite: exp() overflows");
         if (std::abs(share - due) > 1e-9) {
           const double of_keys = added(i, h) / share;  // the sum of which the block has this share
@@ -140,10 +142,12 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
                       : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
                                                          : ""));
         }
+        tell_alike(std::abs(kept - 1 + due) > 1e-9, of, "of what was there before ", text(kept),
+                   " remains, and should be ", text(before(i, h)), " of ", text(all), " keys, 1 - share");
         tell_alike(std::abs(keys - all) > 1e-9, of, "the merged lse is that of ", text(keys),
                    " keys, and should be of ", text(all), ": log(exp(lse) + exp(block_lse))");
-        for (int64_t j = 1; j < size; ++j)
-          tell_alike(is(i, h * size + j) != is(i, h * size), of, "element ", j,
+        for (int64_t j = 2; j < size; ++j)
+          tell_alike(is(i, h * size + j) != is(i, h * size + j % 2), of, "element ", j,
                      " of a head has another share");
       }
     }

@@ -70,6 +70,7 @@ struct Sum {
   std::vector<int> counted = {};
   std::string part = "micro-batch";
   int ranks = mpi_tests::ranks();
+  std::function<std::string(int64_t)> place_name = [](int64_t place) { return "element " + number(place); };
 
   int contributors() const { return ranks * parts; }
   bool counts(int c) const { return counted.empty() || std::ranges::find(counted, c) != counted.end(); }
@@ -99,12 +100,14 @@ struct Sum {
     bool once = divided == 1;
     for (int c = 0; c < contributors(); ++c) {
       once = once && times[c] == counts(c);
-      if (!counted.empty() && counts(c)) due += (due.empty() ? ", and should have " : " and ") + name(c);
+      const bool many = contributors() > 4 && divided == 1;  // then only those that are wrong
+      if (!counted.empty() && counts(c) && !many)
+        due += (due.empty() ? ", and should have " : " and ") + name(c);
       const auto of_part = times.begin() + c / ranks * ranks;
       const bool alike = parts > 1 && std::equal(of_part + 1, of_part + ranks, of_part);
-      if (alike && c % ranks > 0) continue;
-      text += (c > 0 ? ", " : "") + (alike ? "every " + part + " " + number(c / ranks) : name(c)) + " " +
-              words(times[c]);
+      if ((alike && c % ranks > 0) || (many && times[c] == counts(c))) continue;
+      text += (text.empty() ? "" : ", ") + (alike ? "every " + part + " " + number(c / ranks) : name(c)) +
+              " " + words(times[c]) + (many && !counts(c) ? ", who should not be in it" : "");
     }
     const auto all = std::accumulate(times.begin(), times.end(), int64_t{0});
     const bool equal = all == times[0] * contributors();
@@ -114,8 +117,8 @@ struct Sum {
     const bool again = equal && times[0] == ranks && parts == 1;
     if (!once) return "has " + text + due + (again ? ": what was a sum already was summed again" : "");
     if (digits != all * place)
-      return "is the sum of elements " + number(digits / all) + ", and should be of elements " +
-             number(place);
+      return "is the sum of each rank's " + place_name(digits / all) + ", and should be of " +
+             place_name(place);
     return "";
   }
   // The first element that is wrong in `data`, whose places begin at `place`.
