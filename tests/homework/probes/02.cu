@@ -71,7 +71,7 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
   const int n = ranks.ranks(), rank = ranks.rank();
   for (const size_t size : {size_t(3 * n), size_t(3 * n + 1)}) {
     const Sum sum;
-    const mpi_tests::Array<accum> data(sum.values(rank, size)), scratch(std::vector<accum>(size, stale));
+    const mpi_tests::Array<accum> data(sum.values(rank, size)), scratch(std::vector<accum>(size, untouched));
     doing("ring_reduce_scatter(): in each step a rank receives the part that the previous one sends");
     ring_reduce_scatter(data.data(), size, scratch.data(), ranks);
     const auto [begin, of_part] = ring_part(rank, n, size);
@@ -81,7 +81,7 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
       wrong += ": a rank adds to another part than the one that came";
     tell(wrong);
     tell_traffic(ranks, "reduce-scatter", size);
-    tell_if(at(scratch.data(), size)[size / n + 1] != stale, here(),
+    tell_if(at(scratch.data(), size)[size / n + 1] != untouched, here(),
             "received has room for size / ranks + 1 elements");
     ranks.reset_traffic();
   }
@@ -140,7 +140,7 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
     for (int step = 0; step < 2; ++step) {
       const std::string with =
           text("--dp-sync ", to_string(sync), step == 0 ? ": " : ", step 2, with what step 1 has left: ");
-      write(compute, all.data, std::vector<accum>(all.size(), stale));
+      write(compute, all.data, std::vector<accum>(all.size(), untouched));
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
       tell_alike(!data.traffic().empty(), with,
                  "after_gradients(unit, last = false) has summed: only the step's last micro-batch may, or a "

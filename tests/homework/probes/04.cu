@@ -9,6 +9,7 @@ namespace {
 
 // A rank's region, with `own` rows outside under sequence parallelism, and rows to work on.
 struct Region {
+  const Slow slow;
   static constexpr int own = 4, d = 4;
   World world{nullptr, nullptr};
   Communicator tensor{world, world.all(), "tensor"};
@@ -26,22 +27,23 @@ struct Region {
     return text("row ", place / d % own, " of rank ", place / d / own);
   }};
 
-  explicit Region(bool sp, int chunks = 1) : sequence_parallel(sp) {
+  explicit Region(bool sp, int chunks = 1, bool kernels_slow = false)
+      : slow(kernels_slow), sequence_parallel(sp) {
     const auto options = test_options<Options>(1, d, 1, 1, d, 2 * n, rows, 1, 1);
     region =
         std::make_unique<TensorParallel>(options, TensorParallelOptions{sp, chunks}, rows, tensor, compute);
     std::vector<real> ones(d * d);
     for (int i = 0; i < d; ++i) ones[i * d + i] = 1;
     write(compute, identity.data, ones);
-    write(compute, result.data, std::vector<real>(result.size(), stale));
+    write(compute, result.data, std::vector<real>(result.size(), untouched));
     CUDA_CHECK(cudaDeviceSynchronize());
   }
   // The rows that this rank has outside: each rank's are its own, or all have the same.
   void write_outside(int owner = 0) {
     const int whose = owner + (sequence_parallel ? rank : 0);
-    write_late(compute, outside.data, owned_values<real>(whose, outside.size()));
+    write(compute, outside.data, owned_values<real>(whose, outside.size()));
   }
-  void write_terms() { write_late(compute, all.data, sum.values(rank, all.size())); }
+  void write_terms() { write(compute, all.data, sum.values(rank, all.size())); }
   // What is wrong with all ranks' rows, as compute sees them; the communication stream is late.
   std::string wrong_rows(const std::string& what, const Tensor& x, int owner = 0) {
     if (x.rows != rows)
@@ -64,22 +66,53 @@ struct Region {
     CUDA_CHECK(cudaDeviceSynchronize());
     return sum.wrong(with + what, seen, sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
   }
-  // `work` communicates by `operation`. That has to wait until compute has written, and compute for it.
-  void tell_waits(const std::string& what, const std::string& operation, const std::function<void()>& work) {
-    CUDA_CHECK(cudaDeviceSynchronize());
+  // In `work` compute and communication take turns: each operation waits for the one before it.
+  void tell_waits(const std::string& what, const std::function<void()>& work) {
     ran();
     busy(compute);
     work();
     busy(compute);
-    const std::vector<trace::Interval> log = ran();
-    const Time of = time_of(log, operation, "tensor");
-    std::vector<trace::Interval> around;
-    for (const trace::Interval& i : log) {
-      if (i.name == "busy_kernel") around.push_back(i);
+    std::vector<trace::Interval> computes, communicates, order;
+    for (const trace::Interval& i : ran()) (i.stream == "compute" ? computes : communicates).push_back(i);
+    const size_t n = communicates.size();
+    for (size_t i = 0; i < n; ++i) {
+      if (i == 0 || computes.size() == n + 1) order.push_back(computes[i]);
+      order.push_back(communicates[i]);
     }
-    tell_if(of.begin < around[0].end, here(), with, what, " does not wait until compute has written");
-    tell_if(around[1].begin < of.end, here(), with, what, ": compute does not wait for the ", operation);
+    order.push_back(computes.back());
+    for (size_t i = 1; i < order.size(); ++i) {
+      const auto name = [&](size_t k, const char* of_compute) {
+        return order[k].name == "busy_kernel" ? of_compute : order[k].name;
+      };
+      tell_if(order[i].begin < order[i - 1].end, here(), with, what, ": ", name(i, "what compute does next"),
+              " does not wait for ", name(i - 1, "what compute has written"));
+    }
     tensor.reset_traffic();
+  }
+  // `work` has two chunks: products, and messages before them (`enters`) or after them.
+  void tell_chunks(const std::string& what, bool enters, const std::function<void()>& work) {
+    ran();
+    busy(compute);
+    work();
+    busy(compute);
+    std::vector<trace::Interval> products, messages;
+    for (const trace::Interval& i : ran()) (i.stream == "compute" ? products : messages).push_back(i);
+    if (products.size() != 4 || messages.size() != 2) return;  // the first and the last one are busy()
+    for (const int c : {0, 1}) {
+      tell_if(enters && products[1 + c].begin < messages[c].end, here(), with, what,
+              ": the product of chunk ", c, " does not wait for its gather");
+      tell_if(!enters && messages[c].begin < products[1 + c].end, here(), with, what, ": the sum of chunk ",
+              c, " does not wait for its product");
+    }
+    tell_if(enters && messages[0].begin < products[0].end, here(), with, what,
+            ": the gather does not wait until compute has written x");
+    tell_if(!enters && products[3].begin < messages[1].end, here(), with, what,
+            ": compute does not wait for the sums");
+    const trace::Interval &hides = products[enters ? 1 : 2], &hidden = messages[enters ? 1 : 0];
+    tell_if(
+        hides.begin >= hidden.end || hidden.begin >= hides.end, here(), with, what, ": the ",
+        enters ? "gather of chunk 1 and the product of chunk 0" : "sum of chunk 0 and the product of chunk 1",
+        ", which is there to hide it, run one after the other");
   }
   void tell_operation(const std::string& what, const std::string& operation) {
     std::string others;
@@ -101,13 +134,13 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
     Region r(sp);
     r.write_outside();
     doing(r.with, "gather()");
-    if (sp) r.tell_waits("gather()", "all_gather", [&] { r.region->enter(r.outside); });
+    if (sp) r.tell_waits("gather()", [&] { r.region->enter(r.outside); });
     tell(r.wrong_rows("gather()", r.region->enter(r.outside)));
     r.tell_operation("gather()", sp ? "all_gather" : "");
     doing(r.with,
           "begin_sum(): in place; with sequence parallelism a reduce-scatter leaves rank r its own rows, the "
           "r-th part");
-    r.tell_waits("begin_sum()", sp ? "reduce_scatter" : "all_reduce", [&] { r.region->leave(r.all); });
+    r.tell_waits("begin_sum()", [&] { r.region->leave(r.all); });
     r.write_terms();
     tell(r.wrong_sum("begin_sum()", r.region->leave(r.all)));
     r.tell_operation("begin_sum()", sp ? "reduce_scatter" : "all_reduce");
@@ -125,8 +158,9 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
     mine[rows + i] = r.sum.value(r.rank, 0) * std::exp(-r.rank);
     mine[2 * rows + i] = r.sum.value(r.rank, 0);
   }
-  write_late(r.compute, statistics.data, mine);
   doing("combine()");
+  r.tell_waits("combine()", [&] { r.region->combine(statistics); });
+  write(r.compute, statistics.data, mine);
   r.region->combine(statistics);
   const std::span<accum>& seen = read(r.compute, statistics);
   CUDA_CHECK(cudaDeviceSynchronize());
@@ -148,7 +182,6 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
       wrong = "the target's logit " + target + "; one rank has it, the others have 0, so it is summed";
   }
   tell(wrong.empty() ? "" : here() + wrong);
-  r.tell_waits("combine()", "all_reduce", [&] { r.region->combine(statistics); });
 }
 
 TEST_CASE("04.3: partial gradients", "[04.3]") {
@@ -165,7 +198,8 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
     for (const auto& [split, name, partial] : splits) parameters.declare({name, 0, 2 * r.n, 2 * r.n, split});
     parameters.allocate();
     const Shard shard = parameters.shards()[0];
-    write_late(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
+    r.tell_waits("sum_partial_gradients()", [&] { r.region->sum_partial_gradients(parameters); });
+    write(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
     doing(r.with, "sum_partial_gradients()");
     r.region->sum_partial_gradients(parameters);
     const std::span<accum>& seen = read(r.compute, shard.gradients, shard.size());
@@ -184,8 +218,6 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
             static_cast<int64_t>(range.begin_in_shard));
     }
     tell(wrong);
-    r.tell_waits("sum_partial_gradients()", "all_reduce",
-                 [&] { r.region->sum_partial_gradients(parameters); });
   }
 }
 
@@ -198,7 +230,7 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
     CUDA_CHECK(cudaDeviceSynchronize());
     ran();
     doing(r.with, "enter_backward()");
-    const Tensor sum = region.enter_backward(r.all, [&] { busy(r.compute); });
+    region.enter_backward(r.all, [&] { busy(r.compute); });
     trace::Interval meanwhile, sums;
     for (const trace::Interval& i : ran()) {
       if (i.name == "busy_kernel") meanwhile = i;
@@ -209,9 +241,11 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
     tell_if(sums.id != 0 && (sums.begin >= meanwhile.end || meanwhile.waited_for == sums.id), here(), r.with,
             "enter_backward(): the sum and the work of `meanwhile`, which is there to hide it, run one after "
             "the other");
-    tell(r.wrong_sum("enter_backward()", sum));
     r.tell_operation("enter_backward()", operation);
-    r.tell_waits("enter_backward()", operation, [&] { region.enter_backward(r.all, [] {}); });
+    r.tell_waits("enter_backward()", [&] { region.enter_backward(r.all, [] {}); });
+    r.write_terms();
+    tell(r.wrong_sum("enter_backward()", region.enter_backward(r.all, [] {})));
+    r.tensor.reset_traffic();
     for (int layer = 0; layer < 3; ++layer) {  // in the same memory: other rows each time
       r.write_outside(50);
       const Tensor d_out = region.leave_backward(r.outside);
@@ -262,6 +296,15 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
 
 TEST_CASE("04.5: products in chunks", "[04.5]") {
   for (const bool sp : {false, true}) {
+    for (const bool kernels_slow : {false, true}) {
+      Region r(sp, 2, kernels_slow);
+      doing(r.with, "enter_linear()");
+      r.tell_chunks("enter_linear()", true,
+                    [&] { r.region->enter_linear(r.blas, r.outside, r.identity, r.result); });
+      doing(r.with, "leave_linear()");
+      r.tell_chunks("leave_linear()", false,
+                    [&] { r.region->leave_linear(r.blas, r.all, r.identity, r.result); });
+    }
     Region r(sp, 2);
     r.write_outside();
     doing(r.with, "enter_linear()");

@@ -1,8 +1,6 @@
 // Probes of stage 06.
 // ranks: 4
 #include "06_context_parallel/ring_attention.h"
-#include "clock/device_profile.h"
-#include "cuda_cpu.h"
 #include "device.h"
 #include "model.h"
 #include "probe.h"
@@ -188,22 +186,8 @@ struct Steps {
   }
 };
 
-// One of them is late, in real time and in virtual time: compute's kernels, or hops.
-struct Late {
-  const bool kernels;
-  const DeviceProfile gpu = cuda_cpu::profile();
-  explicit Late(bool of_compute) : kernels(of_compute) {
-    DeviceProfile slow = gpu;
-    (kernels ? slow.kernel_seconds : slow.link_latency) = 3e-4;
-    slow.ll_bandwidth = 0;  // messages of all sizes have the link's latency
-    cuda_cpu::set_profile(slow);
-  }
-  ~Late() { cuda_cpu::set_profile(gpu); }
-  Late(const Late&) = delete;
-};
-
 struct Ring {
-  const Late slow;
+  const Slow slow;
   World world{nullptr, nullptr};
   Communicator context{world, world.all(), "context"};
   const int n = context.ranks(), sequence = 4 * n, own = 4;

@@ -213,7 +213,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
   for (const bool dispatch : {true, false}) {
     const Tensor from = dispatch ? permuted : dispatched, to = dispatch ? dispatched : permuted;
     write(compute, to.data, std::vector<real>(to.size(), untouched));
-    write_late(compute, from.data, dispatch ? by_expert : by_rank);
+    write(compute, from.data, dispatch ? by_expert : by_rank);
     ran();
     busy(compute);
     const double written = time_of(ran(), "busy_kernel", "compute").end;
@@ -222,7 +222,6 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
           ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
           "sides; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
-    late(experts.stream());
     busy(compute, little);  // in virtual time
     const std::vector<trace::Interval> meanwhile = ran();
     Time travels;

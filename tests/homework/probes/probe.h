@@ -19,6 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "clock/device_profile.h"
+#include "cuda_cpu.h"
 #include "device/errors.h"
 #include "device/kernel.h"
 #include "device/tensor.h"
@@ -61,7 +63,7 @@ void tell_alike(bool wrong, const auto&... words) {
 
 // ---- Sums
 
-constexpr double stale = -1, untouched = -2;  // memory before a late write; and before a result comes
+constexpr double untouched = -2;  // memory before a result comes
 
 // Who adds up to a sum: the ranks, or with several parts of each (micro-batches, say) contributor
 // rank + ranks * part. `counted`: those who shall; empty: all.
@@ -85,7 +87,6 @@ struct Sum {
   // What is wrong with the sum of the contributors' values of this place; empty: nothing.
   std::string wrong(double found, int64_t place) const {
     if (std::isnan(found)) return "was never written";
-    if (found < 0) return "was read before its stream had written it: a wait is missing";
     int64_t divided = 1;  // by so much, at most
     while (divided < 16 && std::abs(std::round(found * divided) - found * divided) > 1e-6 * divided)
       ++divided;
@@ -158,7 +159,6 @@ std::string wrong_copy(const std::string& what, const auto& data, int owner, int
     if (found == owned(owner, place + static_cast<int64_t>(i))) continue;
     const std::string begin = here() + what + ", element " + number(i) + " of " + number(data.size()) + ", ";
     if (std::isnan(found) || found == untouched) return begin + "was never written";
-    if (found < 0) return begin + "was read before its stream had written it: a wait is missing";
     return begin + "is element " + number(std::llround(found) % 1000) + " of " +
            name(static_cast<int>(found / 1000)) + ", and should be element " +
            number(place + static_cast<int64_t>(i)) + " of " + name(owner);
@@ -206,6 +206,20 @@ inline void late(cudaStream_t stream) {
 // The same in virtual time alone (common/clock): for milliseconds, or for as long as `cost` says.
 __global__ inline void busy_kernel() {}
 inline void busy(cudaStream_t stream, Cost cost = moves(1e10)) { launch(busy_kernel, dim3(1), cost, stream); }
+// While it lives, compute's kernels take longer than messages, or messages longer than kernels, in virtual
+// time. So who does not wait begins too early.
+struct Slow {
+  const bool kernels;
+  const DeviceProfile gpu = cuda_cpu::profile();
+  explicit Slow(bool are_kernels) : kernels(are_kernels) {
+    DeviceProfile slow = gpu;
+    (kernels ? slow.kernel_seconds : slow.link_latency) = 3e-4;
+    slow.ll_bandwidth = 0;  // messages of all sizes have the link's latency
+    cuda_cpu::set_profile(slow);
+  }
+  ~Slow() { cuda_cpu::set_profile(gpu); }
+  Slow(const Slow&) = delete;
+};
 // What the streams did since the last call, in virtual time, by stream and begin. So who waited for whom does
 // not depend on the machine. The first call begins it, and returns nothing.
 inline std::vector<trace::Interval> ran() {
@@ -243,13 +257,6 @@ void write(cudaStream_t stream, T* data, const std::vector<T>& values) {
   const std::span<T>& from = pinned<T>(values.size());
   std::copy(values.begin(), values.end(), from.data());
   CUDA_CHECK(cudaMemcpyAsync(data, from.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
-}
-template <class T>
-void write_late(cudaStream_t stream, T* data, const std::vector<T>& values, double before = stale) {
-  write(stream, data, std::vector<T>(values.size(), T(before)));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  late(stream);
-  write(stream, data, values);
 }
 template <class T>
 const std::span<T>& read(cudaStream_t stream, const T* data, size_t size) {
