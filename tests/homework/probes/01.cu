@@ -191,13 +191,19 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
                 skipped ? skips : "beta1 m + (1 - beta1) g, and nothing of the decay");
     tell_number(with + ": the second moment", moment2.get(1)[0], v1,
                 skipped ? skips : "beta2 v + (1 - beta2) g^2");
-    const double update =
-        factors.step_size * m1 / (std::sqrt(v1) * factors.inverse_correction2 + adamw_epsilon);
-    return std::pair(weight.get(1)[0], skipped ? 2 : 2 * (1 - 0.1 * adamw.weight_decay) - update);
+    const auto weight_with = [&](double m, double v) {
+      const double root = std::sqrt(v) * factors.inverse_correction2 + adamw_epsilon;
+      return skipped ? 2 : 2 * (1 - 0.1 * adamw.weight_decay) - factors.step_size * m / root;
+    };
+    return std::array{double{weight.get(1)[0]}, weight_with(m1, v1), weight_with(m, v)};
   };
-  const auto tell_weight = [&](const std::string& with, std::pair<double, double> weight,
+  const auto tell_weight = [&](const std::string& with, std::array<double, 3> weight,
                                const std::string& why) {
-    tell_number(with + ": a weight of 2", weight.first, weight.second, why);
+    const auto [is, due, with_old] = weight;
+    tell_number(with + ": a weight of 2", is, due,
+                std::abs(is - with_old) < 1e-9
+                    ? "the step takes the moments that have this gradient, not those before"
+                    : why);
   };
   std::string with = "with no gradient, lr 0.1 and a decay of 0.3";
   tell_weight(with, step(0, {1, 0.5, 1}, 0, 0, with),
