@@ -79,6 +79,11 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
         sum.wrong(part_of(rank) + " after the reduce-scatter", at(data.data() + begin, of_part), begin);
     if (wrong.find("is the sum of each rank's") != wrong.npos)
       wrong += ": a rank adds to another part than the one that came";
+    for (int p = 0; p < n && !wrong.empty(); ++p) {
+      const RingPart other = ring_part(p, n, size);
+      if (p != rank && sum.wrong("", at(data.data() + other.begin, other.size), other.begin).empty())
+        wrong += text("; complete is ", part_of(p));
+    }
     tell(wrong);
     tell_traffic(ranks, "reduce-scatter", size);
     tell_if(at(scratch.data(), size)[size / n + 1] != untouched, here(),
@@ -111,7 +116,8 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
           wrong = text(here(), part_of(p), " is still a partial sum of rank ", found / 1000 - 10,
                        ": pass on what came in the step before, beginning with part ", rank);
       }
-      if (wrong.empty()) wrong = wrong_copy(part_of(p), part, p, begin, part_of);
+      if (wrong.empty() && !(wrong = wrong_copy(part_of(p), part, p, begin, part_of)).empty())
+        wrong += ": each step passes on the part that came in the step before, to the same place";
     }
     tell(wrong);
     tell_traffic(ranks, "all-gather", size);

@@ -118,9 +118,9 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       std::string wrong;
       for (const int unit : held) {
         if (bits >> unit & 1)
-          wrong =
-              "gathers " + unit_names[unit] +
-              " again, which a buffer has, if no prefetch took it: that keeps the buffer of the unit in use";
+          wrong = "gathers " + unit_names[unit] +
+                  " again: it was in a buffer, and the prefetch of another unit must not take that of the "
+                  "unit in use";
       }
       if (wrong.empty() && bits & ~allowed)
         wrong = text("gathers ", names_of(bits), ", and should gather ", allowed ? "at most " : "",

@@ -82,10 +82,12 @@ struct Region {
     order.push_back(computes.back());
     for (size_t i = 1; i < order.size(); ++i) {
       const auto name = [&](size_t k, const char* of_compute) {
-        return order[k].name == "busy_kernel" ? of_compute : order[k].name;
+        return order[k].name == "busy_kernel" ? of_compute : "the " + order[k].name;
       };
-      tell_if(order[i].begin < order[i - 1].end, here(), with, what, ": ", name(i, "what compute does next"),
-              " does not wait for ", name(i - 1, "what compute has written"));
+      const bool other_order = order[i].end <= order[i - 1].begin;  // of which the results tell
+      tell_if(order[i].begin < order[i - 1].end && !other_order, here(), with, what, ": ",
+              name(i, "what compute does next"), " does not wait for ",
+              name(i - 1, "what compute has written"));
     }
     tensor.reset_traffic();
   }
@@ -171,7 +173,9 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
                       target = r.sum.wrong(seen[2 * rows + i], 0);
     if (largest != r.n - 1)
       wrong = text("the largest logit of all ranks is ", r.n - 1, ", and combine() leaves ", text(largest),
-                   ": this rank has ", r.rank);
+                   largest == r.n * (r.n - 1)       ? ": the common one was summed over the ranks"
+                   : largest == r.n * (r.n - 1) / 2 ? ": that is their sum"
+                                                    : ": this rank has " + number(r.rank));
     else if (sum.find("divided") != sum.npos)  // nobody divides here
       wrong =
           "a rank's sum of exponentials was added as it was, relative to the rank's own largest logit: first "
@@ -311,10 +315,11 @@ TEST_CASE("04.5: products in chunks", "[04.5]") {
     r.region->enter_linear(r.blas, r.outside, r.identity, r.result);
     std::string wrong = r.wrong_rows("enter_linear()", r.result);
     if (sp && !wrong.empty())
-      wrong += ". y has all rows of rank 0, then of rank 1; only what travels is packed, chunk by chunk";
+      wrong += ". What a gather writes is packed, chunk by chunk; y has all rows of rank 0, then of rank 1";
     tell(wrong);
     r.tell_operation("enter_linear()", sp ? "all_gather" : "");
     r.write_terms();
+    write(r.compute, r.result.data, std::vector<real>(r.result.size(), NAN));
     doing(r.with,
           "leave_linear(): a chunk has some rows of each rank, so that a collective gives each its own");
     wrong = r.wrong_sum("leave_linear()", r.region->leave_linear(r.blas, r.all, r.identity, r.result));

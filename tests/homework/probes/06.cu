@@ -162,7 +162,8 @@ constexpr int batch = 2;
 // What a pass did in virtual time: hops of keys and of sums, blocks and what was added to the sums, by step.
 struct Steps {
   std::vector<Time> keys, sums, blocks, adds;
-  Time home;  // the last hop of the sums
+  Time home;              // the last hop of the sums
+  bool complete = false;  // else traffic and results tell what is missing
 
   Steps(const std::vector<trace::Interval>& log, int ranks, bool backward) : adds(ranks) {
     std::vector<Time> hops;
@@ -176,7 +177,8 @@ struct Steps {
         add = {std::min(add.begin, i.begin), std::max(add.end, i.end)};
       }
     }
-    hops.resize(2 * ranks);  // of a pass that has less the traffic tells
+    complete = std::ssize(blocks) == ranks && std::ssize(hops) == (backward ? 2 * ranks - 1 : ranks - 1);
+    hops.resize(2 * ranks);
     auto hop = hops.begin();
     for (int step = 0; step < ranks; ++step) {
       keys.push_back(step + 1 < ranks ? *hop++ : Time{});
@@ -262,7 +264,7 @@ struct Ring {
     const std::vector<trace::Interval> log = ran();
     const double used = time_of(log, "busy_kernel", "test").begin;
     const Steps of(log, n, backward);
-    if (layout != CpLayout::zigzag || std::ssize(of.blocks) != n) return "";  // in which all see something
+    if (layout != CpLayout::zigzag || !of.complete) return "";  // in which all ranks do the same
     if (of.keys[0].begin < written)
       return with +
              "the first hop does not wait until compute has written keys and values: the context "
@@ -299,7 +301,8 @@ struct Ring {
 
   // What is wrong with an element that says how often they met.
   std::string wrong_times(const std::string& what, double found, int q, int k, double once) const {
-    if (std::isnan(found)) return what + ": NaN: something was read before it came";
+    if (std::isnan(found))
+      return what + ": NaN: something was read that nobody has written, or added to what nobody has zeroed";
     const double times = found / once;
     if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
     if (k > q) return what + ": " + query(q) + " meets " + key(k) + ", which comes after it";

@@ -180,30 +180,12 @@ template <class T>
 std::vector<T> at(Matrix<T> x) {
   return at(x.data, x.size());
 }
-// How long a stream is late: 15 ms, or more where the machine is so busy that streams begin late by
-// themselves.
-inline std::chrono::milliseconds lateness() {
-  static const std::chrono::milliseconds time = [] {
-    const Stream stream("probe");
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < 5; ++i) {
-      CUDA_CHECK(cudaLaunchHostFunc(
-          stream, [](void*) {}, nullptr));
-      stream.synchronize();
-    }
-    const auto taken = std::chrono::steady_clock::now() - begin;
-    return std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(2 * taken),
-                      std::chrono::milliseconds(15), std::chrono::milliseconds(100));
-  }();
-  return time;
-}
-// A stream writes or reads device memory, in its order. `late`: it is busy before.
+// A stream is late: what it does next can meet what another one does too early, in the same memory.
 inline void late(cudaStream_t stream) {
-  lateness();
-  const auto sleep = [](void*) { std::this_thread::sleep_for(lateness()); };
+  const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
   CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, nullptr));
 }
-// The same in virtual time alone (common/clock): for milliseconds, or for as long as `cost` says.
+// A stream is busy in virtual time alone (common/clock): for milliseconds, or for as long as `cost` says.
 __global__ inline void busy_kernel() {}
 inline void busy(cudaStream_t stream, Cost cost = moves(1e10)) { launch(busy_kernel, dim3(1), cost, stream); }
 // While it lives, compute's kernels take longer than messages, or messages longer than kernels, in virtual
