@@ -160,9 +160,13 @@ TEST_CASE("buffers may overlap only as NCCL's in-place forms do", "[standin]") {
   CHECK(ncclBroadcast(x, x + 1, kCount, ncclFloat, rank(), comm, stream) == ncclInvalidArgument);
   if (n > 1) {
     const size_t other = (rank() + 1) % n;  // in place, but another rank's block
+    const std::string places = "element " + std::to_string(rank() * kCount) +
+                               " of all, and here at element " + std::to_string(other * kCount);
     CHECK(ncclAllGather(x + other * kCount, x, kCount, ncclFloat, comm, stream) == ncclInvalidArgument);
+    CHECK(last_error_has(places));
     CHECK(ncclReduceScatter(x, x + other * kCount, kCount, ncclFloat, ncclSum, comm, stream) ==
           ncclInvalidArgument);
+    CHECK(last_error_has(places));
   }
   // Side by side is fine.
   require_nccl(ncclAllReduce(x, x + kCount, kCount, ncclFloat, ncclSum, comm, stream));
