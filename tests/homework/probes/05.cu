@@ -300,6 +300,11 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
     const cudaStream_t user = stream(stream_of(of));
     align();
     const double until = user ? busy_until(user, event) : 0;
+    const cudaStream_t receives = stream(stream_of(Action::receive_gradient));
+    if (of == Action::send_gradient && receives) {  // receive_gradient() waits for the event, too
+      wait_event(receives, *event);
+      in_flight.gradient_came.record(receives);
+    }
     tell_if(pass(forward).begin < until, here(), forward ? "compute_forward() " : "compute_backward() ",
             wrong);
   };

@@ -102,6 +102,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         CombinedOptions options;
         options.zero.zero_stage = stage;
         options.data_parallel.dp_sync = DpSync::naive;
+        options.pipeline.pp = shape.pp;
         const std::string with =
             text(text_of(shape), (group == dense_group ? "dense group" : "experts' group"), ", ZeRO stage ",
                  stage, ": ");
