@@ -17,7 +17,7 @@ tagged = $(or $(filter %/$(1).cc %/$(1).cu,$(2)),$(shell grep -l '\[$(1)\]' $(2)
 # $(call tests,CONFIGURATION): its programs of tests. tsan_cases has each race that ThreadSanitizer must see in a use of
 # the stand-ins, and its correct twin.
 # Batches, as in rules.mk, halve the work; the programs of a tag have their files one by one.
-ALONE := tests/cpu/% tests/mpi/test_nccl_% %_hangs.cu tests/test_schedule.cc
+ALONE := $(KERNELS) tests/cpu/% tests/mpi/test_nccl_% %_hangs.cu tests/test_schedule.cc
 batch = $(if $(2),$(eval BATCH_$(1) := $(2))build/batches/$(1))
 batched = $(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batch,$(3)-$(1).$(kind),$(filter-out \
   $(ALONE),$(filter %.$(kind),$(2)))))
