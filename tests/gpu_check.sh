@@ -173,10 +173,9 @@ want cuda-fp32 "tests 01_single_gpu" $base Catch2
 want cuda-fp16 tests $base Catch2
 want cuda-fp8 "tests 01_single_gpu" $base Catch2
 build "build for fp64, fp32, fp16 and fp8, one rank"
-for precision in fp64 bf16; do
-  want cuda-$precision mpi_tests $base Catch2 MPI NCCL
-  want cuda-$precision-mpi mpi_tests $base Catch2 MPI
-done
+want cuda-fp64 mpi_tests $base Catch2 MPI NCCL
+want cuda-fp64-mpi mpi_tests $base Catch2 MPI
+[ "$gpus" -lt 2 ] || want cuda-bf16 mpi_tests $base Catch2 MPI NCCL
 want cuda-fp64 "$stages" $base MPI NCCL
 [ "$gpus" -lt 4 ] || want cuda-fp32 "$stages collectives mpi_tests" $base Catch2 MPI NCCL
 build "build for several ranks"
