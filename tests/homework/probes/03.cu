@@ -112,7 +112,7 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     const int n = s.data.ranks();
     ran();
     std::vector<int> held, before_update;  // the units that were gathered last
-    // What a call gathers, and must or may: units, as bits.
+    // A call may gather these two units (-1: none), and with `must` both are whole behind it.
     const auto gathers = [&](const std::string& call, int use, int next, bool must) {
       const int allowed = (use < 0 ? 0 : 1 << use) | (next < 0 ? 0 : 1 << next);
       const int64_t bits = s.units_in("all_gather", s.data);
@@ -284,8 +284,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                   "does not wait, and backward writes into memory that is still being reduced");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
                 copies > 1 ? "of the own shard, which is in own_gradients" : "");
-          // In step 0 the reduce-scatter comes last, then the sum of the copies, then compute; in step 1
-          // compute.
+          // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
           for (int i = 0; i < 3 && step == 0; ++i) busy(s.data.stream());
           for (int i = 0; i < 2 && step == 0; ++i) busy(s.same_shard.stream());
           s.zero->after_gradients(unit, last);

@@ -9,7 +9,7 @@ namespace {
 
 // A rank's region, with `own` rows outside under sequence parallelism, and rows to work on.
 struct Region {
-  const Slow slow;
+  const Slow slow;  // comes first: a communicator has the link of when it was made
   static constexpr int own = 4, d = 4;
   World world{nullptr, nullptr};
   Communicator tensor{world, world.all(), "tensor"};

@@ -194,7 +194,7 @@ struct Steps {
 };
 
 struct Ring {
-  const Slow slow;
+  const Slow slow;  // comes first: a communicator has the link of when it was made
   World world{nullptr, nullptr};
   Communicator context{world, world.all(), "context"};
   const int n = context.ranks(), sequence = 4 * n, own = 4;
