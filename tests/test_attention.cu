@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "clock/device_profile.h"
 #include "device.h"
 #include "kernels/attention.h"
 #include "kernels/merge.h"
@@ -331,6 +332,27 @@ TEST_CASE("attention on tensor cores: the longest blocks begin first", "[01][ker
       REQUIRE(std::all_of(last, next.end(), [](int begun) { return begun == 0; }));
     }
   }
+}
+
+// An H100 has 132 multiprocessors. tests/tools/makespan.py 132 simulates the two in the middle: 1.02
+// and 3.04.
+TEST_CASE("attention on tensor cores: blocks that do not fill a GPU take longer in modelled time",
+          "[01][profile]") {
+  const DeviceProfile h100 = load_profile("h100");
+  const auto longer = [&](const AttentionBlock& block, bool backward) {
+    Cost cost = attention_cost(block, backward ? 5 : 2, Cost::Unit::tensor_cores, backward);
+    const double seconds = h100.seconds(cost);
+    cost.blocks = 1e9;
+    return (seconds - h100.kernel_seconds) / (h100.seconds(cost) - h100.kernel_seconds);
+  };
+  CHECK(longer({1, 8192, 8192, 8192, {32, 8, 64}, true}, true) == 1);
+  const AttentionBlock one = {1, 8192, 8192, 8192, {4, 1, 64}, true};  // key head
+  CHECK(longer(one, false) == Approx(1.02).epsilon(0.005));
+  CHECK(longer(one, true) == Approx(3.05).epsilon(0.01));
+  // Where each query sees all keys, all blocks are equal: 4 x 16 of 128 queries, and 32 of 64 keys.
+  const AttentionBlock full = {1, 2048, 2048, 4096, {4, 1, 128}, false};
+  CHECK(longer(full, false) == Approx(132.0 / 64));
+  CHECK(longer(full, true) == Approx(132.0 / 32));
 }
 
 // Blocks that run at the same time add to the same d_q.

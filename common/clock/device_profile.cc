@@ -38,6 +38,7 @@ constexpr Field fields[] = {
     {"attention_128_backward", &DeviceProfile::attention_128_backward, "share"},
     {"flash_forward", &DeviceProfile::flash_forward, "share"},
     {"flash_backward", &DeviceProfile::flash_backward, "share"},
+    {"attention_blocks", &DeviceProfile::attention_blocks, "number", true},
     {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
     {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
     {"collective_seconds", &DeviceProfile::collective_seconds, "s", true},
@@ -99,6 +100,7 @@ double DeviceProfile::seconds(const Cost& cost) const {
   } else if (cost.flops > 0) {
     const double peak = cost.unit == Cost::Unit::tensor_cores ? flops_bf16 : flops_fp32;
     computing = cost.flops / (peak * attention_achievable(cost));
+    if (cost.blocks > 0) computing *= std::max(1.0, attention_blocks / cost.blocks);  // too few fill the GPU
   }
   return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
 }

@@ -22,6 +22,7 @@ struct DeviceProfile {
   double tiled_attention;
   double attention_64_forward, attention_64_backward, attention_128_forward, attention_128_backward;
   double flash_forward, flash_backward;
+  double attention_blocks;                    // of threads that fill the GPU, on tensor cores; 0: not counted
   double kernel_seconds;                      // the shortest kernel, with the gap before it
   double launch_seconds;                      // of the host, for each operation
   double collective_seconds;                  // more for a collective; 0 unless a framework's host is slow

@@ -76,7 +76,7 @@ struct Cut {
 // ---- Forward ----------------------------------------------------------------------------------------------
 
 template <int size>
-using ForwardCut = Cut<32, size == 64 ? 64 : 32>;
+using ForwardCut = Cut<tensor_core_tile(size, false) / 4, size == 64 ? 64 : 32>;
 
 // Scores become 2^(scale (score - largest)), where `largest` now includes this tile; what was summed with the
 // largest before is scaled down. `sum` is that of this lane's exponentials.
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 template <int size>
 struct BackwardCut {
   static constexpr int warps = 4, threads = warps * lanes_of_warp;
-  static constexpr int rows = size == 64 ? 48 : 32, fixed = warps / 2 * rows, looped = backward_queries,
-                       part = 16;
+  static constexpr int fixed = tensor_core_tile(size, true), rows = 2 * fixed / warps,
+                       looped = backward_queries, part = 16;
 };
 
 // lse and dots of a tile of queries, and zeros beyond the last one, which contributes nothing.

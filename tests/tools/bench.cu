@@ -407,6 +407,7 @@ void bench_profile() {
   };
   set("memory_bytes", static_cast<double>(device.totalGlobalMem));
   set("multiprocessors", device.multiProcessorCount);
+  set("attention_blocks", device.multiProcessorCount);
   set("memory_bandwidth", ceilings.bytes_a_second);
   set("memory_achievable", 1);
   const double flops = peak_flops() > 0 ? peak_flops() : load_profile("h100").flops(sizeof(real));
