@@ -91,7 +91,7 @@ test-report: $(PROGRAMS:%=build/cpu-fp32/%) $(OF_REPORT) build/host/plan build/p
 test-book: book build/python-browser/ready
 	@build/python-browser/bin/python tests/book.py build
 test-questions: ## the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
-test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%)) build/cpu-fp8/07_combined_5d
+test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%)) build/cpu-bf16/plan build/cpu-fp8/07_combined_5d
 	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $$(git ls-files '*.md')
 gpu-check: ## on a GPU: build, test, look for races, measure; one report, 14 minutes after the build
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt

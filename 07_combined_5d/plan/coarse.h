@@ -77,25 +77,27 @@ class CoarseCost {
 
   double moved(double bytes) const { return gpu_.seconds(moves(bytes)); }
   // A matrix, [rows, in] x [in, out]: forward, its input's and its weight's gradient; `times` of them.
-  void multiply(Passes& p, double rows, int64_t in, int64_t out, int times = 1) const {
-    const auto n = static_cast<int64_t>(rows);
-    p.forward += times * gpu_.seconds(products(n, out, in, 1, sizeof(real), sizeof(real), false));
-    p.input += times * gpu_.seconds(products(n, in, out, 1, sizeof(real), sizeof(real), false));
-    p.weight += times * gpu_.seconds(products(out, in, n, 1, sizeof(real), sizeof(accum), m_ > 1));
+  void multiply(Passes& p, int64_t rows, int64_t in, int64_t out, int times = 1) const {
+    p.forward += times * gpu_.seconds(products(rows, out, in, 1, sizeof(real), sizeof(real), false));
+    p.input += times * gpu_.seconds(products(rows, in, out, 1, sizeof(real), sizeof(real), false));
+    p.weight += times * gpu_.seconds(products(out, in, rows, 1, sizeof(real), sizeof(accum), m_ > 1));
   }
   void move(Passes& p, double forward, double backward) const {
     p.forward += moved(r * forward), p.input += moved(r * backward);
   }
 
-  // (Naive attention as if on tensor cores.) Each rank of a sequence's ranks has an equal part of the
-  // triangle; cut contiguously, the last has twice as much.
+  // (Naive attention as if on tensor cores.) First a rank's own keys, then those of the others in its ring:
+  // in a zigzag half of its queries see them, or all queries see half of them, and ranks wait for the slower.
   double attention(int products_of_pairs, bool backward) const {
-    const HeadShape heads = {static_cast<int>(c_.heads), o_.model.kv_heads / s_.tp, o_.model.head_size()};
-    const AttentionBlock block = whole_sequences({o_.micro_batch_size, o_.sequence_length, heads});
-    const bool last = s_.cp > 1 && o_.context.cp_layout == CpLayout::contiguous;
-    const double share = (last ? 2 - 1.0 / s_.cp : 1) / s_.cp;
+    const int u = s_.cp > 1 ? ranks_for_heads(o_.context, s_.cp) : 1, n = o_.sequence_length * u / s_.cp;
+    const HeadShape heads = {int(c_.heads) / u, o_.model.kv_heads / s_.tp / u, o_.model.head_size()};
     const auto unit = o_.attention == Attention::tiled ? Cost::Unit::cores : Cost::Unit::tensor_cores;
-    return share * gpu_.seconds(attention_cost(block, products_of_pairs, unit, backward));
+    const auto seconds = [&](int queries, int keys, bool diagonal) {
+      const AttentionBlock block = {o_.micro_batch_size, queries, keys, n, heads, diagonal};
+      return gpu_.seconds(attention_cost(block, products_of_pairs, unit, backward));
+    };
+    const int part = o_.context.cp_layout == CpLayout::contiguous ? n : n / 2;
+    return seconds(n, n, true) + (s_.cp / u - 1) * std::max(seconds(part, n, false), seconds(n, part, false));
   }
 
   Passes passes_of_layer() const {
@@ -129,7 +131,6 @@ class CoarseCost {
 
   // n - 1 steps, each a block; a message is one. With k ranks in a node k rings leave it, on a card each.
   double ring(int n, int apart, double block_bytes) const {
-    if (n == 1) return 0;
     const int in_node = std::clamp(static_cast<int>(gpu_.gpus_per_node) / apart, 1, n);
     if (in_node == n) return (n - 1) * (gpu_.link_latency + block_bytes / gpu_.link_bandwidth);
     const double nodes = static_cast<double>(n) / in_node, network = in_node * gpu_.network_bandwidth;
@@ -143,9 +144,8 @@ class CoarseCost {
 
   void tensor(Passes& p) const {
     const double block = slower(s_.tp / gpu_.gpus_per_node) * ring(s_.tp, 1, r * rows_ * c_.d / s_.tp);
-    const double gather = sp_ ? block : 0, sum = (sp_ ? 1 : 2) * block;  // an all-reduce is both
-    wait(p, p.tensor, 2 * (gather + sum),
-         2 * gather + std::max(0.0, 2 * (gather + sum) - (splits_ ? 0 : p.weight)));
+    const double gathers = sp_ ? 2 * block : 0, all = 4 * block;  // an all-reduce is a sum and a gather
+    wait(p, p.tensor, all, gathers + std::max(0.0, all - (splits_ ? 0 : p.weight)));
   }
   // Nothing hides these seconds.
   void wait(Passes& p, double& axis, double forward, double backward) const {
