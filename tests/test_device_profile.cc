@@ -63,8 +63,11 @@ TEST_CASE("profile: attention on Hopper is as fast as this project's kernels wer
     CAPTURE(name);
     const DeviceProfile gpu = load_profile(name);
     const auto teraflops = [&](int size, bool backward) {
-      const Cost cost = {
-          .flops = 1e15, .unit = Cost::Unit::tensor_cores, .backward = backward, .head_size = size};
+      const Cost cost = {.flops = 1e15,
+                         .unit = Cost::Unit::tensor_cores,
+                         .backward = backward,
+                         .head_size = size,
+                         .blocks = 1000};
       return 1e-12 * cost.flops / gpu.seconds(cost);
     };
     CHECK(teraflops(64, false) == Approx(266).epsilon(0.005));

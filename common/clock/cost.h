@@ -14,7 +14,7 @@ struct Cost {
   enum class Unit { cores, tensor_cores } unit = Unit::cores;
   bool backward = false;  // of attention, whose backward reaches a smaller share of the peak
   int head_size = 0;      // likewise: it depends on this, too
-  double blocks = 0;  // likewise on tensor cores: how many blocks of threads, as long as the longest, it has
+  double blocks = 1;      // likewise: blocks of threads that its work would fill, if all were its longest
   // A batch of matrix products [m, k] x [k, n], in elements of so many bytes.
   int64_t m = 0, n = 0, k = 0, batch = 0;
   int element_bytes = 0;

@@ -86,21 +86,18 @@ double DeviceProfile::flops(int element_bytes) const {
                               : flops_fp8;
 }
 
-double DeviceProfile::attention_achievable(const Cost& cost) const {
-  if (cost.unit == Cost::Unit::cores) return tiled_attention;
-  if (cost.head_size == 128) return cost.backward ? attention_128_backward : attention_128_forward;
-  return cost.backward ? attention_64_backward : attention_64_forward;
-}
-
 double DeviceProfile::seconds(const Cost& cost) const {
   const double moving = cost.bytes / (memory_bandwidth * memory_achievable);
   double computing = 0;
   if (cost.batch > 0) {
     computing = product_seconds(*this, cost);
-  } else if (cost.flops > 0) {
-    const double peak = cost.unit == Cost::Unit::tensor_cores ? flops_bf16 : flops_fp32;
-    computing = cost.flops / (peak * attention_achievable(cost));
-    if (cost.blocks > 0) computing *= std::max(1.0, attention_blocks / cost.blocks);  // too few fill the GPU
+  } else if (cost.unit == Cost::Unit::tensor_cores) {  // attention
+    const double forward = cost.head_size == 128 ? attention_128_forward : attention_64_forward,
+                 backward = cost.head_size == 128 ? attention_128_backward : attention_64_backward;
+    computing = cost.flops / (flops_bf16 * (cost.backward ? backward : forward)) *
+                std::max(1.0, attention_blocks / cost.blocks);  // few blocks do not fill the GPU
+  } else {
+    computing = cost.flops / (flops_fp32 * tiled_attention);
   }
   return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
 }

@@ -34,7 +34,6 @@ struct DeviceProfile {
   double layer_product_seconds;  // added to each product of a layer; 0 but in `unit`
 
   double flops(int element_bytes) const;  // peak of products of such elements
-  double attention_achievable(const Cost& cost) const;
   double seconds(const Cost& cost) const;
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };

@@ -63,26 +63,22 @@ inline AttentionBlock whole_sequences(AttentionShape shape) {
   return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
 }
 
-// On tensor cores a block of threads has a tile of so many queries forward, and keys backward.
-constexpr int tensor_core_tile(int head_size, bool backward) {
-  return !backward ? 128 : head_size == 64 ? 96 : 64;
-}
+// Tensor cores: a block of threads has so many queries, forward, or keys, backward. size: of a head.
+constexpr int tensor_core_tile(int size, bool backward) { return !backward ? 128 : size == 64 ? 96 : 64; }
 
 // Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted.
 inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
   const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
   const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
+  const int heads = backward ? b.head.kv_heads : b.head.heads;
   const int tile = tensor_core_tile(b.head.head_size, backward);
-  const int tiles =
-      ((backward ? b.keys : b.queries) + tile - 1) / tile;  // the i-th of a diagonal has i parts of it
-  const double blocks = double(b.batch) * (backward ? b.head.kv_heads : b.head.heads) *
-                        (b.diagonal ? (tiles + 1) / 2.0 : tiles);
+  const double tiles = b.tiles(backward ? b.keys : b.queries, heads, tile).x;
   return {.bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
           .flops = count * 2 * pairs * b.head.head_size,
           .unit = unit,
           .backward = backward,
           .head_size = b.head.head_size,
-          .blocks = unit == Cost::Unit::tensor_cores ? blocks : 0};
+          .blocks = b.diagonal ? (tiles + b.batch * heads) / 2 : tiles};  // the i-th has i parts of a head
 }
 
 // Naive attention's probabilities. kept: every sequence's, for backward; otherwise one's, computed again.
