@@ -1,8 +1,8 @@
 """Holds the planner against the program.  python plan.py BUILD N [RANKS...]: BUILD has plan and 07_combined_5d.
 
 What it prints is what a dry run of 07 says, to the byte and the nanosecond: for layouts that need one process or several. Its
-coarse time is near: of N random layouts it puts those of a model on so many GPUs in nearly the order in which dry runs do, and
-the layout that it would pick is nearly the fastest. The last line is "N passed, N failed"."""
+coarse time is near. Of N random layouts for each of RANKS it puts those of a model on so many GPUs in nearly the order in
+which dry runs do, and the layout that it would pick is nearly the fastest. The last line is "N passed, N failed"."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def check_folded(folder):
 def check_coarse(folder):
     """Random layouts, in groups of a model on so many GPUs."""
     groups = {}
-    while sum(map(len, groups.values())) < count:
+    while sum(map(len, groups.values())) < count * len(RANKS):
         ranks, number = draw.choice(RANKS), draw.randrange(len(MODELS))
         layout = random_layout(ranks)
         if "--experts" in MODELS[number]:

@@ -164,6 +164,24 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
   naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, memory.d_scores, add, d_q, d_k, d_v);
 }
 
+Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape) {
+  const auto [heads, kv_heads, size] = shape.head;
+  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
+  return kind == Attention::tensor_core ? arena.matrix<int32_t>(1, turns) : Matrix<int32_t>{};
+}
+
+BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape) {
+  if (kind == Attention::tiled) return {};
+  if (kind == Attention::naive)
+    return {arena.matrix<real>(shape.score_rows(), shape.sequence), {}, {}, {}, {}};
+  const auto [heads, kv_heads, size] = shape.head;
+  const int64_t rows = int64_t{shape.batch} * shape.sequence, of_keys = kv_heads < heads ? rows : 0;
+  const AccumTensor d_q = arena.matrix<accum>(rows, heads * size),
+                    d_k = arena.matrix<accum>(of_keys, kv_heads * size),
+                    d_v = arena.matrix<accum>(of_keys, kv_heads * size);
+  return {{}, d_q, d_k, d_v, turns_of_backward(kind, arena, shape)};
+}
+
 void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t stream) {
   const int heads = static_cast<int>(dots.columns), size = static_cast<int>(out.columns / dots.columns);
   const int width = width_for(size, out.data, d_out.data);

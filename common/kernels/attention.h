@@ -70,15 +70,15 @@ constexpr int tensor_core_tile(int size, bool backward) { return !backward ? 128
 inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
   const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
   const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
-  const int heads = backward ? b.head.kv_heads : b.head.heads;
   const int tile = tensor_core_tile(b.head.head_size, backward);
-  const double tiles = b.tiles(backward ? b.keys : b.queries, heads, tile).x;
-  return {.bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
-          .flops = count * 2 * pairs * b.head.head_size,
-          .unit = unit,
-          .backward = backward,
-          .head_size = b.head.head_size,
-          .blocks = b.diagonal ? (tiles + b.batch * heads) / 2 : tiles};  // the i-th has i parts of a head
+  const double tiles = b.tiles(backward ? b.keys : b.queries, b.head.heads, tile).x;
+  return {
+      .bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
+      .flops = count * 2 * pairs * b.head.head_size,
+      .unit = unit,
+      .backward = backward,
+      .head_size = b.head.head_size,
+      .blocks = b.diagonal ? (tiles + b.batch * b.head.heads) / 2 : tiles};  // the i-th has i parts of a head
 }
 
 // Naive attention's probabilities. kept: every sequence's, for backward; otherwise one's, computed again.
@@ -89,10 +89,14 @@ struct Scores {
 
 // What backward needs beside its results.
 struct BackwardMemory {
-  Tensor d_scores;        // naive: at least [heads*queries, keys]
-  AccumTensor d_q;        // on tensor cores, as q: sums, where results are not `accum`
+  Tensor d_scores;  // naive: at least [heads*queries, keys]
+  // On tensor cores sums as q, k and v, where results are not `accum`; of k and v where heads are in groups.
+  AccumTensor d_q, d_k, d_v;
   Matrix<int32_t> turns;  // on tensor cores, [1, backward_turns]
 };
+BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape);
+// The turns alone, where results are `accum`.
+Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape);
 
 // out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result: `real` or `accum`.
 template <class Result>

@@ -82,8 +82,9 @@ Elements activations(const TrainingConfig& config, const RankShare& share) {
   if (config.recompute == Recompute::full) sum += kept_in_layer(config, share);
   sum.accum += r.inside * c.heads + std::min<int64_t>(r.outside, 256) * c.d + s * config.model.head_size();
   if (config.attention == Attention::tensor_core) {  // BackwardMemory
-    sum.int32 += backward_turns(config.micro_batch_size, heads, s / ranks_of_sequence(share));
-    if (ranks_of_sequence(share) == 1) sum.accum += r.inside * c.q;
+    const int64_t kv_heads = c.kv / config.model.head_size() / share.head_ranks;
+    sum.int32 += backward_turns(config.micro_batch_size, heads, kv_heads, s / ranks_of_sequence(share));
+    if (ranks_of_sequence(share) == 1) sum.accum += r.inside * (c.q + (c.kv < c.q ? 2 * c.kv : 0));
   }
   return sum;
 }

@@ -33,18 +33,6 @@ std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) con
   return {shape.score_rows(), shape.sequence};
 }
 
-Matrix<int32_t> AttentionCore::allocate_turns(DeviceArena& arena, AttentionShape shape) const {
-  if (kind_ != Attention::tensor_core) return {};
-  return arena.matrix<int32_t>(1, backward_turns(shape.batch, shape.head.heads, shape.sequence));
-}
-
-BackwardMemory AttentionCore::backward_memory(DeviceArena& arena, AttentionShape shape) const {
-  const auto [rows, columns] = AttentionCore::score_shape(shape);  // `shape` is that of its own kernels
-  const int64_t sums = kind_ == Attention::tensor_core ? int64_t{shape.batch} * shape.sequence : 0;
-  return {arena.matrix<real>(rows, columns),
-          arena.matrix<accum>(sums, shape.head.heads * shape.head.head_size), allocate_turns(arena, shape)};
-}
-
 void AttentionCore::forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) {
   attention_forward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.out, t.lse);
 }

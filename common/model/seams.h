@@ -141,14 +141,15 @@ class AttentionCore {
   virtual ~AttentionCore() = default;
   // Rows and columns of the memory for one sequence's scores; 0, 0 if none is needed.
   virtual std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const;
-  virtual BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const;
+  virtual BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const {
+    return pentatron::backward_memory(kind_, arena, shape);
+  }
   virtual void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t);
   // Without t.out, the caller has computed g.d_out_dot_out.
   virtual void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                         const AttentionGradients& g);
 
  protected:
-  Matrix<int32_t> allocate_turns(DeviceArena& arena, AttentionShape shape) const;
   const Attention kind_;
 };
 

@@ -351,11 +351,11 @@ def experts():
 
 
 def blocks():
-    """Attention's backward of one sequence of smollm-135m on an eighth of an H100, in both orders of its blocks."""
+    """Attention's backward of three heads of smollm-135m on an eighth of an H100, in both orders of its blocks."""
     svg, heads, slots, high = Svg(SIZE), 3, 33, 6
-    of = makespan.both_orders(heads, makespan.steps_of_backward(2048, 3), slots, True, True)
+    of = makespan.both_orders(heads, makespan.steps_of_backward(2048), slots, True, True)
     end = max(end for _, drawn in of for *_, end in drawn)
-    svg.legend(0, 14, {style: f"key head {head}" for head, style in enumerate(RANKS[:heads])})
+    svg.legend(0, 14, {style: f"head {head}" for head, style in enumerate(RANKS[:heads])})
     svg.text(0, 38, f"{slots} rows: as many blocks run at once")
     for number, (title, (makes, drawn)) in enumerate(zip(("before: head by head", "now: the longest first"), of)):
         top, share = 82 + 240 * number, WIDE * max(end for *_, end in drawn) / end / makes

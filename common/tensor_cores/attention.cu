@@ -243,17 +243,33 @@ __device__ void differentiate(real* weights /*[rows, size]*/, int row, int colum
   });
 }
 
-// How a block adds to a tile of queries of d_q.
+// How a block adds to a tile of queries of d_q, or of keys of d_k or d_v.
 template <class Result>
 struct Turn {
   int32_t* number;  // of blocks that have added
   int before;       // so many add before this one
   bool rounds;      // this one is the last one, and rounds the sums to the result
   bool add;         // to what was there before all of them
-  accum* sums;      // [rows, leading]; these queries begin at `start`
+  accum* sums;      // [rows, leading]; the tile begins at `start`
   Result* result;   // likewise
   size_t start;
 };
+
+template <class Result, int m, int n>
+__device__ void add_in_turn(float (&sums)[m][n][4], int rows, size_t at, int leading,
+                            const Turn<Result>& turn) {
+  if (turn.rounds) {
+    if (turn.before > 0) {
+      for_each(sums, [&](float& sum, int i, int j) {
+        if (i < rows) sum += turn.sums[at + i * leading + j];
+      });
+    }
+    store(sums, rows, turn.add ? Store::add : Store::assign, turn.result + at, leading);
+  } else {
+    const bool first = turn.before == 0 && (!turn.add || !std::is_same_v<Result, accum>);
+    store(sums, rows, first ? Store::assign : Store::add_without_waiting, turn.sums + at, leading);
+  }
+}
 
 // d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns.
 template <int size, int keys, class Result>
@@ -277,31 +293,20 @@ __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, co
     }
     for_each(sums, [&](float& sum, int, int) { sum *= scale; });
     const size_t at = turn.start + (first_row * leading + column);
-    if (turn.rounds) {
-      if (turn.before > 0) {
-        for_each(sums, [&](float& sum, int i, int j) {
-          if (first_row + i < rows) sum += turn.sums[at + i * leading + j];
-        });
-      }
-      store(sums, rows - first_row, turn.add ? Store::add : Store::assign, turn.result + at, leading);
-    } else {
-      const bool first = turn.before == 0 && (!turn.add || !std::is_same_v<Result, accum>);
-      store(sums, rows - first_row, first ? Store::assign : Store::add_without_waiting, turn.sums + at,
-            leading);
-    }
+    add_in_turn(sums, rows - first_row, at, leading, turn);
   }
 }
 
-// d_q, d_k and d_v. One block a (sequence, key and value head, tile of keys). It loops over the tiles of
-// queries that see these keys, and for each over the `group` of heads. The first keys are seen by most
-// queries. The last queries see all keys, so each block begins with them. It adds to d_q after the blocks of
-// earlier keys, which have begun before it: blocks take numbers as they begin.
+// d_q, d_k and d_v. One block a (sequence, query head, tile of keys). It loops over the tiles of queries that
+// see these keys. The first keys are seen by most queries. The last queries see all keys, so each block
+// begins with them. It adds to d_q after the blocks of earlier keys, and to d_k and d_v after those of
+// earlier heads of its group. They have begun before it: blocks take numbers as they begin.
 template <int size, class Result>
 __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     tensor_core_backward_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
                                 In<accum> dots, AttentionBlock block, int group, float scale, bool add,
-                                int32_t* next_number, int32_t* turns, accum* d_q_sums, Result* d_q,
-                                Out<Result> d_k, Out<Result> d_v) {
+                                int32_t* next_number, int32_t* turns, accum* d_q_sums, accum* d_k_sums,
+                                accum* d_v_sums, Result* d_q, Result* d_k, Result* d_v) {
   using Of = BackwardCut<size>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
@@ -317,15 +322,15 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   accum* const statistics = reinterpret_cast<accum*>(q_tiles + 4 * tile_size);  // lse, dots: [looped]; twice
   // Registers are scarce, and block memory is not.
   Place* const place = reinterpret_cast<Place*>(statistics + 4 * looped);
-  if (thread_of_block() == 0) *place = place_of(take_number(next_number), tiles, kv_heads, block.batch);
+  if (thread_of_block() == 0) *place = place_of(take_number(next_number), tiles, heads, block.batch);
   synchronize_block();
   const auto first_key = [&] { return place->tile * Of::fixed; };
-  // A step is a head of the group and a tile of queries: from the last one to the first that sees these keys.
-  const auto head_of = [&](int step) { return place->head * group + step % group; };
-  const auto first_query_of = [&](int step) { return (query_tiles - 1 - step / group) * looped; };
-  const auto steps = [&] { return (query_tiles - (block.diagonal ? first_key() / looped : 0)) * group; };
+  const auto key_column = [&] { return place->head / group * size; };
+  // A step is a tile of queries: from the last one to the first that sees these keys.
+  const auto first_query_of = [&](int step) { return (query_tiles - 1 - step) * looped; };
+  const auto steps = [&] { return query_tiles - (block.diagonal ? first_key() / looped : 0); };
   const auto begin_load_queries = [&](int step) {
-    const int head = head_of(step), first_query = first_query_of(step), buffer = step % 2;
+    const int head = place->head, first_query = first_query_of(step), buffer = step % 2;
     const int row = place->sequence * block.stride + first_query;
     begin_load_pair<size, looped, Of::threads>(q, d_out, static_cast<size_t>(row) * leading + head * size,
                                                leading, queries - first_query,
@@ -334,7 +339,7 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
                                   queries - first_query, statistics + buffer * (2 * looped));
   };
   const auto turn_of = [&](int step) {
-    const int head = head_of(step), first_query = first_query_of(step);
+    const int head = place->head, first_query = first_query_of(step);
     const int last_tile =
         block.diagonal ? std::min(tiles - 1, (first_query + looped - 1) / Of::fixed) : tiles - 1;
     const size_t row = static_cast<size_t>(place->sequence) * block.stride + first_query;
@@ -345,8 +350,8 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
 
   Factor<Of::rows, size> fixed;
   Sums<Of::rows, size> sums = {};
-  const size_t first_row = static_cast<size_t>(place->sequence) * block.stride + first_key();
-  begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row * kv_leading + place->head * size, kv_leading,
+  const auto first_row = [&] { return static_cast<size_t>(place->sequence) * block.stride + first_key(); };
+  begin_load_pair<size, Of::fixed, Of::threads>(k, v, first_row() * kv_leading + key_column(), kv_leading,
                                                 keys - first_key(), k_tile);
   begin_load_queries(0);
   wait_for_copies();
@@ -384,9 +389,16 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
     if (thread_of_block() == 0) set_turn(turn_of(step).number, place->tile + 1);
   }
   if (which == 1) for_each(sums, [&](float& sum, int, int) { sum *= ln_2 * scale; });
-  const size_t row = static_cast<size_t>(place->sequence) * block.stride + first_key() + of_pair;
-  store(sums, keys - first_key() - of_pair, add ? Store::add : Store::assign,
-        (which == 0 ? d_v : d_k) + row * kv_leading + place->head * size, kv_leading);
+  int32_t* const turn = turns + block.batch * heads * query_tiles +
+                        (place->sequence * kv_heads + place->head / group) * tiles + place->tile;
+  const int before = place->head % group;
+  const size_t start = (first_row() + of_pair) * kv_leading + key_column();
+  wait_for_turn(turn, before);
+  add_in_turn(sums, keys - first_key() - of_pair, start, kv_leading,
+              Turn<Result>{turn, before, before == group - 1 && !std::is_same_v<Result, accum>, add,
+                           which == 0 ? d_v_sums : d_k_sums, which == 0 ? d_v : d_k, start});
+  synchronize_block();
+  if (thread_of_block() == 0) set_turn(turn, before + 1);
 }
 
 // ---- Launches ---------------------------------------------------------------------------------------------
@@ -425,21 +437,20 @@ template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
                           Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
                           Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream) {
-  int32_t* const turns = memory.turns.data;
-  const int64_t numbers = backward_turns(block.batch, block.head.heads, block.queries);
-  accum* sums = memory.d_q.data;
-  if constexpr (std::is_same_v<Result, accum>) sums = d_q.data;
-  CUDA_CHECK(cudaMemsetAsync(turns, 0, numbers * sizeof(int32_t), stream));
+  BackwardMemory to = memory;
+  if constexpr (std::is_same_v<Result, accum>) to.d_q = d_q, to.d_k = d_k, to.d_v = d_v;
+  CUDA_CHECK(cudaMemsetAsync(to.turns.data, 0, to.turns.bytes(), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = BackwardCut<size>;
     launch_with_memory(
         in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
-        Grid(block.tiles(block.keys, block.head.kv_heads, Of::fixed), Of::threads),
+        Grid(block.tiles(block.keys, block.head.heads, Of::fixed), Of::threads),
         tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
         attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
-        lse.data, dots.data, block, block.head.heads / block.head.kv_heads, scale_of(size), add, turns,
-        turns + 1, sums, d_q.data, d_k.data, d_v.data);
+        lse.data, dots.data, block, block.head.heads / block.head.kv_heads, scale_of(size), add,
+        to.turns.data, to.turns.data + 1, to.d_q.data, to.d_k.data, to.d_v.data, d_q.data, d_k.data,
+        d_v.data);
   });
 }
 
@@ -461,8 +472,7 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   const Tensor q = random("q", of_queries), k = random("k", of_keys), v = random("v", of_keys),
                d_out = random("d_out", of_queries);
   const AccumTensor lse = memory.matrix<accum>(rows, heads), dots = memory.matrix<accum>(rows, heads);
-  const BackwardMemory of_backward = {
-      {}, memory.matrix<accum>(rows, of_queries), memory.matrix<int32_t>(1, backward_turns(1, heads, rows))};
+  const BackwardMemory of_backward = backward_memory(Attention::tensor_core, memory, {1, rows, block.head});
   const auto results = [&](auto forward, auto backward, const auto&... memory_of_backward) {
     const Tensor out = memory.matrix<real>(rows, of_queries), d_q = memory.matrix<real>(rows, of_queries),
                  d_k = memory.matrix<real>(rows, of_keys), d_v = memory.matrix<real>(rows, of_keys);

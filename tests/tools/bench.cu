@@ -368,8 +368,8 @@ void bench_attention() {
   std::printf("Eight sequences, the heads of smollm-135m and of llama-3.2-1b\n");
   for (const HeadShape heads : {HeadShape{9, 3, 64}, {32, 8, 64}})
     row(kinds.back(), tokens / 2, shortest, heads);
-  std::printf("One sequence: a tensor rank's only key head, whose blocks do not fill a GPU (Cost::blocks)\n");
-  row(kinds.back(), tokens / 4, tokens / 4, {4, 1, 64});
+  std::printf("One sequence, four heads and one: too few blocks to fill a GPU (Cost::blocks)\n");
+  for (const int heads : {4, 1}) row(kinds.back(), tokens / 4, tokens / 4, {heads, 1, 64});
 }
 
 // ---- Training ---------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
 1.00: as long as if all slots had equal work. With causality blocks take unequal times, and who begins a long one last
 waits for it. Two orders: pair by pair of sequence and head, and place_of (kernels/attention.h): the longest first.
 Forward, a block has a tile of 128 queries, and a step is a tile of 64 keys. Backward, it has 96 keys, and a step is a
-head of the group and a tile of 64 queries; in its last third the block adds to dQ, when the block of the keys before
-has added. That waiting is counted in the new order only. Heads of 64.
+tile of 64 queries; in its last third the block adds to dQ, when the block of the keys before has added. That waiting
+is counted in the new order only. Heads of 64.
 """
 import heapq
 import sys
@@ -45,8 +45,8 @@ def both_orders(pairs, steps, slots, reverse, turns):
     return [(max(end for *_, end in blocks) / share, blocks) for blocks in (old, new)]
 
 
-def steps_of_backward(queries, group):
-    return [group * (-(-queries // 64) - first // 64) for first in range(0, queries, 96)]
+def steps_of_backward(queries):
+    return [-(-queries // 64) - first // 64 for first in range(0, queries, 96)]
 
 
 def steps_of_forward(queries):
@@ -54,13 +54,12 @@ def steps_of_forward(queries):
 
 
 def main(slots=264):
-    print("                                        pair by pair, longest first")
-    print("sequences, tokens, key heads x group     forward      backward")
-    for sequences, queries, kv_heads, group in ((8, 2048, 3, 3), (8, 2048, 8, 4), (8, 2048, 32, 1), (1, 8192, 8, 4),
-                                                (1, 8192, 1, 4)):
-        forward = both_orders(sequences * kv_heads * group, steps_of_forward(queries), slots, False, False)
-        backward = both_orders(sequences * kv_heads, steps_of_backward(queries, group), slots, True, True)
-        print(f"{sequences:9}, {queries:6}, {kv_heads:9} x {group}      ",
+    print("                              pair by pair, longest first")
+    print("sequences, tokens, heads     forward      backward")
+    for sequences, queries, heads in ((8, 2048, 9), (8, 2048, 32), (1, 8192, 32), (1, 8192, 4), (1, 8192, 1)):
+        forward = both_orders(sequences * heads, steps_of_forward(queries), slots, False, False)
+        backward = both_orders(sequences * heads, steps_of_backward(queries), slots, True, True)
+        print(f"{sequences:9}, {queries:6}, {heads:5}     ",
               "   ".join(f"{old:.2f}, {new:.2f}" for (old, _), (new, _) in (forward, backward)))
 
 
