@@ -148,14 +148,14 @@ class DeviceBlock {
 
  private:
   BackwardMemory backward_memory(Tensor q, Tensor k) {
-    if (kind_ != Attention::tensor_core) return {fresh_scores(1), {}, {}, {}, {}};
+    if (kind_ != Attention::tensor_core) return {fresh_scores(1)};
     const int64_t turns = backward_turns(block_.batch, block_.head.heads, block_.head.kv_heads,
                                          std::max(block_.queries, block_.keys));
     return {{},
+            device_.fresh<int32_t>(1, turns),
             device_.fresh<accum>(q.rows, q.columns),
             device_.fresh<accum>(k.rows, k.columns),
-            device_.fresh<accum>(k.rows, k.columns),
-            device_.fresh<int32_t>(1, turns)};
+            device_.fresh<accum>(k.rows, k.columns)};
   }
   Tensor fresh_scores(int sequences) {
     if (kind_ != Attention::naive) return {};
@@ -330,7 +330,8 @@ TEST_CASE("attention on tensor cores: the longest blocks begin first", "[01][ker
     for (int number = 0; number < tiles * pairs; ++number) {
       const Place place = place_of(number, tiles, heads, sequences);
       const int pair = place.sequence * heads + place.head, section = std::min(pair / 32, sections - 1);
-      REQUIRE(place.tile == next.at(pair)++);  // a turn waits for tiles that have begun
+      REQUIRE(place.tile == next.at(pair)++);                        // a turn waits for tiles that have begun
+      REQUIRE((place.head == 0 || next.at(pair - 1) > place.tile));  // and for such heads
       const auto first = next.begin() + section * 32, last = section + 1 < sections ? first + 32 : next.end();
       REQUIRE(*std::max_element(first, last) - *std::min_element(first, last) <= 1);
       REQUIRE(std::all_of(next.begin(), first, [&](int done) { return done == tiles; }));

@@ -54,7 +54,7 @@ class Planner:
         numbers = {name: number if name in PLAIN else self.own[name]["value"] * number for name, number in fit.items()}
         for size in (64, 128):
             numbers |= {f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"] for way in ("forward", "backward")}
-        numbers["attention_blocks"] = 0  # it divides the work of a key head further
+        numbers["attention_blocks"] = 0  # its blocks are not ours
         framework = {"contention": numbers.pop("contention")}  # which the clock of a dry run does not read
         fitted = {name: {"value": value, "source": "make calibrate"} for name, value in numbers.items()}
         return {"as": self.gpu, **fitted, "framework": framework}

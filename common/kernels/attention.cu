@@ -172,14 +172,14 @@ Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionS
 
 BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape) {
   if (kind == Attention::tiled) return {};
-  if (kind == Attention::naive)
-    return {arena.matrix<real>(shape.score_rows(), shape.sequence), {}, {}, {}, {}};
+  if (kind == Attention::naive) return {arena.matrix<real>(shape.score_rows(), shape.sequence)};
   const auto [heads, kv_heads, size] = shape.head;
   const int64_t rows = int64_t{shape.batch} * shape.sequence, of_keys = kv_heads < heads ? rows : 0;
-  const AccumTensor d_q = arena.matrix<accum>(rows, heads * size),
-                    d_k = arena.matrix<accum>(of_keys, kv_heads * size),
-                    d_v = arena.matrix<accum>(of_keys, kv_heads * size);
-  return {{}, d_q, d_k, d_v, turns_of_backward(kind, arena, shape)};
+  return {{},
+          turns_of_backward(kind, arena, shape),
+          arena.matrix<accum>(rows, heads * size),
+          arena.matrix<accum>(of_keys, kv_heads * size),
+          arena.matrix<accum>(of_keys, kv_heads * size)};
 }
 
 void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t stream) {

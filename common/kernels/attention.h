@@ -49,7 +49,8 @@ struct Place {
 };
 // The place of the block that is the number-th to begin. A long block that began last would work alone. So of
 // 32 pairs of sequence and head all blocks that take longest come first, then all that are second. More pairs
-// at a time would compete for the L2 cache. The last section has the rest of them.
+// at a time would compete for the L2 cache. The last section has the rest of them. Backward takes turns in
+// this order: the tiles of a pair begin one after the other, and so do the heads of a tile.
 constexpr Place place_of(int number, int tiles, int heads, int sequences) {
   constexpr int section = 32;
   const int pairs = sequences * heads, last = std::max(pairs / section, 1) - 1;
@@ -89,10 +90,10 @@ struct Scores {
 
 // What backward needs beside its results.
 struct BackwardMemory {
-  Tensor d_scores;  // naive: at least [heads*queries, keys]
+  Tensor d_scores = {};        // naive: at least [heads*queries, keys]
+  Matrix<int32_t> turns = {};  // on tensor cores, [1, backward_turns]
   // On tensor cores sums as q, k and v, where results are not `accum`; of k and v where heads are in groups.
-  AccumTensor d_q, d_k, d_v;
-  Matrix<int32_t> turns;  // on tensor cores, [1, backward_turns]
+  AccumTensor d_q = {}, d_k = {}, d_v = {};
 };
 BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape);
 // The turns alone, where results are `accum`.
@@ -128,8 +129,8 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, A
                     AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream);
 
-// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q is summed up in
-// memory.d_q unless Result is `accum`; the order of the sums is fixed.
+// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q, and of heads in groups
+// d_k and d_v, are summed up in `memory` unless Result is `accum`; the order of the sums is fixed.
 constexpr bool has_tensor_core_attention = PRECISION == 16;
 template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,

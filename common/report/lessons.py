@@ -138,7 +138,7 @@ def roomy(gpu, folder, factors=(), flash=False):
     for name in ("attention_64", "attention_128") if flash else ():
         for way in ("forward", "backward"):
             numbers[f"{name}_{way}"] = numbers[f"flash_{way}"]
-            numbers.pop("attention_blocks", None)  # it divides the work of a key head further
+            numbers.pop("attention_blocks", None)  # its blocks are not ours
     for name, factor in factors:
         numbers[name]["value"] *= factor
     profile = folder / f"{gpu}.profile"

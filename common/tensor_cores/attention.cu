@@ -21,7 +21,8 @@
 //      then all of a block                                                         d_q += d_scores^T k
 //
 // These are five products, each computed once. d_q lies in global memory, in float. The blocks of a head add
-// to it one after the other, in the order of their keys (Turn). So results repeat bit for bit.
+// to it one after the other, in the order of their keys, and the heads of a group to d_k and d_v (Turn). So
+// results repeat bit for bit.
 //
 // With causality a block may take many times as long as another one. Those that take longest begin first: a
 // long one that began last would work alone (place_of).

@@ -348,12 +348,12 @@ void bench_attention() {
   std::vector<Attention> kinds = {Attention::tiled};
   if (can_run_tensor_core_attention()) kinds.push_back(Attention::tensor_core);
   std::printf("\nAttention, %d tokens, width %d, causal (FLOPs halved)\n", tokens, width);
-  std::printf("%-12s %10s %10s %10s %18s %18s\n", "kind", "sequence", "key heads", "head size",
+  std::printf("%-12s %10s %10s %10s %18s %18s\n", "kind", "sequence", "heads", "head size",
               "forward, TFLOP/s", "backward, TFLOP/s");
   const auto row = [&](Attention kind, int of_tokens, int sequence, HeadShape heads) {
     const AttentionSpeed speed = speed_of_attention(stream, blas, kind, of_tokens, sequence, heads);
     std::printf("%-12s %10d %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence,
-                heads.kv_heads, heads.head_size, speed.forward * 1e-12, speed.backward * 1e-12);
+                heads.heads, heads.head_size, speed.forward * 1e-12, speed.backward * 1e-12);
     std::fflush(stdout);
   };
   for (const Attention kind : kinds) {
@@ -368,7 +368,7 @@ void bench_attention() {
   std::printf("Eight sequences, the heads of smollm-135m and of llama-3.2-1b\n");
   for (const HeadShape heads : {HeadShape{9, 3, 64}, {32, 8, 64}})
     row(kinds.back(), tokens / 2, shortest, heads);
-  std::printf("One sequence, four heads and one: too few blocks to fill a GPU (Cost::blocks)\n");
+  std::printf("One sequence, four heads and one, which do not fill a GPU (Cost::blocks)\n");
   for (const int heads : {4, 1}) row(kinds.back(), tokens / 4, tokens / 4, {heads, 1, 64});
 }
 

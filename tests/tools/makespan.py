@@ -5,7 +5,7 @@
 waits for it. Two orders: pair by pair of sequence and head, and place_of (kernels/attention.h): the longest first.
 Forward, a block has a tile of 128 queries, and a step is a tile of 64 keys. Backward, it has 96 keys, and a step is a
 tile of 64 queries; in its last third the block adds to dQ, when the block of the keys before has added. That waiting
-is counted in the new order only. Heads of 64.
+is counted in the new order only, and waiting at the end, for other heads to add to dK and dV, is not. Heads of 64.
 """
 import heapq
 import sys
