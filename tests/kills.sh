@@ -90,16 +90,17 @@ for ((i = 0; i < kills; ++i)); do
   while kill -0 $job 2> /dev/null && [ "$(losses "$json" 2> /dev/null | wc -l)" -lt $after ]; do sleep 0.05; done
   sleep 0.$((RANDOM % 5))
   mapfile -t ranks < <(pgrep -f "^$programs/.* --save $save ")
+  statuses=' 75 '
   case $((RANDOM % 2))-$signal in
     0-*) [ ${#ranks[@]} -eq 0 ] || kill "-$signal" "${ranks[RANDOM % ${#ranks[@]}]}" ;;
     1-KILL) kill -KILL "${ranks[@]}" ;;
-    *) kill "-$signal" $job ;;
+    *) statuses=' 75 0 '; kill "-$signal" $job ;;  # mpirun may lose the status when it passes a signal on (test_faults.cc)
   esac 2> /dev/null
   wait $job; status=$?
   words="SIG$signal $((i + 1)) of $layout" reached=$(last_step 2> /dev/null) newest=$(sed 's/step_0*//' "$save/latest" 2> /dev/null)
   losses "$json" >> "$folder/chain-losses" 2> /dev/null
   restarts=$((restarts + 1)); [ $signal != KILL ] || killed=$((killed + 1))
-  if [ $signal != KILL ] && [ -n "$reached" ] && { [ "$newest" != "$reached" ] || [ "$reached" -lt $steps -a $status -ne 75 ]; }; then
+  if [ $signal != KILL ] && [ -n "$reached" ] && { [ "$newest" != "$reached" ] || { [ "$reached" -lt $steps ] && [[ $statuses != *" $status "* ]]; }; }; then
     fails "$words: status $status, step ${newest:-none} is saved, $reached was the last one"
   else
     passed=$((passed + 1))
