@@ -129,9 +129,9 @@ class Pipeline {
     Event output_sent, gradient_came, gradient_sent;
     Event read;  // by the last that reads the gradient of a micro-batch
   };
-  // An activation from the stage before. Forward reads it as input(), of output's shape: [rows, d].
+  // An activation from the stage before. Forward reads it as input().
   struct Input {
-    Tensor x;          // [1, rows * d]
+    Tensor x;          // [outside, d]
     Event came, used;  // used: the input gradient has read x
   };
   // Where one kind of message goes to, or comes from.
@@ -163,7 +163,8 @@ class Pipeline {
       const ModelChunk before = *neighbour(schedule_, rank_, c, -1);
       if (before.rank == rank_) chunk.before = before.chunk;
       chunk.inputs = std::vector<Input>(input_buffers(schedule_, rank_, c));
-      for (Input& input : chunk.inputs) input.x = memory_.matrix<real>(1, model_.boundary_size());
+      const Tensor shape = chunk.in_flight[0].activations->output;
+      for (Input& input : chunk.inputs) input.x = memory_.matrix<real>(shape.rows, shape.columns);
     }
     return chunks;
   }
@@ -219,7 +220,7 @@ class Pipeline {
       compute_forward(i, batch);
       if (totals && a.range.head) totals->add_loss(a.loss);
     } else if (i.action == Action::weight_gradient) {
-      model_.backward_weights(a);
+      a.queue.issue_all();
       in_flight(i).read.record(compute_);
     } else {
       compute_backward(i, batch);
@@ -251,7 +252,7 @@ class Pipeline {
     if (!a.range.embedding) {
       if (const InFlight* before = in_flight_before(i)) hand_over(before->activations->output, input(i).x);
       wait_event(compute_, input(i).came);
-      a.input() = {input(i).x.data, a.output.rows, a.output.columns};
+      a.input() = input(i).x;
     }
     wait_event(compute_, f.output_sent);  // of the micro-batch that was here before
     model_.forward(batch, a);

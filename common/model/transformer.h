@@ -101,14 +101,9 @@ class Transformer {
   // has the head, also the loss. Returns activations.logits.
   Tensor forward(const Batch& batch, Activations& activations);
 
-  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients, or queues
-  // that work. Leaves the gradient of input() in activations.gradient.
+  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients or, on
+  // request, leaves that work in activations.queue. Leaves the gradient of input() in activations.gradient.
   void backward(const Batch& batch, Activations& activations);
-  // Computes the queued weight gradients and adds them, when they are computed on request.
-  void backward_weights(Activations& activations) { activations.queue.issue_all(); }
-
-  // Elements of [outside, d], the tensor between two ranges.
-  size_t boundary_size() const { return static_cast<size_t>(outside()) * model_.d_model; }
 
  private:
   LayerActivations allocate_layer(DeviceArena& arena) const;
