@@ -24,7 +24,7 @@ void train(const OptionsWith<PipelineOptions>& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator pipeline_ranks(world, world.all(), "pipeline");
   const MemoryPrediction predicted =
-      require_memory(predict_memory(options, 1, pipeline_share(schedule, world.rank(), chunks)));
+      require_memory(predict_memory(options, 1, pipeline_share(options, schedule, world.rank())));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};

@@ -319,10 +319,11 @@ class Pipeline {
   std::optional<Communicator> copies_;  // of the model, which sum their gradients
 };
 
-// For the memory prediction: this rank's chunks, the micro-batches in flight in each, and its input buffers.
-inline RankShare pipeline_share(const Schedule& schedule, int rank, const std::vector<LayerRange>& chunks) {
+// For the memory prediction: a rank's chunks, the micro-batches in flight in each, and its input buffers.
+inline RankShare pipeline_share(const TrainingConfig& training, const Schedule& schedule, int rank) {
   RankShare share;
   const Instructions& list = schedule.ranks[rank];
+  const std::vector<LayerRange> chunks = layers_of_rank(training, schedule, rank);
   for (int c = 0; c < std::ssize(chunks); ++c) {
     share.parts.push_back({chunks[c], peak_in_flight(list, c).until_weight_gradient,
                            chunks[c].embedding ? 0 : input_buffers(schedule, rank, c)});

@@ -57,13 +57,8 @@ inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
   return options.show_mesh || options.pipeline.show_schedule;
 }
 
-// What a pipeline rank holds of the model, and for how many micro-batches.
-inline RankShare stage_share(const CombinedOptions& options, const Schedule& schedule, int stage) {
-  return pipeline_share(schedule, stage, layers_of_rank(options, schedule, stage));
-}
-
-// Device memory that a rank of a stage needs, whose stage_share is `share`. RankShare says which share of the
-// model and the batch a rank has; each technique in turn changes it.
+// Device memory that a rank of a stage needs, whose pipeline_share is `share`. RankShare says which share of
+// the model and the batch a rank has; each technique in turn changes it.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, RankShare share) {
   share.replicas = {shape.shards()};
@@ -79,7 +74,7 @@ inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSi
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, int rank) {
   return predict_memory(options, element, shape,
-                        stage_share(options, schedule_of(options, shape), coordinates_of(shape, rank).pp));
+                        pipeline_share(options, schedule_of(options, shape), coordinates_of(shape, rank).pp));
 }
 
 // Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO. A

@@ -8,7 +8,7 @@ namespace pentatron {
 
 class CoarseCost {
  public:
-  // stages: what each pipeline rank holds (stage_share). contention: as in Planner (layouts.h).
+  // stages: what each pipeline rank holds (pipeline_share). contention: as in Planner (layouts.h).
   CoarseCost(const CombinedOptions& options, const MeshShape& shape, const std::vector<RankShare>& stages,
              int micro_batches, const DeviceProfile& gpu, double contention)
       : o_(options), s_(shape), stages_(stages), m_(micro_batches), gpu_(gpu), contention_(contention) {}

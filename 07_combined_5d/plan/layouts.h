@@ -296,7 +296,7 @@ struct Planner {
     if (is_new) {
       const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
       for (int stage = 0; stage < o.pp; ++stage)
-        made->second.push_back(stage_share(p.options, schedule, stage));
+        made->second.push_back(pipeline_share(p.options, schedule, stage));
     }
     return made->second;
   }
