@@ -35,12 +35,12 @@ struct PipelineOptions {
 // A name, or the path of a file, which is read (workbench/schedule_file.cc).
 void use_schedule(PipelineOptions& options, const std::string& given);
 
+inline bool is_v_shaped(PpSchedule kind) {
+  return kind == PpSchedule::zb_v || kind == PpSchedule::dualpipe_v;
+}
 // Model chunks on a pipeline rank, unless --vpp says another number.
-inline int chunks_of(PpSchedule schedule) {
-  return schedule == PpSchedule::interleaved || schedule == PpSchedule::zb_v ||
-                 schedule == PpSchedule::dualpipe || schedule == PpSchedule::dualpipe_v
-             ? 2
-             : 1;
+inline int chunks_of(PpSchedule kind) {
+  return kind == PpSchedule::interleaved || kind == PpSchedule::dualpipe || is_v_shaped(kind) ? 2 : 1;
 }
 
 inline std::string schedule_name(const PipelineOptions& o) {

@@ -56,10 +56,6 @@ inline Placement v_shaped(int p) {
   return placement;
 }
 
-inline bool is_v_shaped(PpSchedule kind) {
-  return kind == PpSchedule::zb_v || kind == PpSchedule::dualpipe_v;
-}
-
 struct Schedule {
   std::string name;      // of an order above, or the path of a file
   bool splits_backward;  // input gradient and weight gradient are two instructions
