@@ -32,7 +32,7 @@ Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last
                              cudaMemcpyHostToDevice, stream));
   const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
   return {on_device(0),      on_device(1),        on_device(2), on_device(3),
-          1 / target_tokens, 1.0 / micro_batches, last};
+          1 / target_tokens, 1.0 / micro_batches, last,         static_cast<int>(i)};
 }
 
 int micro_batches_of_a_rank(const TrainingConfig& config, int ranks) {
@@ -59,19 +59,18 @@ BatchLoader::BatchLoader(const TokenData& data, const TrainingConfig& config, in
 
 std::vector<Batch> BatchLoader::load(int64_t step, cudaStream_t stream) {
   const double target_tokens = static_cast<double>(config_.global_batch_size) * config_.sequence_length;
-  const int64_t first_micro_batch = int64_t{rank_} * micro_batches();
+  const int64_t first_micro_batch = int64_t{rank_} * micro_batches_;
   std::vector<int32_t> tokens(size_t(config_.micro_batch_size) * config_.sequence_length), targets(tokens);
   std::vector<Batch> batches;
   buffer_.next_step();
-  for (int i = 0; i < micro_batches(); ++i) {
+  for (int i = 0; i < micro_batches_; ++i) {
     if (!is_dry_run()) {  // which looks at no token
       fill_sequences(data_, config_.seed, step, (first_micro_batch + i) * config_.micro_batch_size,
                      config_.sequence_length, tokens, targets);
       buffer_.write(tokens, targets, i);
     }
-    const bool last = i + 1 == micro_batches();
-    batches.push_back(buffer_.upload(target_tokens, int64_t{micro_batches()} * ranks_, last, stream, i));
-    batches.back().number = i;
+    const bool last = i + 1 == micro_batches_;
+    batches.push_back(buffer_.upload(target_tokens, int64_t{micro_batches_} * ranks_, last, stream, i));
   }
   return batches;
 }

@@ -67,8 +67,6 @@ class BatchLoader {
   BatchLoader(const TokenData& data, const TrainingConfig& config, int rank = 0, int ranks = 1,
               const std::vector<int32_t>& positions = {});
 
-  int micro_batches() const { return micro_batches_; }
-
   // Uploads and returns all micro-batches of `step`, which are valid until the next call. The host overwrites
   // those of the step before the last, so the caller must have waited for that step's loss.
   std::vector<Batch> load(int64_t step, cudaStream_t stream);
