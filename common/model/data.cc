@@ -70,8 +70,7 @@ double TokenData::unigram_entropy() const {
 void fill_sequences(const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence,
                     int sequence_length, std::span<int32_t> tokens, std::span<int32_t> targets) {
   const PhiloxKey key = philox_key(seed, "data");
-  const uint64_t windows =
-      static_cast<uint64_t>(data.size() - sequence_length);  // places where one can start
+  const uint64_t windows = data.size() - sequence_length;  // places where one can start
   const int64_t sequences = static_cast<int64_t>(tokens.size()) / sequence_length;
   for (int64_t i = 0; i < sequences; ++i) {
     const PhiloxBlock random = philox4x32(step, first_sequence + i, key);
