@@ -65,19 +65,17 @@ __device__ inline float max_of_row(float of_lane) {
 
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
+// ---- Forward ----------------------------------------------------------------------------------------------
+
 // How a kernel cuts its work: a block of `warps` holds a tile of `fixed` rows, `rows` of each warp, and loops
 // over tiles of `looped` rows. The more rows, the fewer reads of shared memory for a product; but a lane has
 // 255 registers, and a warp's sums and scores are in them.
-template <int rows_of_warp, int looped_rows>
-struct Cut {
-  static constexpr int warps = 4, threads = warps * lanes_of_warp;
-  static constexpr int rows = rows_of_warp, fixed = warps * rows, looped = looped_rows;
-};
-
-// ---- Forward ----------------------------------------------------------------------------------------------
-
 template <int size>
-using ForwardCut = Cut<tensor_core_tile(size, false) / 4, size == 64 ? 64 : 32>;
+struct ForwardCut {
+  static constexpr int warps = 4, threads = warps * lanes_of_warp;
+  static constexpr int fixed = tensor_core_tile(size, false), rows = fixed / warps,
+                       looped = size == 64 ? 64 : 32;
+};
 
 // Scores become 2^(scale (score - largest)), where `largest` now includes this tile; what was summed with the
 // largest before is scaled down. `sum` is that of this lane's exponentials.
