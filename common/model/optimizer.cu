@@ -103,14 +103,13 @@ void Optimizer::step(int64_t step, double* norm_squared) {
     const State& state = states_[i];
     accum* master = has_master_weights ? state.master.data : reinterpret_cast<accum*>(shard.weights);
     for (const ParameterRange& range : parameters_.ranges(shard)) {
+      const Parameter& p = *range.parameter;
       const size_t at = range.begin_in_shard;
-      if (const Parameter& p = *range.parameter; p.sign_rate > 0) {
+      adamw.weight_decay = p.decays ? config_.weight_decay : 0;
+      if (p.sign_rate > 0) {
         sign_step(p.sign_rate, p.target, shard.weights + at, master + at, shard.gradients + at, factors,
                   range.size, stream_);
-        continue;
-      }
-      adamw.weight_decay = range.parameter->decays ? config_.weight_decay : 0;
-      if (config_.optimizer == OptimizerKind::adamw) {
+      } else if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
                    state.moment2.data + at, factors, range.size, stream_);
       } else {
