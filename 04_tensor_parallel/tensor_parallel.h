@@ -24,7 +24,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/loss.h"
 #include "kernels/rescale.h"
 #include "kernels/row_blocks.h"
 #include "model/memory.h"

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "context_blocks.h"
-#include "kernels/elementwise.h"
 
 namespace pentatron {
 
@@ -17,11 +16,10 @@ class RingAttention : public AttentionByRank {
  public:
   RingAttention(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks)
       : AttentionByRank(training, layout, context, tensor_ranks) {
-    const ContextPart part = context_part(training, ranks_, tensor_ranks);
-    const int64_t rows = part.rows, kv = part.columns.kv;
-    for (auto& buffer : travelling_) buffer = KeysValues<real>::allocate(memory_, rows, kv);
-    for (auto& sums : sums_) sums = KeysValues<accum>::allocate(memory_, rows, kv);
-    d_block_ = KeysValues<accum>::allocate(memory_, rows, kv);
+    const auto& [rows, sequence, c] = context_part(training, ranks_, tensor_ranks);
+    for (auto& buffer : travelling_) buffer = KeysValues<real>::allocate(memory_, rows, c.kv);
+    for (auto& sums : sums_) sums = KeysValues<accum>::allocate(memory_, rows, c.kv);
+    d_block_ = KeysValues<accum>::allocate(memory_, rows, c.kv);
     context_.connect(after(), before(), travelling_[0].k.data);
   }
   static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {

@@ -7,7 +7,6 @@
 #include <iostream>
 #include <sstream>
 
-#include "../choose_schedule.h"
 #include "simulate.h"
 
 namespace pentatron {

@@ -6,8 +6,6 @@
 // and, for one expert, by number. No kernel uses atomics, so the layout and the order of all sums are fixed.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 #include "device/tensor.h"

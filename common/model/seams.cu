@@ -1,4 +1,3 @@
-#include "kernels/attention.h"
 #include "model/seams.h"
 
 namespace pentatron {

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "device/kernel.h"
 #include "kernels/pack.h"
 #include "tensor_cores/codes_product.h"
 #include "tensor_cores/fp8.h"
