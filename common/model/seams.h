@@ -7,6 +7,7 @@
 //   FeedForward    a layer's MLP                                             experts
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -167,7 +168,9 @@ class FeedForward {
   virtual ~FeedForward() = default;
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);
   virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const;
-  virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const;
+  virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const {
+    return FeedForward::allocate_kept(arena, rows);
+  }
   // Elements of the largest operand of its products (kernels/config.h).
   virtual int64_t largest_operand(int64_t rows, int64_t d) const {
     return pentatron::largest_operand(rows, d, 2 * f_);
@@ -203,6 +206,6 @@ constexpr int unit_of_layer(int layer) { return 1 + layer; }
 constexpr int head_unit(int layers) { return 1 + layers; }
 
 // Standard deviation of initial values: sqrt(1 / (3 fan_in)), as PyTorch's nn.Linear, of the global shape.
-double initial_deviation(int64_t fan_in);
+inline double initial_deviation(int64_t fan_in) { return std::sqrt(1.0 / (3.0 * fan_in)); }
 
 }  // namespace pentatron

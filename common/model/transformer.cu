@@ -13,8 +13,6 @@
 
 namespace pentatron {
 
-double initial_deviation(int64_t fan_in) { return std::sqrt(1.0 / (3.0 * fan_in)); }
-
 std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
   std::vector<int> units;
   for (const LayerRange& range : ranges) {
@@ -316,10 +314,6 @@ void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int 
 
 FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int64_t rows) const {
   return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
-}
-
-FeedForwardGradients FeedForward::allocate_gradients(DeviceArena& arena, int64_t rows) const {
-  return FeedForward::allocate_kept(arena, rows);
 }
 
 Tensor FeedForward::forward(const Blas& blas, const Parameters& parameters, int layer, const Batch&,
