@@ -412,8 +412,6 @@ void for_head_size(int size, Function f) {
   fail("attention on tensor cores", ("head size " + std::to_string(size)).c_str(), __FILE__, __LINE__);
 }
 
-size_t tile_bytes(int rows, int size) { return sizeof(real) * rows * size; }
-
 float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); }
 
 }  // namespace
@@ -426,7 +424,7 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
     using Of = ForwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_forward_kernel<size, Result>>(),
                        Grid(block.tiles(block.queries, block.head.heads, Of::fixed), Of::threads),
-                       tile_bytes(Of::fixed + 4 * Of::looped, size),
+                       sizeof(real) * (Of::fixed + 4 * Of::looped) * size,
                        attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
                        v.data, block, scale_of(size), out.data, lse.data);
   });
@@ -442,14 +440,14 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = BackwardCut<size>;
-    launch_with_memory(
-        in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
-        Grid(block.tiles(block.keys, block.head.heads, Of::fixed), Of::threads),
-        tile_bytes(2 * Of::fixed + 4 * Of::looped, size) + 4 * Of::looped * sizeof(accum) + sizeof(Place),
-        attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data, v.data, d_out.data,
-        lse.data, dots.data, block, block.head.heads / block.head.kv_heads, scale_of(size), add,
-        to.turns.data, to.turns.data + 1, to.d_q.data, to.d_k.data, to.d_v.data, d_q.data, d_k.data,
-        d_v.data);
+    launch_with_memory(in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
+                       Grid(block.tiles(block.keys, block.head.heads, Of::fixed), Of::threads),
+                       sizeof(real) * (2 * Of::fixed + 4 * Of::looped) * size +
+                           sizeof(accum) * 4 * Of::looped + sizeof(Place),
+                       attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data,
+                       v.data, d_out.data, lse.data, dots.data, block, block.head.heads / block.head.kv_heads,
+                       scale_of(size), add, to.turns.data, to.turns.data + 1, to.d_q.data, to.d_k.data,
+                       to.d_v.data, d_q.data, d_k.data, d_v.data);
   });
 }
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
+#include <iostream>
 
 #include "kernels/pack.h"
 #include "tensor_cores/codes_product.h"
@@ -158,9 +158,8 @@ static void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]
 #ifndef CUDA_CPU
   static std::atomic<bool> told = false;
   if (told.exchange(true)) return;
-  std::fprintf(stderr, "fp8: cuBLAS can't multiply [%lld, %lld] x [%lld, %lld]; such products are emulated\n",
-               (long long)(a.rows()), (long long)(a.columns()), (long long)(b.columns()),
-               (long long)(b.rows()));
+  std::cerr << "fp8: cuBLAS can't multiply [" << a.rows() << ", " << a.columns() << "] x [" << b.columns()
+            << ", " << b.rows() << "]; such products are emulated\n";
 #endif
 }
 
