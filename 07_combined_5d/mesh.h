@@ -34,7 +34,6 @@ struct MeshShape {
   int ranks() const { return tp * cp * dp * pp; }
   int replicas() const { return cp * dp * copies; }  // ranks with the same weights
   int shards() const { return shard_ranks > 0 ? shard_ranks : replicas(); }
-  bool operator==(const MeshShape&) const = default;
   std::vector<std::pair<std::string, int>> degrees() const {
     return {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}, {"ep", ep}};
   }
