@@ -27,7 +27,7 @@ namespace pentatron {
 // Parameter groups.
 constexpr int dense_group = 0, expert_group = 1;
 
-// The matrices of all experts of a layer. Of `ranks` ranks each holds `own`; this one is number `rank`.
+// The matrices of all experts of a layer. Each rank holds `own` of them; this one is number `rank`.
 inline void declare_experts(const ModelConfig& model, int own, int rank, Parameters& parameters, int layer) {
   const int unit = unit_of_layer(layer), d = model.d_model, f = model.d_ff;
   const double into = initial_deviation(d), out_of = initial_deviation(f) / std::sqrt(2.0 * model.layers);
@@ -90,10 +90,10 @@ class ExpertParallel : public FeedForward {
   // ---- FeedForward
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
-    router_.gate(layer) = declare_gate(model, parameters, layer);
+    router_.declare_gate(parameters, layer);
     declare_experts(model, own_, experts_.rank(), parameters, layer);
     if (has_shared()) shared_.declare(parameters, model, layer);
-    if (model_.has_balance_bias()) router_.bias(layer) = declare_bias(training_, parameters, layer);
+    if (model_.has_balance_bias()) router_.declare_bias(training_, parameters, layer);
   }
 
   FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const override {

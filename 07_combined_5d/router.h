@@ -31,24 +31,7 @@ struct Choice {
   AccumTensor fractions;          // [1, experts]: f, of a micro-batch's copies
 };
 
-// Its parameters in a layer, of which there are others between these. Both return a parameter's number.
 inline std::string prefix_of_experts(int layer) { return "model.layers." + std::to_string(layer) + ".mlp."; }
-inline int declare_gate(const ModelConfig& model, Parameters& parameters, int layer) {
-  const int d = model.d_model;
-  return parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer), model.experts, d,
-                             TensorSplit::held_inside, initial_deviation(d)});
-}
-inline int declare_bias(const TrainingConfig& training, Parameters& parameters, int layer) {
-  const double copies = double(training.global_batch_size) * training.sequence_length * training.model.top_k;
-  return parameters.declare(
-      {.name = prefix_of_experts(layer) + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
-       .unit = unit_of_layer(layer),
-       .rows = 1,
-       .columns = training.model.experts,
-       .tensor_split = TensorSplit::held_inside,
-       .sign_rate = balance_rate,
-       .target = copies / training.model.experts});
-}
 
 class Router {
  public:
@@ -67,9 +50,24 @@ class Router {
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
 
+  // Its parameters in a layer, of which there are others between these.
+  void declare_gate(Parameters& parameters, int layer) {
+    const int d = model_.d_model;
+    gate_[layer] = parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer),
+                                       model_.experts, d, TensorSplit::held_inside, initial_deviation(d)});
+  }
+  void declare_bias(const TrainingConfig& training, Parameters& parameters, int layer) {
+    const double copies = double(training.global_batch_size) * training.sequence_length * model_.top_k;
+    bias_[layer] = parameters.declare(
+        {.name = prefix_of_experts(layer) + "gate.e_score_correction_bias",  // its name in DeepSeek-V3
+         .unit = unit_of_layer(layer),
+         .rows = 1,
+         .columns = model_.experts,
+         .tensor_split = TensorSplit::held_inside,
+         .sign_rate = balance_rate,
+         .target = copies / model_.experts});
+  }
   int gate(int layer) const { return gate_[layer]; }  // the number of its parameter
-  int& gate(int layer) { return gate_[layer]; }
-  int& bias(int layer) { return bias_[layer]; }
 
   // This rank's part of the step's balance loss, [1, 1]. add_balance_loss adds it to the totals and clears
   // it. Call it once a step, after the last forward.
