@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <string>
 #include <vector>
@@ -58,7 +59,7 @@ class SafetensorsFolder {
 
  private:
   std::string option_, path_;
-  std::vector<MappedFile> files_;
+  std::list<MappedFile> files_;
   std::map<std::string, FoundTensor> tensors_;
 };
 

@@ -27,8 +27,6 @@ MappedFile::MappedFile(const std::string& option, const std::string& path) {
   bytes_ = {static_cast<std::byte*>(mapping), bytes};
 }
 
-MappedFile::~MappedFile() {
-  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
-}
+MappedFile::~MappedFile() { munmap(bytes_.data(), bytes_.size()); }
 
 }  // namespace pentatron

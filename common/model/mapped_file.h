@@ -12,8 +12,7 @@ class MappedFile {
   // Throws UsageError, naming `option`, if the file can't be read or is empty.
   MappedFile(const std::string& option, const std::string& path);
   ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept : bytes_(other.bytes_) { other.bytes_ = {}; }
-  MappedFile& operator=(MappedFile&&) = delete;
+  MappedFile(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
 
