@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/loss.h"
 #include "kernels/optimizer.h"
 #include "model/config.h"
 #include "model/parameters.h"

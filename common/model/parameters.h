@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "device/tensor.h"
+#include "kernels/loss.h"
 
 namespace pentatron {
-
-struct LossScale;  // kernels/loss.h
 
 // How the tensor ranks split a parameter (used from 04 on). Megatron's column-parallel linear layer is split
 // by output, its row-parallel one by input, embedding and head by vocabulary. All tensor ranks hold the rest
