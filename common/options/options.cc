@@ -15,24 +15,21 @@ struct Preset {
 };
 
 // As published with each model's weights. The head is always untied here.
-const std::vector<Preset>& presets() {
-  static const std::vector<Preset> table = {
-      // name, layers, d_model, heads, kv_heads, d_ff, vocab_size, rope_theta, norm_epsilon, rope_scaling
-      {{"tiny", 8, 64, 8, 8, 192, 256, 1e4, 1e-5}, 128, 3e-3},
-      {{"smollm-135m", 30, 576, 9, 3, 1536, 49152, 1e4, 1e-5}, 1024, 3e-4},
-      {{"smollm-1.7b", 24, 2048, 32, 32, 8192, 49152, 1e4, 1e-5}, 1024, 3e-4},
-      {{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5, {32, 1, 4, 8192}}, 1024, 3e-4},
-      {{"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 1e4, 1e-5}, 1024, 3e-4},
-      {{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 3e-4},
-      {{"llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 1.5e-4},
-      {{"llama-3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 8e-5},
-  };
-  return table;
-}
+const std::vector<Preset> presets = {
+    // name, layers, d_model, heads, kv_heads, d_ff, vocab_size, rope_theta, norm_epsilon, rope_scaling
+    {{"tiny", 8, 64, 8, 8, 192, 256, 1e4, 1e-5}, 128, 3e-3},
+    {{"smollm-135m", 30, 576, 9, 3, 1536, 49152, 1e4, 1e-5}, 1024, 3e-4},
+    {{"smollm-1.7b", 24, 2048, 32, 32, 8192, 49152, 1e4, 1e-5}, 1024, 3e-4},
+    {{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5, {32, 1, 4, 8192}}, 1024, 3e-4},
+    {{"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 1e4, 1e-5}, 1024, 3e-4},
+    {{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 3e-4},
+    {{"llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 1.5e-4},
+    {{"llama-3.1-405b", 126, 16384, 128, 8, 53248, 128256, 5e5, 1e-5, {8, 1, 4, 8192}}, 1024, 8e-5},
+};
 
 void use_preset(Options& options, const std::string& name) {
   std::vector<std::string> names;
-  for (const Preset& preset : presets()) {
+  for (const Preset& preset : presets) {
     names.push_back(preset.model.name);
     if (preset.model.name != name) continue;
     options.model = preset.model;
@@ -52,7 +49,7 @@ std::string table_of_presets() {
   };
   table << "Models:\n";
   row("name", "layers", "d-model", "heads", "kv-heads", "d-ff", "vocab-size");
-  for (const Preset& preset : presets()) {
+  for (const Preset& preset : presets) {
     const ModelConfig& m = preset.model;
     row(m.name, m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size);
   }
@@ -97,7 +94,7 @@ void declare_common(CommandLine& line, Options& o) {
              "begin with the weights of a Llama in Hugging Face's format");
 
   ModelConfig& m = o.model;
-  use_preset(o, presets().front().model.name);
+  use_preset(o, presets.front().model.name);
   line.group("Model");
   const auto use = [&](const std::string& name) { use_preset(o, name); };
   line.add("--model", "NAME", "sizes of a model, see below", use, [&] { return m.name; });
