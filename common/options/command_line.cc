@@ -15,9 +15,9 @@ using Json = nlohmann::ordered_json;  // keys stay in their order
 // A file that is there, or a folder that can have it.
 void check_writable(const std::string& option, const std::string& path) {
   std::error_code ignored;
-  const fs::path parent = fs::path(path).parent_path(), folder = parent.empty() ? "." : parent;
-  const bool exists = fs::exists(path, ignored);
-  const fs::path written = exists ? fs::path(path) : folder;
+  const fs::path file = fs::absolute(path);
+  const bool exists = fs::exists(file, ignored);
+  const fs::path written = exists ? file : file.parent_path();
   require(fs::is_directory(written, ignored) != exists && access(written.c_str(), W_OK) == 0, option, path,
           "a file that can be written");
 }
