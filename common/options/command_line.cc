@@ -89,10 +89,7 @@ void CommandLine::assign_given() {
   }
 }
 
-bool CommandLine::given(const std::string& option) const {
-  const CLI::Option* const found = app_->get_option_no_throw(option);
-  return found && found->count() > 0;
-}
+bool CommandLine::given(const std::string& option) const { return app_->count(option) > 0; }
 
 void CommandLine::assign(const std::string& name, const std::string& value) {
   for (const Entry& entry : entries_) {
