@@ -157,10 +157,7 @@ void World::configure(const CommunicationConfig& config) {
   setenv("NCCL_CPU_LINK", config.link.c_str(), true);
 #ifdef NCCL_OVER_MPI
   std::string expected;
-  if (!nccl_mpi::parse_link(config.link, &expected)) {
-    expected.erase(0, expected.find(' ') + 1);  // it begins with "expected"
-    throw UsageError("--link", config.link, expected);
-  }
+  if (!nccl_mpi::parse_link(config.link, &expected)) throw UsageError("--link", config.link, expected);
 #else
   throw UsageError("--link", config.link, "no modelled link with real NCCL; build with NCCL=mpi");
 #endif

@@ -50,7 +50,7 @@ std::optional<Link> parse_link(const std::string& text, std::string* error) {
   const auto latency = parse_quantity(text.substr(0, comma), times);
   const auto bandwidth = parse_quantity(text.substr(std::min(comma + 1, text.size())), bandwidths);
   if (latency && bandwidth && *bandwidth > 0) return Link{*latency, *bandwidth};
-  *error = "expected a latency (ns, us, ms, s) and a bandwidth (KB/s, MB/s, GB/s), such as 5us,50GB/s";
+  *error = "a latency (ns, us, ms, s) and a bandwidth (KB/s, MB/s, GB/s), such as 5us,50GB/s";
   return {};
 }
 
@@ -58,7 +58,7 @@ std::optional<Network> network_from_environment(Network network, std::string* er
   if (const char* text = environment("NCCL_CPU_LINK")) {
     const auto link = parse_link(text, error);
     if (!link) {
-      *error = std::string("NCCL_CPU_LINK=") + text + ": " + *error;
+      *error = std::string("NCCL_CPU_LINK=") + text + ": expected " + *error;
       return {};
     }
     network.modelled = true;

@@ -26,7 +26,7 @@ struct Link {
   double seconds(double bytes) const { return latency + bytes / bandwidth; }
 };
 
-// "5us,50GB/s" (ns, us, ms, s; B/s, KB/s, MB/s, GB/s, powers of 1000). On failure `error` says what is
+// "5us,50GB/s" (ns, us, ms, s; B/s, KB/s, MB/s, GB/s, powers of 1000). On failure `error` is what is
 // expected.
 std::optional<Link> parse_link(const std::string& text, std::string* error);
 
