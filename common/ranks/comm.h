@@ -58,10 +58,9 @@ class Communicator {
           [&] { NCCL_CHECK(ncclAllReduce(in, out, count, nccl_type(in), op, comm_, stream_)); });
   }
   template <class T>
-  void reduce_scatter(const T* in /*[ranks, count]*/, T* out /*[count]*/, size_t count,
-                      ncclRedOp_t op = ncclSum) {
+  void reduce_scatter(const T* in /*[ranks, count]*/, T* out /*[count]*/, size_t count) {
     issue("reduce_scatter", ranks_ * count, bytes_of_ring<T>(ranks_ * count), no_peer,
-          [&] { NCCL_CHECK(ncclReduceScatter(in, out, count, nccl_type(in), op, comm_, stream_)); });
+          [&] { NCCL_CHECK(ncclReduceScatter(in, out, count, nccl_type(in), ncclSum, comm_, stream_)); });
   }
   template <class T>
   void all_gather(const T* in /*[count]*/, T* out /*[ranks, count]*/, size_t count) {
