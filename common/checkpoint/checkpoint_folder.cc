@@ -23,9 +23,7 @@ using Json = nlohmann::ordered_json;
 class JsonFile {
  public:
   JsonFile(const std::string& option, const fs::path& path) : option_(option), path_(path.string()) {
-    const MappedFile file(option, path_);
-    const char* const begin = reinterpret_cast<const char*>(file.bytes().data());
-    json_ = Json::parse(begin, begin + file.bytes().size(), nullptr, false);
+    json_ = Json::parse(MappedFile(option, path_).text(), nullptr, false);
     check(json_.is_object(), "a JSON object");
   }
   JsonFile(const JsonFile& of, const Json& part) : option_(of.option_), path_(of.path_), json_(part) {}

@@ -55,13 +55,12 @@ StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t dat
 }
 
 // Throws std::string.
-std::vector<StoredTensor> read_header(std::span<const std::byte> file) {
+std::vector<StoredTensor> read_header(std::string_view file) {
   if (file.size() < size_field) throw std::string("it has fewer than 8 bytes");
   uint64_t size = 0;
   std::memcpy(&size, file.data(), size_field);
   if (size > file.size() - size_field) throw std::string("it is cut off, or it is none");
-  const char* const text = reinterpret_cast<const char*>(file.data()) + size_field;
-  const Json header = Json::parse(text, text + size, nullptr, false);
+  const Json header = Json::parse(file.substr(size_field, size), nullptr, false);
   if (!header.is_object()) throw std::string("its header is no JSON object");
   const uint64_t data_begin = size_field + size, data_bytes = file.size() - data_begin;
   const Json metadata = header.value(metadata_name, Json::object());
@@ -124,9 +123,7 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
   std::set<std::string> names = {stem + ".safetensors"};
   std::error_code ignored;
   if (!std::filesystem::exists(path_, ignored) && std::filesystem::exists(index_path, ignored)) {
-    const MappedFile file(option, index_path);
-    const char* const text = reinterpret_cast<const char*>(file.bytes().data());
-    const Json index = Json::parse(text, text + file.bytes().size(), nullptr, false);
+    const Json index = Json::parse(MappedFile(option, index_path).text(), nullptr, false);
     const Json map = index.is_object() ? index.value("weight_map", Json()) : Json();
     names.clear();
     for (const auto& [tensor, name] : map.items()) {
@@ -136,10 +133,10 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
   }
   for (const std::string& name : names) {
     const std::string path = (std::filesystem::path(folder) / name).string();
-    const std::span<const std::byte> file = files_.emplace_back(option, path).bytes();
+    const MappedFile& file = files_.emplace_back(option, path);
     try {
-      for (const StoredTensor& tensor : read_header(file))
-        tensors_[tensor.name] = {tensor, &file[tensor.begin]};
+      for (const StoredTensor& tensor : read_header(file.text()))
+        tensors_[tensor.name] = {tensor, &file.bytes()[tensor.begin]};
     } catch (const std::string& fault) {
       throw UsageError(option, path, "a safetensors file; " + fault);
     }

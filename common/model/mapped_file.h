@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace pentatron {
 
@@ -15,6 +16,7 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
  private:
   std::span<std::byte> bytes_;

@@ -39,7 +39,7 @@ void require_all_ranks(int ranks) {
 int cuda_of_nccl(const std::string& library) {
   if (!std::ifstream(library)) return 0;
   const MappedFile file("NCCL", library);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  const std::string_view text = file.text();
   for (size_t at = 0; (at = text.find("NCCL version ", at)) != text.npos; ++at) {
     int major = 0, minor = 0;
     const std::string line(text.substr(at, 64));
