@@ -368,10 +368,7 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
   for (File& file : files) {
     for (size_t i = 0; i < file.tensors.size(); ++i)
       file.tensors[i].checksum = checksum_text(file.checksums[i]);
-    const std::string header = safetensors_header(file.tensors);
-    SharedFile on_disk(folder / file.name);
-    on_disk.write(reinterpret_cast<const std::byte*>(header.data()), header.size(), 0);
-    on_disk.flush();
+    write_text(folder / file.name, safetensors_header(file.tensors));
   }
   std::vector<double> scale;
   if (has_loss_scale) {
@@ -379,9 +376,9 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
     std::memcpy(&now, to_host(optimizer_.loss_scale(), sizeof now), sizeof now);
     scale = {now.factor, now.good_steps, now.skipped};
   }
-  write_file(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
+  write_text(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
                                                        torch_names[static_cast<int>(number_type<real>)]));
-  write_file(folder / "trainer_state.json",
+  write_text(folder / "trainer_state.json",
              trainer_state_text(done_, precision_name, std::string(to_string(options_.optimizer)),
                                 options_.as_json, scale));
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {

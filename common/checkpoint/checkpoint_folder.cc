@@ -123,7 +123,8 @@ void publish_checkpoint(const std::string& part, int64_t steps) {
     check_errno(renameat2(AT_FDCWD, part.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0);
   else
     fs::rename(part, path);
-  write_file(folder / "latest.part", checkpoint_name(steps) + "\n");
+  fs::remove(folder / "latest.part");  // of a run that was killed
+  write_text(folder / "latest.part", checkpoint_name(steps) + "\n");
   fs::rename(folder / "latest.part", folder / "latest");
 }
 

@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <system_error>
 
 namespace pentatron {
@@ -50,8 +49,7 @@ std::string lock_folder(const std::string& folder, std::unique_ptr<SharedFile>& 
   return {};
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::filesystem::remove(path);
+void write_text(const std::string& path, const std::string& text) {
   SharedFile file(path);
   file.write(reinterpret_cast<const std::byte*>(text.data()), text.size(), 0);
   file.flush();

@@ -36,6 +36,7 @@ class SharedFile {
 // nothing: then this process has it as long as the file is open, or the file system knows no locks.
 std::string lock_folder(const std::string& folder, std::unique_ptr<SharedFile>& lock);
 
-void write_file(const std::string& path, const std::string& text);  // a small file, and flushes it
+// Writes the first bytes of a file, which may have more, and flushes it.
+void write_text(const std::string& path, const std::string& text);
 
 }  // namespace pentatron
