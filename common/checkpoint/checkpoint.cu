@@ -293,9 +293,8 @@ std::string Checkpoints::save() {
 }
 
 std::vector<Checkpoints::File> Checkpoints::files() const {
-  File weights{"model.safetensors", stored(parameters_, number_type<real>), {}, {}};
-  File states{
-      "optimizer.safetensors", stored(parameters_, number_type<accum>, optimizer_.state_names()), {}, {}};
+  File weights{"model.safetensors", stored(parameters_, number_type<real>)};
+  File states{"optimizer.safetensors", stored(parameters_, number_type<accum>, optimizer_.state_names())};
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     weights.arrays.push_back({shards[i].weights});

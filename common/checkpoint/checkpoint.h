@@ -58,9 +58,9 @@ class Checkpoints {
  private:
   struct File {
     std::string name;
-    std::vector<StoredTensor> tensors;             // equally many of each parameter
-    std::vector<std::vector<const void*>> arrays;  // [shards, this number], on the device
-    std::vector<uint32_t> checksums;               // [tensors]
+    std::vector<StoredTensor> tensors;                  // equally many of each parameter
+    std::vector<std::vector<const void*>> arrays = {};  // [shards, this number], on the device
+    std::vector<uint32_t> checksums = {};               // [tensors]
   };
   std::string failure(const std::function<void()>& work) const;
   void refuse_if_failed(const std::function<void()>& work) const;
