@@ -11,7 +11,7 @@ namespace pentatron {
 enum class DpSync { naive, overlap, bucket };
 inline const Names<DpSync> dp_sync_names = {
     {"naive", DpSync::naive}, {"overlap", DpSync::overlap}, {"bucket", DpSync::bucket}};
-inline std::string_view to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
+inline std::string to_string(DpSync sync) { return name_of(dp_sync_names, sync); }
 
 struct DataParallelOptions {
   DpSync dp_sync = DpSync::bucket;

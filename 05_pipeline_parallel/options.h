@@ -14,13 +14,13 @@ inline const Names<PpSchedule> pp_schedule_names = {{"afab", PpSchedule::afab},
                                                     {"zb-v", PpSchedule::zb_v},
                                                     {"dualpipe", PpSchedule::dualpipe},
                                                     {"dualpipe-v", PpSchedule::dualpipe_v}};
-inline std::string_view to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
+inline std::string to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
 
 // Messages between pipeline ranks: on a stream for each kind and direction, or in groups on one stream.
 enum class PpMessages { streams, grouped };
 inline const Names<PpMessages> pp_messages_names = {{"streams", PpMessages::streams},
                                                     {"grouped", PpMessages::grouped}};
-inline std::string_view to_string(PpMessages messages) { return name_of(pp_messages_names, messages); }
+inline std::string to_string(PpMessages messages) { return name_of(pp_messages_names, messages); }
 
 struct PipelineOptions {
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
@@ -45,7 +45,7 @@ inline int chunks_of(PpSchedule kind) {
 
 inline std::string schedule_name(const PipelineOptions& o) {
   const bool is_file = o.pp_schedule == PpSchedule::from_file;
-  return is_file ? o.pp_schedule_file : std::string(to_string(o.pp_schedule));
+  return is_file ? o.pp_schedule_file : to_string(o.pp_schedule);
 }
 
 inline void declare(CommandLine& line, const Options&, PipelineOptions& o) {

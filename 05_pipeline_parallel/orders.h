@@ -153,7 +153,7 @@ inline Instructions compute_order(PpSchedule kind, int p, int m, int v, int k) {
 // The lists of all ranks, of a schedule that has a name. m >= 1; v is chunks_of(kind), unless interleaved.
 inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
   const bool is_dual = kind == PpSchedule::dualpipe, is_v = is_v_shaped(kind);
-  Schedule s = {.name = std::string(to_string(kind)),
+  Schedule s = {.name = to_string(kind),
                 .splits_backward = is_v || is_dual || kind == PpSchedule::zb_h1,
                 .p = p,
                 .m = m,

@@ -9,7 +9,7 @@ namespace pentatron {
 enum class CpLayout { contiguous, zigzag };
 inline const Names<CpLayout> cp_layout_names = {{"contiguous", CpLayout::contiguous},
                                                 {"zigzag", CpLayout::zigzag}};
-inline std::string_view to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
+inline std::string to_string(CpLayout layout) { return name_of(cp_layout_names, layout); }
 
 // What attention exchanges so that queries meet all keys.
 enum class CpExchange { ring, all_gather, ulysses, ulysses_ring };
@@ -17,7 +17,7 @@ inline const Names<CpExchange> cp_exchange_names = {{"ring", CpExchange::ring},
                                                     {"all-gather", CpExchange::all_gather},
                                                     {"ulysses", CpExchange::ulysses},
                                                     {"ulysses-ring", CpExchange::ulysses_ring}};
-inline std::string_view to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
+inline std::string to_string(CpExchange exchange) { return name_of(cp_exchange_names, exchange); }
 
 struct ContextParallelOptions {
   CpLayout cp_layout = CpLayout::zigzag;

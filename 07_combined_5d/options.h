@@ -11,7 +11,7 @@ namespace pentatron {
 
 inline const Names<Balance> balance_names = {
     {"loss", Balance::loss}, {"bias", Balance::bias}, {"none", Balance::none}};
-inline std::string_view to_string(Balance balance) { return name_of(balance_names, balance); }
+inline std::string to_string(Balance balance) { return name_of(balance_names, balance); }
 
 // Beside what the model has of them.
 struct ExpertOptions {

@@ -40,9 +40,9 @@ inline std::string layout_of(CombinedOptions o) {
   for (const auto& [word, option, value, otherwise] : numbers_of(o)) {
     if (word == "interleaved" ? has_chunks : value != otherwise) words.push_back(text(word, value));
   }
-  if (p.pp > 1 && !has_chunks) words.push_back(text(to_string(p.pp_schedule)));
+  if (p.pp > 1 && !has_chunks) words.push_back(to_string(p.pp_schedule));
   if (o.tensor.sequence_parallel) words.push_back("sp");
-  if (o.recompute != Recompute::none) words.push_back(text(to_string(o.recompute)));
+  if (o.recompute != Recompute::none) words.push_back(to_string(o.recompute));
   return join(words, " ");
 }
 
@@ -52,12 +52,10 @@ inline std::vector<std::string> options_of(CombinedOptions o) {
   for (const auto& [word, option, value, otherwise] : numbers_of(o)) {
     if (value != otherwise) words.insert(words.end(), {option, std::to_string(value)});
   }
-  if (o.pipeline.pp > 1)
-    words.insert(words.end(), {"--pp-schedule", text(to_string(o.pipeline.pp_schedule))});
+  if (o.pipeline.pp > 1) words.insert(words.end(), {"--pp-schedule", to_string(o.pipeline.pp_schedule)});
   if (o.tensor.sequence_parallel) words.push_back("--sequence-parallel");
-  if (o.recompute != Recompute::none)
-    words.insert(words.end(), {"--recompute", text(to_string(o.recompute))});
-  words.insert(words.end(), {"--attention", text(to_string(o.attention))});
+  if (o.recompute != Recompute::none) words.insert(words.end(), {"--recompute", to_string(o.recompute)});
+  words.insert(words.end(), {"--attention", to_string(o.attention)});
   return words;
 }
 

@@ -179,7 +179,7 @@ void Checkpoints::refuse_if_failed(const std::function<void()>& work) const {
 void Checkpoints::load_states() {
   const char* const option = options_.load_option();
   const TrainerState state = read_trainer_state(option, options_.load_folder);
-  const std::string optimizer(to_string(options_.optimizer));
+  const std::string optimizer = to_string(options_.optimizer);
   require(state.optimizer == optimizer, option, options_.load_folder, "--optimizer ", optimizer, "; it was ",
           state.optimizer);
   first_step_ = state.steps;
@@ -377,9 +377,9 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
   }
   write_text(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
                                                        torch_names[static_cast<int>(number_type<real>)]));
-  write_text(folder / "trainer_state.json",
-             trainer_state_text(done_, precision_name, std::string(to_string(options_.optimizer)),
-                                options_.as_json, scale));
+  write_text(
+      folder / "trainer_state.json",
+      trainer_state_text(done_, precision_name, to_string(options_.optimizer), options_.as_json, scale));
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
     const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
     if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;

@@ -30,10 +30,10 @@ struct HelpRequest : std::runtime_error {
 
 // The values of an enumeration, and what they are called on the command line.
 template <class Value>
-using Names = std::vector<std::pair<std::string_view, Value>>;
+using Names = std::vector<std::pair<std::string, Value>>;
 
 template <class Value>
-std::string_view name_of(const Names<Value>& names, Value value) {
+std::string name_of(const Names<Value>& names, Value value) {
   for (const auto& [name, named] : names) {
     if (named == value) return name;
   }
@@ -43,7 +43,7 @@ std::string_view name_of(const Names<Value>& names, Value value) {
 template <class Value>
 std::vector<std::string> words_of(const Names<Value>& names) {
   std::vector<std::string> words;
-  for (const auto& [name, named] : names) words.emplace_back(name);
+  for (const auto& [name, named] : names) words.push_back(name);
   return words;
 }
 
@@ -95,7 +95,7 @@ class CommandLine {
       require(named != names.end(), option, given, "one of ", join(words_of(names), ", "));
       value = named->second;
     };
-    const auto name = [&value, &names] { return std::string(name_of(names, value)); };
+    const auto name = [&value, &names] { return name_of(names, value); };
     add(option, join(words_of(names), "|"), help, assign, name);
   }
   // Any other option. `assign` converts and stores its value, and throws UsageError if the value is wrong.

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "model/config.h"
 #include "options/command_line.h"
@@ -18,9 +17,9 @@ inline const Names<Attention> attention_names = {
     {"naive", Attention::naive}, {"tiled", Attention::tiled}, {"tensor-core", Attention::tensor_core}};
 inline const Names<OptimizerKind> optimizer_names = {{"adamw", OptimizerKind::adamw},
                                                      {"sgd", OptimizerKind::sgd}};
-inline std::string_view to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
-inline std::string_view to_string(Attention attention) { return name_of(attention_names, attention); }
-inline std::string_view to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
+inline std::string to_string(Recompute recompute) { return name_of(recompute_names, recompute); }
+inline std::string to_string(Attention attention) { return name_of(attention_names, attention); }
+inline std::string to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
 struct Options : TrainingConfig, CommunicationConfig {
   std::string data = PENTATRON_CORPUS;  // path

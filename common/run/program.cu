@@ -46,9 +46,8 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   std::printf("batch       %d sequences of %d tokens, %d at a time, %d steps\n", options.global_batch_size,
               options.sequence_length, options.micro_batch_size, options.steps);
   std::printf("optimizer   %s, lr %g after %d steps, attention %s, recompute %s\n\n",
-              std::string(to_string(options.optimizer)).c_str(), options.lr, options.warmup_steps,
-              std::string(to_string(options.attention)).c_str(),
-              std::string(to_string(options.recompute)).c_str());
+              to_string(options.optimizer).c_str(), options.lr, options.warmup_steps,
+              to_string(options.attention).c_str(), to_string(options.recompute).c_str());
   std::fflush(stdout);
 }
 

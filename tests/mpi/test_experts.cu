@@ -598,7 +598,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
     const double mean = double(options.micro_batch_size) * options.sequence_length * options.model.top_k / 8;
     double busiest = 0, loss = 0;
     std::printf("%s\n  busiest expert over the mean, in a step and layer; means of 50 steps:",
-                std::string(to_string(balance)).c_str());
+                to_string(balance).c_str());
     for (int step = 0; step < options.steps; ++step) {
       model.totals.reset();
       for (const Batch& batch : loader.load(step, model.compute)) {

@@ -352,8 +352,8 @@ void bench_attention() {
               "forward, TFLOP/s", "backward, TFLOP/s");
   const auto row = [&](Attention kind, int of_tokens, int sequence, HeadShape heads) {
     const AttentionSpeed speed = speed_of_attention(stream, blas, kind, of_tokens, sequence, heads);
-    std::printf("%-12s %10d %10d %10d %18.3f %18.3f\n", std::string(to_string(kind)).c_str(), sequence,
-                heads.heads, heads.head_size, speed.forward * 1e-12, speed.backward * 1e-12);
+    std::printf("%-12s %10d %10d %10d %18.3f %18.3f\n", to_string(kind).c_str(), sequence, heads.heads,
+                heads.head_size, speed.forward * 1e-12, speed.backward * 1e-12);
     std::fflush(stdout);
   };
   for (const Attention kind : kinds) {
@@ -381,8 +381,8 @@ void bench_training() {
   const int tokens = 16384, warm_up = 2, steps = 5;
   const std::vector<std::string> names = {"smollm-135m", "smollm-1.7b", "llama-3.2-1b"};
   // All of the models that a GPU trains have heads of 64.
-  const std::string attention(
-      to_string(can_run_tensor_core_attention() ? Attention::tensor_core : Attention::tiled));
+  const std::string attention =
+      to_string(can_run_tensor_core_attention() ? Attention::tensor_core : Attention::tiled);
   std::printf("\nTraining, %s, attention %s, micro-batches of %d tokens, median of %d steps\n",
               precision_name, attention.c_str(), tokens, steps);
   std::printf("%-14s %9s %13s %12s %10s %8s %8s %12s\n", "model", "sequence", "micro-batches", "tokens/s",

@@ -212,7 +212,7 @@ struct Ring {
     options.attention = Attention::tiled;
     shape = {batch, own, {1, 1, sequence}};
     attention = std::make_unique<RingAttention>(options, layout, context, 1);
-    with = "rank " + number(context.rank()) + ", " + std::string(to_string(layout)) + ": ";
+    with = "rank " + number(context.rank()) + ", " + to_string(layout) + ": ";
   }
   double written = 0;
   void begin() {  // of a pass, after compute has written the keys
