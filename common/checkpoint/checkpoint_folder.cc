@@ -3,9 +3,9 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/shared_file.h"
@@ -101,9 +101,7 @@ const std::vector<std::string> training_options = {
 }  // namespace
 
 std::string checkpoint_name(int64_t steps) {
-  char name[32];
-  std::snprintf(name, sizeof name, "step_%06lld", static_cast<long long>(steps));
-  return name;
+  return text("step_", std::setfill('0'), std::setw(6), steps);
 }
 
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file) {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iomanip>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -101,9 +101,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors) {
 }
 
 std::string checksum_text(uint32_t checksum) {
-  char digits[9];
-  std::snprintf(digits, sizeof digits, "%08x", checksum);
-  return digits;
+  return text(std::hex, std::setfill('0'), std::setw(8), checksum);
 }
 
 uint32_t crc32_of(const std::byte* data, size_t bytes) {
