@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <optional>
 
 #include "ranks/comm.h"
 #include "ranks/mpi_wait.h"
@@ -9,24 +8,20 @@ namespace pentatron {
 
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program) {
   World world(&argc, &argv);
-  // Usually all ranks find the same fault, and rank 0 prints it. A rank that finds one alone prints it
-  // and ends the others.
-  std::optional<UsageError> complaint;
-  const int status = run_program([&] {
-    try {
-      program(world);
-    } catch (const UsageError& error) {
-      complaint = error;
-    } catch (const HelpRequest& help) {
-      if (world.rank() == 0) throw;
-    }
-  });
-  if (!complaint) return status;
-  constexpr double patience = 3;  // seconds
-  const bool all = world.all_arrive(patience);
-  if (!all || world.rank() == 0) std::fprintf(stderr, "%s\n", complaint->what());
-  if (!all) end_all_ranks(complaint->status);
-  return complaint->status;
+  try {
+    program(world);
+  } catch (const HelpRequest& help) {
+    if (world.rank() == 0) std::fputs(help.what(), stdout);
+  } catch (const UsageError& error) {
+    // Usually all ranks find the same fault, and rank 0 prints it. A rank that finds one alone prints it
+    // and ends the others.
+    constexpr double patience = 3;  // seconds
+    const bool all = world.all_arrive(patience);
+    if (!all || world.rank() == 0) std::fprintf(stderr, "%s\n", error.what());
+    if (!all) end_all_ranks(error.status);
+    return error.status;
+  }
+  return 0;
 }
 
 void configure(World& world, const CommunicationConfig& config) { world.configure(config); }
