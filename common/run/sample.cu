@@ -28,7 +28,7 @@ std::string write_sample(const Options& options, const Parameter& head,
   BatchBuffer buffer(options, positions);
   std::vector<int32_t> input(int64_t{options.micro_batch_size} * window);  // the first sequence is used
   const std::vector<int32_t> targets(input.size(), ignored_target);
-  PinnedArray<real> row(head.local_rows);
+  std::vector<real> row(head.local_rows);
 
   std::vector<int32_t> tokens = {std::min<int32_t>('\n', vocabulary - 1)};
   while (std::ssize(tokens) <= options.sample) {
@@ -37,15 +37,13 @@ std::string write_sample(const Options& options, const Parameter& head,
     buffer.write(input, targets);
     const auto newest = std::find(positions.begin(), positions.end(), seen - 1);
     std::vector<double> logits(vocabulary);
-    Tensor mine = forward(buffer.upload(1, 1, false, stream));
-    if (newest == positions.end()) mine = {};  // another rank has its row
-    if (mine.data != nullptr) {
-      const Tensor last = mine.row_range(newest - positions.begin(), 1);
-      CUDA_CHECK(cudaMemcpyAsync(row.data(), last.data, last.bytes(), cudaMemcpyDeviceToHost, stream));
-    }
+    const Tensor mine = forward(buffer.upload(1, 1, false, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    for (int64_t i = 0; mine.data != nullptr && i < mine.columns; ++i) {
-      logits[head.first_row + i] = static_cast<double>(static_cast<accum>(row[i]));
+    if (mine.data != nullptr && newest != positions.end()) {  // else another rank has its row
+      const Tensor last = mine.row_range(newest - positions.begin(), 1);
+      CUDA_CHECK(cudaMemcpy(row.data(), last.data, last.bytes(), cudaMemcpyDeviceToHost));
+      for (int64_t i = 0; i < mine.columns; ++i)
+        logits[head.first_row + i] = static_cast<double>(static_cast<accum>(row[i]));
     }
     const PhiloxBlock bits = philox4x32(0, tokens.size(), philox_key(options.seed, "sample"));
     tokens.push_back(draw(peers.sum(logits), temperature, bits.word[0] / 4294967296.0));
