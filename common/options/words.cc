@@ -16,9 +16,8 @@ std::string formatted(const char* format, double value) {
 
 // Writes `value` in one of the units, each `base` times the one before, with three or four digits.
 static std::string human(double value, double base, const std::array<const char*, 6>& units) {
-  size_t unit = 0;
-  while (value >= base - (unit == 0 ? 0.5 : 0.05) &&
-         unit + 1 < units.size()) {  // it would be rounded up to base
+  size_t unit = 0;  // what would be rounded up to `base` has the next one
+  while (value >= base - (unit == 0 ? 0.5 : 0.05) && unit + 1 < units.size()) {
     value /= base;
     ++unit;
   }
