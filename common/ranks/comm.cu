@@ -107,7 +107,7 @@ World::World(int* argc, char*** argv) {
   streams_in_use += streams_of_nccl > 0;  // NCCL's for the order of launches, of all communicators
   watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
   process_ = rank_, processes_ = ranks_;
-  peers_before_ = std::exchange(peers_now, this);
+  peers_now = this;
 }
 
 // Between hosts, older versions of MPICH deadlock in MPI_Finalize if one rank answers another's last message
@@ -116,7 +116,7 @@ World::World(int* argc, char*** argv) {
 World::~World() {
   if (self_) ncclCommDestroy(self_), streams_in_use -= streams_of_nccl;
   streams_in_use -= streams_of_nccl > 0;
-  peers_now = peers_before_;
+  peers_now = &single_process;
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();
   if (between_hosts) all_arrive(patience);

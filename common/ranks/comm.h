@@ -242,7 +242,6 @@ class World : public Peers {
   std::set<Communicator*> communicators_;
   ncclComm_t self_ = nullptr;  // of all groups of one member, if they share one; made with the first of them
   std::unique_ptr<Watchdog> watchdog_;
-  Peers* peers_before_;
 };
 
 }  // namespace pentatron
