@@ -128,17 +128,17 @@ class Event {
   ~Event() { cudaEventDestroy(event_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
+  operator cudaEvent_t() const { return event_; }
   void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
   void synchronize() const { CUDA_CHECK(cudaEventSynchronize(event_)); }
 
  private:
-  friend void wait_event(cudaStream_t stream, const Event& event);
   cudaEvent_t event_ = nullptr;
 };
 
 // Work issued to `stream` from now on starts after the point at which `event` was recorded last, if ever.
 inline void wait_event(cudaStream_t stream, const Event& event) {
-  CUDA_CHECK(cudaStreamWaitEvent(stream, event.event_, 0));
+  CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
 }
 
 // Work issued to `stream` from now on starts after all work issued to `other` so far.

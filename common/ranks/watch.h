@@ -4,7 +4,6 @@
 // (watchdog/suspects.h), and aborts every rank.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <array>
@@ -18,6 +17,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "device/tensor.h"
 
 namespace pentatron {
 
@@ -79,7 +80,7 @@ class Watchdog {
     std::atomic<int> peer = -1;      // of a send or receive, in the communicator
     std::atomic<double> issued = 0;  // seconds since the start
     std::atomic<int64_t> first = 0;  // of its group
-    cudaEvent_t reached = nullptr, done = nullptr;
+    Event reached, done;
   };
   static constexpr int64_t kept = 64;  // operations
 

@@ -54,10 +54,6 @@ Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
   MPI_CHECK(MPI_Comm_idup(MPI_COMM_WORLD, &watchdogs, &copied));
   wait(copied);
   CUDA_CHECK(cudaGetDevice(&device_));
-  for (Slot& slot : slots_) {
-    for (cudaEvent_t* const event : {&slot.reached, &slot.done})
-      CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-  }
   watching = true;
   thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
@@ -65,14 +61,13 @@ Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
 Watchdog::~Watchdog() {
   thread_ = {};  // stops it
   watching = false;
-  for (Slot& slot : slots_) cudaEventDestroy(slot.reached), cudaEventDestroy(slot.done);
   MPI_Comm_free(&watchdogs);
 }
 
 void Watchdog::begin(cudaStream_t stream) {
   Slot& slot = slots_[noted_ % kept];
   slot.sequence = -1;  // being written
-  CUDA_CHECK(cudaEventRecord(slot.reached, stream));
+  slot.reached.record(stream);
 }
 
 void Watchdog::note(const char* operation, Watched* communicator, size_t elements, int peer) {
@@ -89,7 +84,7 @@ void Watchdog::note(const char* operation, Watched* communicator, size_t element
 
 void Watchdog::end(cudaStream_t stream) {
   for (int64_t i = std::max(issued_.load(), noted_ - kept); i < noted_; ++i) {
-    CUDA_CHECK(cudaEventRecord(slots_[i % kept].done, stream));
+    slots_[i % kept].done.record(stream);
     slots_[i % kept].sequence = i;
   }
   issued_ = noted_;
