@@ -259,13 +259,11 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
 #ifdef NCCL_OVER_MPI
   if (!world.present_.empty()) config.world_ranks = members.data(), config.processes = present.data();
 #endif
+  const bool is_shared = share_self && ranks_ == 1;
   auto number = reinterpret_cast<uint64_t>(this);
-  if (share_self && ranks_ == 1 && world.self_) {
-    comm_ = world.self_;
-  } else {
-    number = join(processes, config);
-    if (share_self && ranks_ == 1) world.self_ = comm_;
-  }
+  if (is_shared) comm_ = world.self_;
+  if (comm_ == nullptr) number = join(processes, config);
+  if (is_shared) world.self_ = comm_;
   watched_ = world_.watchdog().add(name, number, processes, comm_);
   world_.communicators_.insert(this);
 }
