@@ -156,8 +156,10 @@ TEST_CASE("safetensors: 1000 random damages of a checkpoint's files", "[01][chec
                                        {"lm_head.weight", NumberType::fp32, {2, 4}}};
   const std::string model = safetensors_header(tensors) + std::string(48, '\2');
   const ModelConfig sizes = {"x", 2, 8, 2, 1, 24, 256, 1e4, 1e-5};
+  Options options;
+  options.as_json = R"({"lr": 0.1, "data": "text"})";
   const std::string config = model_config_text(sizes, 128, "float32"),
-                    state = trainer_state_text(7, "fp32", "adamw", R"({"lr": 0.1, "data": "text"})"),
+                    state = trainer_state_text(7, "fp32", options),
                     index = R"({"weight_map": {"model.norm.weight": "model-1.safetensors"}})";
   folder.write("model-1.safetensors", model);
   std::mt19937 random(1);
@@ -205,7 +207,9 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
   const auto find = [&] { return find_checkpoint("--load", folder.path(), "trainer_state.json"); };
   const auto make = [&](const std::string& name, int steps) {
     std::filesystem::create_directory(folder.path() + "/" + name);
-    folder.write(name + "/trainer_state.json", trainer_state_text(steps, "fp32", "adamw", "{}"));
+    Options options;
+    options.as_json = "{}";
+    folder.write(name + "/trainer_state.json", trainer_state_text(steps, "fp32", options));
   };
   CHECK(complaint_of_file(find).ends_with("or one of --save that has a complete checkpoint"));
   const std::string part = folder.path() + "/new.part";

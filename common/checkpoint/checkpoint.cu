@@ -377,9 +377,7 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
   }
   write_text(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
                                                        torch_names[static_cast<int>(number_type<real>)]));
-  write_text(
-      folder / "trainer_state.json",
-      trainer_state_text(done_, precision_name, to_string(options_.optimizer), options_.as_json, scale));
+  write_text(folder / "trainer_state.json", trainer_state_text(done_, precision_name, options_, scale));
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
     const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
     if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;

@@ -100,9 +100,7 @@ const std::vector<std::string> training_options = {
 
 }  // namespace
 
-std::string checkpoint_name(int64_t steps) {
-  return text("step_", std::setfill('0'), std::setw(6), steps);
-}
+std::string checkpoint_name(int64_t steps) { return text("step_", std::setfill('0'), std::setw(6), steps); }
 
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file) {
   std::string newest;
@@ -126,12 +124,12 @@ void publish_checkpoint(const std::string& part, int64_t steps) {
   fs::rename(folder / "latest.part", folder / "latest");
 }
 
-std::string trainer_state_text(int64_t steps, const std::string& precision, const std::string& optimizer,
-                               const std::string& options_as_json, const std::vector<double>& loss_scale) {
+std::string trainer_state_text(int64_t steps, const std::string& precision, const Options& options,
+                               const std::vector<double>& loss_scale) {
   Json state = {{"step", steps},
                 {"precision", precision},
-                {"optimizer", optimizer},
-                {"options", Json::parse(options_as_json)}};
+                {"optimizer", to_string(options.optimizer)},
+                {"options", Json::parse(options.as_json)}};
   if (!loss_scale.empty()) state["loss_scale"] = loss_scale;
   return state.dump(2) + "\n";
 }

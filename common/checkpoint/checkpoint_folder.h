@@ -29,8 +29,7 @@ struct TrainerState {
   std::map<std::string, std::string> options;  // of the run that wrote it, without dashes
   std::vector<double> loss_scale;              // [3]: what LossScale (kernels/loss.h) has; empty: none
 };
-std::string trainer_state_text(int64_t steps, const std::string& precision, const std::string& optimizer,
-                               const std::string& options_as_json,
+std::string trainer_state_text(int64_t steps, const std::string& precision, const Options& options,
                                const std::vector<double>& loss_scale = {});
 TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint);
 
