@@ -20,9 +20,9 @@ constexpr double grace = 15;    // seconds for a lower rank to end the run
 MPI_Comm watchdogs = MPI_COMM_NULL;
 std::atomic<bool> watching = false, call_has_failed = false;
 
-bool arrived(int source, int tag, MPI_Status& status) {
+bool arrived(int tag, MPI_Status& status) {
   int flag = 0;
-  MPI_Iprobe(source, tag, watchdogs, &flag, &status);
+  MPI_Iprobe(MPI_ANY_SOURCE, tag, watchdogs, &flag, &status);
   return flag != 0;
 }
 
@@ -195,7 +195,7 @@ RankState Watchdog::state() {
 
 void Watchdog::answer_questions() {
   MPI_Status status;
-  while (arrived(MPI_ANY_SOURCE, tag_question, status)) {
+  while (arrived(tag_question, status)) {
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag_question, watchdogs, MPI_STATUS_IGNORE);
     if (status.MPI_SOURCE < rank_ && !asked_) asked_ = now();  // the lower rank reports for all
     const std::string text = to_text(state());
@@ -218,7 +218,7 @@ void Watchdog::ask_and_abort(const std::string& reason) {
     MPI_Status status;
     answer_questions();
     if (asked_) return;
-    if (!arrived(MPI_ANY_SOURCE, tag_answer, status)) {
+    if (!arrived(tag_answer, status)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       continue;
     }
