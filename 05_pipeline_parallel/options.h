@@ -43,6 +43,9 @@ inline int chunks_of(PpSchedule kind) {
   return kind == PpSchedule::interleaved || kind == PpSchedule::dualpipe || is_v_shaped(kind) ? 2 : 1;
 }
 
+// Copies of the model that the pipeline ranks hold together, each rank a part of each copy.
+inline int copies_of(PpSchedule kind) { return kind == PpSchedule::dualpipe ? 2 : 1; }
+
 inline std::string schedule_name(const PipelineOptions& o) {
   const bool is_file = o.pp_schedule == PpSchedule::from_file;
   return is_file ? o.pp_schedule_file : to_string(o.pp_schedule);

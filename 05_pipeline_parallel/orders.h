@@ -160,7 +160,7 @@ inline Schedule make_schedule(PpSchedule kind, int p, int m, int v) {
                 .v = v,
                 .placement = is_v || is_dual ? v_shaped(p) : looped(p, v),
                 .ranks = {},
-                .copies = is_dual ? 2 : 1};
+                .copies = copies_of(kind)};
   for (int k = 0; k < p; ++k) s.ranks.push_back(with_messages(s, k, compute_order(kind, p, m, v, k)));
   return s;
 }

@@ -58,6 +58,26 @@ inline ParameterLayout pipeline_layout(const Schedule& s, int rank, const std::v
   return {.groups = {{rank == replicas_of(s, rank)[0] ? 0 : 1, s.copies}}, .units = units_of(chunks)};
 }
 
+// The stages between which a rank sends or receives: (where activations come from, where they go to).
+inline std::vector<std::pair<ModelChunk, ModelChunk>> edges_of(const Schedule& s, int rank) {
+  std::vector<std::pair<ModelChunk, ModelChunk>> edges;
+  for (int n = 0; n + 1 < std::ssize(s.placement); ++n) {
+    const ModelChunk from = s.placement[n], to = s.placement[n + 1];
+    const bool is_end = (n + 1) % s.stages() == 0;  // of a copy of the model
+    if (!is_end && from.rank != to.rank && (from.rank == rank || to.rank == rank))
+      edges.emplace_back(from, to);
+  }
+  return edges;
+}
+
+// The channels of NCCL that a rank's messages will have (Pipeline::connect).
+inline int channels_of_edges(const Schedule& s, int rank) {
+  std::set<std::pair<int, int>> ranks;
+  for (const auto& [from, to] : edges_of(s, rank)) ranks.emplace(from.rank, to.rank);
+  const int communicators = 2 * static_cast<int>(ranks.size());  // of activations and of gradients
+  return edge_blocks * (s.grouped_messages ? std::min(communicators, 1) : communicators);
+}
+
 class Pipeline {
  public:
   // `line`: the pipeline's ranks, as numbers in the world. `ranges`: the layers of this rank's chunks.
@@ -173,17 +193,13 @@ class Pipeline {
   // gets gradients from there. So each rank has two communicators with the next one; chunks share them. In a
   // V there are two for the way down and two for the way up.
   void connect_stages(World& world, const std::vector<int>& line) {
-    const Placement& stages = schedule_.placement;
-    for (int n = 0; n + 1 < std::ssize(stages); ++n) {
-      if ((n + 1) % schedule_.stages() == 0) continue;  // a copy of the model ends here
-      if (stages[n].rank == stages[n + 1].rank) continue;
-      connect(world, line, Action::send_activation, stages[n], stages[n + 1]);
-      connect(world, line, Action::send_gradient, stages[n + 1], stages[n]);
+    for (const auto& [from, to] : edges_of(schedule_, rank_)) {
+      connect(world, line, Action::send_activation, from, to);
+      connect(world, line, Action::send_gradient, to, from);
     }
   }
   void connect(World& world, const std::vector<int>& line, Action send, ModelChunk from, ModelChunk to) {
     const bool out = rank_ == from.rank, grouped = schedule_.grouped_messages;
-    if (!out && rank_ != to.rank) return;
     auto& communicator = communicators_[grouped ? Key() : Key(send, from.rank, to.rank)];
     if (!communicator) {
       std::string name = send == Action::send_gradient ? "gradients" : "activations";

@@ -18,7 +18,8 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   const Stream compute("compute");
   const MeshShape shape = mesh_shape(options, world.ranks());                                         // 07
   Mesh mesh(shape, world);                                                                            // 07
-  const auto chunks = layers_of_rank(options, schedule_of(options, shape), mesh.at.pp);               // 05
+  const Schedule schedule = schedule_of(options, shape);                                              // 05
+  const auto chunks = layers_of_rank(options, schedule, mesh.at.pp);                                  // 05
   const auto positions = positions_of_rank(options, options.context, mesh.at.cp, shape.cp);           // 06
   TensorParallel tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute);  // 04
   const auto attention = context_attention(options, options.context, mesh.context, shape.tp);         // 06
@@ -31,7 +32,8 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
-      require_memory(predict_memory(options, element_sizes, shape, world.rank()));        // 02-07
+      require_memory(predict_memory(options, element_sizes, shape, world.rank()),         // 02-07
+                     channels_of_edges(schedule, mesh.at.pp));                            // 05
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   load_or_initialise(options, parameters, compute);
@@ -39,8 +41,8 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
       {dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};  // 02-07
   for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                        // 03
 
-  Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);            // 06
-  Pipeline pipeline(schedule_of(options, shape), world, mesh.pipeline, chunks, model, compute);  // 05
+  Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);  // 06
+  Pipeline pipeline(schedule, world, mesh.pipeline, chunks, model, compute);           // 05
   Optimizer optimizer(options, parameters, compute);
   BatchLoader loader(data, options, mesh.at.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);

@@ -109,7 +109,7 @@ inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
           is_drawn ? "at most 4096 ranks in a picture" : text("the number of ranks, ", ranks));
   require(dp * options.cp % ep == 0, "--ep", ep, "a divisor of --dp x --cp, ",
           product_text({dp, options.cp}));
-  const int copies = options.pipeline.pp_schedule == PpSchedule::dualpipe ? 2 : 1;
+  const int copies = copies_of(options.pipeline.pp_schedule);
   return {options.tp, options.cp, dp, pp, ep, copies, options.zero.shard_ranks};
 }
 

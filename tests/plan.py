@@ -74,8 +74,10 @@ def check_folded(folder):
                    "--steps", 2, "--log-json", folder / "log.json")  # fmt: skip
         summary = json.loads((folder / "log.json").read_text().splitlines()[-1])["summary"]
         memory = max(sum(rank["predicted"].values()) for rank in summary["memory"])
+        libraries = max(rank["libraries"]["estimated"] for rank in summary["memory"])
         seconds = summary["modelled"]["seconds"]
-        same = abs(plan["step_seconds"] / seconds - 1) < 1e-6 and plan["tensor_bytes"] == memory and done.returncode == 0
+        same = abs(plan["step_seconds"] / seconds - 1) < 1e-6 and done.returncode == 0
+        same = same and (plan["tensor_bytes"], plan["library_bytes"]) == (memory, libraries)
         expect(same, f"{gpus} GPUs, {model[1]}, {layout}: {1e3 * seconds:.1f} ms and {memory} bytes, as planned")
 
 

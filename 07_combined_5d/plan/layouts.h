@@ -121,16 +121,13 @@ inline CombinedOptions with_layout(CombinedOptions o, const std::string& option,
   return o;
 }
 
-// What CUDA and NCCL take of a rank's device memory, in bytes (comm.h).
-inline size_t libraries_of(const CombinedOptions& o) {
+// What CUDA and NCCL take of a rank's device memory, in bytes (comm.h), where its edges have so many
+// channels.
+inline size_t libraries_of(const CombinedOptions& o, const MeshShape& shape, int of_edges) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
-  const PipelineOptions& p = o.pipeline;
-  const int replicas = o.dp * o.cp, shards = o.zero.shards(replicas), ep = o.experts.ep;
-  // Two ways for an edge, of a V four; a rank at the end of the pipeline has one edge, in a ring two.
-  const bool is_v = is_v_shaped(p.pp_schedule), is_ring = p.vpp > 1 && !is_v;
-  const int edges = p.pp == 1 ? 0 : p.pp == 2 && !is_ring ? 1 : 2;
-  int all = channels(o.tp, tensor_blocks) + (is_v ? 4 : 2) * edge_blocks * edges;
-  for (const int ranks : {o.cp, shards, ep, shards / ep, replicas / shards, replicas * o.tp * p.pp})
+  const int replicas = shape.replicas(), shards = shape.shards(), ep = shape.ep;
+  int all = channels(o.tp, tensor_blocks) + of_edges;
+  for (const int ranks : {o.cp, shards, ep, shards / ep, replicas / shards, shape.ranks()})
     all += channels(ranks, data_blocks);
   if (o.context.cp_exchange == CpExchange::ulysses_ring && o.cp > 1)
     all += 2 * data_blocks;  // of the neighbours, and of their ring
@@ -168,8 +165,13 @@ struct Planner {
   // Of another framework: tensor ranks on n nodes wait n^contention times as long, and a ring over n nodes
   // has its bandwidth divided by (n / 2)^contention.
   double contention = 0;
-  // What each pipeline rank holds, computed once for all plans that have this schedule.
-  std::map<std::tuple<PpSchedule, int, int, int>, std::vector<RankShare>> known_stages = {};
+  // What each pipeline rank holds, and the channels of the one that has most; computed once for all plans
+  // that have this schedule.
+  struct Stages {
+    std::vector<RankShare> shares;
+    int channels = 0;
+  };
+  std::map<std::tuple<PpSchedule, int, int, int>, Stages> known_stages = {};
 
   // Throws UsageError if 07 would refuse it.
   Plan plan(const CombinedOptions& layout) {
@@ -265,19 +267,20 @@ struct Planner {
     using enum PpSchedule;
     const int pp = o.pipeline.pp;
     int &vpp = o.pipeline.vpp, &stage = o.zero.zero_stage;
-    const int replicas = o.dp * o.cp, in_node = std::max(1, static_cast<int>(gpu.gpus_per_node) / o.tp);
-    const bool can_be_hybrid = in_node < replicas && replicas % in_node == 0 && in_node % o.experts.ep == 0;
+    const int in_node = std::max(1, static_cast<int>(gpu.gpus_per_node) / o.tp);
     for (const PpSchedule schedule : {one_f_one_b, afab, interleaved, zb_h1, zb_v, dualpipe_v, dualpipe}) {
       if (pp == 1 ? schedule != one_f_one_b : !instead_of(schedule, pp, pp).empty()) continue;
       o.pipeline.pp_schedule = schedule;
-      const int stages = o.model.layers * (schedule == dualpipe ? 2 : 1);  // at most
+      const int copies = copies_of(schedule), stages = o.model.layers * copies;  // at most
+      const int replicas = o.dp * o.cp * copies;
+      const bool can_be_hybrid = in_node < replicas && replicas % in_node == 0 && in_node % o.experts.ep == 0;
       for (vpp = chunks_of(schedule); vpp * pp <= stages; vpp *= 2) {
         for (const Recompute recompute : {Recompute::none, Recompute::full}) {
           const bool splits = is_v_shaped(schedule) || schedule == dualpipe || schedule == zb_h1;
           if (splits && recompute == Recompute::full) continue;  // weight gradients need what it throws away
           o.recompute = recompute;
-          for (stage = replicas > 1 ? 0 : 1; stage <= (replicas > 1 ? 3 : 1);
-               ++stage) {  // one: all are alike
+          for (stage = 0; stage <= 3; ++stage) {
+            if (replicas == 1 && stage != 1) continue;  // all are alike
             o.zero.shard_ranks = 0, use(o);
             o.zero.shard_ranks = in_node;
             if (stage > 0 && can_be_hybrid) use(o);
@@ -288,24 +291,28 @@ struct Planner {
     }
   }
 
-  const std::vector<RankShare>& stages_of(const Plan& p) {
+  const Stages& stages_of(const Plan& p) {
     const PipelineOptions& o = p.options.pipeline;
     const auto [made, is_new] = known_stages.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
     if (is_new) {
       const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
-      for (int stage = 0; stage < o.pp; ++stage)
-        made->second.push_back(pipeline_share(p.options, schedule, stage));
+      auto& [shares, channels] = made->second;
+      for (int stage = 0; stage < o.pp; ++stage) {
+        shares.push_back(pipeline_share(p.options, schedule, stage));
+        channels = std::max(channels, channels_of_edges(schedule, stage));
+      }
     }
     return made->second;
   }
 
   void set_memory(Plan& p) {
-    for (const RankShare& stage : stages_of(p))
+    const auto& [shares, channels] = stages_of(p);
+    for (const RankShare& stage : shares)
       p.stages.push_back(predict_memory(p.options, element_sizes, p.shape, stage).total());
-    p.libraries = libraries_of(p.options);
+    p.libraries = libraries_of(p.options, p.shape, channels);
   }
   void set_coarse_time(Plan& p) {
-    p.parts = CoarseCost(p.options, p.shape, stages_of(p), p.micro_batches, gpu, contention).step();
+    p.parts = CoarseCost(p.options, p.shape, stages_of(p).shares, p.micro_batches, gpu, contention).step();
     for (const auto& [part, seconds] : p.parts) p.seconds += seconds;
   }
 };

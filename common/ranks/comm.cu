@@ -229,8 +229,8 @@ TrafficByOperation World::traffic() const {
   return sum;
 }
 
-size_t World::library_bytes() const {
-  int channels = 0;
+size_t World::library_bytes(int channels_to_come) const {
+  int channels = channels_to_come;
   for (const Communicator* c : communicators_) channels += c->channels();
   return pentatron::library_bytes(channels);
 }

@@ -222,7 +222,8 @@ class World : public Peers {
   std::vector<int> all() const { return every(0, ranks_); }
 
   size_t context_bytes() const override { return context_with_all_kernels; }
-  size_t library_bytes() const override;  // with the channels of each existing communicator
+  // With the channels of each existing communicator, and those of later ones.
+  size_t library_bytes(int channels_to_come) const override;
 
   // The sum over all existing communicators.
   void begin_counting() override;

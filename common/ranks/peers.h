@@ -47,7 +47,7 @@ class Peers {
   // an H200 with CUDA 13.0. The context, with all kernels that are loaded at the start, comes first.
   static constexpr size_t context_alone = 768 << 20;
   virtual size_t context_bytes() const { return context_alone; }
-  virtual size_t library_bytes() const { return context_bytes(); }
+  virtual size_t library_bytes(int /*channels_to_come*/) const { return context_bytes(); }
 
   // What this rank has communicated since the last begin_counting().
   virtual void begin_counting() {}

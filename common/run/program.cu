@@ -71,11 +71,11 @@ size_t free_device_memory() {
   return std::min(free, total / processes_of_device);
 }
 
-MemoryPrediction require_memory(const MemoryPrediction& predicted) {
+MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_to_come) {
   const Peers& ranks = peers();
   size_t of_libraries = 0;  // the context of a real GPU is there, and on a CPU nothing of it
-  if (is_dry_run()) of_libraries = ranks.library_bytes();
-  if (!is_modelled()) of_libraries = ranks.library_bytes() - ranks.context_bytes();
+  if (is_dry_run()) of_libraries = ranks.library_bytes(channels_to_come);
+  if (!is_modelled()) of_libraries = ranks.library_bytes(channels_to_come) - ranks.context_bytes();
   // Ranks may need different amounts, and all refuse together. Some of the memory may have been allocated.
   const double needed = sum_of(predicted.total()), there = free_device_memory() + sum_of(memory_in_use);
   const std::vector<double> most =
@@ -262,7 +262,7 @@ trace::Overlap Run::overlap_of_step(int64_t step, double from, double to) {
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
   trace::stop();
-  const RankMemory memory = {predicted, memory_peak, peers_.library_bytes(), measured_libraries()};
+  const RankMemory memory = {predicted, memory_peak, peers_.library_bytes(0), measured_libraries()};
   const std::vector<std::string> reports =
       peers_.gather(to_text({memory, peers_.traffic(), overlap_, peers_.rank(), peers_.stands_for()}));
   if (log_) {

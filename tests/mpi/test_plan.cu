@@ -222,4 +222,12 @@ TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
   }
   for (const char* words : {"fast", "tp", "tp1-x", "zero1-7"})
     CHECK_THROWS_AS(read_wishes("--only", words), UsageError);
+  // A model has no replica here but that of dualpipe: two copies, which ZeRO can split.
+  const CombinedOptions base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32, 1e4, 1e-5}, 512, 32);
+  for (const char* words : {"pp4 dualpipe zero2", "pp4 dualpipe zero3", "pp4 1f1b zero1"}) {
+    CAPTURE(words);
+    CHECK(Planner{base, 4, load_profile("h100"), read_wishes("--only", words)}.search(1).best.size() == 1);
+  }
+  CHECK(Planner{base, 4, load_profile("h100"), read_wishes("--only", "pp4 1f1b zero2")}.search(1).divide ==
+        0);
 }
