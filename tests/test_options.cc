@@ -209,6 +209,8 @@ TEST_CASE("options: arguments that are no options", "[options]") {
   CHECK(complaint({"-l", "3"}) == "-l" + unknown);
   CHECK(complaint({"--layers", "3", "4"}) == "4" + unknown);
   CHECK(complaint({"--steps"}) == "--steps: value missing; expected one after it");
+  CHECK(complaint({"--dry-run=false"}) == "--dry-run: false is not valid; expected no value");
+  CHECK(complaint({"--dry-run", "--dry-run"}) == "");
 }
 
 TEST_CASE("options: values that do not go together", "[options]") {

@@ -62,7 +62,11 @@ void CommandLine::add(const std::string& option, const std::string& placeholder,
 
 void CommandLine::flag(const std::string& option, bool& value, const std::string& help) {
   CLI::Option* added = app_->add_flag(option, help)->group(group_);
-  entries_.push_back({added, [&value](const std::string&) { value = true; }, [&value] { return value; }});
+  const auto assign = [option, &value](const std::string& given) {
+    require(given == "true", option, given, "no value");  // what CLI11 has where nothing is given
+    value = true;
+  };
+  entries_.push_back({added, assign, [&value] { return value; }});
 }
 
 void CommandLine::parse(int argc, const char* const* argv) {
