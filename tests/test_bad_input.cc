@@ -183,6 +183,23 @@ TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[
                 "--load: " + weights + " is not valid; expected a safetensors file; ");
 }
 
+TEST_CASE("01: a run whose steps are all done saves what it has loaded", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save", other = folder.path() + "/other";
+  const std::string sizes = " --layers 1 --micro-batch-size 2 --global-batch-size 2";
+  REQUIRE(run(folder, "--steps 2 --save " + save + sizes).status == 0);
+  const std::string path = folder.path() + "/log.json", to = " --save " + other + " --log-json " + path;
+  CHECK(run(folder, "--steps 2 --load " + save + to).status == 0);
+  for (const std::string file : {"model", "optimizer"}) {
+    const std::string name = "/step_000002/" + file + ".safetensors";
+    CHECK(read_file(other + name) == read_file(save + name));
+  }
+  CHECK(read_file(path).find("\"final_loss\":null") != std::string::npos);  // no step was computed
+  const Outcome again = run(folder, "--steps 2 --resume" + to);
+  CHECK(again.status == 0);
+  CHECK(again.out.find(" is saved") == std::string::npos);  // it is there
+}
+
 // --model has another scaling than the folder, as it may have another rope_theta.
 TEST_CASE("01: a checkpoint's rotary scaling is not lost", "[01][bad-input][checkpoint]") {
   const TemporaryFolder folder;

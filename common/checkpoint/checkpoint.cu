@@ -182,7 +182,8 @@ void Checkpoints::load_states() {
   const std::string optimizer = to_string(options_.optimizer);
   require(state.optimizer == optimizer, option, options_.load_folder, "--optimizer ", optimizer, "; it was ",
           state.optimizer);
-  first_step_ = state.steps;
+  first_step_ = done_ = state.steps;
+  if (options_.resume) saved_ = done_;
   if (const std::vector<double>& scale = state.loss_scale; has_loss_scale && !scale.empty()) {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <deque>
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <string>
@@ -134,7 +135,7 @@ class Run {
   std::deque<Issued> issued_;  // not logged: two at most
 
   std::chrono::steady_clock::time_point wall_begin_;
-  double wall_seconds_ = 0, final_loss_ = 0, sent_bytes_ = 0;
+  double wall_seconds_ = 0, final_loss_ = NAN, sent_bytes_ = 0;
   double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
   // With modelled time only: the overlap of the steps from the second on (of the first where there is no
   // other), and when the last step was, in s since origin_.
