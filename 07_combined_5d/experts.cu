@@ -24,7 +24,8 @@ void declare(CommandLine& line, ExpertProgramOptions& o) {
 void fit_to_ranks(ExpertProgramOptions& options, int ranks) {
   options.experts.ep = ranks;
   const int experts = options.model.experts;
-  require(experts > 0 && experts % ranks == 0, "--experts", experts, "a multiple of the ranks (", ranks, ")");
+  require(experts > 0 && experts % ranks == 0, "--experts", experts, "1 or more, a multiple of the ranks (",
+          ranks, ")");
 }
 
 }  // namespace pentatron

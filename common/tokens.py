@@ -45,13 +45,7 @@ def main(text, vocabulary, existing, to):
     folder = pathlib.Path(to)
     if not folder.is_dir():
         end(f"TO: {to} is not valid; expected a folder")
-    if existing:
-        try:
-            tokenizer = Tokenizer.from_file(existing)
-        except Exception as error:  # the library raises no other type
-            end(f"TOKENIZER: {existing} is not valid; expected a tokenizer.json ({error})")
-    else:
-        tokenizer = trained(text, vocabulary)
+    tokenizer = loaded(existing) if existing else trained(text, vocabulary)
     size = tokenizer.get_vocab_size()
     wide, count = size > 1 << 16, 0
     part = folder / "tokens.bin.part"
@@ -77,7 +71,17 @@ def main(text, vocabulary, existing, to):
     print(f"{folder / 'tokens.bin'}: {count:,} tokens, vocabulary {size:,}; beside it tokenizer.json")
 
 
+def loaded(path):
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises no other type
+        end(f"TOKENIZER: {path} is not valid; expected a tokenizer.json ({error})")
+
+
 if sys.argv[1] == "--text":  # of the numbers in the last line, as --sample prints them
-    print(Tokenizer.from_file(sys.argv[2]).decode([int(number) for number in sys.stdin.read().splitlines()[-1].split()]))
+    words = (sys.stdin.read().splitlines() or [""])[-1].split()
+    if not words or not all(word.isdigit() for word in words):
+        end("text: the last line has no tokens; expected what --sample prints")
+    print(loaded(sys.argv[2]).decode([int(word) for word in words]))
 else:
     main(*sys.argv[1:])

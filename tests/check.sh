@@ -24,11 +24,12 @@ tests() {
 
 found=$(tests | awk -F '\t' -v name="$name" 'index(tolower($3), tolower(name))')
 if [ -z "$found" ]; then
-  echo "T: no test is called $name; the nearest:" >&2
-  tests | awk -F '\t' -v name="$name" '{
+  nearest=$(tests | awk -F '\t' -v name="$name" '{
       common = 0; n = split(tolower(name), words, /[^a-z0-9-]+/)
       for (i = 1; i <= n; ++i) if (words[i] != "" && index(tolower($3), words[i])) common += length(words[i])
-      if (common > 0) print common "\t  " $3 }' | sort -rn | head -n 5 | cut -f 2- >&2
+      if (common > 0) print common "\t  " $3 }' | sort -rn | head -n 5 | cut -f 2-)
+  echo "T: no test is called $name${nearest:+; the nearest:
+$nearest}" >&2
   exit 2
 fi
 

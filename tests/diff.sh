@@ -27,13 +27,13 @@ show_function() {
                                    if (/\{$/) body = 1 }' "$1"
 }
 
-main=$(main_of "${1:-}") || exit 2
+[ $# -gt 1 ] || case ${1:-} in 0[2-7]) ;; *) echo "diff: ${1:-} is not valid; expected 02 to 07" >&2; exit 2 ;; esac
+main=$(main_of "$1") || exit 2
 if [ $# -gt 1 ]; then
   other=$(main_of "$2") || exit 2
   show_main "$main" "$other"
   exit 0
 fi
-case $1 in 0[2-7]) ;; *) echo "diff: $1 is not valid; expected 02 to 07" >&2; exit 2 ;; esac
 base=$(main_of 01)
 if [ "$1" != 02 ] && [ "$(lines "$(main_of 02)" "$main" 1)" -lt "$(lines "$base" "$main" 1)" ]; then base=$(main_of 02); fi
 show_main "$base" "$main"

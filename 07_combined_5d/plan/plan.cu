@@ -266,7 +266,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
                      "; take more GPUs, or a shorter --seq-len");
   }
   require(!s.best.empty(), "--global-batch-size", r.base.global_batch_size,
-          "a multiple of a number of data ranks that fit");
+          "another one: no layout that fits can share it out");
   ask_program(r, s.best, /*all=*/false);
   std::ranges::stable_sort(s.best, {}, &Plan::seconds);
   return s;

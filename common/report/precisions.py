@@ -71,7 +71,9 @@ def losses(build, folder, name, program, words, steps):
     raise logs.Refused(f"{log}: not complete")
 
 
-def main(out, build, steps=400):
+def main(out, build, steps="400"):
+    if not steps.isdigit() or int(steps) < 20:
+        raise logs.Refused(f"STEPS: {steps} is not valid; expected a whole number from 20")
     out, build, steps = pathlib.Path(out), pathlib.Path(build), int(steps)
     curves, rows, exact = [], [], 0
     for size, shape in [*SIZES.items(), ("128 wide, outliers", SIZES["128 wide"])]:

@@ -71,6 +71,8 @@ def main(programs, logs, ranks, steps, only, *options):
     chosen = [each for each in all_runs if any(fnmatch.fnmatchcase(each[0], pattern) for pattern in patterns)]
     if not chosen:
         raise Refused(f"ONLY: {only} is not valid; expected names of runs, as in ONLY='01 05-%'")
+    if not steps.isdigit() or int(steps) < 1:
+        raise Refused(f"RUN_STEPS: {steps} is not valid; expected a whole number from 1")
     logs.mkdir(parents=True, exist_ok=True)
     for name, program, n, own in chosen:
         launcher = [] if program == "01_single_gpu" else ["mpirun", "-n", str(n)]

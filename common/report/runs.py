@@ -1,7 +1,7 @@
 """The logs of runs (--log-json), and a table that compares them.  python runs.py FILE...
 
-A run is compared with the first one whose model has as many parameters: same settings, so their losses and gradient norms
-should be the same at every step but for rounding."""
+A run is compared with the first one whose model has as many parameters and that trains it in the same way (TRAINING): their
+losses and gradient norms should be the same at every step but for rounding."""
 
 import json
 import math
@@ -13,6 +13,8 @@ import tempfile
 from statistics import mean
 
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
+# Options that change what is learned, of one model.
+TRAINING = ("data seq-len global-batch-size seed optimizer lr warmup-steps beta1 beta2 weight-decay grad-clip heads kv-heads").split()
 
 
 class Refused(Exception):
@@ -87,10 +89,10 @@ class Run:
         return {purpose: fullest[purpose] for purpose in PURPOSES}
 
     def reference(self, runs):
-        """The first run that trains the same model for as many steps on the same tokens."""
+        """The first run that trains the same model in the same way: as many steps on the same tokens."""
 
         def training(run):
-            return run.summary["parameters"], len(run.steps), run.steps[0]["tokens"], run.is_dry
+            return run.summary["parameters"], len(run.steps), run.is_dry, [run.options.get(name) for name in TRAINING]
 
         return next(run for run in runs if training(run) == training(self))
 
