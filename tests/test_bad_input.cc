@@ -195,9 +195,14 @@ TEST_CASE("01: a run whose steps are all done saves what it has loaded", "[01][c
     CHECK(read_file(other + name) == read_file(save + name));
   }
   CHECK(read_file(path).find("\"final_loss\":null") != std::string::npos);  // no step was computed
-  const Outcome again = run(folder, "--steps 2 --resume" + to);
-  CHECK(again.status == 0);
-  CHECK(again.out.find(" is saved") == std::string::npos);  // it is there
+  for (const std::string& where : {"--resume --save " + other, "--load " + other + " --save " + other}) {
+    const Outcome again = run(folder, "--steps 2 " + where);
+    CHECK(again.status == 0);
+    CHECK(again.out.find(" is saved") == std::string::npos);  // it is there
+  }
+  const std::string third = folder.path() + "/third";  // --resume finds nothing there
+  CHECK(run(folder, "--steps 2 --resume --load " + save + " --save " + third).status == 0);
+  CHECK(std::filesystem::exists(third + "/step_000002/model.safetensors"));
 }
 
 // --model has another scaling than the folder, as it may have another rope_theta.

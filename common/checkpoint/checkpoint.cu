@@ -183,7 +183,8 @@ void Checkpoints::load_states() {
   require(state.optimizer == optimizer, option, options_.load_folder, "--optimizer ", optimizer, "; it was ",
           state.optimizer);
   first_step_ = done_ = state.steps;
-  if (options_.resume) saved_ = done_;
+  if (options_.load_folder == fs::path(options_.save) / checkpoint_name(done_))
+    saved_ = done_;  // it is there
   if (const std::vector<double>& scale = state.loss_scale; has_loss_scale && !scale.empty()) {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});
