@@ -14,6 +14,7 @@ class MappedFile {
   MappedFile(const std::string& option, const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
