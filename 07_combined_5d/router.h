@@ -50,7 +50,7 @@ class Router {
     CUDA_CHECK(cudaMemsetAsync(loss_.data, 0, loss_.bytes(), compute_));
   }
 
-  // Its parameters in a layer, of which there are others between these.
+  // Declare the router's parameters in a layer. Between them the caller declares the experts.
   void declare_gate(Parameters& parameters, int layer) {
     const int d = model_.d_model;
     gate_[layer] = parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer),

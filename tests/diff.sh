@@ -27,7 +27,9 @@ show_function() {
                                    if (/\{$/) body = 1 }' "$1"
 }
 
-[ $# -gt 1 ] || case ${1:-} in 0[2-7]) ;; *) echo "diff: ${1:-} is not valid; expected 02 to 07" >&2; exit 2 ;; esac
+if [ $# -lt 2 ]; then
+  case ${1:-} in 0[2-7]) ;; *) echo "diff: ${1:-nothing} is not valid; expected 02 to 07" >&2; exit 2 ;; esac
+fi
 main=$(main_of "$1") || exit 2
 if [ $# -gt 1 ]; then
   other=$(main_of "$2") || exit 2

@@ -150,7 +150,7 @@ def read_rows(path):
 
 def main(plan, sweep, gpu, to):
     if not sweep:
-        raise Refused("SWEEP: nothing is not valid; expected a file of measured steps")
+        raise Refused("SWEEP: value missing; expected a file of measured steps")
     rows = read_rows(sweep)
     with tempfile.TemporaryDirectory() as folder:
         planner = Planner(plan, gpu, pathlib.Path(folder))

@@ -121,8 +121,8 @@ inline CombinedOptions with_layout(CombinedOptions o, const std::string& option,
   return o;
 }
 
-// What CUDA and NCCL take of a rank's device memory, in bytes (comm.h), where its edges have so many
-// channels.
+// What CUDA and NCCL take of a rank's device memory, in bytes (comm.h). `of_edges`: the channels that its
+// pipeline's edges have there.
 inline size_t libraries_of(const CombinedOptions& o, const MeshShape& shape, int of_edges) {
   const auto channels = [](int ranks, int blocks) { return ranks > 1 ? blocks : 0; };
   const int replicas = shape.replicas(), shards = shape.shards(), ep = shape.ep;

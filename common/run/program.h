@@ -3,8 +3,8 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -70,9 +70,9 @@ inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ra
   return predict_memory(config, element_sizes, micro_batches_of_a_rank(config, data_ranks), share);
 }
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
-// CUDA and NCCL take; else returns it. All ranks call this, when the communicators exist, but for those that
-// have `channels_to_come`. All throw if one lacks memory: the message has the largest need and the smallest
-// memory of any rank.
+// CUDA and NCCL take; else returns it. All ranks call this when their communicators exist; those that a rank
+// makes later will have `channels_to_come`. All throw if one lacks memory: the message has the largest need
+// and the smallest memory of any rank.
 MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_to_come = 0);
 
 // The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
