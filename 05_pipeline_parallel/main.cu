@@ -23,10 +23,9 @@ void train(const OptionsWith<PipelineOptions>& options, World& world) {
   Parameters parameters(pipeline_layout(schedule, world.rank(), chunks));
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator pipeline_ranks(world, world.all(), "pipeline");
-  const int channels_to_come =
-      channels_of_edges(schedule, world.rank()) + (schedule.copies > 1 ? data_blocks : 0);
-  const MemoryPrediction predicted = require_memory(
-      predict_memory(options, 1, pipeline_share(options, schedule, world.rank())), channels_to_come);
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(options, 1, pipeline_share(options, schedule, world.rank())),
+                     channels_of_pipeline(schedule, world.rank(), /*sums_copies=*/true));
   parameters.allocate();
   load_or_initialise(options, parameters, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};

@@ -70,12 +70,14 @@ inline std::vector<std::pair<ModelChunk, ModelChunk>> edges_of(const Schedule& s
   return edges;
 }
 
-// The channels of NCCL that a rank's messages will have (Pipeline::connect).
-inline int channels_of_edges(const Schedule& s, int rank) {
+// The channels of NCCL that a rank's Pipeline will have: for its messages (connect), and for the sum of two
+// copies' gradients if it has to compute that.
+inline int channels_of_pipeline(const Schedule& s, int rank, bool sums_copies) {
   std::set<std::pair<int, int>> ranks;
   for (const auto& [from, to] : edges_of(s, rank)) ranks.emplace(from.rank, to.rank);
-  const int communicators = 2 * static_cast<int>(ranks.size());  // of activations and of gradients
-  return edge_blocks * (s.grouped_messages ? std::min(communicators, 1) : communicators);
+  int communicators = 2 * static_cast<int>(ranks.size());  // of activations and of gradients
+  if (s.grouped_messages) communicators = std::min(communicators, 1);
+  return edge_blocks * communicators + (sums_copies && s.copies > 1 ? data_blocks : 0);
 }
 
 class Pipeline {

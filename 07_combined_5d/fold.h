@@ -8,8 +8,8 @@
 //   pipeline  each rank stands for itself
 //
 // A rank that is there has exactly the memory and the traffic that it has in the whole world. The time of a
-// step is near enough, within 0.5 % (make test-fold; 2 % where it takes a millisecond). It is not exact: with
-// ZeRO each data rank owns other parts of matrices, and its optimizer launches a few kernels more or less.
+// step is near enough, within 0.5 % (make test-fold). It is not exact: with ZeRO each data rank owns other
+// parts of matrices, and its optimizer launches a few kernels more or less.
 //
 // A communicator that has an absent rank also has the one that stands for it. The stand-in of NCCL lets those
 // meet that are there, and counts the time that all its members would take where they sit (nccl.h).

@@ -299,7 +299,7 @@ struct Planner {
       auto& [shares, channels] = made->second;
       for (int stage = 0; stage < o.pp; ++stage) {
         shares.push_back(pipeline_share(p.options, schedule, stage));
-        channels = std::max(channels, channels_of_edges(schedule, stage));
+        channels = std::max(channels, channels_of_pipeline(schedule, stage, /*sums_copies=*/false));
       }
     }
     return made->second;
