@@ -28,8 +28,6 @@ struct __nv_bfloat16 {
   unsigned short __x;
 };
 
-using nv_bfloat16 = __nv_bfloat16;
-
 // CUDA rounds after each of these, float arithmetic would not: convert to float and say what is meant.
 __nv_bfloat16 operator+(const __nv_bfloat16&, const __nv_bfloat16&) = delete;
 __nv_bfloat16 operator-(const __nv_bfloat16&, const __nv_bfloat16&) = delete;
@@ -37,5 +35,4 @@ __nv_bfloat16 operator*(const __nv_bfloat16&, const __nv_bfloat16&) = delete;
 __nv_bfloat16 operator/(const __nv_bfloat16&, const __nv_bfloat16&) = delete;
 
 inline __nv_bfloat16 __float2bfloat16(float value) { return __nv_bfloat16(value); }
-inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }
 inline float __bfloat162float(__nv_bfloat16 value) { return static_cast<float>(value); }

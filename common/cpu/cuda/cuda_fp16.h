@@ -42,8 +42,6 @@ struct __half {
   unsigned short __x;
 };
 
-using half = __half;
-
 // CUDA rounds after each of these, float arithmetic would not: convert to float and say what is meant.
 __half operator+(const __half&, const __half&) = delete;
 __half operator-(const __half&, const __half&) = delete;
@@ -51,5 +49,4 @@ __half operator*(const __half&, const __half&) = delete;
 __half operator/(const __half&, const __half&) = delete;
 
 inline __half __float2half(float value) { return __half(value); }
-inline __half __float2half_rn(float value) { return __half(value); }
 inline float __half2float(__half value) { return static_cast<float>(value); }

@@ -247,7 +247,6 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool ar
 }  // namespace cuda_cpu
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
       static_cast<size_t>(value) > kMaxSharedBytes) {
     return remember(cudaErrorInvalidValue);
@@ -308,12 +307,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {.name = {},
                  .uuid = {},
                  .totalGlobalMem = total,
-                 .sharedMemPerBlock = kDefaultSharedBytes,
-                 .sharedMemPerBlockOptin = kMaxSharedBytes,
-                 .warpSize = 32,
-                 .maxThreadsPerBlock = kMaxBlock,
-                 .maxThreadsDim = {kMaxBlock, kMaxBlock, kMaxBlockZ},
-                 .maxGridSize = {kMaxGridX, kMaxGridYZ, kMaxGridYZ},
                  .major = 0,
                  .minor = 0,
                  .multiProcessorCount = cores};
@@ -326,29 +319,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (value == nullptr) return remember(cudaErrorInvalidValue);
-  cudaDeviceProp properties;
-  if (cudaError_t error = cudaGetDeviceProperties(&properties, device); error != cudaSuccess) return error;
+  if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
-      *value = properties.maxThreadsPerBlock;
-      return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      *value = static_cast<int>(properties.sharedMemPerBlock);
+      *value = kMaxBlock;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(properties.sharedMemPerBlockOptin);
-      return cudaSuccess;
-    case cudaDevAttrWarpSize:
-      *value = properties.warpSize;
-      return cudaSuccess;
-    case cudaDevAttrMultiProcessorCount:
-      *value = properties.multiProcessorCount;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = properties.major;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = properties.minor;
+      *value = kMaxSharedBytes;
       return cudaSuccess;
   }
   return remember(cudaErrorInvalidValue);

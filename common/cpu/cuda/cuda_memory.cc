@@ -257,7 +257,7 @@ cudaError_t cudaFree(void* pointer) {
   return remember(error);
 }
 
-cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   if (pointer == nullptr) return remember(cudaErrorInvalidValue);
   *pointer = nullptr;
   Memory& memory = ::memory();
@@ -271,10 +271,6 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   memory.pinned.emplace(reinterpret_cast<uintptr_t>(allocated), bytes);
   *pointer = allocated;
   return cudaSuccess;
-}
-
-cudaError_t cudaMallocHost(void** pointer, size_t bytes, unsigned flags) {
-  return cudaHostAlloc(pointer, bytes, flags);
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
@@ -298,12 +294,10 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   if (attributes == nullptr) return remember(cudaErrorInvalidValue);
-  *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(pointer)};
   const Side side = side_of(pointer, 1);
-  if (side == Side::device) *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(pointer), nullptr};
-  if (side == Side::pinned_host) {
-    *attributes = {cudaMemoryTypeHost, 0, const_cast<void*>(pointer), const_cast<void*>(pointer)};
-  }
+  attributes->type = side == Side::device        ? cudaMemoryTypeDevice
+                     : side == Side::pinned_host ? cudaMemoryTypeHost
+                                                 : cudaMemoryTypeUnregistered;
   return cudaSuccess;
 }
 

@@ -585,15 +585,12 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 // ---- Events -----------------------------------------------------------------------------------------------
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
-cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags) {
-  return cudaEventCreateWithFlags(event, flags);
-}
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  if (event == nullptr || flags > (cudaEventBlockingSync | cudaEventDisableTiming)) {
+  if (event == nullptr || (flags != cudaEventDefault && flags != cudaEventDisableTiming)) {
     return remember(cudaErrorInvalidValue);
   }
-  *event = new CUevent_st((flags & cudaEventDisableTiming) == 0);
+  *event = new CUevent_st(flags == cudaEventDefault);
   std::lock_guard lock(handles().mutex);
   handles().events.insert(*event);
   return cudaSuccess;
