@@ -261,8 +261,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   const auto network = nccl_mpi::network_from_environment(nccl_mpi::default_network(), &reason);
   if (!network) return fail(ncclInvalidArgument, reason);
   nccl_mpi::Members members;
-  const ncclConfig_t plain = NCCL_CONFIG_INITIALIZER;
-  const ncclResult_t error = nccl_mpi::join(id, ranks, rank, config == nullptr ? plain : *config, &members);
+  const ncclResult_t error =
+      nccl_mpi::join(id, ranks, rank, config == nullptr ? ncclConfig_t{} : *config, &members);
   return error != ncclSuccess ? error : create(members, *network, channels_of(config, most_channels), comm);
 }
 

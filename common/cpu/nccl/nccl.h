@@ -23,18 +23,12 @@
 // This is not NCCL itself.
 #define NCCL_OVER_MPI 1
 
-#define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 0
 #define NCCL_VERSION_CODE 22800
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_CONFIG_UNDEF_INT (-2147483647 - 1)
-#define NCCL_CONFIG_INITIALIZER                                                                         \
-  {                                                                                                     \
-    sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, nullptr, \
-        nullptr                                                                                         \
-  }
+#define NCCL_CONFIG_INITIALIZER \
+  {}
 
 using ncclComm_t = struct ncclComm*;
 
@@ -43,8 +37,8 @@ struct ncclUniqueId {
 };
 
 // Of NCCL's configuration: `blocking`, which must stay undefined or 1, and how many thread blocks an
-// operation takes. maxCTAs limits how many operations of a group have a channel of their own
-// (modelled_link.h); minCTAs changes nothing here.
+// operation takes: maxCTAs limits how many operations of a group have a channel of their own
+// (modelled_link.h).
 //
 // NCCL has nothing like the last two, which make a communicator of a folded world, in a dry run: some of its
 // ranks are absent. [ranks]: where each one sits, in a world that is larger than MPI_COMM_WORLD; and its rank
@@ -52,9 +46,8 @@ struct ncclUniqueId {
 // is near enough where an absent rank does nearly the same as one that is there (07_combined_5d/fold.h).
 // Nobody waits for the messages of absent ones.
 struct ncclConfig_t {
-  size_t size;
-  int blocking, minCTAs, maxCTAs;
-  const int *world_ranks, *processes;
+  int blocking = NCCL_CONFIG_UNDEF_INT, maxCTAs = NCCL_CONFIG_UNDEF_INT;
+  const int *world_ranks = nullptr, *processes = nullptr;
 };
 
 enum ncclResult_t {
@@ -75,10 +68,8 @@ enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, nc
 
 enum ncclDataType_t : int {
   ncclInt8 = 0,
-  ncclChar = 0,
   ncclUint8 = 1,
   ncclInt32 = 2,
-  ncclInt = 2,
   ncclUint32 = 3,
   ncclInt64 = 4,
   ncclUint64 = 5,
