@@ -42,10 +42,11 @@ Options golden_options(const Golden& g) {
 
 std::vector<HostBatch> golden_batches(const Golden& g, const Options& o) {
   const size_t rows = o.micro_batch_size * o.sequence_length;
+  const std::vector<double> tokens = g["tokens"], targets = g["targets"];
   std::vector<HostBatch> batches(o.global_batch_size / o.micro_batch_size);
   for (size_t i = 0; i < batches.size() * rows; ++i) {
-    batches[i / rows].tokens.push_back(static_cast<int32_t>(g["tokens"].values[i]));
-    batches[i / rows].targets.push_back(static_cast<int32_t>(g["targets"].values[i]));
+    batches[i / rows].tokens.push_back(static_cast<int32_t>(tokens[i]));
+    batches[i / rows].targets.push_back(static_cast<int32_t>(targets[i]));
   }
   return batches;
 }
@@ -53,7 +54,7 @@ std::vector<HostBatch> golden_batches(const Golden& g, const Options& o) {
 void load_weights(TestModel& model, const Golden& golden) {
   for (size_t id = 0; id < model.parameters.all().size(); ++id) {
     const auto& name = model.parameters[id].name;
-    to_device(golden["weights/" + name].values, model.parameters.weights(id).data, model.stream);
+    to_device(golden["weights/" + name], model.parameters.weights(id).data, model.stream);
   }
   model.optimizer =
       std::make_unique<Optimizer>(model.options, model.parameters, model.stream);  // copies master weights
@@ -79,18 +80,18 @@ TEST_CASE("logits, loss and gradients are PyTorch's", "[01][golden]") {
     model.transformer->forward(batch, *model.activations);
     for (const double logit : to_host(model.activations->logits, model.stream)) logits.push_back(logit);
   }
-  CHECK(relative_error(logits, golden["logits"].values) < tolerance(modules));
+  CHECK(relative_error(logits, golden["logits"]) < tolerance(modules));
 
   model.accumulate(batches);
   model.totals.wait();
-  CHECK(relative_error({model.totals.host_loss()}, {golden["loss"].values[0]}) < tolerance(modules));
+  CHECK(relative_error({model.totals.host_loss()}, {golden["loss"][0]}) < tolerance(modules));
   const double scale = has_loss_scale ? options.loss_scale : 1;  // which the optimizer's step takes out
-  CHECK(relative_error({model.totals.host_norm() / scale}, {golden["grad_norm"].values[0]}) <
+  CHECK(relative_error({model.totals.host_norm() / scale}, {golden["grad_norm"][0]}) <
         tolerance(2 * modules));
   for (size_t id = 0; id < model.parameters.all().size(); ++id) {
     const auto& name = model.parameters[id].name;
     CAPTURE(name);
-    CHECK(relative_error(model.gradients(id), golden["gradients/" + name].values) < tolerance(2 * modules));
+    CHECK(relative_error(model.gradients(id), golden["gradients/" + name]) < tolerance(2 * modules));
   }
 }
 
@@ -105,17 +106,17 @@ TEST_CASE("weights after three AdamW steps are PyTorch's", "[01][golden]") {
 
   for (int step = 0; step < integer(golden, "optimizer_steps"); ++step) {
     model.train_step(step, batches);
-    CHECK(relative_error({model.totals.host_loss()}, {golden["loss"].values[step]}) < 1e-9);
+    CHECK(relative_error({model.totals.host_loss()}, {golden["loss"][step]}) < 1e-9);
     const double scale = has_loss_scale ? options.loss_scale : 1;  // which the optimizer's step takes out
-    CHECK(relative_error({model.totals.host_norm() / scale}, {golden["grad_norm"].values[step]}) < 1e-9);
+    CHECK(relative_error({model.totals.host_norm() / scale}, {golden["grad_norm"][step]}) < 1e-9);
   }
   for (size_t id = 0; id < model.parameters.all().size(); ++id) {
     const auto& name = model.parameters[id].name;
     CAPTURE(name);
-    CHECK(relative_error(model.weights(id), golden["weights_after/" + name].values) < 1e-9);
+    CHECK(relative_error(model.weights(id), golden["weights_after/" + name]) < 1e-9);
   }
   for (int step = 0; step < options.steps; ++step) {
-    CHECK(relative_error({learning_rate(options, step)}, {golden["lr"].values[step]}) < 1e-14);
+    CHECK(relative_error({learning_rate(options, step)}, {golden["lr"][step]}) < 1e-14);
   }
 }
 #endif
