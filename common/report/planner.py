@@ -12,16 +12,21 @@ MODELS = ["smollm-1.7b", "llama-3.2-1b", "llama-2-7b", "llama-3.1-8b", "llama-3.
 SIZES = ["model", "config", "layers", "d-model", "heads", "kv-heads", "d-ff", "vocab-size", "experts", "top-k", "shared-experts"]
 
 
+def options_of(given, defaults):
+    """(the values of the options in `defaults`, as attributes; the other words). Throws Refused."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option, value in defaults.items():
+        parser.add_argument("--" + option, default=value)
+    try:
+        return parser.parse_known_args(list(map(str, given)))
+    except argparse.ArgumentError as error:
+        raise logs.Refused(f"PLAN: {error}") from None
+
+
 def models_of(given):
     """(the words that say a model, of each: first the one that `given` says, if any, then the presets; whether it says one; its
     other words)."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option in SIZES:
-        parser.add_argument("--" + option)
-    try:
-        sizes, others = parser.parse_known_args(list(map(str, given)))
-    except argparse.ArgumentError as error:
-        raise logs.Refused(f"PLAN: {error}") from None
+    sizes, others = options_of(given, dict.fromkeys(SIZES))
     given = {"--" + option: value for option in SIZES if (value := vars(sizes)[option.replace("-", "_")])}
     asked = [word for pair in given.items() for word in pair]
     models = [["--model", name] for name in MODELS if ["--model", name] != asked]

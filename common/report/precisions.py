@@ -7,7 +7,6 @@ complete in OUT.runs is not repeated."""
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import altair as alt
@@ -34,10 +33,7 @@ LARGE = [3, 40, 77, 101]  # channels
 
 def train(build, precision, *words):
     """Runs 01 of this precision. Of an option that is given twice the later value counts."""
-    command = [build / f"cpu-{precision}/01_single_gpu", *TRAINING.split(), *words]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise logs.Refused(done.stderr.strip().splitlines()[0])
+    logs.output_of(build / f"cpu-{precision}/01_single_gpu", *TRAINING.split(), *words)
 
 
 def with_outliers(build, folder, shape):

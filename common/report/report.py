@@ -5,7 +5,6 @@ are options of plan, for the calculator and the heatmap. FILEs are logs (--log-j
 
 report.py PAGE --told TEXT FILE...: a learner's page. It begins with the lines of the file TEXT, and needs no builds."""
 
-import argparse
 import concurrent.futures
 import csv
 import html
@@ -185,13 +184,7 @@ def charts_of_runs(runs):
 
 def charts(runs, builds, given, sweep):
     # The planner searches for many seconds: meanwhile the rest is drawn.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option, value in ("--gpus", 128), ("--seq-len", 4096), ("--global-batch-size", 512):
-        parser.add_argument(option, default=value)
-    try:
-        asked, others = parser.parse_known_args(given)
-    except argparse.ArgumentError as error:
-        raise logs.Refused(f"PLAN: {error}") from None
+    asked, others = planner.options_of(given, {"gpus": 128, "seq-len": 4096, "global-batch-size": 512})
     SECTIONS["heatmap"] = SECTIONS["heatmap"][0], SECTIONS["heatmap"][1].format_map(vars(asked))
     words = ["--seq-len", asked.seq_len, "--global-batch-size", asked.global_batch_size, *others]
     pool, plan = concurrent.futures.ThreadPoolExecutor(), builds / "cpu-bf16" / "plan"
