@@ -1,6 +1,4 @@
 // The step line, the memory table, and the JSON log, which is read back with a JSON parser.
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>

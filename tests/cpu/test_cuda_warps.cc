@@ -4,7 +4,6 @@
 #include <bit>
 #include <functional>
 #include <random>
-#include <vector>
 
 #include "catch.h"
 #include "cuda_warps.h"

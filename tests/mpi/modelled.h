@@ -6,9 +6,7 @@
 
 #include <cuda_cpu.h>
 
-#include <cstdlib>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "clock/device_profile.h"

@@ -1,7 +1,6 @@
 // A loss or a gradient norm that is NaN or infinite ends the run on all ranks, in one line. In fp16 the loss
 // scale skips the step, and the run goes on.
 // precisions: fp64 fp16
-#include <cmath>
 #include <iostream>
 #include <sstream>
 

@@ -1,7 +1,6 @@
 // What a pipeline sends, keeps and wastes, against the formulas and the simulator
 // (05_pipeline_parallel/workbench/simulate.h).
 // precisions: fp64 bf16
-#include <algorithm>
 
 #include "../../05_pipeline_parallel/workbench/simulate.h"
 #include "memory_check.h"

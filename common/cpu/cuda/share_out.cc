@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <thread>
-#include <vector>
 
 #include "cuda_cpu.h"
 

@@ -1,6 +1,5 @@
 // Probes of stage 05.
 // ranks: 3
-#include <sstream>
 
 #include "mpi/array.h"
 #include "probe.h"

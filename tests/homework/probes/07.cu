@@ -1,8 +1,6 @@
 // Probes of stage 07.
 // ranks: 4
 
-#include <sstream>
-
 #include "probe.h"
 #define private public  // the bodies are called one by one
 #include "07_combined_5d/expert_parallel.h"
