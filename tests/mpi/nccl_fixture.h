@@ -5,7 +5,6 @@
 #include <nccl.h>
 
 #include <chrono>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -33,12 +32,13 @@ inline void require_nccl(ncclResult_t result) {
 class Communicator {
  public:
   explicit Communicator(const std::vector<int>& members) {
+    int mine = -1;
     for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i] == rank()) mine_ = static_cast<int>(i);
+      if (members[i] == rank()) mine = static_cast<int>(i);
     }
-    if (mine_ < 0) return;
+    if (mine < 0) return;
     ncclUniqueId id = {};
-    if (mine_ == 0) {
+    if (mine == 0) {
       require_nccl(ncclGetUniqueId(&id));
       for (size_t i = 1; i < members.size(); ++i) {
         MPI_Send(&id, sizeof id, MPI_BYTE, members[i], 0, MPI_COMM_WORLD);
@@ -46,20 +46,17 @@ class Communicator {
     } else {
       MPI_Recv(&id, sizeof id, MPI_BYTE, members[0], 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
-    require_nccl(ncclCommInitRank(&comm_, static_cast<int>(members.size()), id, mine_));
+    require_nccl(ncclCommInitRank(&comm_, static_cast<int>(members.size()), id, mine));
   }
   // Of all ranks.
   Communicator() : Communicator(all()) {}
-  explicit Communicator(ncclComm_t comm) : comm_(comm) {
-    if (comm != nullptr) require_nccl(ncclCommUserRank(comm, &mine_));
-  }
+  explicit Communicator(ncclComm_t comm) : comm_(comm) {}
   ~Communicator() {
     if (comm_ != nullptr) ncclCommDestroy(comm_);
   }
   Communicator(const Communicator&) = delete;
 
   operator ncclComm_t() const { return comm_; }
-  int rank_in() const { return mine_; }
   Communicator split(int color, int key) const {
     ncclComm_t part = nullptr;
     require_nccl(ncclCommSplit(comm_, color, key, &part, nullptr));
@@ -80,7 +77,6 @@ class Communicator {
   }
 
   ncclComm_t comm_ = nullptr;
-  int mine_ = -1;
 };
 
 inline bool is_done(cudaStream_t stream) { return cudaStreamQuery(stream) == cudaSuccess; }
