@@ -125,6 +125,11 @@ thread_local constinit cudaError_t last_error = cudaSuccess;
 thread_local constinit int64_t host_clock = 0;
 std::atomic<bool> dry_run = false;
 
+pentatron::DeviceProfile& mutable_profile() {
+  static auto* const profile = new pentatron::DeviceProfile(pentatron::load_profile("h100"));
+  return *profile;
+}
+
 // An error inside a stream, if there was one: it stays.
 std::atomic<cudaError_t> device_error{cudaSuccess};
 
@@ -208,6 +213,12 @@ bool exists(cudaStream_t stream) {
 bool exists(cudaEvent_t event) {
   std::shared_lock lock(handles().mutex);
   return handles().events.contains(event);
+}
+
+cudaError_t check_stream(cudaStream_t stream) {
+  if (on_stream_thread) return cudaErrorNotPermitted;  // a host function may not call CUDA
+  if (!exists(stream)) return cudaErrorInvalidResourceHandle;
+  return device_error.load(std::memory_order_relaxed);
 }
 
 void log_on(cudaStream_t stream, Activity activity) {
@@ -392,16 +403,6 @@ cudaError_t remember(cudaError_t error) {
   return error;
 }
 
-namespace {
-
-cudaError_t check_stream(cudaStream_t stream) {
-  if (on_stream_thread) return cudaErrorNotPermitted;  // a host function may not call CUDA
-  if (!exists(stream)) return cudaErrorInvalidResourceHandle;
-  return device_error.load(std::memory_order_relaxed);
-}
-
-}  // namespace
-
 cudaError_t enqueue(cudaStream_t stream, Work work) {
   const cudaError_t error = check_stream(stream);
   if (error == cudaSuccess) append(stream, std::move(work));
@@ -442,15 +443,6 @@ cudaError_t wait_for_all_streams() {
 }
 
 // ---- Virtual time -----------------------------------------------------------------------------------------
-
-namespace {
-
-pentatron::DeviceProfile& mutable_profile() {
-  static auto* const profile = new pentatron::DeviceProfile(pentatron::load_profile("h100"));
-  return *profile;
-}
-
-}  // namespace
 
 const pentatron::DeviceProfile& profile() { return mutable_profile(); }
 void set_profile(const pentatron::DeviceProfile& profile) { mutable_profile() = profile; }
@@ -567,7 +559,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     cuda_cpu::advance_clock(recording->time);
     return cudaSuccess;
   };
-  if (const cudaError_t error = cuda_cpu::check_stream(stream); error != cudaSuccess) return remember(error);
+  if (const cudaError_t error = check_stream(stream); error != cudaSuccess) return remember(error);
   append(stream, work, 0, {}, /*waits=*/true);
   return cudaSuccess;
 }
