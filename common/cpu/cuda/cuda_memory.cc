@@ -184,15 +184,8 @@ cudaError_t check_copy(const void* to, size_t to_bytes, const void* from, size_t
 namespace cuda_cpu {
 
 bool to_host_address(const void* pointer, void** address) {
-  *address = const_cast<void*>(pointer);
-  if (pointer == nullptr) return true;
-  const auto value = reinterpret_cast<uintptr_t>(pointer);
-  std::shared_lock lock(memory().mutex);
-  if (find(memory().device, value) != memory().device.end()) {
-    *address = reinterpret_cast<void*>(value + kHalf);
-    return true;
-  }
-  return find(memory().pinned, value) != memory().pinned.end();
+  *address = host_address(pointer);
+  return pointer == nullptr || is_accessible(pointer, 0);
 }
 
 bool is_device_address(const void* pointer) {
