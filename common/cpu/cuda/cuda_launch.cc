@@ -303,12 +303,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  *properties = {.name = {},
-                 .uuid = {},
-                 .totalGlobalMem = total,
-                 .major = 0,
-                 .minor = 0,
-                 .multiProcessorCount = cores};
+  *properties = {
+      .name = {}, .uuid = {}, .totalGlobalMem = total, .major = 0, .minor = 0, .multiProcessorCount = cores};
   std::snprintf(properties->name, sizeof properties->name, "CPU (%d cores)", cores);
   const char* const uuid = std::getenv("CUDA_CPU_UUID");
   const std::string unique = uuid != nullptr ? uuid : std::to_string(getpid()) + "/" + std::to_string(device);
