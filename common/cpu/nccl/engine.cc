@@ -10,7 +10,6 @@
 namespace nccl_mpi {
 namespace {
 
-constexpr size_t kChunk = 512 << 10;   // bytes
 constexpr size_t kMaxAlignment = 256;  // bytes, of a piece in the window
 
 // A number that no other message of any rank has.
@@ -47,13 +46,12 @@ std::pair<size_t, size_t> part_of(std::pair<size_t, size_t> range, int part, int
 Engine::Engine(const Members& members, const Network& network, int channels, const std::atomic<bool>& aborted)
     : ranks_(static_cast<int>(members.world_ranks.size())),
       rank_(members.rank),
-      chunk_(kChunk),
       world_ranks_(members.world_ranks),
       network_(network),
       channels_(channels),
       collectives_(network, world_ranks_),
       transport_(members.comm, world_ranks_, aborted),
-      window_(2 * ranks_ * (kChunk + kMaxAlignment)) {
+      window_(2 * ranks_ * (chunk + kMaxAlignment)) {
   if (is_dry_run() && !members.name.empty()) rendezvous_ = std::make_unique<Rendezvous>(members, aborted);
 }
 
@@ -117,7 +115,7 @@ double Engine::seconds_of_messages(std::span<const Call> calls) const {
 
 void Engine::run_collective(const Call& call) {
   const size_t in_parts = call.kind == Kind::all_reduce && bytes_of(call) > letter_bytes ? ranks_ : 1;
-  const size_t round = in_parts * chunk_ / nccl_mpi::size_of(call.type);  // elements
+  const size_t round = in_parts * chunk / nccl_mpi::size_of(call.type);  // elements
   met_ = false;
   if (rendezvous_) return meet(rendezvous_->meet_all(call, span_.end));
   if (is_dry_run()) exchange(call, no_exchange());
@@ -262,7 +260,7 @@ std::byte* Engine::output(const Call& call, size_t element) const {
 }
 
 void Engine::receive_contributions(Exchange* all, size_t bytes) {
-  scratch_.resize(ranks_ * chunk_);
+  scratch_.resize(ranks_ * chunk);
   for (int rank = 0; rank < ranks_; ++rank) all->from[rank] = {scratch(rank), bytes};
 }
 

@@ -50,7 +50,7 @@ class Engine {
   Exchange no_exchange() const;
   const std::byte* input(const Call& call, size_t element) const;
   std::byte* output(const Call& call, size_t element) const;
-  std::byte* scratch(int rank) { return scratch_.data() + rank * chunk_; }
+  std::byte* scratch(int rank) { return scratch_.data() + rank * chunk; }
   void receive_contributions(Exchange* exchange, size_t bytes);
   void combine(std::byte* out, std::byte* own, size_t count, const Call& call);
 
@@ -59,8 +59,9 @@ class Engine {
   void meet(int64_t met);
   void pass(double seconds);
 
+  static constexpr size_t chunk = 512 << 10;  // bytes: the longest piece of a round
+
   int ranks_, rank_;
-  size_t chunk_;  // bytes: the longest piece of a round
   std::vector<int> world_ranks_;
   Network network_;
   int channels_;
