@@ -1,14 +1,12 @@
 #include "transport.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "device/errors.h"
 #include "device_access.h"
@@ -49,12 +47,6 @@ const char* name_of(ncclRedOp_t op) {
   return names[op];
 }
 
-void sleep_for(double seconds) {
-  const auto nanoseconds = static_cast<long>(seconds * 1e9);
-  const timespec pause{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
-  nanosleep(&pause, nullptr);
-}
-
 void check_mpi(int status) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -82,14 +74,14 @@ std::string description(const Call& call) {
 }
 
 void Patience::wait() {
+  using namespace std::chrono;
   constexpr int yields = 10;
-  constexpr double shortest = 20e-6, longest = 500e-6;  // s
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = steady_clock::now();
   if (looks_++ == 0) start_ = now;
   if (looks_ <= yields) {
-    sched_yield();
+    std::this_thread::yield();
   } else {
-    sleep_for(std::clamp(std::chrono::duration<double>(now - start_).count() / 8, shortest, longest));
+    std::this_thread::sleep_for(std::clamp<nanoseconds>((now - start_) / 8, 20us, 500us));
   }
 }
 
@@ -228,7 +220,7 @@ void Transport::wait(const std::function<bool()>& has_begun) {
     if (begun && sent && received) break;
     if (aborted_.load(std::memory_order_relaxed)) {
       cancel();
-      throw_if_aborted();
+      throw Failure{ncclInProgress, "aborted"};
     }
   }
   sends_.clear();
@@ -243,10 +235,6 @@ void Transport::cancel() {
     MPI_Cancel(&request);
     MPI_Request_free(&request);
   }
-}
-
-void Transport::throw_if_aborted() const {
-  if (aborted_.load(std::memory_order_relaxed)) throw Failure{ncclInProgress, "aborted"};
 }
 
 }  // namespace nccl_mpi

@@ -108,7 +108,6 @@ class Transport {
   // Until all messages have passed; `has_begun`: whether they have all begun.
   void wait(const std::function<bool()>& has_begun);
   void cancel();
-  void throw_if_aborted() const;
 
   MPI_Comm comm_;
   int rank_;
