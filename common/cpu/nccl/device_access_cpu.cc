@@ -10,23 +10,14 @@ struct Hold::State {
   std::vector<Message> messages;
 };
 
-namespace {
-
-pentatron::trace::Label described() {
-  const cuda_cpu::Description description = cuda_cpu::describe({});
-  cuda_cpu::describe(description);
-  return description.label;
-}
-
-}  // namespace
-
 Hold::Hold() : state_(std::make_shared<State>()) {}
 
 // Asynchronous even with CUDA_LAUNCH_BLOCKING=1: two ranks that each wait for the other's next operation
 // would otherwise never reach it.
 cudaError_t Hold::stop(cudaStream_t stream) {
-  const pentatron::trace::Label label = described();
-  auto wait = [state = state_, label] {
+  const cuda_cpu::Description described = cuda_cpu::describe({});
+  cuda_cpu::describe(described);  // only to read it
+  auto wait = [state = state_, label = described.label] {
     state->released.wait();
     cuda_cpu::advance_clock(state->span.end);
     if (label.name == nullptr) return cudaSuccess;
