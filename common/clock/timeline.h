@@ -23,6 +23,13 @@ struct Label : Position {
   double bytes = 0;            // moved from and to memory, or sent by this rank
 };
 
+// A message to another rank, or from one.
+struct Message {
+  bool sent;
+  uint64_t number;  // the same at both ends
+  double bytes;
+};
+
 // An operation of a stream. Times in seconds.
 struct Interval : Position {
   std::string name = {}, stream = {};

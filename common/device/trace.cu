@@ -135,7 +135,7 @@ std::vector<Interval> take() {
     Interval i{a.label};  // its position
     i.name = a.label.name, i.stream = stream_names[a.stream], i.bytes = a.label.bytes;
     i.begin = seconds(a.begin), i.end = seconds(a.end), i.id = a.id, i.waited_for = a.waited_for;
-    for (const cuda_cpu::Activity::Message& m : a.messages) {
+    for (const Message& m : a.messages) {
       (m.sent ? i.sent : i.received).push_back(m.number);
       if (m.sent && i.name == "group") i.bytes += m.bytes;
     }

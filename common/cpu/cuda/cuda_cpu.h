@@ -85,12 +85,7 @@ struct Activity {
   cudaStream_t stream = nullptr;
   pentatron::trace::Label label;
   int64_t begin = 0, end = 0;
-  struct Message {
-    bool sent;
-    uint64_t number;  // the same at both ends
-    double bytes;
-  };
-  std::vector<Message> messages = {};
+  std::vector<pentatron::trace::Message> messages = {};
 };
 // Adds to the log of the stream whose operation calls this.
 void log_activity(Activity activity);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "clock/timeline.h"
 #include "modelled_link.h"
 
 #if __has_include(<cuda_cpu.h>)
@@ -30,12 +31,7 @@ struct Unseen {
 };
 #endif
 
-// A message to another rank, or from one; both call it by the same number.
-struct Message {
-  bool sent;
-  uint64_t number;
-  double bytes;
-};
+using pentatron::trace::Message;
 
 // When an operation ran, in nanoseconds of the streams' clock: from when its last rank had come.
 struct Span {

@@ -22,7 +22,7 @@ cudaError_t Hold::stop(cudaStream_t stream) {
     cuda_cpu::advance_clock(state->span.end);
     if (label.name == nullptr) return cudaSuccess;
     cuda_cpu::Activity activity{.label = label, .begin = state->span.begin, .end = state->span.end};
-    for (const Message& m : state->messages) activity.messages.push_back({m.sent, m.number, m.bytes});
+    activity.messages = state->messages;
     cuda_cpu::log_activity(std::move(activity));
     return cudaSuccess;
   };
