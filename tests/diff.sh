@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# diff.sh 03: what a stage adds, a screen each: the lines of main.cu, against 01 or, where they are fewer, 02; what the
-# technique's header puts in place of the defaults of a seam; where the rest lies, as the stage's note says.
+# diff.sh 03: what a stage adds, a screen each: the lines of main.cu, against 01 or, where they are fewer, 02 (of 07, whose
+# lines say what is not in 01, against that); what the technique's header puts in place of the defaults of a seam; where the rest lies, as the stage's note says.
 # diff.sh 02 experts: the lines of main.cu alone, of two programs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ if [ $# -gt 1 ]; then
   exit 0
 fi
 base=$(main_of 01)
-if [ "$1" != 02 ] && [ "$(lines "$(main_of 02)" "$main" 1)" -lt "$(lines "$base" "$main" 1)" ]; then base=$(main_of 02); fi
+if [[ $1 == 0[3-6] ]] && [ "$(lines "$(main_of 02)" "$main" 1)" -lt "$(lines "$base" "$main" 1)" ]; then base=$(main_of 02); fi
 show_main "$base" "$main"
 
 for header in "$(dirname "$main")"/*.h; do

@@ -203,6 +203,8 @@ def end_in_one_line(main, *words):
 
 def main(*paths):
     runs = runs_of(paths)
+    newest = max(runs, key=lambda run: run.path.stat().st_mtime)
+    runs = [run for run in runs if len(run.steps) == len(newest.steps)]  # others are of an earlier call
     print(f"""
 The same training, computed: every stage learns what 01 learns.
 loss diff, norm diff: from the first run of the same model; relative, the largest of {len(runs[0].steps)} steps. sent, calls: by

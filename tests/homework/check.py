@@ -31,13 +31,6 @@ def expect(good, what):
     return good
 
 
-def stages_with_mutants(stages):
-    for number, stage in stages.items():
-        for mutant in read_mutants():
-            if exercise := exercise_of(stage, mutant):
-                yield number, mutant, exercise
-
-
 def data(stages):
     """The lists fit the sources, and each other."""
     for stage in stages.values():
@@ -106,8 +99,8 @@ def stubs(stages, only=None):
 def mistakes(stages, only=None):
     """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why not."""
     unseen = sources.unseen()
-    tasks = [(stages[n], m, e) for n, m, e in stages_with_mutants(stages)
-             if only is None or any(fnmatch.fnmatch(m.name, p) for p in only)]
+    tasks = [(stage, m, e) for stage in stages.values() for m in read_mutants()
+             if (e := exercise_of(stage, m)) and (only is None or any(fnmatch.fnmatch(m.name, p) for p in only))]
 
     def work(machine, task):
         stage, mutant, exercise = task

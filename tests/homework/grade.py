@@ -70,12 +70,18 @@ def told(verdict, hint):
 
 
 def blame(stage, verdicts):
-    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those of whom a probe tells; else,
-    of each program, the one that has most of its runs wrong, the first of such. The others are not judged."""
+    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those of whom a probe tells, and of
+    several with one probe those whose body it names; else, of each program, the first that has most of its runs wrong. The
+    others are not judged."""
+
+    def named(verdict):
+        return any(re.search(r"\w+\($", body)[0] in verdict.hint for body in stage.exercises[verdict.exercise].bodies)
+
     for program in {run.program for run in stage.runs.values()}:
         wrong = [v for v in verdicts if v.wrong and not v.because
                  and stage.runs[stage.exercises[v.exercise].runs[0]].program == program]
-        guilty = [v for v in wrong if v.hint] or [max(wrong, key=lambda v: v.wrong, default=None)]
+        guilty = [v for v in wrong if v.hint and (named(v) or not any(named(o) for o in wrong if o.hint == v.hint))]
+        guilty = guilty or [max(wrong, key=lambda v: v.wrong, default=None)]
         for verdict in wrong:
             if verdict not in guilty:
                 verdict.because, verdict.words = guilty[0].exercise, f"not judged because of {guilty[0].exercise}"
@@ -180,4 +186,4 @@ def hint(stages, number, say=print):
     stage = sources.stage_of(stages, number[:2])
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
-    say(hints_of(Machine(ROOT), stage, [number])[number] or "no probe finds what is wrong here; what differs stands in the grade")
+    say(hints_of(Machine(ROOT), stage, [number])[number] or "the probe finds no mistake here; what else is wrong stands in the grade")

@@ -88,6 +88,7 @@ def starter(stages, term, to):
     change["common/device/not_written.h"] = (HERE / "not_written.h").read_text()
     change["HOMEWORK.md"] = homework_note(stages, term)
     write_tree(stages, to, {"kind": "write", "stages": [s.number for s in stages], "term": term}, change)
+    print(f"{to} is written; go there and read HOMEWORK.md")
 
 
 def homework_note(stages, term):
