@@ -43,8 +43,8 @@ inline Instructions one_f_one_b(int p, int m, int k) {
 }
 
 // The last rank waits for p - 1 chunks, each 1/v of a rank's layers. So the bubble is 1/v of that of 1f1b,
-// and there are more than v times as many messages. The last rank's warm-up is p forwards in each of its first v - 1
-// chunks; each rank before it adds two. Needs m to be a multiple of p.
+// and there are more than v times as many messages. The last rank's warm-up is p forwards in each of its
+// first v - 1 chunks; each rank before it adds two. Needs m to be a multiple of p.
 inline Instructions interleaved(int p, int m, int v, int k) {
   const int warm_up = v == 1 ? p - k - 1 : 2 * (p - k - 1) + (v - 1) * p;
   return with_warm_up(p, m, v, warm_up, Action::backward);
