@@ -21,6 +21,7 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
 
 // ---- Types and constants, named and numbered as CUDA does -------------------------------------------------
 
