@@ -142,16 +142,18 @@ TEST_CASE("a run's memory is that of its fullest rank, and its time that of its 
 }
 
 TEST_CASE("a run is compared with one that trains alike", "[scripts]") {
-  const auto compared = [](const std::string& options) {  // with which of these two runs, by its number
+  // The number of the run that one with these options is compared with: 0, another one; 1, itself.
+  const auto compared = [](const std::string& options) {
     const std::string command =
         "PYTHONPATH='" PENTATRON_TESTS
         "/../common/report' python3 -c 'import json, sys, types, runs; run = lambda words: "
         "types.SimpleNamespace("
         "summary={\"parameters\": 9}, steps=[0], is_dry=False, options=json.loads(words)); "
-        "all = [run(words) for words in sys.argv[1:]]; sys.exit(all.index(runs.Run.reference(all[1], all)))' "
+        "all = [run(words) for words in sys.argv[1:]]; sys.exit(2 + all.index(runs.Run.reference(all[1], "
+        "all)))' "
         "'{\"lr\": 0.1, \"tp\": 1}' '" +
         options + "'";
-    return WEXITSTATUS(std::system(command.c_str()));
+    return WEXITSTATUS(std::system(command.c_str())) - 2;  // a script that fails ends with 1
   };
   CHECK(compared("{\"lr\": 0.1, \"tp\": 2}") == 0);
   CHECK(compared("{\"lr\": 0.2, \"tp\": 1}") == 1);

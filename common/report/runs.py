@@ -207,7 +207,7 @@ def main(*paths):
     runs = [run for run in runs if len(run.steps) == len(newest.steps)]  # others are of an earlier call
     print(f"""
 The same training, computed: every stage learns what 01 learns.
-loss diff, norm diff: from the first run of the same model; relative, the largest of {len(runs[0].steps)} steps. sent, calls: by
+loss diff, norm diff: from the first run that trains alike; relative, the largest of {len(runs[0].steps)} steps. sent, calls: by
 a rank in a step. With experts the last bit of a sum may send a token to another one; PRECISION=fp64 shows no difference.
 """)
     columns = ["", "ranks", "final loss", "loss diff", "norm diff", "sent", "calls"]
