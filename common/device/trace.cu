@@ -10,9 +10,6 @@
 namespace pentatron::trace {
 namespace {
 
-bool recording = false;
-std::map<cudaStream_t, std::string> stream_names;
-
 // "void pentatron::rmsnorm_forward_kernel<float>(float*)" -> "rmsnorm_forward_kernel"
 // A kernel for tensor cores is a template parameter of what runs its warps (tensor_cores/tensor_core.h).
 std::string unqualified(std::string name) {
@@ -23,12 +20,26 @@ std::string unqualified(std::string name) {
 
 }  // namespace
 
-void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] = std::move(name); }
+const char* kernel_name(const void* kernel) {
+  static std::map<const void*, std::string> names;
+  auto [entry, is_new] = names.try_emplace(kernel);
+  if (is_new) {
+    const char* mangled = "kernel";
+    if (cudaFuncGetName(&mangled, kernel) != cudaSuccess) cudaGetLastError();
+    int status = -1;
+    char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+    entry->second = unqualified(status == 0 ? demangled : mangled);
+    std::free(demangled);
+  }
+  return entry->second.c_str();
+}
 
-// ---- With a GPU: two events for each range ----------------------------------------------------------------
-
+// Two events time each range. Without a GPU, what follows is cpu/cuda/trace.cc: there the stand-in counts.
 #ifndef CUDA_CPU
 namespace {
+
+bool recording = false;
+std::map<cudaStream_t, std::string> stream_names;
 
 struct Recorded {
   Interval interval;
@@ -53,6 +64,8 @@ double seconds_since_origin(cudaEvent_t event) {
 }
 
 }  // namespace
+
+void name_stream(cudaStream_t stream, std::string name) { stream_names[stream] = std::move(name); }
 
 void start() {
   recorded.clear();
@@ -93,73 +106,6 @@ std::vector<Interval> take() {
   return result;
 }
 
-// ---- Without: what the stand-in has counted ---------------------------------------------------------------
-
-#else
-namespace {
-
-int64_t origin = 0;                        // time zero, in nanoseconds
-std::vector<cuda_cpu::Description> outer;  // of the ranges that are open
-
-}  // namespace
-
-void start() {
-  cuda_cpu::take_activities();
-  origin = cuda_cpu::clock();
-  recording = true;
-  cuda_cpu::set_labeller([](const char* name) { return Label{here, name}; });
-}
-
-void stop() {
-  recording = false;
-  cuda_cpu::set_labeller(nullptr);
-}
-
-Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
-  declared_costs += cost;
-  cuda_cpu::Description description;
-  description.nanoseconds = cuda_cpu::nanoseconds(cuda_cpu::profile().seconds(cost));
-  if (recording) description.label = {here, name, cost.bytes};
-  outer.push_back(cuda_cpu::describe(description));
-}
-
-Range::~Range() {
-  cuda_cpu::describe(outer.back());
-  outer.pop_back();
-}
-
-std::vector<Interval> take() {
-  std::vector<Interval> result;
-  for (const cuda_cpu::Activity& a : cuda_cpu::take_activities()) {
-    const auto seconds = [](int64_t time) { return static_cast<double>(time - origin) * 1e-9; };
-    Interval i{a.label};  // its position
-    i.name = a.label.name, i.stream = stream_names[a.stream], i.bytes = a.label.bytes;
-    i.begin = seconds(a.begin), i.end = seconds(a.end), i.id = a.id, i.waited_for = a.waited_for;
-    for (const Message& m : a.messages) {
-      (m.sent ? i.sent : i.received).push_back(m.number);
-      if (m.sent && i.name == "group") i.bytes += m.bytes;
-    }
-    result.push_back(std::move(i));
-  }
-  return result;
-}
-
 #endif
-
-// ---- What is made of it -----------------------------------------------------------------------------------
-
-const char* kernel_name(const void* kernel) {
-  static std::map<const void*, std::string> names;
-  auto [entry, is_new] = names.try_emplace(kernel);
-  if (is_new) {
-    const char* mangled = "kernel";
-    if (cudaFuncGetName(&mangled, kernel) != cudaSuccess) cudaGetLastError();
-    int status = -1;
-    char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
-    entry->second = unqualified(status == 0 ? demangled : mangled);
-    std::free(demangled);
-  }
-  return entry->second.c_str();
-}
 
 }  // namespace pentatron::trace
