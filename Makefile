@@ -50,9 +50,9 @@ tour test-tour: $(PROGRAMS:%=build/cpu-fp32/%) build/cpu-fp32/tests-test_primer 
 	@tests/tour.sh $(if $(filter test-tour,$@),< /dev/null)
 
 diff: ## the main.cu of any two programs:  A=02 B=experts
-	@tests/diff.sh "$(A)" "$(B)"
+	@python3 tests/diff.py "$(A)" "$(B)"
 diff-%: ## what stage 03 adds: main.cu, the seam, the rest
-	@tests/diff.sh $*
+	@python3 tests/diff.py $*
 
 # In dry runs (tests/lessons.txt). 07 is enough: with one axis it is the stage of that axis.
 GPU ?= h100

@@ -7,6 +7,7 @@
 #                 experts is in its config, in the log, and in their kernels
 #   tests         of one kind are compiled as one file, as make test or make test-07 chooses them, so no two have the
 #                 same name outside of functions
+#   kernels       say the shape of all they get: each pointer to numbers has it beside it, or "all [size]" is behind the last
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}"
 rooms=(clock device kernels tensor_cores model ranks watchdog options checkpoint run)  # from the bottom up
@@ -47,6 +48,19 @@ for file in 0[1-7]_*/*.* 0[1-7]_*/*/*.*; do
   lines=$(grep -nE "^ *#include \"(\.\./)+0[$((stage + 1))-9]" "$file")
   [ "$stage" = 1 ] || lines+=$'\n'$(grep -niP "$(later_words "$stage")" "$file")
   judge "$file" "$lines"
+done
+
+for file in $(grep -l '^__global__' common/*/*.cu 0*/*.cu); do
+  judge "$file" "$(awk '/^__global__/ { signature = ""; open = 1 }
+    open { signature = signature $0 }
+    open && /\) \{$/ {
+      open = 0
+      sub(/.*\/\*(all|both) [^\/]*\//, "", signature)
+      gsub(/\/\*[^\/]*\//, "@", signature)
+      n = split(signature, argument, ",")
+      for (i = 1; i <= n; ++i)
+        if (argument[i] ~ /(In|Out)<|(real|accum|double|_t|T|Result)\* / && argument[i] !~ /@/) print NR ": no shape:" argument[i]
+    }' "$file")"
 done
 
 # Types, and functions and variables, whose lines begin with a type.

@@ -165,13 +165,14 @@ TEST_CASE("05: bubbles are what the formulas say", "[05][schedule]") {
   for (const Costs& costs : {Costs{1, 1, 1}, Costs{4, 3, 2}, Costs{1, 8, 4}, Costs{6, 2, 4}}) {
     const double f = costs.forward, b = costs.input_gradient, w = costs.weight_gradient;
     for (int p = 2; p <= 12; ++p) {
-      for (int m = p; m <= 36; ++m) {
+      for (int m = 1; m <= 36; ++m) {
         INFO("p " << p << ", m " << m << ", costs " << f << " " << b << " " << w);
         const double r = static_cast<double>(p - 1) / m;
         REQUIRE(simulate(make_schedule(PpSchedule::afab, p, m, 1), costs).bubble_ratio() == r);
         const Simulation one_by_one = simulate(make_schedule(PpSchedule::one_f_one_b, p, m, 1), costs);
         REQUIRE(one_by_one.bubble_ratio() == r);
         REQUIRE(one_by_one.bubble() == (p - 1) * (f + b + w));
+        if (m < p) continue;
         const Simulation zero_bubble = simulate(make_schedule(PpSchedule::zb_h1, p, m, 1), costs);
         REQUIRE(zero_bubble.work == one_by_one.work);
         REQUIRE(zero_bubble.bubble() == (p - 1) * std::max({f + b - w, f, b}));

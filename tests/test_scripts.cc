@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "catch.h"
 #include "files.h"
@@ -105,6 +106,41 @@ TEST_CASE("a group's hour on a node: what is refused costs a line, and what has 
   const auto [invalid, line] = run("../b --tp 2\n", "");
   CHECK(invalid == 2);
   CHECK(std::count(line.begin(), line.end(), '\n') == 1);
+}
+
+TEST_CASE("make diff-NN shows what calls NCCL behind a seam, against the nearest main.cu",
+          "[scripts][program]") {
+  const TemporaryFolder folder;
+  const auto printed = [&](const std::string& command, int status) {
+    const std::string file = folder.path() + "/out";
+    CHECK(WEXITSTATUS(std::system(
+              ("cd '" PENTATRON_TESTS "/..' && " + command + " > " + file + " 2>&1").c_str())) == status);
+    return read_file(file);
+  };
+  const std::vector<std::vector<std::string>> shown = {
+      {"data_.all_reduce(gradients, gradients, size);"},
+      {"data_.all_gather(units_", "data_.reduce_scatter(all, own", "same_shard_.all_reduce(own, own"},
+      {"Tensor gather(Tensor ", "Tensor begin_sum(Tensor ", "return x; }",
+       "tensor_.all_reduce(sum_and_target"},
+      {"pipeline.run("},
+      {"context_.all_gather(", "context_.receive(", "context_.all_to_all_v(packed"},
+      {"experts_.all_to_all_v(of_permuted", "virtual FeedForwardGradients allocate_gradients"}};
+  for (int stage = 2; stage <= 7; ++stage) {
+    const std::string name = "0" + std::to_string(stage), main = name + "_*/main.cu";
+    const std::string out = printed("python3 tests/diff.py " + name, 0);
+    INFO(out);
+    CHECK(out.find(", against 01_single_gpu/main.cu: ") != std::string::npos);
+    for (const std::string& line : shown[stage - 2]) CHECK(out.find(line) != std::string::npos);
+    // 01 is as near as 02, by lines that are added or removed.
+    const auto lines = [&](const std::string& base) {
+      return std::stoi(printed("diff " + base + "_*/main.cu " + main + " | grep -c '^[<>]'", 0));
+    };
+    if (stage > 2) CHECK(lines("01") <= lines("02"));
+  }
+  const std::string two = printed("python3 tests/diff.py 02 experts", 0);
+  CHECK(two.starts_with("== 07_combined_5d/experts.cu, against 02_data_parallel/main.cu: "));
+  CHECK(printed("python3 tests/diff.py 08", 2) ==
+        "diff: 08 is not valid; expected one of 02 03 04 05 06 07\n");
 }
 
 TEST_CASE("the container of an editor in a browser gets what make setup installs", "[scripts]") {

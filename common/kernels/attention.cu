@@ -7,8 +7,9 @@ namespace pentatron {
 
 // One block a row: (head, query). Scores become probabilities, 0 for keys that the query does not see. The
 // lse is that of the others, and is written, unless it is known: that of all keys.
-__global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bool diagonal, int heads,
-                                     bool lse_known, Out<accum> lse) {
+__global__ void probabilities_kernel(Out<real> scores /*[heads*queries, keys]*/, int queries, int keys,
+                                     bool diagonal, int heads, bool lse_known,
+                                     Out<accum> lse /*[queries, heads]*/) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
   const int visible = diagonal ? std::min(query + 1, keys) : keys;
   real* const row = scores + static_cast<size_t>(blockIdx.x) * keys;
@@ -25,8 +26,9 @@ __global__ void probabilities_kernel(Out<real> scores, int queries, int keys, bo
 }
 
 // One block a row: (head, query). d_scores = probabilities * (d_probabilities - dots), in place.
-__global__ void softmax_backward_kernel(In<real> probabilities, In<accum> dots, int queries, int keys,
-                                        int heads, Out<real> d_scores) {
+__global__ void softmax_backward_kernel(In<real> probabilities /*[heads*queries, keys]*/,
+                                        In<accum> dots /*[queries, heads]*/, int queries, int keys, int heads,
+                                        Out<real> d_scores /*as probabilities*/) {
   const int head = blockIdx.x / queries, query = blockIdx.x % queries;
   const size_t start = static_cast<size_t>(blockIdx.x) * keys;
   const accum dot = dots[query * heads + head];
@@ -37,7 +39,8 @@ __global__ void softmax_backward_kernel(In<real> probabilities, In<accum> dots, 
 
 // One block a row of tokens: the dot products of its heads. A head is short, so a warp has several.
 template <int width>
-__global__ void head_dots_kernel(In<real> a, In<real> b, int heads, int size, Out<accum> dots) {
+__global__ void head_dots_kernel(In<real> a /*[rows, heads*size]*/, In<real> b /*as a*/, int heads, int size,
+                                 Out<accum> dots /*[rows, heads]*/) {
   const size_t row = blockIdx.x;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {

@@ -126,8 +126,10 @@ __device__ inline void online_softmax(int tile, Out<accum> scores /*[tile keys, 
 
 // One block a (sequence, head, tile of queries); it loops over the tiles of keys.
 template <class Result>
-__global__ void tiled_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, accum scale,
-                                     int tile, int columns, Out<Result> out, Out<accum> lse) {
+__global__ void tiled_forward_kernel(In<real> q /*[rows, heads*size]*/, In<real> k /*[rows, kv_heads*size]*/,
+                                     In<real> v /*as k*/, AttentionBlock block, accum scale, int tile,
+                                     int columns, Out<Result> out /*as q*/,
+                                     Out<accum> lse /*[rows, heads]*/) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;
@@ -224,9 +226,12 @@ __device__ inline void load_statistics(In<accum> lse /*[rows, heads]*/, In<accum
 // d_k and d_v. One block a (sequence, key and value head, tile of keys); it loops over the heads of its group
 // and the tiles of queries that see these keys.
 template <class Result>
-__global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
-                                           In<accum> dots, AttentionBlock block, accum scale, int tile,
-                                           int columns, bool add, Out<Result> d_k, Out<Result> d_v) {
+__global__ void tiled_backward_keys_kernel(In<real> q /*[rows, heads*size]*/,
+                                           In<real> k /*[rows, kv_heads*size]*/, In<real> v /*as k*/,
+                                           In<real> d_out /*as q*/, In<accum> lse /*[rows, heads]*/,
+                                           In<accum> dots /*as lse*/, AttentionBlock block, accum scale,
+                                           int tile, int columns, bool add, Out<Result> d_k /*as k*/,
+                                           Out<Result> d_v /*as k*/) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys;
   const int tiles = (keys + tile - 1) / tile, first_key = blockIdx.x % tiles * tile;
@@ -273,9 +278,11 @@ __global__ void tiled_backward_keys_kernel(In<real> q, In<real> k, In<real> v, I
 
 // d_q. One block a (sequence, head, tile of queries); it loops over the tiles of keys that these see.
 template <class Result>
-__global__ void tiled_backward_queries_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out,
-                                              In<accum> lse, In<accum> dots, AttentionBlock block,
-                                              accum scale, int tile, int columns, bool add, Out<Result> d_q) {
+__global__ void tiled_backward_queries_kernel(In<real> q /*[rows, heads*size]*/,
+                                              In<real> k /*[rows, kv_heads*size]*/, In<real> v /*as k*/,
+                                              In<real> d_out /*as q*/, In<accum> lse /*[rows, heads]*/,
+                                              In<accum> dots /*as lse*/, AttentionBlock block, accum scale,
+                                              int tile, int columns, bool add, Out<Result> d_q /*as q*/) {
   const auto [heads, kv_heads, size] = block.head;
   const int queries = block.queries, keys = block.keys;
   const int tiles = (queries + tile - 1) / tile, first_query = blockIdx.x % tiles * tile;

@@ -3,10 +3,11 @@
 
 namespace pentatron {
 
-// Element j of a row of a matrix lies in part j / part_columns, and each part has `rows` rows.
+// Between a matrix [rows, columns] and its parts, each [rows, part_columns]: element j of a row lies in part
+// j / part_columns.
 template <int width, class T>
-__global__ void copy_columns_kernel(In<T> from, int64_t rows, int columns, int part_columns, bool to_parts,
-                                    Out<T> to) {
+__global__ void copy_columns_kernel(In<T> from /*the matrix, or the parts*/, int64_t rows, int columns,
+                                    int part_columns, bool to_parts, Out<T> to /*the other*/) {
   const int64_t row = blockIdx.x;
   for (int j : block_range(columns, width)) {
     const int64_t part = j / part_columns, in_matrix = row * columns + j,

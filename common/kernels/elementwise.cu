@@ -4,7 +4,8 @@
 namespace pentatron {
 
 template <int width>
-__global__ void residual_add_kernel(const real* x, const real* branch, size_t size, real* out) {
+__global__ void residual_add_kernel(const real* x, const real* branch, size_t size,
+                                    real* out /*all [size]*/) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> sum = load<width>(x + i);
     sum += load<width>(branch + i);
@@ -19,7 +20,7 @@ void residual_add(Tensor x, Tensor branch, Tensor out, cudaStream_t stream) {
 }
 
 template <int width>
-__global__ void accumulate_kernel(In<accum> term, Out<accum> sum, size_t size) {
+__global__ void accumulate_kernel(In<accum> term, Out<accum> sum /*both [size]*/, size_t size) {
   for (size_t i : grid_range(size, width)) {
     Pack<width> total = load<width>(sum + i);
     total += load<width>(term + i);
@@ -40,7 +41,7 @@ void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream) {
 }
 
 template <int width>
-__global__ void round_to_real_kernel(In<accum> x, Out<real> out, size_t size) {
+__global__ void round_to_real_kernel(In<accum> x, Out<real> out /*both [size]*/, size_t size) {
   for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
 }
 
@@ -62,7 +63,7 @@ __device__ __attribute__((noinline)) double normal_number(PhiloxKey key, uint64_
   return sqrt(-2 * log(u1)) * (index % 2 == 0 ? cos(two_pi * u2) : sin(two_pi * u2));
 }
 
-__global__ void fill_normal_kernel(real* weights, size_t first, size_t size, int64_t columns,
+__global__ void fill_normal_kernel(real* weights /*[size]*/, size_t first, size_t size, int64_t columns,
                                    int64_t first_row, int64_t first_column, int64_t global_columns,
                                    uint32_t key0, uint32_t key1, double standard_deviation) {
   for (size_t i : grid_range(size)) {
@@ -79,7 +80,7 @@ void fill_normal(real* weights, size_t first, size_t size, GlobalSlice slice, Ph
          standard_deviation);
 }
 
-__global__ void fill_constant_kernel(real* weights, size_t size, accum value) {
+__global__ void fill_constant_kernel(real* weights /*[size]*/, size_t size, accum value) {
   for (size_t i : grid_range(size)) weights[i] = real(value);
 }
 

@@ -4,8 +4,9 @@
 namespace pentatron {
 
 template <int width>
-__global__ void embedding_forward_kernel(In<real> table, In<int32_t> tokens, int first_token, int vocabulary,
-                                         int d, Out<real> out) {
+__global__ void embedding_forward_kernel(In<real> table /*[vocabulary, d]*/, In<int32_t> tokens /*[rows]*/,
+                                         int first_token, int vocabulary, int d,
+                                         Out<real> out /*[rows, d]*/) {
   const size_t row = blockIdx.x;
   const int token = tokens[row] - first_token;
   const bool here = 0 <= token && token < vocabulary;
@@ -24,8 +25,10 @@ void embedding_forward(Tensor table, const int32_t* tokens, int first_token, Ten
 
 // One block a place in `by_token`; the first place of each token adds up all the rows of that token.
 template <int width>
-__global__ void embedding_backward_kernel(In<real> d_out, In<int32_t> tokens, In<int32_t> by_token, int rows,
-                                          int first_token, int vocabulary, int columns, Out<accum> gradient) {
+__global__ void embedding_backward_kernel(In<real> d_out /*[rows, columns]*/, In<int32_t> tokens /*[rows]*/,
+                                          In<int32_t> by_token /*[rows]*/, int rows, int first_token,
+                                          int vocabulary, int columns,
+                                          Out<accum> gradient /*[vocabulary, columns]*/) {
   const int place = blockIdx.x;
   const int global_token = tokens[by_token[place]], token = global_token - first_token;
   if (token < 0 || token >= vocabulary) return;

@@ -6,8 +6,9 @@ namespace pentatron {
 // ---- The choice -------------------------------------------------------------------------------------------
 
 // One thread a row.
-__global__ void route_tokens_kernel(Out<accum> logits, In<real> bias, size_t rows, int experts, int top_k,
-                                    Out<int32_t> chosen) {
+__global__ void route_tokens_kernel(Out<accum> logits /*[rows, experts]*/,
+                                    In<real> bias /*[experts], or null*/, size_t rows, int experts, int top_k,
+                                    Out<int32_t> chosen /*[rows, top_k]*/) {
   for (size_t row : grid_range(rows)) {
     accum* const x = logits + row * experts;
     const auto softmax = [&] {
@@ -42,10 +43,12 @@ void route_tokens(AccumTensor logits, Matrix<int32_t> chosen, cudaStream_t strea
 }
 
 // One thread a row. The gradient of a softmax: p * (d - sum of p * d).
-__global__ void route_tokens_backward_kernel(In<accum> probabilities, In<int32_t> chosen, In<accum> d_chosen,
-                                             In<accum> fractions, accum balance_scale,
+__global__ void route_tokens_backward_kernel(In<accum> probabilities /*[rows, experts]*/,
+                                             In<int32_t> chosen /*[rows, top_k]*/,
+                                             In<accum> d_chosen /*as chosen*/,
+                                             In<accum> fractions /*[experts]*/, accum balance_scale,
                                              const LossScale* loss_scale, size_t rows, int experts, int top_k,
-                                             Out<accum> d_logits) {
+                                             Out<accum> d_logits /*[rows, experts]*/) {
   if (loss_scale != nullptr) balance_scale *= loss_scale->factor;
   for (size_t row : grid_range(rows)) {
     const accum* const p = probabilities + row * experts;
@@ -68,8 +71,9 @@ void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, co
 
 // One block an expert and 32 columns. Eight warps share out the rows, and their sums meet in block memory.
 constexpr int row_warps = threads_per_block / 32;
-__global__ void router_wgrad_kernel(In<accum> d_logits, In<real> x, int rows, int experts, int d, bool add,
-                                    Out<accum> d_router) {
+__global__ void router_wgrad_kernel(In<accum> d_logits /*[rows, experts]*/, In<real> x /*[rows, d]*/,
+                                    int rows, int experts, int d, bool add,
+                                    Out<accum> d_router /*[experts, d]*/) {
   const int expert = blockIdx.x, first = 32 * blockIdx.y, count = std::min(32, d - first);
   accum* const of_warps = block_memory<accum>();  // [row_warps, 32]
   for (int warp : warp_range(row_warps)) {
@@ -101,7 +105,8 @@ void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_
 // ---- The layout of the copies -----------------------------------------------------------------------------
 
 // One block a band of copies, one thread an expert. The threads read the same copies, so from a cache.
-__global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int experts, Out<int32_t> of_band) {
+__global__ void count_copies_kernel(In<int32_t> chosen /*[copies]*/, size_t copies, int experts,
+                                    Out<int32_t> of_band /*[bands, experts]*/) {
   const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
   const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
   for (int e : block_range(experts)) {
@@ -113,7 +118,8 @@ __global__ void count_copies_kernel(In<int32_t> chosen, size_t copies, int exper
 }
 
 // One thread an expert.
-__global__ void sum_bands_kernel(In<int32_t> of_band, int experts, int bands, Out<int32_t> counts) {
+__global__ void sum_bands_kernel(In<int32_t> of_band /*[bands, experts]*/, int experts, int bands,
+                                 Out<int32_t> counts /*[experts]*/) {
   for (size_t e : grid_range(experts)) {
     int32_t sum = 0;
     for (int band = 0; band < bands; ++band) sum += of_band[static_cast<size_t>(band) * experts + e];
@@ -122,7 +128,8 @@ __global__ void sum_bands_kernel(In<int32_t> of_band, int experts, int bands, Ou
 }
 
 // One thread an expert. Copies lie by expert and, of one expert, by band.
-__global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, Out<int32_t> of_band) {
+__global__ void first_places_kernel(In<int32_t> counts /*[experts]*/, int experts, int bands,
+                                    Out<int32_t> of_band /*[bands, experts]*/) {
   for (size_t e : grid_range(experts)) {
     int32_t place = 0;
     for (size_t before = 0; before < e; ++before) place += counts[before];
@@ -136,8 +143,9 @@ __global__ void first_places_kernel(In<int32_t> counts, int experts, int bands, 
 }
 
 // As count_copies_kernel.
-__global__ void assign_places_kernel(In<int32_t> chosen, size_t copies, int experts,
-                                     In<int32_t> first_of_band, Out<int32_t> place) {
+__global__ void assign_places_kernel(In<int32_t> chosen /*[copies]*/, size_t copies, int experts,
+                                     In<int32_t> first_of_band /*[bands, experts]*/,
+                                     Out<int32_t> place /*[copies]*/) {
   const size_t copies_a_band = (copies + gridDim.x - 1) / gridDim.x;
   const size_t begin = blockIdx.x * copies_a_band, end = std::min(copies, begin + copies_a_band);
   for (int e : block_range(experts)) {
@@ -172,7 +180,8 @@ __device__ void add_scaled(accum factor, const real* row, Pack<width>& sum) {
 
 // One block a copy.
 template <int width>
-__global__ void permute_tokens_kernel(In<real> x, In<int32_t> place, int top_k, int d, Out<real> copies) {
+__global__ void permute_tokens_kernel(In<real> x /*[rows, d]*/, In<int32_t> place /*[rows, top_k]*/,
+                                      int top_k, int d, Out<real> copies /*[rows*top_k, d]*/) {
   const size_t copy = blockIdx.x;
   const real* const from = x + copy / top_k * d;
   real* const to = copies + static_cast<size_t>(place[copy]) * d;
@@ -187,9 +196,11 @@ void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t
 }
 
 template <int width>
-__global__ void permute_tokens_backward_kernel(In<real> d_copies, In<int32_t> place, int top_k,
-                                               In<accum> d_logits, In<real> router, int experts, int d,
-                                               bool add, Out<real> d_x) {
+__global__ void permute_tokens_backward_kernel(In<real> d_copies /*[rows*top_k, d]*/,
+                                               In<int32_t> place /*[rows, top_k]*/, int top_k,
+                                               In<accum> d_logits /*[rows, experts]*/,
+                                               In<real> router /*[experts, d]*/, int experts, int d, bool add,
+                                               Out<real> d_x /*[rows, d]*/) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
@@ -212,9 +223,10 @@ void permute_tokens_backward(Tensor d_copies, Matrix<int32_t> place, AccumTensor
 }
 
 template <int width>
-__global__ void combine_tokens_kernel(In<real> returned, In<accum> probabilities, In<int32_t> chosen,
-                                      In<int32_t> place, int experts, int top_k, int d, bool add,
-                                      Out<real> out) {
+__global__ void combine_tokens_kernel(In<real> returned /*[rows*top_k, d]*/,
+                                      In<accum> probabilities /*[rows, experts]*/,
+                                      In<int32_t> chosen /*[rows, top_k]*/, In<int32_t> place /*as chosen*/,
+                                      int experts, int top_k, int d, bool add, Out<real> out /*[rows, d]*/) {
   const size_t row = blockIdx.x;
   for (int j : block_range(d, width)) {
     Pack<width> sum = {};
@@ -239,9 +251,13 @@ void combine_tokens(Tensor returned, AccumTensor probabilities, Matrix<int32_t> 
 
 // One block a copy.
 template <int width>
-__global__ void combine_tokens_backward_kernel(In<real> d_out, In<real> returned, In<accum> probabilities,
-                                               In<int32_t> chosen, In<int32_t> place, int experts, int top_k,
-                                               int d, Out<real> d_returned, Out<accum> d_chosen) {
+__global__ void combine_tokens_backward_kernel(In<real> d_out /*[rows, d]*/,
+                                               In<real> returned /*[rows*top_k, d]*/,
+                                               In<accum> probabilities /*[rows, experts]*/,
+                                               In<int32_t> chosen /*[rows, top_k]*/,
+                                               In<int32_t> place /*as chosen*/, int experts, int top_k, int d,
+                                               Out<real> d_returned /*as returned*/,
+                                               Out<accum> d_chosen /*as chosen*/) {
   const size_t copy = blockIdx.x, row = copy / top_k;
   const size_t at = static_cast<size_t>(place[copy]) * d;
   const accum weight = probabilities[row * experts + chosen[copy]];
@@ -270,8 +286,9 @@ void combine_tokens_backward(Tensor d_out, Tensor returned, AccumTensor probabil
 // ---- Balance ----------------------------------------------------------------------------------------------
 
 // One block in all.
-__global__ void add_balance_loss_kernel(In<accum> probabilities, In<accum> fractions, int rows, int experts,
-                                        accum scale, Out<accum> loss) {
+__global__ void add_balance_loss_kernel(In<accum> probabilities /*[rows, experts]*/,
+                                        In<accum> fractions /*[experts]*/, int rows, int experts, accum scale,
+                                        Out<accum> loss /*[1]*/) {
   accum sum = 0;
   for (int row : block_range(rows)) {
     for (int e = 0; e < experts; ++e)
@@ -288,7 +305,8 @@ void add_balance_loss(AccumTensor probabilities, const accum* fractions, double 
 }
 
 // One block an expert.
-__global__ void count_loads_kernel(In<int32_t> chosen, int copies, accum scale, bool add, Out<accum> loads) {
+__global__ void count_loads_kernel(In<int32_t> chosen /*[copies]*/, int copies, accum scale, bool add,
+                                   Out<accum> loads /*[experts]*/) {
   const int expert = blockIdx.x;
   accum sum = 0;
   for (int copy : block_range(copies)) sum += chosen[copy] == expert;

@@ -13,7 +13,7 @@ struct AddressList {
   void* of[addresses_of_launch];
   auto device_pointers() { return std::tie(); }  // that the kernel follows: none
 };
-__global__ void write_addresses_kernel(AddressList list, int count, void** to) {
+__global__ void write_addresses_kernel(AddressList list, int count, void** to /*[count]*/) {
   for (const int i : block_range(count)) to[i] = list.of[i];
 }
 

@@ -9,8 +9,9 @@ namespace pentatron {
 // for the largest logit and for the sum: when a chunk has a larger one, the sum so far is scaled down (online
 // softmax; Milakov and Gimelshein, 2018).
 template <int width>
-__global__ void cross_entropy_statistics_kernel(In<real> logits, In<int32_t> targets, int first_token,
-                                                int vocabulary, Out<accum> statistics) {
+__global__ void cross_entropy_statistics_kernel(In<real> logits /*[rows, vocabulary]*/,
+                                                In<int32_t> targets /*[rows]*/, int first_token,
+                                                int vocabulary, Out<accum> statistics /*[3, rows]*/) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   const real* row_logits = logits + row * vocabulary;
   constexpr int logits_a_chunk = 8192;
@@ -44,8 +45,8 @@ void cross_entropy_statistics(Tensor logits, const int32_t* targets, int first_t
 }
 
 // One block in all.
-__global__ void cross_entropy_loss_kernel(In<accum> statistics, In<int32_t> targets, int rows, accum scale,
-                                          Out<accum> loss) {
+__global__ void cross_entropy_loss_kernel(In<accum> statistics /*[3, rows]*/, In<int32_t> targets /*[rows]*/,
+                                          int rows, accum scale, Out<accum> loss /*[1]*/) {
   accum sum = 0;
   for (int row : block_range(rows)) {
     const accum largest = statistics[row], of_target = statistics[2 * rows + row];
@@ -64,9 +65,10 @@ void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double s
 
 // In place: a logit is read once more, and its gradient takes its place.
 template <int width>
-__global__ void cross_entropy_backward_kernel(Out<real> logits, In<int32_t> targets, int first_token,
-                                              int vocabulary, accum scale, const LossScale* loss_scale,
-                                              In<accum> statistics) {
+__global__ void cross_entropy_backward_kernel(Out<real> logits /*[rows, vocabulary]*/,
+                                              In<int32_t> targets /*[rows]*/, int first_token, int vocabulary,
+                                              accum scale, const LossScale* loss_scale,
+                                              In<accum> statistics /*[3, rows]*/) {
   const size_t row = blockIdx.x, rows = gridDim.x;
   if (loss_scale != nullptr) scale *= loss_scale->factor;
   const accum largest = statistics[row], row_scale = targets[row] == ignored_target ? accum(0) : scale;

@@ -8,8 +8,9 @@ namespace pentatron {
 // One block a row of tokens. With w = sigmoid(block_lse - lse), the share of this block's keys,
 //   out -= w (out - block_out),   lse = log(exp(lse) + exp(block_lse)).
 template <int width>
-__global__ void merge_kernel(In<accum> block_out, In<accum> block_lse, int queries, int stride, int heads,
-                             int size, Out<accum> out, Out<accum> lse) {
+__global__ void merge_kernel(In<accum> block_out /*[rows, heads*size]*/,
+                             In<accum> block_lse /*[rows, heads]*/, int queries, int stride, int heads,
+                             int size, Out<accum> out /*as block_out*/, Out<accum> lse /*as block_lse*/) {
   const size_t row = static_cast<size_t>(blockIdx.x / queries) * stride + blockIdx.x % queries;
   const int lanes = lanes_for(size / width);
   for (int head : warp_range(heads, lanes)) {

@@ -7,8 +7,10 @@ namespace pentatron {
 
 // Reads before and branch, writes x and out; without a branch it reads x and writes out.
 template <int width>
-__global__ void rmsnorm_forward_kernel(const real* before, const real* branch, In<real> weight, accum epsilon,
-                                       int d, real* x, Out<real> out, Out<accum> rstd) {
+__global__ void rmsnorm_forward_kernel(const real* before /*[rows, d]*/,
+                                       const real* branch /*[rows, d], or null*/, In<real> weight /*[d]*/,
+                                       accum epsilon, int d, real* x /*[rows, d]*/,
+                                       Out<real> out /*[rows, d]*/, Out<accum> rstd /*[rows]*/) {
   const size_t row = blockIdx.x, start = row * d;
   accum sum = 0;
   for (int j : block_range(d, width)) {
@@ -44,8 +46,9 @@ void rmsnorm_forward(Tensor before, Tensor branch, const real* weight, double ep
 // blocks share a multiprocessor. Were nvcc not told so, a thread would get too few registers for its loads.
 template <int width>
 __global__ void __launch_bounds__(threads_per_block, 2)
-    rmsnorm_backward_kernel(In<real> d_out, In<real> x, In<real> weight, In<accum> rstd, bool add, int rows,
-                            int d, Out<real> d_x, Out<accum> partials) {
+    rmsnorm_backward_kernel(In<real> d_out /*[rows, d]*/, In<real> x /*[rows, d]*/, In<real> weight /*[d]*/,
+                            In<accum> rstd /*[rows]*/, bool add, int rows, int d, Out<real> d_x /*[rows, d]*/,
+                            Out<accum> partials /*[bands, d]*/) {
   const int rows_a_band = (rows + gridDim.x - 1) / gridDim.x;
   const int first = blockIdx.x * rows_a_band, count = std::min(rows - first, rows_a_band);
   const StridedRange<int> rows_of_warp = warp_range(count);
@@ -88,7 +91,8 @@ __global__ void __launch_bounds__(threads_per_block, 2)
 
 // One block for every 32 columns. Eight warps share out the rows, and their sums meet in block memory.
 constexpr int column_warps = threads_per_block / 32;
-__global__ void column_sums_kernel(In<accum> x, int rows, int columns, Out<accum> sums) {
+__global__ void column_sums_kernel(In<accum> x /*[rows, columns]*/, int rows, int columns,
+                                   Out<accum> sums /*[columns]*/) {
   accum* const of_warp = block_memory<accum>();  // [column_warps, 32]
   const int first = 32 * blockIdx.x, count = std::min(32, columns - first);
   for (int warp : warp_range(column_warps)) {

@@ -7,7 +7,8 @@ namespace pentatron {
 
 // The number of blocks is the same on every device, and with it the order of the sum.
 template <int width>
-__global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts) {
+__global__ void sum_of_squares_kernel(const accum* x /*[size]*/, size_t size,
+                                      double* parts /*[norm_parts]*/) {
   double sum = 0;
   for (size_t i : grid_range(size, width)) {
     const Pack<width> pack = load<width>(x + i);
@@ -18,7 +19,7 @@ __global__ void sum_of_squares_kernel(const accum* x, size_t size, double* parts
 }
 
 // One block in all.
-__global__ void add_parts_kernel(const double* parts, int count, double* sum) {
+__global__ void add_parts_kernel(const double* parts /*[count]*/, int count, double* sum /*[1]*/) {
   double total = 0;
   for (int i : block_range(count)) total += parts[i];
   total = block_sum(total);
@@ -43,7 +44,7 @@ __device__ LossScale next_loss_scale(LossScale now, bool overflow) {
   return {now.factor, now.good_steps + 1, now.skipped};
 }
 
-__global__ void step_factors_kernel(double* norm_squared, double max_norm, double lr, double beta1,
+__global__ void step_factors_kernel(double* norm_squared /*[1]*/, double max_norm, double lr, double beta1,
                                     double beta2, int64_t step, LossScale* scale, StepFactors* factors) {
   if (is_first_thread()) {
     double unscale = 1, taken = static_cast<double>(step);  // steps not skipped
@@ -80,7 +81,8 @@ __device__ void store_weights(const Pack<width>& updated, size_t i, accum* maste
 template <int width>
 __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum gain2, accum decay,
                                   real* weights, accum* master, In<accum> gradients, Out<accum> moment1,
-                                  Out<accum> moment2, const StepFactors* factors, size_t size) {
+                                  Out<accum> moment2 /*all [size]*/, const StepFactors* factors,
+                                  size_t size) {
   const accum factor = factors->gradient, step_size = factors->step_size,
               inverse_correction2 = factors->inverse_correction2, epsilon = adamw_epsilon;
   if (factor < 0) return;
@@ -109,7 +111,7 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
 
 template <int width>
 __global__ void sgd_step_kernel(accum lr, accum weight_decay, real* weights, accum* master,
-                                In<accum> gradients, const StepFactors* factors, size_t size) {
+                                In<accum> gradients /*all [size]*/, const StepFactors* factors, size_t size) {
   const accum factor = factors->gradient;
   if (factor < 0) return;
   for (size_t i : grid_range(size, width)) {
@@ -127,8 +129,8 @@ void sgd_step(double lr, double weight_decay, real* weights, accum* master, cons
          moves(sgd_bytes * size), stream, lr, weight_decay, weights, master, gradients, factors, size);
 }
 
-__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master, In<accum> sums,
-                                 const StepFactors* factors, size_t size) {
+__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master,
+                                 In<accum> sums /*all [size]*/, const StepFactors* factors, size_t size) {
   if (factors->gradient < 0) return;
   for (size_t i : grid_range(size)) {
     const double missing = target - sums[i];

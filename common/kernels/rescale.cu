@@ -3,7 +3,8 @@
 
 namespace pentatron {
 
-__global__ void cross_entropy_rescale_kernel(In<accum> largest, size_t rows, Out<accum> statistics) {
+__global__ void cross_entropy_rescale_kernel(In<accum> largest /*[rows]*/, size_t rows,
+                                             Out<accum> statistics /*[3, rows]*/) {
   for (size_t row : grid_range(rows)) {
     statistics[rows + row] *= exp(statistics[row] - largest[row]);
     statistics[row] = largest[row];

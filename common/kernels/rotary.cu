@@ -52,8 +52,10 @@ __device__ void copy_row(const real* from, int columns, real* to) {
 
 // The split is where q and k are turned.
 template <int width>
-__global__ void rotary_forward_kernel(In<real> qkv, In<int32_t> positions, In<accum> table, int heads,
-                                      int kv_heads, int size, Out<real> q, Out<real> k, Out<real> v) {
+__global__ void rotary_forward_kernel(In<real> qkv /*[rows, q | k | v]*/, In<int32_t> positions /*[rows]*/,
+                                      In<accum> table /*[positions, size]*/, int heads, int kv_heads,
+                                      int size, Out<real> q /*[rows, heads*size]*/,
+                                      Out<real> k /*[rows, kv_heads*size]*/, Out<real> v /*as k*/) {
   const size_t row = blockIdx.x;
   const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
   const real* joined = qkv + row * (turned + kv_heads) * size;
@@ -75,8 +77,11 @@ void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, Hea
 }
 
 template <int width>
-__global__ void rotary_backward_kernel(In<real> d_q, In<real> d_k, In<real> d_v, In<int32_t> positions,
-                                       In<accum> table, int heads, int kv_heads, int size, Out<real> d_qkv) {
+__global__ void rotary_backward_kernel(In<real> d_q /*[rows, heads*size]*/,
+                                       In<real> d_k /*[rows, kv_heads*size]*/, In<real> d_v /*as d_k*/,
+                                       In<int32_t> positions /*[rows]*/,
+                                       In<accum> table /*[positions, size]*/, int heads, int kv_heads,
+                                       int size, Out<real> d_qkv /*[rows, q | k | v]*/) {
   const size_t row = blockIdx.x;
   const int turned = heads + kv_heads, lanes = lanes_for(size / 2 / width);
   real* joined = d_qkv + row * (turned + kv_heads) * size;

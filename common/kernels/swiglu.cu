@@ -6,7 +6,8 @@ namespace pentatron {
 __device__ inline accum times_sigmoid(accum x, accum gate) { return divide_fast(x, 1 + exp_fast(-gate)); }
 
 template <int width>
-__global__ void swiglu_forward_kernel(In<real> gate_up, int f, Out<real> out) {
+__global__ void swiglu_forward_kernel(In<real> gate_up /*[rows, gate | up]*/, int f,
+                                      Out<real> out /*[rows, f]*/) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   for (int j : block_range(f, width)) {
@@ -26,7 +27,8 @@ void swiglu_forward(Tensor gate_up, Tensor out, cudaStream_t stream) {
 
 // silu'(g) = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
 template <int width>
-__global__ void swiglu_backward_kernel(In<real> d_out, In<real> gate_up, int f, Out<real> d_gate_up) {
+__global__ void swiglu_backward_kernel(In<real> d_out /*[rows, f]*/, In<real> gate_up /*[rows, gate | up]*/,
+                                       int f, Out<real> d_gate_up /*as gate_up*/) {
   const size_t row = blockIdx.x;
   const real *gates = gate_up + row * 2 * f, *ups = gates + f;
   real *d_gates = d_gate_up + row * 2 * f, *d_ups = d_gates + f;

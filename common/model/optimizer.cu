@@ -15,7 +15,7 @@ double learning_rate(const TrainingConfig& config, int64_t step) {
 }
 
 // weights -> master: exact, because fp32 has all numbers of bf16 and fp16.
-__global__ void copy_to_master_kernel(const real* weights, accum* master, size_t size) {
+__global__ void copy_to_master_kernel(const real* weights, accum* master /*both [size]*/, size_t size) {
   for (size_t i : grid_range(size)) master[i] = accum(weights[i]);
 }
 

@@ -112,8 +112,9 @@ __device__ void online_softmax(float scale, float (&scores)[m][n][4], float (&la
 // of them.
 template <int size, class Result>
 __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
-    tensor_core_forward_kernel(In<real> q, In<real> k, In<real> v, AttentionBlock block, float scale,
-                               Out<Result> out, Out<accum> lse) {
+    tensor_core_forward_kernel(In<real> q /*[rows, heads*size]*/, In<real> k /*[rows, kv_heads*size]*/,
+                               In<real> v /*as k*/, AttentionBlock block, float scale,
+                               Out<Result> out /*as q*/, Out<accum> lse /*[rows, heads]*/) {
   using Of = ForwardCut<size>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
@@ -302,10 +303,12 @@ __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, co
 // earlier heads of its group. They have begun before it: blocks take numbers as they begin.
 template <int size, class Result>
 __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
-    tensor_core_backward_kernel(In<real> q, In<real> k, In<real> v, In<real> d_out, In<accum> lse,
-                                In<accum> dots, AttentionBlock block, int group, float scale, bool add,
-                                int32_t* next_number, int32_t* turns, accum* d_q_sums, accum* d_k_sums,
-                                accum* d_v_sums, Result* d_q, Result* d_k, Result* d_v) {
+    tensor_core_backward_kernel(In<real> q /*[rows, heads*size]*/, In<real> k /*[rows, kv_heads*size]*/,
+                                In<real> v /*as k*/, In<real> d_out /*as q*/, In<accum> lse /*[rows, heads]*/,
+                                In<accum> dots /*as lse*/, AttentionBlock block, int group, float scale,
+                                bool add, int32_t* next_number /*[1]*/, int32_t* turns /*[backward_turns]*/,
+                                accum* d_q_sums /*as q*/, accum* d_k_sums /*as k*/, accum* d_v_sums /*as k*/,
+                                Result* d_q /*as q*/, Result* d_k /*as k*/, Result* d_v /*as k*/) {
   using Of = BackwardCut<size>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;

@@ -63,7 +63,7 @@ static float lane_max(float value) { return value; }
 // The square as it lies in x is read by packs, half a warp a row (a pack is 8 elements). Then a warp has a
 // row of the result, which is a column of the square if x is transposed.
 template <Fp8Tile tile, int width>
-__global__ void quantise_kernel(const real* __restrict__ x, int64_t rows, int64_t columns,
+__global__ void quantise_kernel(const real* __restrict__ x /*[rows, columns]*/, int64_t rows, int64_t columns,
                                 Transpose transpose, Fp8Matrix out) {
   constexpr int word = std::min(2, width);     // elements, in bf16
   constexpr int of_lane = std::min(4, width);  // neighbours of the result, which a lane writes at once
