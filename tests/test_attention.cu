@@ -7,11 +7,10 @@
 
 #include "clock/device_profile.h"
 #include "device.h"
-#include "kernels/attention.h"
 #include "kernels/merge.h"
 #include "options/options.h"
 #include "reference_attention.h"
-#include "run/program.h"
+#include "tensor_cores/attention_tiles.h"
 #ifdef CUDA_CPU
 #include <cuda_warps.h>
 #endif

@@ -94,6 +94,8 @@ struct Sequence {
   }
 };
 
+}  // namespace
+
 template <class Result>
 void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
                    Matrix<Result> out, AccumTensor lse) {
@@ -138,53 +140,6 @@ void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Ten
   }
 }
 
-}  // namespace
-
-template <class Result>
-void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                       Tensor v, Scores scores, Matrix<Result> out, AccumTensor lse) {
-  if (kind == Attention::tiled) return tiled_forward(block, q, k, v, out, lse, blas.stream());
-  if constexpr (has_tensor_core_attention) {
-    if (kind == Attention::tensor_core) return tensor_core_forward(block, q, k, v, out, lse, blas.stream());
-  }
-  naive_forward(blas, block, q, k, v, scores, out, lse);
-}
-
-template <class Result>
-void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                        Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
-                        const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
-                        Matrix<Result> d_v) {
-  if (kind == Attention::tiled) {
-    return tiled_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
-  }
-  if constexpr (has_tensor_core_attention) {
-    if (kind == Attention::tensor_core) {
-      return tensor_core_backward(block, q, k, v, lse, d_out, dots, memory, add, d_q, d_k, d_v,
-                                  blas.stream());
-    }
-  }
-  naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, memory.d_scores, add, d_q, d_k, d_v);
-}
-
-Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape) {
-  const auto [heads, kv_heads, size] = shape.head;
-  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
-  return kind == Attention::tensor_core ? arena.matrix<int32_t>(1, turns) : Matrix<int32_t>{};
-}
-
-BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape) {
-  if (kind == Attention::tiled) return {};
-  if (kind == Attention::naive) return {arena.matrix<real>(shape.score_rows(), shape.sequence)};
-  const auto [heads, kv_heads, size] = shape.head;
-  const int64_t rows = int64_t{shape.batch} * shape.sequence, of_keys = kv_heads < heads ? rows : 0;
-  return {{},
-          turns_of_backward(kind, arena, shape),
-          arena.matrix<accum>(rows, heads * size),
-          arena.matrix<accum>(of_keys, kv_heads * size),
-          arena.matrix<accum>(of_keys, kv_heads * size)};
-}
-
 void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t stream) {
   const int heads = static_cast<int>(dots.columns), size = static_cast<int>(out.columns / dots.columns);
   const int width = width_for(size, out.data, d_out.data);
@@ -193,11 +148,11 @@ void attention_dots(Tensor out, Tensor d_out, AccumTensor dots, cudaStream_t str
          heads, size, dots.data);
 }
 
-template decltype(attention_forward<real>) attention_forward<real>;
-template decltype(attention_backward<real>) attention_backward<real>;
+template decltype(naive_forward<real>) naive_forward<real>;
+template decltype(naive_backward<real>) naive_backward<real>;
 #if PRECISION == 16
-template decltype(attention_forward<accum>) attention_forward<accum>;
-template decltype(attention_backward<accum>) attention_backward<accum>;
+template decltype(naive_forward<accum>) naive_forward<accum>;
+template decltype(naive_backward<accum>) naive_backward<accum>;
 #endif
 
 }  // namespace pentatron

@@ -2,10 +2,10 @@
 // backward. Query heads are grouped: heads / kv_heads of them share one key and value head. A block is a
 // whole causal sequence or a part of one; attention_merge (merge.h) combines the results of parts.
 //
-// There are three kinds. Naive attention stores the scores and uses cuBLAS products (attention.cu). Tiled
-// attention never stores them (attention_tiled.cu), and neither do tiles on tensor cores, which compute the
-// same faster (tensor_cores/attention.cu). Besides the output, each forward keeps `lse`, the logarithm of
-// each row's sum of exponentials. From it backward gets the probabilities, exp(score - lse).
+// There are three kinds. Naive attention stores the scores and uses cuBLAS products (attention.cu). The two
+// in tiles never store them, and are faster: tensor_cores/attention_tiles.h has them, and chooses. Besides
+// the output, each forward keeps `lse`, the logarithm of each row's sum of exponentials. From it backward
+// gets the probabilities, exp(score - lse).
 #pragma once
 
 #include <algorithm>
@@ -43,43 +43,8 @@ struct AttentionBlock {
   }
 };
 
-// Where a block of threads works, on tensor cores. Its tile is the tile-th of those that take longest.
-struct Place {
-  int tile, head, sequence;
-};
-// The place of the block that is the number-th to begin. A long block that began last would work alone. So of
-// 32 pairs of sequence and head all blocks that take longest come first, then all that are second. More pairs
-// at a time would compete for the L2 cache. The last section has the rest of them. Backward takes turns in
-// this order: the tiles of a pair begin one after the other, and so do the heads of a tile.
-constexpr Place place_of(int number, int tiles, int heads, int sequences) {
-  constexpr int section = 32;
-  const int pairs = sequences * heads, last = std::max(pairs / section, 1) - 1;
-  const int before = std::min(number / (section * tiles), last) * section;  // pairs
-  const int here = before < last * section ? section : pairs - before, in_section = number - before * tiles;
-  const int pair = before + in_section % here;
-  return {in_section / here, pair % heads, pair / heads};
-}
-
 inline AttentionBlock whole_sequences(AttentionShape shape) {
   return {shape.batch, shape.sequence, shape.sequence, shape.sequence, shape.head, true};
-}
-
-// Tensor cores: a block of threads has so many queries, forward, or keys, backward. size: of a head.
-constexpr int tensor_core_tile(int size, bool backward) { return !backward ? 128 : size == 64 ? 96 : 64; }
-
-// Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted.
-inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
-  const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
-  const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
-  const int tile = tensor_core_tile(b.head.head_size, backward);
-  const double tiles = b.tiles(backward ? b.keys : b.queries, b.head.heads, tile).x;
-  return {
-      .bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
-      .flops = count * 2 * pairs * b.head.head_size,
-      .unit = unit,
-      .backward = backward,
-      .head_size = b.head.head_size,
-      .blocks = b.diagonal ? (tiles + b.batch * b.head.heads) / 2 : tiles};  // the i-th has i parts of a head
 }
 
 // Naive attention's probabilities. kept: every sequence's, for backward; otherwise one's, computed again.
@@ -119,35 +84,16 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
                         const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
                         Matrix<Result> d_v);
 
-// ---- The kinds in tiles. Arguments are as above.
-
+// The naive kind of both. Arguments are as above.
 template <class Result>
-void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                   AccumTensor lse, cudaStream_t stream);
+void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
+                   Matrix<Result> out, AccumTensor lse);
 template <class Result>
-void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
-                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
-                    cudaStream_t stream);
-
-// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q, and of heads in groups
-// d_k and d_v, are summed up in `memory` unless Result is `accum`; the order of the sums is fixed.
-constexpr bool has_tensor_core_attention = PRECISION == 16;
-template <class Result>
-void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                         AccumTensor lse, cudaStream_t stream);
-template <class Result>
-void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
-                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
+void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v,
+                    Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots, Tensor d_scores, bool add,
+                    Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v);
 
 // Throws UsageError unless the build has 16 bits and the GPU compute capability 8.0, or the run is dry.
 void require_tensor_cores();
-// For tests: also true on the CPU, which emulates the instructions.
-bool can_run_tensor_core_attention();
-
-// How far they are from the tiled kernels in a small block of random numbers: the largest difference of out,
-// d_q, d_k and d_v, each over its largest element. Rounding alone makes less than this tolerance.
-constexpr double tensor_core_tolerance = 0.03;
-double tensor_core_error(int head_size, cudaStream_t stream);
 
 }  // namespace pentatron

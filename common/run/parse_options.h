@@ -9,10 +9,6 @@
 
 namespace pentatron {
 
-// The default of --attention (program.cu): on a CPU `on_cpu`; on a GPU tensor-core if build, GPU and head
-// size can, else tiled. Where a small block computed both ways differs, it is tiled, and one line says so.
-Attention default_attention(const ModelConfig& model, Attention on_cpu);
-
 // The options of a program. What --load and --load-weights name is read after the arguments; then options
 // are completed and checked. Throws UsageError or HelpRequest. `attention`: its default in a CPU build.
 template <std::derived_from<Options> ProgramOptions>
@@ -26,7 +22,8 @@ ProgramOptions parse_options(int argc, const char* const* argv, std::string_view
   if constexpr (!std::same_as<ProgramOptions, Options>) declare_communication(line, options);
   line.parse(argc, argv);
   use_checkpoint(line, options);
-  if (!line.given("--attention")) options.attention = default_attention(options.model, options.attention);
+  if (!line.given("--attention"))
+    options.attention = default_attention(options.model.head_size(), options.attention);
   check_sizes(options);
   line.check();
   options.as_json = line.as_json();

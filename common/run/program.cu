@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "checkpoint/preemption.h"
-#include "kernels/attention.h"
 #include "run/program.h"
 
 namespace pentatron {
@@ -90,29 +89,6 @@ MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_
   throw UsageError("--model, --micro-batch-size, --seq-len",
                    "a run that needs " + (libraries > 0 ? needs : human_bytes(total)),
                    "at most the " + human_bytes(available) + " of device memory that are free");
-}
-
-Attention fastest_attention(int head_size, double error) {
-  if (error <= tensor_core_tolerance) return Attention::tensor_core;
-  return head_size <= largest_tiled_head ? Attention::tiled : Attention::naive;
-}
-
-Attention default_attention([[maybe_unused]] const ModelConfig& model, [[maybe_unused]] Attention on_cpu) {
-#ifdef CUDA_CPU
-  return on_cpu;
-#else
-  const int size = model.head_size();
-  double error = INFINITY;
-  if (can_run_tensor_core_attention() && (size == 64 || size == 128)) {
-    const Stream stream("check of tensor cores");
-    error = tensor_core_error(size, stream);
-    if (!(error <= tensor_core_tolerance)) {
-      std::fprintf(stderr, "attention on tensor cores differs by %.1g from tiled attention, which is used\n",
-                   error);
-    }
-  }
-  return fastest_attention(size, error);
-#endif
 }
 
 double peak_flops() {

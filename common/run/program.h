@@ -75,10 +75,6 @@ inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ra
 // and the smallest memory of any rank.
 MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_to_come = 0);
 
-// The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
-// infinite where tensor cores cannot be used.
-Attention fastest_attention(int head_size, double error);
-
 // Peak of one device in FLOP/s. Of a modelled GPU: that of products of `real`. Of a real GPU: its
 // vendor's dense bf16 peak; 0 where it is not known or another precision is used.
 double peak_flops();

@@ -30,26 +30,11 @@
 // All exponentials are powers of 2: `scale` is log2(e) / sqrt(size).
 #include <cmath>
 
-#include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "tensor_cores/attention_tiles.h"
 #include "tensor_cores/tensor_core_tiles.h"
 
 namespace pentatron {
-
-static constexpr int cpu = 0;  // its compute capability
-
-void require_tensor_cores() {
-  const cudaDeviceProp device = this_device();
-  if (has_tensor_core_attention && (device.major >= 8 || is_dry_run())) return;
-  throw UsageError("--attention", "tensor-core",
-                   "naive or tiled with " + std::string(precision_name) + " on " + device.name +
-                       "; it takes PRECISION=bf16 or fp16 on a GPU of compute capability 8.0 or later");
-}
-
-bool can_run_tensor_core_attention() {
-  const int capability = this_device().major;
-  return has_tensor_core_attention && (capability >= 8 || capability == cpu);
-}
 
 #if PRECISION == 16
 

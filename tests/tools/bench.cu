@@ -19,7 +19,6 @@
 
 #include "../model.h"
 #include "clock/device_profile.h"
-#include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
@@ -28,6 +27,7 @@
 #include "kernels/rotary.h"
 #include "kernels/swiglu.h"
 #include "run/program.h"
+#include "tensor_cores/attention_tiles.h"
 
 using namespace pentatron;
 

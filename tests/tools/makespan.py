@@ -2,7 +2,7 @@
 """makespan.py [SLOTS]: how long attention's blocks take on a GPU that runs SLOTS of them at once (an H100: 2 x 132).
 
 1.00: as long as if all slots had equal work. With causality blocks take unequal times, and who begins a long one last
-waits for it. Two orders: pair by pair of sequence and head, and place_of (kernels/attention.h): the longest first.
+waits for it. Two orders: pair by pair of sequence and head, and place_of (tensor_cores/attention_tiles.h): the longest first.
 Forward, a block has a tile of 128 queries, and a step is a tile of 64 keys. Backward, it has 96 keys, and a step is a
 tile of 64 queries; in its last third the block adds to dQ, when the block of the keys before has added. That waiting
 is counted in the new order only, and waiting at the end, for other heads to add to dK and dV, is not. Heads of 64.

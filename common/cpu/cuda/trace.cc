@@ -1,4 +1,5 @@
-// The ranges of device/trace.h: the time that the stand-in counts for each, and the label that it keeps of it.
+// The ranges of device/trace.h: the time that the stand-in counts for each, and the label that it keeps of
+// it.
 #include "device/trace.h"
 
 #include <map>

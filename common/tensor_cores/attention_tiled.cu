@@ -2,11 +2,11 @@
 // holds only one tile's scores. The softmax is online: a running maximum, and sums that are scaled down when
 // it grows (Milakov and Gimelshein, 2018). Backward recomputes the probabilities from lse (FlashAttention and
 // FlashAttention-2; Dao, 2022 and 2023). So memory is linear in the sequence. Tiles above the diagonal are
-// skipped. README.md derives this.
+// skipped. kernels/README.md derives this.
 #include <cmath>
 
 #include "device/kernel.h"
-#include "kernels/attention.h"
+#include "tensor_cores/attention_tiles.h"
 
 namespace pentatron {
 

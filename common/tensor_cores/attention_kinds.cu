@@ -1,0 +1,97 @@
+// Which kind of attention computes, and what it needs.
+#include "tensor_cores/attention_tiles.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "device/cuda.h"
+
+namespace pentatron {
+
+template <class Result>
+void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
+                       Tensor v, Scores scores, Matrix<Result> out, AccumTensor lse) {
+  if (kind == Attention::tiled) return tiled_forward(block, q, k, v, out, lse, blas.stream());
+  if constexpr (has_tensor_core_attention) {
+    if (kind == Attention::tensor_core) return tensor_core_forward(block, q, k, v, out, lse, blas.stream());
+  }
+  naive_forward(blas, block, q, k, v, scores, out, lse);
+}
+
+template <class Result>
+void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
+                        Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
+                        const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
+                        Matrix<Result> d_v) {
+  if (kind == Attention::tiled) {
+    return tiled_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
+  }
+  if constexpr (has_tensor_core_attention) {
+    if (kind == Attention::tensor_core) {
+      return tensor_core_backward(block, q, k, v, lse, d_out, dots, memory, add, d_q, d_k, d_v,
+                                  blas.stream());
+    }
+  }
+  naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, memory.d_scores, add, d_q, d_k, d_v);
+}
+
+Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape) {
+  const auto [heads, kv_heads, size] = shape.head;
+  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
+  return kind == Attention::tensor_core ? arena.matrix<int32_t>(1, turns) : Matrix<int32_t>{};
+}
+
+BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape) {
+  if (kind == Attention::tiled) return {};
+  if (kind == Attention::naive) return {arena.matrix<real>(shape.score_rows(), shape.sequence)};
+  const auto [heads, kv_heads, size] = shape.head;
+  const int64_t rows = int64_t{shape.batch} * shape.sequence, of_keys = kv_heads < heads ? rows : 0;
+  return {{},
+          turns_of_backward(kind, arena, shape),
+          arena.matrix<accum>(rows, heads * size),
+          arena.matrix<accum>(of_keys, kv_heads * size),
+          arena.matrix<accum>(of_keys, kv_heads * size)};
+}
+
+template decltype(attention_forward<real>) attention_forward<real>;
+template decltype(attention_backward<real>) attention_backward<real>;
+#if PRECISION == 16
+template decltype(attention_forward<accum>) attention_forward<accum>;
+template decltype(attention_backward<accum>) attention_backward<accum>;
+#endif
+
+void require_tensor_cores() {
+  const cudaDeviceProp device = this_device();
+  if (has_tensor_core_attention && (device.major >= 8 || is_dry_run())) return;
+  throw UsageError("--attention", "tensor-core",
+                   "naive or tiled with " + std::string(precision_name) + " on " + device.name +
+                       "; it takes PRECISION=bf16 or fp16 on a GPU of compute capability 8.0 or later");
+}
+
+static constexpr int cpu = 0;  // its compute capability
+
+bool can_run_tensor_core_attention() {
+  const int capability = this_device().major;
+  return has_tensor_core_attention && (capability >= 8 || capability == cpu);
+}
+
+Attention fastest_attention(int head_size, double error) {
+  if (error <= tensor_core_tolerance) return Attention::tensor_core;
+  return head_size <= largest_tiled_head ? Attention::tiled : Attention::naive;
+}
+
+Attention default_attention(int head_size, Attention on_cpu) {
+  if (this_device().major == cpu) return on_cpu;
+  double error = INFINITY;
+  if (can_run_tensor_core_attention() && (head_size == 64 || head_size == 128)) {
+    const Stream stream("check of tensor cores");
+    error = tensor_core_error(head_size, stream);
+    if (!(error <= tensor_core_tolerance)) {
+      std::fprintf(stderr, "attention on tensor cores differs by %.1g from tiled attention, which is used\n",
+                   error);
+    }
+  }
+  return fastest_attention(head_size, error);
+}
+
+}  // namespace pentatron

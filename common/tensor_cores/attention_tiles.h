@@ -1,0 +1,78 @@
+// Attention in tiles, which holds a tile's scores only: with the ordinary operations of a GPU
+// (attention_tiled.cu), and on tensor cores (attention.cu). attention_kinds.cu chooses between these two and
+// the naive kind. Arguments are those of kernels/attention.h.
+#pragma once
+
+#include "kernels/attention.h"
+
+namespace pentatron {
+
+template <class Result>
+void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                   AccumTensor lse, cudaStream_t stream);
+template <class Result>
+void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
+                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
+                    cudaStream_t stream);
+
+// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q, and of heads in groups
+// d_k and d_v, are summed up in `memory` unless Result is `accum`; the order of the sums is fixed.
+constexpr bool has_tensor_core_attention = PRECISION == 16;
+template <class Result>
+void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
+                         AccumTensor lse, cudaStream_t stream);
+template <class Result>
+void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
+                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
+
+// For tests: also true on the CPU, which emulates the instructions.
+bool can_run_tensor_core_attention();
+
+// How far they are from the tiled kernels in a small block of random numbers: the largest difference of out,
+// d_q, d_k and d_v, each over its largest element. Rounding alone makes less than this tolerance.
+constexpr double tensor_core_tolerance = 0.03;
+double tensor_core_error(int head_size, cudaStream_t stream);
+
+// The fastest attention for heads of this size, in a bf16 build on a GPU. `error`: tensor_core_error, or
+// infinite where tensor cores cannot be used.
+Attention fastest_attention(int head_size, double error);
+
+// ---- How both are cut ---------------------------------------------------------------------------------------
+
+// Where a block of threads works, on tensor cores. Its tile is the tile-th of those that take longest.
+struct Place {
+  int tile, head, sequence;
+};
+// The place of the block that is the number-th to begin. A long block that began last would work alone. So of
+// 32 pairs of sequence and head all blocks that take longest come first, then all that are second. More pairs
+// at a time would compete for the L2 cache. The last section has the rest of them. Backward takes turns in
+// this order: the tiles of a pair begin one after the other, and so do the heads of a tile.
+constexpr Place place_of(int number, int tiles, int heads, int sequences) {
+  constexpr int section = 32;
+  const int pairs = sequences * heads, last = std::max(pairs / section, 1) - 1;
+  const int before = std::min(number / (section * tiles), last) * section;  // pairs
+  const int here = before < last * section ? section : pairs - before, in_section = number - before * tiles;
+  const int pair = before + in_section % here;
+  return {in_section / here, pair % heads, pair / heads};
+}
+
+// Tensor cores: a block of threads has so many queries, forward, or keys, backward. size: of a head.
+constexpr int tensor_core_tile(int size, bool backward) { return !backward ? 128 : size == 64 ? 96 : 64; }
+
+// Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted.
+inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
+  const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
+  const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
+  const int tile = tensor_core_tile(b.head.head_size, backward);
+  const double tiles = b.tiles(backward ? b.keys : b.queries, b.head.heads, tile).x;
+  return {
+      .bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
+      .flops = count * 2 * pairs * b.head.head_size,
+      .unit = unit,
+      .backward = backward,
+      .head_size = b.head.head_size,
+      .blocks = b.diagonal ? (tiles + b.batch * b.head.heads) / 2 : tiles};  // the i-th has i parts of a head
+}
+
+}  // namespace pentatron
