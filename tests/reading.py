@@ -36,6 +36,8 @@ def minutes(note):
 def violations(note):
     text = note.read_text()
     stated = STATED.search(text)
+    if pathlib.Path("tests/homework/not_run.txt").exists():  # a learner's tree, whose files lack bodies
+        return
     if stated and int(stated[1]) != minutes(note) or listed(note) and not stated:
         yield f"{stated[0] if stated else 'no minutes to read'}; expected {minutes(note)} minutes to read"
     for stage, others, said in re.findall(r"^\| (0[1-7])((?:, `\S*`)*) \| (\d+) min \|", text, re.M):

@@ -54,7 +54,7 @@ done
 for file in $(grep -l '^__global__' common/*/*.cu 0*/*.cu); do
   judge "$file" "$(awk '/^__global__/ { signature = ""; open = 1 }
     open { signature = signature $0 }
-    open && /\) \{$/ {
+    open && /\) \{/ {
       open = 0
       sub(/.*\/\*(all|both) [^\/]*\//, "", signature)
       gsub(/\/\*[^\/]*\//, "@", signature)
