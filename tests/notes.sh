@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # notes.sh [NOTE...]: how the notes are written. A line has at most 100 columns, a sentence outside of tables and code
 # at most 30 words, a link to a file of the project leads somewhere, and each number with a unit says where it is from
-# (tests/questions.py). Prints each violation; the last line is "N passed, N failed", of notes.
+# (tests/questions.py), and what a note asks of its reader is true (tests/reading.py). Prints each violation; the last
+# line is "N passed, N failed", of notes.
 set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -65,7 +66,7 @@ for note in "${notes[@]}"; do
       path=${target%%#*}
       [ -z "$path" ] || [ -e "$(dirname "$note")/$path" ] || echo "$note:$line: no file $path"
     done < <(grep -noE '(\]\(|src=")[^)" ]+' "$note" | sed -E 's/\]\(|src="//' | grep -vE ':(https?|mailto):|^[0-9]+:\.\./\.\./(actions|deployments)'))
-  violations+=$(python3 tests/questions.py --lacking "$note")
+  violations+=$(python3 tests/questions.py --lacking "$note"; python3 tests/reading.py "$note")
   if [ -z "$violations" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "$violations"; fi
 done
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files.
+# rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files and options.
 #
 #   common/ROOM   includes its own room and rooms below, and device/errors.h
 #   0N_stage      includes common and earlier stages, and names no later stage's technique
@@ -7,6 +7,7 @@
 #                 experts is in its config, in the log, and in their kernels
 #   tests         of one kind are compiled as one file, as make test or make test-07 chooses them, so no two have the
 #                 same name outside of functions
+#   options       each is named in a test and in a note
 #   kernels       say the shape of all they get: each pointer to numbers has it beside it, or "all [size]" is behind the last
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -53,7 +54,7 @@ done
 for file in $(grep -l '^__global__' common/*/*.cu 0*/*.cu); do
   judge "$file" "$(awk '/^__global__/ { signature = ""; open = 1 }
     open { signature = signature $0 }
-    open && /\) \{$/ {
+    open && /\) \{/ {
       open = 0
       sub(/.*\/\*(all|both) [^\/]*\//, "", signature)
       gsub(/\/\*[^\/]*\//, "@", signature)
@@ -61,6 +62,12 @@ for file in $(grep -l '^__global__' common/*/*.cu 0*/*.cu); do
       for (i = 1; i <= n; ++i)
         if (argument[i] ~ /(In|Out)<|(real|accum|double|_t|T|Result)\* / && argument[i] !~ /@/) print NR ": no shape:" argument[i]
     }' "$file")"
+done
+
+for option in $(cat 0*/*.[hc]* 0*/*/*.[hc]* common/*/*.[hc]* | tr '\n' ' ' | grep -oP '\bline\.\w+\(\s*"\K--[\w-]+' | sort -u); do
+  judge "$option" "$(for kind in "test_*.c[cu]:test" "*.md:note"; do
+    grep -rqP --include="${kind%:*}" -e "$option(?![\w-])" .github [0-9]* common tests README.md || echo "no ${kind#*:} names it"
+  done)"
 done
 
 # Types, and functions and variables, whose lines begin with a type.

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -239,6 +240,23 @@ TEST_CASE("01: a trace is about the last step", "[01][program]") {
   const std::map<std::string, int> of_one = operations(1);
   CHECK(of_one.at("step_factors_kernel") == 1);
   CHECK(operations(3) == of_one);
+}
+
+TEST_CASE("01: the share of the products is that of their rows in the profile", "[01][program]") {
+  std::istringstream out(outcome_of("", "01_single_gpu --profile").out);
+  double all = 0, products = 0;
+  for (std::string line; std::getline(out, line);) {
+    std::istringstream words(line);
+    std::string name;
+    double calls, all_ms, each_us, share;
+    if (line.starts_with("Share of the products"))
+      CHECK(std::stod(line.substr(line.find(':') + 1)) == Approx(products).margin(1));
+    if (!(words >> name >> calls >> all_ms >> each_us >> share)) continue;
+    all += share;
+    if (name.starts_with("gemm")) products += share;
+  }
+  CHECK(products > 10);
+  CHECK(all == Approx(100).margin(2));  // each row is rounded
 }
 
 TEST_CASE("02: the program's steps are those of 01", "[02][program]") {
