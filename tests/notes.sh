@@ -45,7 +45,7 @@ for note in "${notes[@]}"; do
     { before = $0 }
     /^<!-- numbers$/ { end_of_text(); in_numbers = 1 }
     in_numbers { if (/-->$/) in_numbers = 0; next }
-    /^<!-- (figure|run|lessons) / { end_of_text(); in_figure = 1 }
+    /^<!-- (figure|run) / { end_of_text(); in_figure = 1 }
     in_figure {  # commands, then a sentence, which the book shows
       first = NR
       if (/-->$/) { in_figure = 0; sub(/ *-->$/, ""); text = text " " $0; end_of_text() }

@@ -1,30 +1,29 @@
 """The questions and the numbers of the notes:  questions.py [--fill | --lacking | --slow] NOTE...
 
 Questions end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details> whose answer folds
-out. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes on after a backslash or a
-pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines; each number in bold must
-be among them. --fill writes what the commands print into the notes.
+out. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes on after a backslash or
+a pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines; the next command of
+the answer prints each number in bold. --fill writes what the commands print into the notes.
 
-A comment "<!-- run COMMAND -->" above a block of code: its lines are among those that the command prints; … stands for others.
+A comment "<!-- run COMMAND -->" above a block of code: its lines are among those that the command prints; … is for others.
 
-A number of a table, or one with a unit, says where it is from. A comment above its paragraph, list or table has a line for
-each origin:
+A number of a table, or one with a unit, says where it is from. A comment above its paragraph, list or table, or for all at
+the head of a note, has a line for each origin:
 
     <!-- numbers
-    $ COMMAND             its numbers are printed by it, in any unit, and rounded to any digit
+    $ COMMAND             it prints the number, in any unit, and rounded to any digit
     slow $ COMMAND        likewise, for --slow alone: it takes minutes
-    = EXPRESSION          or have this value (Python; a size in bytes, a time in seconds)
-    measured: where       or were measured once
-    source: where         or are others'
+    = EXPRESSION          or the number has this value (Python; a size in bytes, a time in seconds)
+    measured: where       or it was measured once
+    source: where         or it is others'
     -->
 
-At the head of a note it is for all of it. `lessons` (make lessons checks it) is such a comment, too. A link to another site is
-an origin of its sentence; in an answer, so is what its commands print, or the question says. --lacking lists numbers that have
-none. The last line is "N passed, N failed", of questions and comments."""
+A number belongs to its command: numbers stand in the order in which commands print them, row by row. Each turn of a loop is
+a command. In a section that shows a command with …, the comment's commands have all its other words. A link to another site is an origin of its sentence; in an answer, so is what the next command prints, or the question says.
+--lacking lists numbers that have none. The last line is "N passed, N failed", of questions and comments."""
 
 import concurrent.futures
 import functools
-import math
 import os
 import pathlib
 import re
@@ -34,13 +33,13 @@ import sys
 QUESTION = re.compile(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>\n", re.S)
 SESSION = re.compile(r"^    \$ ((?:.*[\\|]\n)*.*)\n?((?:    (?!\$ ).*\n?)*)", re.M)
 RUN = re.compile(r"^<!-- run (.*) -->\n```.*\n((?:.*\n)*?)```", re.M)
-BLOCK = re.compile(r"((?:^<!-- (?:numbers|lessons)\b(?:.|\n)*?-->\n)*)((?:^(?!<!--).*\S.*\n)+)", re.M)
+BLOCK = re.compile(r"((?:^<!-- numbers\b(?:.|\n)*?-->\n)?)((?:^(?!<!--).*\S.*\n)+)", re.M)
 COMMAND = re.compile(r"^(slow )?\$ ((?:.*\\\n)*.*)$", re.M)
+TEMPLATE = re.compile(r"(?<=\n\n)(?:    .*\n)*    .*….*\n(?:    .*\n)*(?=\n)")
 NUMBER = re.compile(r"(?<![\w.,^-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s|tokens/s)(?![\w/]))?"
                     r"(?![\w^]|[.,]\d)")
-UNITS = {"us": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1, "s"), "%": (0.01, "share"), "TFLOP/s": (1e12, "FLOP/s"), "bytes": (1, "bytes"),
-         "tokens/s": (1, "tokens/s"),
-         "GB/s": (1e9, "bytes/s"), "TB/s": (1e12, "bytes/s")}
+UNITS = {"us": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1, "s"), "bytes": (1, "bytes"), "%": (0.01, "share"),
+         "TFLOP/s": (1e12, "FLOP/s"), "GB/s": (1e9, "bytes/s"), "TB/s": (1e12, "bytes/s"), "tokens/s": (1, "tokens/s")}
 UNITS |= {f"{letter}{i}B": ((1024 if i else 1000) ** n, "bytes") for n, letter in enumerate("KMGT", 1) for i in ("i", "")}
 
 
@@ -51,23 +50,25 @@ def lines(text):
 @functools.cache
 def printed(command):
     environment = {**os.environ, "UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"}
-    done = subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, env=environment)
-    return done.stdout
+    return subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, env=environment).stdout
 
 
 def judge(answer):
     """What is wrong, in words, or None."""
-    shown = []
     for command, expected in SESSION.findall(answer):
-        seen = lines(printed(command))
-        if seen != lines(expected):
-            return f"{command}\n  prints\n    " + "\n    ".join(seen)
-        shown += seen
-    for number in re.findall(r"\*\*(.+?)\*\*", answer):
-        if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![.,]?\d)", " ".join(shown)):
-            return f"{number} is not printed by its command"
+        if lines(printed(command)) != lines(expected):
+            return f"{command}\n  prints\n    " + "\n    ".join(lines(printed(command)))
+    for bold in re.finditer(r"\*\*(.+?)\*\*", answer):
+        if not re.search(rf"(?<![\d.,]){re.escape(bold[1])}(?![.,]?\d)", shown_below(answer, bold.start())):
+            return f"{bold[1]} is not printed by the next command"
     return None
+
+
+def shown_below(answer, at):
+    """What an answer's next command prints, or its last: a closing sentence is about that."""
+    sessions = [(0, "")] + [(session.start(), session[2]) for session in SESSION.finditer(answer)]
+    return next((output for start, output in sessions if start > at), sessions[-1][1])
 
 
 def not_printed(command, block):
@@ -81,31 +82,23 @@ def fill(answer):
                                                           if line.strip()), answer + "\n").rstrip("\n")
 
 
-# ---- Numbers ----------------------------------------------------------------------------------------------------------
-
-
 class Number:
     """As it is printed, with its unit or None."""
 
     def __init__(self, match):
         whole, fraction, self.unit = match.groups()
+        self.words = match[0]
         self.text = whole.replace(",", "") + (fraction or "")
         self.digits = len(fraction or ".") - 1
 
-    def __str__(self):
-        return self.text + (f" {self.unit}" if self.unit else "")
-
     def is_one(self, value, kind=None):
-        """Whether it is this value, rounded. `kind`: of the value's unit, as "bytes"; None: a value of a formula."""
-        scale, own = UNITS.get(self.unit, (None, None))
-        if own is None:
-            scales = [1, *(s for s, k in UNITS.values() if kind in (None, k))]
-        else:
-            scales = [scale, 1] if kind is None else [scale] * (kind == own)
-        return any(f"{value / scale:.{self.digits}f}" == self.text for scale in scales)
+        """Whether it is this value, rounded. `kind`: of the value's unit, as "bytes"; None: a formula's value."""
+        units = [UNITS[self.unit]] if self.unit else [(1, kind), *UNITS.values()]
+        return any(f"{value / scale:.{self.digits}f}" == self.text for scale, own in units if kind in (None, own))
 
     def is_in(self, numbers):
-        return any(self.is_one(float(n.text) * UNITS.get(n.unit, (1,))[0], UNITS.get(n.unit, (1, ""))[1]) for n in numbers)
+        units = {None: (1, "")} | UNITS
+        return any(self.is_one(float(n.text) * units[n.unit][0], units[n.unit][1]) for n in numbers)
 
 
 def numbers_in(text):
@@ -123,47 +116,57 @@ def to_prove(block):
 
 
 def blocks(text):
-    """(line, comment, text) of each paragraph, list or table that has numbers to prove."""
+    """(line, comment, text, section before it, numbers around it) of each paragraph, list or table with numbers to prove.
+    Around one in an answer: those of the question, and those that the next command prints."""
     skipped = re.compile(r"^ *```(?:.|\n)*?^ *```$|^<!-- (?:figure|run) (?:.|\n)*?-->$", re.M)
     text = skipped.sub(lambda match: "\n" * match[0].count("\n"), text)
+    questions = list(QUESTION.finditer(text))
     for match in BLOCK.finditer(text):
+        at = match.start()
         if not match[2].startswith(("    ", "#", "<")) and to_prove(match[2]):
-            yield text.count("\n", 0, match.start(2)) + 1, match[1], match[2]
-
-
-def answer_around(text, line):
-    """Of the question in whose answer this line is: its words, and what the answer's commands print; or ""."""
-    at = sum(len(row) + 1 for row in text.split("\n")[:line - 1])
-    for match in QUESTION.finditer(text):
-        if match.start() <= at < match.end():
-            return " ".join([match[1], *(output for _, output in SESSION.findall(match[2]))])
-    return ""
+            around = [f"{q[1]} {shown_below(q[2], at - q.start(2))}" for q in questions if q.start() < at < q.end()]
+            yield text.count("\n", 0, match.start(2)) + 1, *match.groups(), text[text.rfind("\n## ", 0, at):at], numbers_in("".join(around))
 
 
 def lacking(note, text):
     """Numbers without an origin, each as a line of words."""
-    for line, comment, block in blocks(text):
-        if comment or text.startswith("<!-- numbers"):
-            continue
-        shown = numbers_in(answer_around(text, line))
-        for number in to_prove(block):
-            if not number.is_in(shown):
-                yield f"{note}:{line}: {number}: no origin (tests/questions.py)"
+    for line, comment, block, _, around in blocks(text):
+        for number in [] if comment or text.startswith("<!-- numbers") else to_prove(block):
+            if not number.is_in(around):
+                yield f"{note}:{line}: {number.words}: no origin (tests/questions.py)"
 
 
-def unproven(comment, block, slow, answer):
-    """Numbers that are not what the comment's commands or the `answer` around it print, or its formulas give, in words; or None."""
-    if "<!-- lessons" in comment or re.search(r"^(measured|source): ", comment, re.M):
+def unproven(comment, block, section, around, slow):
+    """Numbers that neither stand `around` it, nor a formula gives, nor the comment's commands print, in words; or None."""
+    if re.search(r"^(measured|source): ", comment, re.M) or not slow and re.search("^slow ", comment, re.M):
         return None
-    commands = COMMAND.findall(comment)
-    if not slow and any(is_slow for is_slow, _ in commands):
-        return None
-    shown = answer + "".join(printed(command) for _, command in commands)
-    values = eval("[" + ", ".join(re.findall(r"^= (.*)$", comment, re.M)) + "]", vars(math) | {unit: UNITS[unit][0] for unit in ("KiB", "MiB", "GiB")})
-    wrong = [number for number in to_prove(block) if not number.is_in(numbers_in(shown)) and not any(map(number.is_one, values))]
-    if not wrong:
-        return None
-    return f"{', '.join(map(str, wrong))} is in no output of its commands:\n" + "\n".join("    " + line for line in lines(shown)[-40:])
+    formulas = ", ".join(re.findall(r"^= (.*)$", comment, re.M))
+    values = [float(word) for word in printed(f"python3 -c 'KiB, GiB = 2**10, 2**30; print({formulas})'").split()]
+    numbers = [number for number in to_prove(block) if not number.is_in(around) and not any(map(number.is_one, values))]
+    commands = [command for _, command in COMMAND.findall(comment)]
+    shown = [set(code.split()) - {"…", "\\"} for code in TEMPLATE.findall(section)]
+    for command in commands if shown else []:
+        if "build/" in command and not any(words <= set(command.split()) for words in shown):
+            return f"{command}\n  has not what the section's command has: {', '.join(sorted(shown[-1] - set(command.split())))}"
+    # Where the innermost body of a loop ends, so does what one command prints: a form feed. Time on this machine proves nothing.
+    output = "\f".join(printed(re.sub(r";[\s\\]*done", r"; printf '\\f'; done", command, count=1)) for command in commands)
+    return misplaced(numbers, [part for part in re.sub("On this machine.*", "", output).split("\f") if part.strip()])
+
+
+def misplaced(numbers, outputs):
+    """The first number that its output lacks, in words, or None. An output has the next numbers; a number may be in several."""
+    printers = {0}  # of the next number
+    for number in numbers:
+        found = set()
+        for i in printers:
+            while i < len(outputs) and number.is_in(numbers_in(outputs[i])):
+                found.add(i)
+                i += 1
+        if not found:
+            seen = [line for output in outputs[min(printers):][:2] for line in lines(output)[-20:]]
+            return f"{number.words} is not what its command prints:\n    " + "\n    ".join(seen)
+        printers = found | {i + 1 for i in found}
+    return None if len(outputs) in printers else f"command {max(printers) + 1} of {len(outputs)} prints none of the numbers"
 
 
 def main(*given):
@@ -176,17 +179,16 @@ def main(*given):
     if "--lacking" in given:
         print(*(words for note, text in texts.items() for words in lacking(note, text)), sep="\n")
         return 0
-    slow = "--slow" in given
-    checks = []  # (where, what finds the fault)
+    slow, checks = "--slow" in given, []  # (where, what finds the fault)
     for note, text in texts.items():
         if not slow:
             checks += [(f"{note}: {question}", functools.partial(judge, answer)) for question, answer in QUESTION.findall(text)]
             checks += [(f"{note}: {command}", functools.partial(not_printed, command, block)) for command, block in RUN.findall(text)]
             if len(QUESTION.findall(text)) != text.count("<details>"):
                 checks.append((note, lambda: "not all questions are well-formed"))
-        for line, comment, block in blocks(text):
-            if "<!-- numbers" in comment and (not slow or re.search("^slow ", comment, re.M)):
-                checks.append((f"{note}:{line}", functools.partial(unproven, comment, block, slow, answer_around(text, line))))
+        for line, comment, *rest in blocks(text):
+            if comment and (not slow or re.search("^slow ", comment, re.M)):
+                checks.append((f"{note}:{line}", functools.partial(unproven, comment, *rest, slow)))
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for (where, _), fault in zip(checks, pool.map(lambda check: check[1](), checks)):

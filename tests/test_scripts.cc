@@ -175,6 +175,9 @@ TEST_CASE("a run's memory is that of its fullest rank, and its time that of its 
   CHECK(holds("run.memory(\"measured\")[\"gradients\"] == 0"));
   CHECK(holds("lessons.fits(run, \"h100\")"));  // each rank does; the largest of both would not
   CHECK(holds("run.step_seconds == 3"));
+  // Two streams may wait at once, 0.9 of 4 seconds, which is no sum.
+  CHECK(holds("lessons.value(\"waits\", type(\"\", (), {\"modelled\": {\"seconds\": 5, \"compute_seconds\": 3, "
+              "\"communication_seconds\": 4, \"hidden\": 0.1}})) == 2"));
 }
 
 TEST_CASE("a run is compared with one that trains alike", "[scripts]") {
@@ -196,22 +199,22 @@ TEST_CASE("a run is compared with one that trains alike", "[scripts]") {
   CHECK(compared("{\"lr\": 0.1, \"tp\": 1, \"seed\": 5}") == 1);
 }
 
-TEST_CASE("make lessons finds numbers of a note that no run has", "[scripts]") {
-  const auto wrong = [](const std::string& text) {
+TEST_CASE("make test-questions finds numbers of a note that another command printed", "[scripts]") {
+  // Three commands, of which two are turns of a loop, below what the reader sees.
+  const auto wrong = [](const std::string& block, const std::string& shown = "echo build/a …") {
     const std::string command =
         "PYTHONPATH='" PENTATRON_TESTS
-        "/../common/report' python3 -c 'import sys, types, lessons; run = types.SimpleNamespace; "
-        "runs = {\"a\": run(step_seconds=1.2046, sent_bytes=2**30), \"b\": run(step_seconds=0.0315, "
-        "sent_bytes=1.5 * 2**20)}; sys.exit(len(lessons.wrong_numbers([(\"a b\", \"step sent\", "
-        "sys.argv[1])], runs)))' '" +
-        text + "'";
-    return WEXITSTATUS(std::system(command.c_str()));
+        "' python3 -c 'import questions, sys; sys.exit(2 * bool(questions.unproven(*sys.argv[1:], [], False)))' "
+        "'$ echo build/a 1.2046 s, 1 GiB\n$ for n in 55.6 55.7; do echo $n MiB, 300 ms; done' '" +
+        block + "' '\n\n    " + shown + "\n\n'";
+    return WEXITSTATUS(std::system(command.c_str()));  // a script that fails ends with 1
   };
-  CHECK(wrong("| 1 | 1.205 s | 1 GiB |\n| 2 | 7 % | 31.5 ms | 1.5 MiB |") == 0);
-  CHECK(wrong("step, ms, and sent, GiB: 1204.6 and 1.00; then 31.5, 0.001") == 0);
-  CHECK(wrong("1.206 s, 1 GiB; 31.5 ms, 1.5 MiB") == 1);       // another number
-  CHECK(wrong("1.205 s, 1 MiB; 31.5 ms, 1.5 MiB") == 1);       // another unit
-  CHECK(wrong("31.5 ms, 1.5 MiB; 1.205 s, 1 GiB") == 1);       // in another order
-  CHECK(wrong("1.205 s, 4 %, 1 GiB; 31.5 ms, 1.5 MiB") == 1);  // not side by side
-  CHECK(wrong("1.205 s, 1 GiB; 31.5 ms, then nothing") == 1);
+  CHECK(wrong("| | 1.205 s |\n| a | 1 GiB | 55.6 | 300 |\n| b | 55.7 | 0.30 |") == 0);
+  CHECK(wrong("It takes 1.205 s; then 55.6 MiB and 55.7 MiB, in 300 ms each.") == 0);
+  CHECK(wrong("It takes 1.206 s; then 55.6 MiB and 55.7 MiB.") == 2);   // another number
+  CHECK(wrong("It takes 1.205 ms; then 55.6 MiB and 55.7 MiB.") == 2);  // another unit
+  CHECK(wrong("It takes 1.205 s; then 55.6 MiB and 55.6 MiB.") == 2);   // of the turn before
+  CHECK(wrong("It takes 1.205 s; then 55.7 MiB and 55.6 MiB.") == 2);   // in another order
+  CHECK(wrong("It takes 1.205 s; then 55.6 MiB.") == 2);                // a command for nothing
+  CHECK(wrong("It takes 1.205 s; then 55.6 MiB and 55.7 MiB.", "echo build/b …") == 2);  // seen: another
 }

@@ -3,7 +3,7 @@
 LESSONS (tests/lessons.txt) has the runs, a table of some of them, and the lessons: each a sentence and an inequality
 between numbers of the runs. PROGRAMS is the folder of a bf16 build; a log of each run goes to the folder LOGS. --table
 prints the table; otherwise each lesson is printed with its numbers (WORDS: those whose sentence has them), and the status
-is 1 if one does not hold with the default GPU, or if a note has another number than its run (wrong_numbers)."""
+is 1 if one does not hold with the default GPU."""
 
 import argparse
 import concurrent.futures
@@ -20,9 +20,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROFILES = ROOT / "common" / "clock" / "profiles"
 COMMON = ["--attention", "tensor-core", "--steps", "2", "--dry-run"]
 TERM = re.compile(r"(\w+)\(([\w-]+)\)")
-MARK = re.compile(r"^<!-- lessons (.+): (.+) -->\n(?=((?:.+\n)+))", re.M)  # above a paragraph or a table of a note
-NUMBER = re.compile(r"(?<![\w.-])(\d+(?:\.(\d+))?)(?: (us|ms|s|KiB|MiB|GiB|%))?(?![\w.]*\d)")
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01}
 
 
 def percent(value):
@@ -30,48 +27,25 @@ def percent(value):
 
 
 # What a lesson can ask of a run, and how it is printed: of a step from the second on, and of the fullest rank. A share is
-# between 0 and 1; exposed: seconds of communication while nothing is computed; idle: the share of the step in which nothing
-# is computed. hidden_experts and seconds_experts: of the stream "experts" alone; a space in its name is a _.
+# between 0 and 1; waits: seconds in which nothing is computed, for whatever stream; idle: their share.
 VALUES = {
     "step": (lambda run: run.step_seconds, logs.human_seconds),
     "memory": (lambda run: sum(run.memory("measured").values()), logs.human_bytes),
     "activations": (lambda run: run.memory("measured")["activations"], logs.human_bytes),
     "sent": (lambda run: run.sent_bytes, logs.human_bytes),
-    "calls": (lambda run: run.calls, lambda value: f"{value:.0f}"),
-    "exposed": (
-        lambda run: run.modelled["communication_seconds"] * (1 - run.modelled["hidden"]),
-        logs.human_seconds,
-    ),
+    "waits": (lambda run: run.modelled["seconds"] - run.modelled["compute_seconds"], logs.human_seconds),
     "hidden": (lambda run: run.modelled["hidden"], percent),
-    "idle": (lambda run: 1 - run.modelled["compute_seconds"] / run.modelled["seconds"], percent),
+    "idle": (lambda run: value("waits", run) / run.modelled["seconds"], percent),
     "mfu": (lambda run: run.modelled["mfu"], lambda value: f"{100 * value:.1f} %"),
 }
 
 
-def function_and_format(what):
-    """Of a value. Throws KeyError if there is no such value, and the function Refused if a run has no such stream."""
-    if what in VALUES:
-        return VALUES[what]
-    kind, _, rest = what.partition("_")
-
-    def of_stream(run):
-        streams, name = run.summary["streams"], rest.replace("_", " ")
-        if name not in streams:
-            raise logs.Refused(f"{what}({run.label}): no stream {name}; expected one of {', '.join(streams)}")
-        return streams[name]
-
-    return {
-        "hidden": (lambda run: of_stream(run)["hidden"], percent),
-        "seconds": (lambda run: of_stream(run)["seconds"], logs.human_seconds),
-    }[kind]
-
-
 def value(what, run):
-    return function_and_format(what)[0](run)
+    return VALUES[what][0](run)
 
 
 def printed(what, run):
-    return function_and_format(what)[1](value(what, run))
+    return VALUES[what][1](value(what, run))
 
 
 class Lessons:
@@ -99,19 +73,11 @@ class Lessons:
                 self.lessons.append((sentence, text))
             elif line and word != "#":
                 raise logs.Refused(f"{path}:{number}: {word}; expected base, run, table, row, lesson or holds")
-        texts = {note.relative_to(ROOT): note.read_text() for note in [ROOT / "README.md", *sorted(ROOT.glob("0*/**/*.md"))]}
-        self.notes = {note: MARK.findall(text) for note, text in texts.items()}
-        for note, text in texts.items():
-            if text.count("<!-- lessons") != len(self.notes[note]):
-                raise logs.Refused(f"{note}: a comment is not <!-- lessons RUNS: VALUES --> above a line")
-        marks = [mark for marks in self.notes.values() for mark in marks]
-        self.of_notes = [f"{what}({name})" for runs, values, _ in marks for name in runs.split() for what in values.split()]
-        for what, name in TERM.findall(str(self.lessons + self.of_notes)):
+        for what, name in TERM.findall(str(self.lessons)):
             try:
-                function_and_format(what), self.commands[name]
+                VALUES[what], self.commands[name]
             except KeyError:
-                values = ", ".join([*VALUES, "hidden_STREAM", "seconds_STREAM"])
-                raise logs.Refused(f"{path}: {what}({name}); expected one of {values} of a run above") from None
+                raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above") from None
 
     def texts_of_rows(self):
         return [f"row({row[0]}) {row[1]}" for row in self.rows if not isinstance(row, str)]
@@ -202,7 +168,7 @@ def print_table(rows):
         print(f"{name:17}{ranks:>5}{fits:>4}" + "".join(f"{cell:>10}" for cell in cells) + "  " + sentence)
 
 
-def print_lessons(lessons, notes, runs, other_gpu):
+def print_lessons(lessons, runs, other_gpu):
     """Whether what holds with the default GPU does not. With another one it need not."""
     fault = f"NOT WITH {other_gpu}: " if other_gpu else "FAILED: "
     failed = 0
@@ -212,38 +178,9 @@ def print_lessons(lessons, notes, runs, other_gpu):
         numbers = ", ".join(f"{what}({name}) {printed(what, runs[name])}" for what, name in terms)
         print(f"{'' if holds else fault}{filled(sentence, runs)}\n    {inequality}: {numbers}")
         failed += not holds
-    wrong = [f"{note}: {words}" for note, marks in notes.items() for words in wrong_numbers(marks, runs)]
-    print(*("FAILED: " + words for words in wrong), sep="\n", end="")
-    failed += len(wrong)
-    good = len(lessons) + sum(map(len, notes.values())) - failed
+    good = len(lessons) - failed
     print(f"{good} hold with {other_gpu}, {failed} do not" if other_gpu else f"{good} passed, {failed} failed")
     return failed > 0 and not other_gpu
-
-
-def wrong_numbers(marks, runs):
-    """Of a note, what <!-- lessons RUNS: VALUES --> promises and the lines below do not have: the values of each run side by
-    side, and the runs in this order, in any unit and rounded to any digit. Other numbers may stand between two runs."""
-    wrong = []
-    for names, whats, text in marks:
-        numbers, whats = list(NUMBER.finditer(text)), whats.split()
-        at = 0
-        for name in names.split():
-            values = [value(what, runs[name]) for what in whats]
-            while at < len(numbers) and not all(map(is_number, numbers[at:], values)):
-                at += 1
-            if at + len(values) > len(numbers):
-                expected = ", ".join(f"{printed(what, runs[name])} ({number:.6g})" for what, number in zip(whats, values))
-                wrong.append(f"{name} has {expected}, expected at its place in\n{text}")
-                break
-            at += len(values)
-    return wrong
-
-
-def is_number(found, value):
-    """Without a unit it may have any, as in a table whose head has the unit, if it is longer than a label."""
-    number, fraction, unit = found.groups()
-    scales = [UNITS[unit]] if unit else UNITS.values() if len(number) > 2 else [1] * (value == int(value))
-    return any(f"{value / scale:.{len(fraction or '')}f}" == number for scale in scales)
 
 
 def main():
@@ -263,15 +200,12 @@ def main():
         raise logs.Refused(f"no lesson says {given.words}; make lessons prints them all")
     texts = [] if given.words else lessons.texts_of_rows()
     other_gpu = given.gpu if given.gpu != parse.get_default("gpu") else ""
-    judges_notes = not given.words and not given.table and not other_gpu
-    if judges_notes:
-        texts += lessons.of_notes
     if not given.table:
         texts += [text for pair in wanted for text in pair]
     runs = all_runs(lessons, lessons.names(texts), given.programs, given.logs, given.gpu)
     if given.table:
         return print_table(table(lessons, runs))
-    return print_lessons(wanted, lessons.notes if judges_notes else {}, runs, other_gpu)
+    return print_lessons(wanted, runs, other_gpu)
 
 
 if __name__ == "__main__":
