@@ -116,6 +116,12 @@ void check_full_disk(const std::string& program, const std::string& before) {
     CHECK(outcome.err == option + ": cannot write /dev/full; is the disk full?\n");
   }
   CHECK(read_file(log).find("\n{\"summary\":") != std::string::npos);
+  for (const char* arguments : {"--steps 1", "--help"}) {
+    const Outcome outcome = run(folder, arguments, program, before + R"(sh -c '"$0" "$@" > /dev/full' )");
+    INFO(outcome.err);
+    CHECK(outcome.status == 1);
+    CHECK(outcome.err == "stdout: cannot write what was printed; is the disk full?\n");
+  }
 }
 
 TEST_CASE("01: a full disk ends a run with one line and status 1", "[01][bad-input]") {

@@ -30,7 +30,17 @@ host() {
     '"$3" - "$1" "$2" "$at" > "$at/log-of-$1" 2>&1 &
   until first[$1]=$(pgrep -P $!); do sleep 0.1; done
 }
-connect_hosts() { ip link add eth0 netns "${first[node-a]}" type veth peer eth0 netns "${first[node-b]}"; }
+connect_hosts() {
+  ip link add eth0 netns "${first[node-a]}" type veth peer eth0 netns "${first[node-b]}"
+  within 60 are_connected || { echo "$name: the link between the hosts does not come up" >&2; exit 1; }
+}
+# Each end says that its link is up, and its addresses are no longer tentative. Before that, UCX finds no network there.
+are_connected() {
+  local host
+  for host in node-a node-b; do
+    [[ $(on $host ip link show eth0) == *" state UP "* && -z $(on $host ip address show dev eth0 tentative) ]] || return
+  done
+}
 on() { nsenter --all --target "${first[$1]}" --wd="$PWD" "${@:2}"; }  # HOST COMMAND...
 
 # within SECONDS COMMAND...: tries it until it succeeds.

@@ -9,9 +9,7 @@ namespace pentatron {
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program) {
   World world(&argc, &argv);
   try {
-    program(world);
-  } catch (const HelpRequest& help) {
-    if (world.rank() == 0) std::fputs(help.what(), stdout);
+    run_to_the_end([&] { program(world); });
   } catch (const UsageError& error) {
     // Usually all ranks find the same fault, and rank 0 prints it. A rank that finds one alone prints it
     // and ends the others.

@@ -12,6 +12,12 @@ namespace {
 
 bool is_modelled() { return !modelled_gpu().empty(); }
 
+// Throws RunError on all ranks if one could not write what an option asks for.
+void require_written(const std::string& option, const std::string& what, bool written) {
+  if (peers().largest({written ? 0.0 : 1.0})[0] > 0)
+    throw RunError(option + ": cannot write " + what + "; is the disk full?");
+}
+
 // What is taken of this rank's GPU, without the tensors; 0 where others use it, too, or where there is none.
 size_t measured_libraries() {
   if (is_modelled() || processes_of_device > 1) return 0;
@@ -52,12 +58,19 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 
 }  // namespace
 
+void run_to_the_end(const std::function<void()>& program) {
+  try {
+    program();
+  } catch (const HelpRequest& help) {
+    if (peers().rank() == 0) std::cout << help.what();
+  }
+  std::fflush(stdout);
+  require_written("stdout", "what was printed", std::ferror(stdout) == 0);
+}
+
 int run_program(const std::function<void()>& program) try {
   set_work_queues();
-  program();
-  return 0;
-} catch (const HelpRequest& help) {
-  std::cout << help.what();
+  run_to_the_end(program);
   return 0;
 } catch (const UsageError& error) {
   std::cerr << error.what() << '\n';
@@ -273,11 +286,6 @@ void Run::show_last_step() {
         peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));
     require_written("--trace", options_.trace, !log_ || trace::write_chrome(options_.trace, events));
   }
-}
-
-void Run::require_written(const std::string& option, const std::string& path, bool written) {
-  if (peers_.largest({written ? 0.0 : 1.0})[0] > 0)
-    throw RunError(option + ": cannot write " + path + "; is the disk full?");
 }
 
 void Run::show_sample(const std::string& text) const {

@@ -26,6 +26,9 @@ namespace pentatron {
 
 // Calls `program` and returns the exit status: 0; after one line on stderr 2 (bad input), or a RunError's.
 int run_program(const std::function<void()>& program);
+// What it does between start and line: calls `program`, prints the help that it throws, and throws RunError
+// if stdout is lost.
+void run_to_the_end(const std::function<void()>& program);
 
 class World;  // ranks/comm.h
 // As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
@@ -111,8 +114,6 @@ class Run {
   [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
   trace::Overlap overlap_of_step(int64_t step, double from, double to);
   void show_last_step();
-  // Throws RunError on all ranks if rank 0 could not write the file of an option.
-  void require_written(const std::string& option, const std::string& path, bool written);
 
   const Options& options_;
   Peers& peers_ = peers();

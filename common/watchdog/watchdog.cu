@@ -127,7 +127,8 @@ std::string Watchdog::error() {
   for (const Watched& w : communicators_) {
     if (w.communicator == nullptr) continue;
     ncclResult_t error = ncclSuccess;
-    ncclCommGetAsyncError(w.communicator, &error);
+    const ncclResult_t answer = ncclCommGetAsyncError(w.communicator, &error);
+    if (answer != ncclSuccess) error = answer;
     if (error != ncclSuccess && error != ncclInProgress)
       return ncclGetErrorString(error) + std::string(": ") + ncclGetLastError(w.communicator);
   }

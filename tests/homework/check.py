@@ -189,7 +189,7 @@ def hostile(stages):
         graders[False].references = graders[True].references
         for line in lines:
             hand_in(machine, stages, graders, marker, *line)
-    left = [p for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if b"sandbox-0" in bytes_at(p)]
+    left = [p for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if bytes(machine.tree) in bytes_at(p)]
     expect(not left, f"no process is left over {left[:3] or ''}")
 
 

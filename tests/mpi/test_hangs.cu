@@ -1,5 +1,5 @@
 // Ranks that hang on purpose, for test_faults.cc, which starts them one by one (they are hidden otherwise)
-// and reads what the watchdog says.
+// and reads what the watchdog says. And what a World finds out about its hosts and its NCCL.
 // precisions: fp64 fp32
 #include <signal.h>
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <future>
+#include <optional>
 #include <string>
 
 #include "files.h"
@@ -28,11 +29,13 @@ void wait_for_ever() { std::promise<void>().get_future().wait(); }
 struct Hang {
   World world{nullptr, nullptr};
   Communicator data{world, world.all(), "data"};
+  std::optional<Communicator> ended{std::in_place, world, world.all(), "ended"};
   Stream compute{"compute"};
   DeviceArray<float> values{2, Purpose::communication};
 
   Hang() {
     world.watchdog().set_timeout(watchdog_timeout());
+    ended.reset();  // of which the watchdog asks nothing any more
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0, 2 * sizeof(float), compute));
     wait_stream(data.stream(), compute);
   }
@@ -113,6 +116,30 @@ TEST_CASE("hang: streams share a work queue", "[.hang-queue]") {
   wait_stream(hang.compute, receives.stream());
   sends.send(hang.values.data() + 1, 1, (rank + 1) % ranks);
   for (Communicator* communicator : {&in, &out}) CUDA_CHECK(cudaStreamSynchronize(communicator->stream()));
+}
+
+// Where each rank believes to be. MPI lets a program replace its calls (PMPI).
+static std::string host;
+extern "C" int MPI_Get_processor_name(char* name, int* length) {
+  if (host.empty()) return PMPI_Get_processor_name(name, length);
+  *length = static_cast<int>(host.copy(name, MPI_MAX_PROCESSOR_NAME - 1));
+  name[*length] = '\0';
+  return MPI_SUCCESS;
+}
+
+TEST_CASE("of two hosts each has a line with its ranks and their GPUs", "[02][standin]") {
+  const int p = mpi_tests::ranks(), last = p - 1;
+  host = mpi_tests::rank() == last ? "node-b" : "node-a";
+  setenv("CUDA_CPU_DEVICES", "2", 1);
+  const std::string places = World(nullptr, nullptr).places();
+  std::string ranks, gpus;  // of node-a
+  for (int rank = 0; rank < last; ++rank) ranks += text(' ', rank), gpus += text(' ', rank % 2);
+  const std::string expected =
+      text("node-a: ranks", ranks, " on GPUs", gpus, "\nnode-b: ranks ", last, " on GPUs 0\n");
+  CHECK(places == (mpi_tests::rank() == 0 && p > 1 ? expected : ""));  // of one host nothing is said
+  host.clear();
+  unsetenv("CUDA_CPU_DEVICES");
+  CUDA_CHECK(cudaSetDevice(0));
 }
 
 TEST_CASE("an NCCL library says which CUDA it was built with", "[02]") {

@@ -1,6 +1,7 @@
 // When operations start, wait, progress together, deadlock, and are aborted.
 // precisions: fp32
 #include <chrono>
+#include <future>
 
 #include "nccl_fixture.h"
 
@@ -314,6 +315,18 @@ TEST_CASE("destroying a communicator waits for its operations", "[standin]") {
     CHECK(array.get(kLarge) == std::vector<float>(kLarge, expected));
     CHECK(ncclCommDestroy(comm) == ncclInvalidArgument);
   }
+}
+
+TEST_CASE("destroying a communicator waits for all of its ranks", "[standin]") {
+  ncclComm_t comm = nullptr;
+  require_nccl(ncclCommSplit(Communicator(), 0, rank(), &comm, nullptr));
+  if (rank() == 0) barrier();
+  std::future<ncclResult_t> destroyed = std::async(std::launch::async, ncclCommDestroy, comm);
+  if (rank() > 0) {
+    CHECK(destroyed.wait_for(std::chrono::duration<double>(kHolds)) == std::future_status::timeout);
+    barrier();  // now rank 0 destroys it, too
+  }
+  CHECK(destroyed.get() == ncclSuccess);
 }
 
 TEST_CASE("latency of a 4 KiB all-reduce", "[.bench]") {

@@ -2,7 +2,12 @@
 // (05_pipeline_parallel/workbench/simulate.h).
 // precisions: fp64 bf16
 
+#include <map>
+#include <set>
+#include <string>
+
 #include "../../05_pipeline_parallel/workbench/simulate.h"
+#include "device/trace.h"
 #include "memory_check.h"
 #include "model/memory.h"
 #include "parallel_model.h"
@@ -69,6 +74,45 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
     if (p % 2 == 0 && m % 2 == 0) check_messages(pipeline(PpSchedule::dualpipe, 2), m);
     if (p > 1 && m % p == 0) check_messages(pipeline(PpSchedule::interleaved, 2), m);
   }
+}
+
+namespace {
+
+// What each stream of messages does in a step, as a trace names both.
+std::map<std::string, std::set<std::string>> traced_messages(const Technique& technique) {
+  const int p = mpi_tests::ranks();
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  const CombinedOptions options = pipeline_options(technique.schedule_of(p, 2).stages(), 2);
+  ParallelModel model(options, technique, world, ranks);
+  trace::start();
+  model.train_step(0, random_batches(options, 0));
+  trace::stop();
+  std::map<std::string, std::set<std::string>> found;
+  for (const trace::Interval& i : trace::take()) {
+    if (i.stream != "compute" && i.stream != "ranks") found[i.stream].insert(i.name);
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("05: a trace names a rank's streams after what they carry, and where", "[05]") {
+  const int p = mpi_tests::ranks(), k = mpi_tests::rank();
+  std::map<std::string, std::set<std::string>> line, v;
+  const auto add = [](auto& streams, const char* sends, const char* receives, const char* number) {
+    streams[std::string(sends) + " out" + number] = {"send"};
+    streams[std::string(receives) + " in" + number] = {"receive"};
+  };
+  if (k > 0) add(line, "gradients", "activations", "");
+  if (k < p - 1) add(line, "activations", "gradients", "");
+  CHECK(traced_messages(pipeline(PpSchedule::one_f_one_b)) == line);
+  // Down, and up again: an end of the V has one neighbour, and turns there.
+  for (const char* kind : {"activations", "gradients"}) {
+    if (p > 1) add(v, kind, kind, "");
+    if (k > 0 && k < p - 1) add(v, kind, kind, " 2");
+  }
+  CHECK(traced_messages(pipeline(PpSchedule::zb_v, 2)) == v);
 }
 
 // The stand-in passes up to 8 KiB on without waiting for the receiver: 1 KiB or 4 here, and 10 or 40.

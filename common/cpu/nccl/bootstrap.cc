@@ -148,6 +148,12 @@ ncclResult_t join(const ncclUniqueId& unique, int ranks, int rank, const ncclCon
   return ncclSuccess;
 }
 
+void meet(MPI_Comm comm) {
+  std::vector<MPI_Request> all_came(1);
+  MPI_Ibarrier(comm, all_came.data());
+  wait(all_came);
+}
+
 ncclResult_t split(const Members& parent, int color, int key, Members* members) {
   Unseen unseen;
   const int ranks = static_cast<int>(parent.world_ranks.size());

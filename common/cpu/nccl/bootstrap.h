@@ -28,6 +28,9 @@ ncclUniqueId new_id();
 // world (`config`, nccl.h) those come that are there.
 ncclResult_t join(const ncclUniqueId& id, int ranks, int rank, const ncclConfig_t& config, Members* members);
 
+// All ranks of the communicator come together.
+void meet(MPI_Comm comm);
+
 // The ranks with the same color, ordered by key, then by their rank in the parent. All ranks of the parent
 // come together.
 ncclResult_t split(const Members& parent, int color, int key, Members* members);

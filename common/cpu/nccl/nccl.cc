@@ -301,6 +301,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (nccl_mpi::mpi_is_usable()) {
     nccl_mpi::Unseen unseen;
     MPI_Comm mpi = comm->mpi;
+    nccl_mpi::meet(mpi);
     MPI_Comm_free(&mpi);
   }
   delete comm;

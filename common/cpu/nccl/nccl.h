@@ -95,7 +95,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
 // Every rank of `comm` calls it; with NCCL_SPLIT_NOCOLOR a rank gets a null communicator.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_comm, ncclConfig_t* config);
 
-// Both wait for the operations issued so far.
+// Both wait for the operations issued so far; ncclCommDestroy then waits for all ranks. (NCCL's waits for
+// those of its node.)
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 // Ends pending operations, lets the streams that they hold go on, and destroys the communicator.
