@@ -99,6 +99,30 @@ TEST_CASE("data: entropy of the token frequencies", "[01][data]") {
   CHECK(std::abs(uneven.unigram_entropy() + 0.75 * std::log(0.75) + 0.25 * std::log(0.25)) < 1e-14);
 }
 
+TEST_CASE("data: entropy of a text of several blocks, and of the samples of a large one", "[01][data]") {
+  constexpr int block = 16384, most_blocks = 64;
+  const TemporaryFolder folder;
+  // Each letter of `blocks` is a block of it; `more` follows.
+  const auto entropy = [&](const std::string& blocks, const std::string& more = "") {
+    std::string all;
+    for (const char letter : blocks) all += std::string(block, letter);
+    return TokenData(folder.write("text.txt", all + more), 256, 3).unigram_entropy();
+  };
+  const auto expected = [](const std::vector<double>& counts) {
+    const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
+    double sum = 0;
+    for (const double count : counts) sum -= count / all * std::log(count / all);
+    return sum;
+  };
+  CHECK(entropy("aab", "ccc") == Approx(expected({2 * block, block, 3})).epsilon(1e-12));
+  std::string most(most_blocks, 'a'), large;
+  most.back() = 'b';
+  CHECK(entropy(most) == Approx(expected({most_blocks - 1, 1})).epsilon(1e-12));
+  // Of three times as many blocks every third is counted.
+  for (int i = 0; i < most_blocks; ++i) large += i % 4 == 0 ? "abb" : "cbb";
+  CHECK(entropy(large) == Approx(expected({1, 3})).epsilon(1e-12));
+}
+
 TEST_CASE("data: 16-bit tokens of nanoGPT and of llm.c", "[01][data]") {
   const TemporaryFolder folder;
   const std::string tokens = bytes_of(token_range(20));

@@ -1,6 +1,7 @@
 // The command line: defaults, presets, and a line for every value that makes no sense.
 #include <sys/stat.h>
 
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -158,6 +159,93 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(options.log_every == 5);
   CHECK(options.sample == 11);
   CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);
+}
+
+// --help shows the value that a run takes where nothing is given, so both can only be wrong together. Here they
+// stand once more. Empty: an option has no default, or other words for it.
+TEST_CASE("options: the default of each, which --help prints, is what a run takes", "[options]") {
+  const auto expected = nlohmann::ordered_json::parse(R"({
+    "save": "", "save-every": 0, "resume": false, "load": "", "load-weights": "",
+    "model": "tiny", "layers": 8, "d-model": 64, "heads": 8, "kv-heads": 8, "d-ff": 192, "vocab-size": 256,
+    "data": "", "seq-len": 128, "micro-batch-size": 4, "global-batch-size": 32, "steps": 200, "seed": 1,
+    "optimizer": "adamw", "lr": 0.003, "warmup-steps": 10, "beta1": 0.9, "beta2": 0.95, "weight-decay": 0.1,
+    "grad-clip": 1.0, "loss-scale": 65536.0, "recompute": "none", "attention": "naive",
+    "log-json": "", "trace": "", "profile": false, "log-every": 10, "sample": 0, "gpu": "", "dry-run": false})");
+  auto taken = nlohmann::ordered_json::parse(parse({}).as_json);
+  taken["data"] = "", taken["gpu"] = "";
+  CHECK(taken.dump(1) == expected.dump(1));
+  const std::string text = help();
+  for (const auto& [name, value] : expected.items()) {
+    CAPTURE(name);
+    const size_t begin = text.find("  --" + name + " "), next = text.find("\n  --", begin + 1);
+    REQUIRE(begin != text.npos);
+    const std::string lines = text.substr(begin, next - begin);
+    const size_t bracket = lines.rfind('[');
+    if (value.is_boolean() || value == "") continue;
+    REQUIRE(bracket != lines.npos);
+    const std::string shown = lines.substr(bracket + 1, lines.find(']', bracket) - bracket - 1);
+    CHECK((value.is_string() ? value == shown : value == nlohmann::ordered_json::parse(shown)));
+  }
+}
+
+TEST_CASE("options: --load and --resume restore what a run trained with; what is given wins", "[options]") {
+  // What was saved, and what is given later.
+  const std::vector<std::array<std::string, 3>> restored = {
+      {"data", "saved.txt", "given.txt"}, {"seq-len", "32", "64"},     {"micro-batch-size", "2", "8"},
+      {"global-batch-size", "16", "48"},  {"steps", "7", "9"},         {"seed", "5", "6"},
+      {"optimizer", "sgd", "adamw"},      {"lr", "0.25", "0.5"},       {"warmup-steps", "3", "4"},
+      {"beta1", "0.25", "0.5"},           {"beta2", "0.25", "0.5"},    {"weight-decay", "0.25", "0.5"},
+      {"grad-clip", "2.5", "3.5"},        {"aux-loss", "0.25", "0.5"}, {"balance", "none", "bias"}};
+  const auto text_of = [](const nlohmann::json& value) {  // 2, also of 2.0
+    if (value.is_number()) return text(value.get<double>());
+    return value.is_string() ? value.get<std::string>() : value.dump();
+  };
+  const auto options_of = [](const std::vector<const char*>& arguments) {
+    return nlohmann::json::parse(parse<CombinedOptions>(arguments).as_json);
+  };
+  const TemporaryFolder folder;
+  const nlohmann::json plain = options_of({});
+  nlohmann::json options = plain;  // then each is another than the default
+  for (auto& [name, value] : options.items()) {
+    if (value.is_boolean())
+      value = !value.get<bool>();
+    else if (value.is_number())
+      value = value.get<double>() + 1;
+    else
+      value = "another";
+  }
+  for (const auto& [name, saved, given] : restored) {
+    REQUIRE(text_of(plain.at(name)) != saved);
+    options[name] = saved;
+  }
+  const nlohmann::json state = {{"step", 1}, {"precision", "fp32"}, {"optimizer", "sgd"}, {"options", options}};
+  folder.write("trainer_state.json", state.dump());
+  folder.write("config.json", model_config_text(parse({}).model, 128, "float32"));
+  folder.write("latest", "step_000001\n");
+  for (const std::vector<const char*>& load : {std::vector<const char*>{"--load", folder.path().c_str()},
+                                               {"--resume", "--save", folder.path().c_str()}}) {
+    nlohmann::json expected = plain;  // what does not change the training is not restored
+    for (const char* name : {"load", "save", "model"}) expected[name] = folder.path();
+    expected["resume"] = load.size() == 3;
+    if (load.size() == 2) expected["save"] = "";
+    const auto check = [&](std::vector<const char*> arguments, const std::string& changed) {
+      CAPTURE(changed);
+      arguments.insert(arguments.begin(), load.begin(), load.end());
+      const nlohmann::json taken = options_of(arguments);
+      for (const auto& [name, value] : expected.items()) {
+        CAPTURE(name);
+        CHECK(text_of(taken.at(name)) == text_of(value));
+      }
+      CHECK(parse<CombinedOptions>(arguments).changed == changed);
+    };
+    for (const auto& [name, saved, given] : restored) expected[name] = saved;
+    check({}, "");
+    for (const auto& [name, saved, given] : restored) {
+      expected[name] = given;
+      check({("--" + name).c_str(), given.c_str()}, "; --" + name + " is " + given + " and was " + saved);
+      expected[name] = saved;
+    }
+  }
 }
 
 TEST_CASE("options: as JSON, with the values that follow from others", "[options]") {

@@ -1,6 +1,6 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02 to 07 are those of 01. The tests of parity look closer, but build their own training loop;
-// this one sees what is wrong in a main.cu.
+// step of 02 to 07 are those of 01, and so are the weights that each saves after the last one. The tests of parity
+// look closer, but build their own training loop; this one sees what is wrong in a main.cu.
 // precisions: fp64
 #include "device/precision.h"
 #if PRECISION == 64
@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -21,9 +22,11 @@
 #include <vector>
 
 #include "catch.h"
+#include "checkpoint/safetensors.h"
 #include "clock/timeline.h"
 #include "device/cuda.h"
 #include "files.h"
+#include "model.h"
 
 namespace {
 
@@ -35,6 +38,11 @@ constexpr double kTolerance = 1e-11;  // relative
 
 struct Step {
   double loss, norm;
+};
+using Weights = std::map<std::string, std::vector<double>>;
+struct Trained {
+  std::vector<Step> steps;
+  Weights weights;  // after the last step
 };
 
 // Three micro-batches for each of two ranks, or one for each of six; clipping active. A tensor rank takes
@@ -71,10 +79,25 @@ Outcome outcome_of(const std::string& launcher, const std::string& program) {
   return outcome;
 }
 
+// What the only checkpoint in this folder has.
+Weights saved_weights(const std::string& folder) {
+  const std::string step = "/step_00000" + std::to_string(kSteps);
+  Weights weights;
+  const pentatron::SafetensorsFolder file("--load", folder + step, "model");
+  for (const auto& [name, tensor] : file.tensors()) {
+    REQUIRE(tensor.description.type == pentatron::NumberType::fp64);
+    std::vector<double>& numbers = weights[name];
+    numbers.resize(tensor.description.elements());
+    std::memcpy(numbers.data(), tensor.data, tensor.description.bytes());
+  }
+  return weights;
+}
+
 // Every rank's memory must be what it predicted.
-std::vector<Step> run(const std::string& launcher, const std::string& program) {
+Trained run(const std::string& launcher, const std::string& program) {
   std::vector<Step> steps;
-  const std::vector<nlohmann::json> log = outcome_of(launcher, program).log;
+  const TemporaryFolder folder;
+  const auto log = outcome_of(launcher, program + " --save '" + folder.path() + "'").log;
   for (const nlohmann::json& json : log) {
     if (json.contains("step")) steps.push_back({json["loss"], json["grad_norm"]});
   }
@@ -83,7 +106,7 @@ std::vector<Step> run(const std::string& launcher, const std::string& program) {
     INFO(launcher << " " << program << ": " << rank);
     CHECK(rank["predicted"] == rank["measured"]);
   }
-  return steps;
+  return {steps, saved_weights(folder.path())};
 }
 
 bool enough_gpus([[maybe_unused]] int ranks) {
@@ -98,17 +121,22 @@ bool enough_gpus([[maybe_unused]] int ranks) {
 void check_like(const std::string& reference, const std::string& program, const std::string& sizes,
                 const std::vector<int>& on_ranks) {
   if (!std::any_of(on_ranks.begin(), on_ranks.end(), enough_gpus)) return;
-  static std::map<std::string, std::vector<Step>> references;  // each is run once
-  std::vector<Step>& expected = references[reference + sizes];
-  if (expected.empty()) expected = run("", reference + sizes);
+  static std::map<std::string, Trained> references;  // each is run once
+  if (!references.contains(reference + sizes)) references[reference + sizes] = run("", reference + sizes);
+  const auto& [expected, expected_weights] = references.at(reference + sizes);
   for (const int ranks : on_ranks) {
     if (!enough_gpus(ranks)) continue;
-    const std::vector<Step> steps = run("mpirun -n " + std::to_string(ranks), program + sizes);
+    const auto [steps, weights] = run("mpirun -n " + std::to_string(ranks), program + sizes);
     for (int i = 0; i < kSteps; ++i) {
       INFO(program << " on " << ranks << " ranks, step " << i + 1);
       CHECK(steps[i].loss == Approx(expected[i].loss).epsilon(kTolerance));
       CHECK(steps[i].norm == Approx(expected[i].norm).epsilon(kTolerance));
       CHECK(steps[i].norm > 0.5);
+    }
+    REQUIRE(weights.size() == expected_weights.size());
+    for (const auto& [name, numbers] : expected_weights) {
+      INFO(program << " on " << ranks << " ranks, " << name);
+      CHECK(pentatron::relative_error(weights.at(name), numbers) < kTolerance);
     }
   }
 }
@@ -213,7 +241,7 @@ TEST_CASE("01: a step begins when the one before ends", "[01][program]") {
 #endif
 
 TEST_CASE("01: each step is logged with its own loss, the last one, too", "[01][program]") {
-  const std::vector<Step> steps = run("", "01_single_gpu");
+  const std::vector<Step> steps = run("", "01_single_gpu").steps;
   for (int last = 1; last < kSteps; ++last) {
     const auto log = outcome_of("", "01_single_gpu --steps " + std::to_string(last)).log;
     const auto of_last =

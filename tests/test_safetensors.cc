@@ -291,6 +291,26 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
         std::string::npos);
 }
 
+// Transformers 5 writes rope_theta into rope_parameters. A file that has both is of one that reads the inner one.
+TEST_CASE("checkpoint: of two values of rope_theta the inner one wins, and no preset's", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const auto theta = [&](const std::string& more) {
+    folder.write("config.json", R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 24,
+      "vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2)" + more + "}");
+    ModelConfig model;
+    model.rope_theta = 5e5;  // of --model
+    read_model_config("--load-weights", folder.path(), model);
+    return model.rope_theta;
+  };
+  const std::string outer = R"(, "rope_theta": 2e4)",
+                    inner = R"(, "rope_parameters": {"rope_type": "default", "rope_theta": 3e4})";
+  CHECK(theta("") == 1e4);  // of LlamaConfig
+  CHECK(theta(outer) == 2e4);
+  CHECK(theta(inner) == 3e4);
+  CHECK(theta(outer + inner) == 3e4);
+  CHECK(theta(outer + R"(, "rope_parameters": {"rope_type": "default"})") == 2e4);
+}
+
 TEST_CASE("checkpoint: what changes training alone is a remark", "[01][checkpoint]") {
   const TemporaryFolder folder;
   folder.write("config.json", R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 24,

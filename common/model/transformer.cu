@@ -24,8 +24,7 @@ std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
   return units;
 }
 
-// The model's frequencies (kernels/rotary.h), with its scaling.
-static std::vector<double> rotary_frequencies(const ModelConfig& model) {
+std::vector<double> rotary_frequencies(const ModelConfig& model) {
   std::vector<double> frequencies = rotary_frequencies(model.rope_theta, model.head_size());
   const auto [factor, low, high, original_positions] = model.rope_scaling;
   if (factor == 1) return frequencies;

@@ -27,6 +27,7 @@ struct LayerActivations {
 
 // The units of some ranges (config.h), ascending.
 std::vector<int> units_of(const std::vector<LayerRange>& ranges);
+std::vector<double> rotary_frequencies(const ModelConfig& model);  // kernels/rotary.h, and its scaling
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.
 // All layers share one set of buffers. On request, when the weight gradients come later, each has its own.
