@@ -110,15 +110,7 @@ class Pipeline {
   // `totals` is null if another rank counts the same losses. At the end each copy of the model has the
   // gradients of all micro-batches.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
-    for (size_t n = 0; n < list_.size(); ++n) {
-      if (!is_message(list_[n].action)) {
-        compute(list_[n], batches, totals);
-        continue;
-      }
-      const size_t first = n;
-      while (schedule_.grouped_messages && n + 1 < list_.size() && is_message(list_[n + 1].action)) ++n;
-      exchange({list_.begin() + first, list_.begin() + n + 1});
-    }
+    execute(list_, batches, totals);
     if (copies_) {
       const AccumTensor gradients = parameters_->group().flat_gradients();
       wait_stream(copies_->stream(), compute_);
@@ -127,21 +119,17 @@ class Pipeline {
     }
   }
 
-  // Forward of one micro-batch, without backward. Returns the logits on the rank of the last stage, and an
-  // empty tensor elsewhere.
+  // Forward of one micro-batch, without backward, through the stages of the first copy of the model: a rank
+  // may have them in any chunks. Returns the logits on the rank of the last stage, and an empty tensor elsewhere.
   Tensor forward(const Batch& batch) {
-    Tensor logits;
-    for (int c = 0; c < std::ssize(chunks_); ++c) {
-      const Instruction i = {Action::forward, 0, c};
-      if (schedule_.copy(rank_, c) != schedule_.copy_of(0)) continue;
-      const Instruction receive = {Action::receive_activation, 0, c}, send = {Action::send_activation, 0, c};
-      if (link_of(receive).communicator) exchange({receive});
-      compute_forward(i, batch);
-      if (link_of(send).communicator) exchange({send});
-      const Activations& a = *in_flight(i).activations;
-      if (a.range.head) logits = a.logits;
+    Instructions forwards;
+    for (int stage = 0; stage < schedule_.stages(); ++stage) {
+      const auto [rank, chunk] = schedule_.placement[stage];
+      if (rank == rank_) forwards.push_back({Action::forward, 0, chunk});
     }
-    return logits;
+    execute(with_messages(schedule_, rank_, forwards), {batch}, nullptr);
+    const Activations& last = *in_flight(forwards.back()).activations;
+    return last.range.head ? last.logits : Tensor();
   }
 
  private:
@@ -230,6 +218,17 @@ class Pipeline {
     return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
   }
 
+  void execute(const Instructions& list, const std::vector<Batch>& batches, StepTotals* totals) {
+    for (size_t n = 0; n < list.size(); ++n) {
+      if (!is_message(list[n].action)) {
+        compute(list[n], batches, totals);
+        continue;
+      }
+      const size_t first = n;
+      while (schedule_.grouped_messages && n + 1 < list.size() && is_message(list[n + 1].action)) ++n;
+      exchange({list.begin() + first, list.begin() + n + 1});
+    }
+  }
   void compute(const Instruction& i, const std::vector<Batch>& batches, StepTotals* totals) {
     Activations& a = *in_flight(i).activations;
     Batch batch = batches[i.micro_batch];

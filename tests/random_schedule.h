@@ -2,6 +2,7 @@
 // order and leave in any other. Only messages have an order: a rank takes them as the other one sent them.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <string>
@@ -11,6 +12,13 @@
 #include "../05_pipeline_parallel/schedule.h"
 
 namespace pentatron::tests {
+
+// Each of p ranks has so many stages, any of them, and in any order.
+inline Placement random_placement(int p, int chunks, std::mt19937& engine) {
+  Placement placement = looped(p, chunks);
+  std::shuffle(placement.begin(), placement.end(), engine);
+  return placement;
+}
 
 inline std::string random_schedule(const Placement& placement, int m, bool splits_backward,
                                    std::mt19937& engine) {

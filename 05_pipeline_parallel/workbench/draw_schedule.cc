@@ -87,8 +87,8 @@ static std::string compare_schedules(const PipelineOptions& options, int m) {
       text << std::setw(8) << rounded(played.total) << std::setw(8) << rounded(played.bubble())
            << std::setw(11) << percent(played.bubble_ratio()) << " %" << std::setw(11)
            << rounded(double(most) * s.p / s.stages()) << (s.copies > 1 ? ", two copies of the model" : "");
-    } catch (const ScheduleError&) {
-      text << "  a deadlock with --pp-messages " << to_string(o.pp_messages);
+    } catch (const ScheduleError& error) {  // of a deadlock, one rank that waits
+      text << "  " << error.reason.substr(0, error.reason.find(';'));
     }
     text << '\n';
   };
