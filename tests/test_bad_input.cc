@@ -250,17 +250,18 @@ TEST_CASE("01: a head that is lost is not the embedding", "[01][bad-input][check
     content.replace(at, tied_to.size() + 5, value.empty() ? "\"nothing\": 0" : tied_to + value);
     folder.write("save/step_000001/config.json", content);
   };
+  const std::string is_tied = "its head is the embedding, ",
+                    has_head = "but its files have another head, lm_head.weight, which is used\n";
   const std::string load = "--steps 1 --load-weights " + step + sizes;
   const auto loss = [&](const std::string& remark, const std::string& more = "") {
     const std::string log = folder.path() + "/log";
     const Outcome outcome = run(folder, load + more + " --log-json " + log);
     CAPTURE(outcome.err, outcome.out);
     CHECK(outcome.status == 0);
-    CHECK((outcome.out.find("\nmodel       " + remark) != std::string::npos) == !remark.empty());
+    CHECK(outcome.out.find("\nmodel       " + remark) != std::string::npos);
+    CHECK((outcome.out.find("\nmodel       " + is_tied) == std::string::npos) == remark.empty());
     return first_loss(read_file(log));
   };
-  const std::string is_tied = "its head is the embedding, ",
-                    has_head = "its files have a head of their own, lm_head.weight, which is used\n";
   const double with_head = loss("");
   set_tied("true");
   CHECK(loss(has_head) == with_head);

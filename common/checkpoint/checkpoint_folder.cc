@@ -289,7 +289,7 @@ void use_checkpoint(CommandLine& line, Options& options) {
   if (options.model.tied_head &&
       SafetensorsFolder(option, options.load_folder, "model").has("lm_head.weight")) {
     options.model.tied_head = false;
-    options.model.remarks += "its files have a head of their own, lm_head.weight, which is used\n";
+    options.model.remarks += "but its files have another head, lm_head.weight, which is used\n";
   }
   const ModelConfig saved = options.model;
   const TrainerState state = continues ? read_trainer_state(option, options.load_folder) : TrainerState();
