@@ -43,11 +43,9 @@ for ((i = 0; i < kills; ++i)); do
   reported=$(grep ' is saved' "$log" | tail -n 1 | sed 's/.*step_0*\([0-9]*\) is saved/\1/')
   newest=$(sed 's/step_0*//' "$save/latest" 2> /dev/null)
   ls "$save"/*.part > /dev/null 2>&1 && during=$((during + 1))
-  load=()
-  [ -z "$newest" ] || load=(--load "$save")
   if [ "${newest:-0}" -lt "${reported:-0}" ]; then
     echo "$words: step $reported was reported, ${newest:-none} is there"; failed=$((failed + 1))
-  elif ! run "$save" "$log" --steps $steps "${load[@]}"; then
+  elif ! run "$save" "$log" --steps $steps --resume; then
     echo "$words: refused"; cat "$log"; failed=$((failed + 1))
   elif [ "${newest:-0}" -lt $steps ] && [ "$(bytes_of "$save")" != "$(bytes_of "$whole")" ]; then
     echo "$words: other bits after step ${newest:-0}"; failed=$((failed + 1))

@@ -139,7 +139,7 @@ TEST_CASE("01: a checkpoint that can not be written loses nothing", "[01][bad-in
   REQUIRE(run(folder, "--steps 1 --save " + save + sizes).status == 0);
   const std::string before = read_file(save + "/step_000001/model.safetensors");
   // 400 KiB: enough for the weights, not for the optimizer's states.
-  const Outcome full = run(folder, "--load " + save + " --steps 4 --save-every 2 --save " + save + sizes,
+  const Outcome full = run(folder, "--resume --steps 4 --save-every 2 --save " + save + sizes,
                            "01_single_gpu", "trap '' XFSZ; ulimit -f 800; ");
   INFO(full.out << full.err);
   CHECK(full.status == 1);
@@ -201,14 +201,109 @@ TEST_CASE("01: a run whose steps are all done saves what it has loaded", "[01][c
     CHECK(read_file(other + name) == read_file(save + name));
   }
   CHECK(read_file(path).find("\"final_loss\":null") != std::string::npos);  // no step was computed
-  for (const std::string& where : {"--resume --save " + other, "--load " + other + " --save " + other}) {
-    const Outcome again = run(folder, "--steps 2 " + where);
-    CHECK(again.status == 0);
-    CHECK(again.out.find(" is saved") == std::string::npos);  // it is there
-  }
-  const std::string third = folder.path() + "/third";  // --resume finds nothing there
+  const Outcome again = run(folder, "--steps 2 --resume --save " + other);
+  CHECK(again.status == 0);
+  CHECK(again.out.find(" is saved") == std::string::npos);  // it is there
+  const std::string third = folder.path() + "/third";       // --resume finds nothing there
   CHECK(run(folder, "--steps 2 --resume --load " + save + " --save " + third).status == 0);
   CHECK(std::filesystem::exists(third + "/step_000002/model.safetensors"));
+}
+
+TEST_CASE("01: the steps of another run are not replaced", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save", step = save + "/step_000002/",
+                    sizes = " --layers 1 --micro-batch-size 2 --global-batch-size 2 --save " + save;
+  REQUIRE(run(folder, "--steps 2 --resume" + sizes).status == 0);
+  const std::string before = read_file(step + "trainer_state.json");
+  const std::string words =
+      "--save: " + save + " is not valid; expected a folder without steps, or --resume; ";
+  for (const std::string& load : {std::string(), "--load " + save, "--load-weights " + step})
+    check_refused(folder, "--steps 1 " + load + sizes, words + "step_000002 is there\n");
+  CHECK(read_file(save + "/latest") == "step_000002\n");
+  CHECK(read_file(step + "trainer_state.json") == before);
+  for (const char* const lost : {"", "step_000003"}) {
+    folder.write("save/latest", lost);
+    if (*lost == 0) std::filesystem::remove(save + "/latest");
+    check_refused(
+        folder, "--steps 4 --resume" + sizes,
+        "--resume: " + save + " is not valid; expected a folder with trainer_state.json, or one of ");
+  }
+  std::filesystem::remove_all(step);  // a run that was killed before its first step was there
+  CHECK(run(folder, "--steps 2 --resume" + sizes).status == 0);
+  CHECK(read_file(step + "trainer_state.json") == before);
+}
+
+namespace {
+
+double first_loss(const std::string& log) {
+  const std::string key = "\"loss\":";
+  return std::stod(log.substr(log.find(key) + key.size()));
+}
+
+}  // namespace
+
+// What a head is without a tensor of its own says config.json; where that says nothing, it is no embedding.
+TEST_CASE("01: a head that is lost is not the embedding", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string sizes = " --layers 1 --micro-batch-size 2 --global-batch-size 2 ",
+                    step = folder.path() + "/save/step_000001/";
+  REQUIRE(run(folder, "--steps 1 --lr 0.1 --save " + folder.path() + "/save" + sizes).status == 0);
+  const std::string config = read_file(step + "config.json"), weights = read_file(step + "model.safetensors");
+  const std::string tied_to = "\"tie_word_embeddings\": ";
+  const auto set_tied = [&](const std::string& value) {
+    std::string content = config;
+    const size_t at = content.find(tied_to + "false");
+    content.replace(at, tied_to.size() + 5, value.empty() ? "\"nothing\": 0" : tied_to + value);
+    folder.write("save/step_000001/config.json", content);
+  };
+  const std::string is_tied = "its head is the embedding, ",
+                    has_head = "but its files have another head, lm_head.weight, which is used\n";
+  const std::string load = "--steps 1 --load-weights " + step + sizes;
+  const auto loss = [&](const std::string& remark, const std::string& more = "") {
+    const std::string log = folder.path() + "/log";
+    const Outcome outcome = run(folder, load + more + " --log-json " + log);
+    CAPTURE(outcome.err, outcome.out);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.out.find("\nmodel       " + remark) != std::string::npos);
+    CHECK((outcome.out.find("\nmodel       " + is_tied) == std::string::npos) == remark.empty());
+    return first_loss(read_file(log));
+  };
+  const double with_head = loss("");
+  set_tied("true");
+  CHECK(loss(has_head) == with_head);
+
+  // The tensor has another name.
+  std::string content = weights;
+  const std::string head = "\"lm_head.weight\"";
+  content.replace(content.rfind(head), head.size(), "\"no_head.weight\"");
+  folder.write("save/step_000001/model.safetensors", content);
+  const double with_embedding = loss(is_tied);
+  CHECK(with_embedding != with_head);
+  CHECK(loss(is_tied, "--model tiny --layers 1") == with_embedding);
+  for (const std::string value : {"false", "null", ""}) {
+    set_tied(value);
+    check_refused(folder, load,
+                  "--load-weights: " + step + "model.safetensors is not valid; expected a tensor lm_head");
+  }
+}
+
+TEST_CASE("01: a run does not go on with a file that has changed", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save",
+                    sizes = " --layers 1 --micro-batch-size 2 --global-batch-size 2 --data ";
+  const std::string text(1000, 'a'), data = folder.write("text", text),
+                                     other = folder.write("other", text + "b");
+  REQUIRE(run(folder, "--steps 1 --save " + save + sizes + data).status == 0);
+  CHECK(run(folder, "--steps 2 --load " + save).status == 0);
+  folder.write("text", text.substr(1) + "b");
+  for (const std::string& given : {std::string(), sizes + data}) {
+    check_refused(folder, "--steps 2 --load " + save + given,
+                  "--data: " + data + " is not valid; expected what " + save +
+                      "/step_000001 was trained on, 1000 bytes with CRC-32 ");
+  }
+  const Outcome outcome = run(folder, "--steps 2 --load " + save + sizes + other);
+  CHECK(outcome.status == 0);
+  CHECK(outcome.out.find("; --data is " + other + " and was " + data) != std::string::npos);
 }
 
 // --model has another scaling than the folder, as it may have another rope_theta.
@@ -289,6 +384,42 @@ TEST_CASE("02: ranks with other weights end the run with one line and status 1",
   CHECK(other.status == 1);
   CHECK(other.err.starts_with("step 2: lm_head.weight is not the same on all ranks; "));
   CHECK(std::count(other.err.begin(), other.err.end(), '\n') == 1);
+}
+
+// A host may have another file under the same name, and another run's checkpoint of the same step.
+TEST_CASE("02: ranks with other data or checkpoints end with one line and status 2",
+          "[02][bad-input][checkpoint][mpirun]") {
+  const TemporaryFolder folder;
+  const std::string program =
+                        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "02_data_parallel",
+                    sizes = " --layers 1 --micro-batch-size 2 --global-batch-size 4 ";
+  const auto both = [&](const std::string& mine, const std::string& of_rank_1) {
+    return run(folder, sizes + of_rank_1, "02_data_parallel",
+               "mpirun -n 1 '" + program + "'" + sizes + mine + " : -n 1 ");
+  };
+  const auto check = [&](const std::string& mine, const std::string& of_rank_1, const std::string& words) {
+    const Outcome outcome = both(mine, of_rank_1);
+    CAPTURE(mine, of_rank_1, outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.err.starts_with(words));
+    CHECK(outcome.err.find(" on rank 0") != std::string::npos);
+    CHECK(outcome.err.find(" on rank 1") != std::string::npos);
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  };
+  const std::string text(1000, 'a'), data = folder.write("text", text);
+  for (const std::string& content : {text + "a", text.substr(1) + "b"}) {
+    check("--data " + data, "--data " + folder.write("other", content),
+          "--data: " + data + " is not the same on all ranks; 100");
+  }
+  CHECK(both("--steps 1 --data " + data, "--steps 1 --data " + folder.write("other", text)).status == 0);
+
+  const std::string one = folder.path() + "/one", two = folder.path() + "/two";
+  REQUIRE(run(folder, "--seed 1 --steps 1 --save " + one + sizes).status == 0);
+  REQUIRE(run(folder, "--seed 2 --steps 1 --save " + two + sizes).status == 0);
+  check("--load " + one, "--seed 1 --load " + two,
+        "--load: " + one + "/step_000001 is not the same on all ranks; 1 steps, ");
+  check("--load-weights " + one + "/step_000001", "--load-weights " + two + "/step_000001",
+        "--load-weights: " + one + "/step_000001 is not the same on all ranks; 0 steps, ");
 }
 
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {

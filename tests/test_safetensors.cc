@@ -11,6 +11,7 @@
 #include "files.h"
 
 using namespace pentatron;
+using pentatron::tests::read_file;
 using pentatron::tests::TemporaryFolder;
 
 namespace {
@@ -65,13 +66,29 @@ TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
   check(std::string(16, '\xff'), "it is cut off, or it is none");
   check(file_of("[1]", 0), "its header is no JSON object");
   check(file_of("{" + a, 8), "its header is no JSON object");
-  check(file_of("{" + a + "}", 7), "a lies outside the file's 7 bytes of tensors");
+  check(file_of("{" + a + "}", 7), "it has 69 bytes, and its tensors end at 70");
+  check(file_of("{" + a + "}", 9), "it has 71 bytes, and its tensors end at 70");
   check(file_of(R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8), "a has no dtype, shape and data_offsets");
   check(file_of(R"({"a":{"dtype":"I8","shape":[2],"data_offsets":[0,8]}})", 8), "a has the type I8");
-  check(file_of(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8),
-        "a has 8 bytes, not those of its shape");
-  check(file_of(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
-        "a has 8 bytes, not those of its shape");
+  const auto check_a = [&](const std::string& shape, const std::string& offsets, const std::string& fault) {
+    check(file_of(R"({"a":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}", 8),
+          "a has " + fault);
+  };
+  check_a("[-2]", "[0,8]", "the shape [-2]");
+  check_a("[2.0]", "[0,8]", "the shape [2.0]");
+  check_a("[2]", "[0,8.5]", "the data_offsets [0,8.5]");
+  for (const char* const shape : {"[3]", "[4294967296,4294967296]", "[4611686018427387906]"})
+    check_a(shape, "[0,8]", "other data_offsets than its shape asks for");
+  check_a("[2]", "[8,0]", "other data_offsets than its shape asks for");
+  // A file has the bytes of all its tensors, each once, in any order.
+  const auto two = [](int begin_of_b) {
+    return R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[)" +
+           std::to_string(begin_of_b) + "," + std::to_string(begin_of_b + 4) + "]}";
+  };
+  folder.write("good.safetensors", file_of("{" + two(0) + "}", 8));
+  CHECK(complaint_of_file([&] { SafetensorsFolder("--load", folder.path(), "good"); }) == "");
+  check(file_of("{" + two(2) + "}", 8), "b does not begin where the tensor before it ends");
+  check(file_of("{" + two(8) + "}", 12), "a does not begin where the tensor before it ends");
 }
 
 TEST_CASE("checksum: the parts of several ranks make that of the whole", "[01][checkpoint]") {
@@ -89,6 +106,27 @@ TEST_CASE("checksum: the parts of several ranks make that of the whole", "[01][c
       parts[random() % 3] ^= checksum_part(tensor, at, bytes(text) + at, run);
     }
     CHECK((parts[0] ^ parts[1] ^ parts[2]) == crc32_of(bytes(text), text.size()));
+  }
+}
+
+TEST_CASE("checksum: of a file of any size, of a large one in parts", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const auto of = [](const std::string& path) { return MappedFile("--data", path).checksum(); };
+  CHECK(of(folder.write("x", "123456789")) == "9 bytes with CRC-32 cbf43926");  // as other programs have it
+  const std::string path = folder.write("y", "1");
+  constexpr size_t mib = 1 << 20;
+  for (const size_t size : {64 * mib, 128 * mib}) {
+    std::filesystem::resize_file(path, size);
+    const std::string before = of(path);
+    CHECK(before.starts_with(std::to_string(size) + " bytes with CRC-32 "));
+    for (const size_t at : {size_t{0}, mib, 2 * mib - 1, 2 * mib, size - 2 * mib, size - 1}) {
+      CAPTURE(size, at);
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(at).put('2').flush();
+      CHECK((of(path) != before) == (size == 64 * mib || at % (2 * mib) < mib));
+      file.seekp(at).put(at == 0 ? '1' : '\0');
+    }
+    CHECK(of(path) == before);
   }
 }
 
@@ -211,10 +249,13 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
     options.as_json = "{}";
     folder.write(name + "/trainer_state.json", trainer_state_text(steps, "fp32", options));
   };
-  CHECK(complaint_of_file(find).ends_with("or one of --save that has a complete checkpoint"));
+  const std::string none = "or one of --save whose file `latest` names such a folder";
+  CHECK(complaint_of_file(find).ends_with(none));
   const std::string part = folder.path() + "/new.part";
+  CHECK_THROWS(publish_checkpoint(part, 3));  // as if it were killed before it renames the folder
+  CHECK(read_file(folder.path() + "/latest") == "step_000003\n");
   make("new.part", 3);
-  CHECK(complaint_of_file(find).ends_with("or one of --save that has a complete checkpoint"));
+  CHECK(complaint_of_file(find).ends_with(none));
   publish_checkpoint(part, 3);
   CHECK(find() == folder.path() + "/step_000003");
   CHECK(!std::filesystem::exists(part));
@@ -278,6 +319,27 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
     INFO(more);
     CHECK(words(", " + more).find(more.substr(1, more.find('"', 1) - 1) + " to be ") != std::string::npos);
   }
+  folder.write("config.json", R"({"model_type": "gpt2", "n_layer": 12})");  // before what is missing
+  CHECK(complaint_of_file([&] {
+          ModelConfig model;
+          read_model_config("--load-weights", folder.path(), model);
+        }) == "--load-weights: " + folder.path() +
+                  "/config.json is not valid; expected model_type to be \"llama\"; it is \"gpt2\"");
+  CHECK(words(R"(, "num_attention_heads": 3)")
+            .ends_with("config.json is not valid; expected hidden_size (8) to be a multiple of twice "
+                       "num_attention_heads (3), and that one of num_key_value_heads (3)"));
+  CHECK(words(R"(, "num_key_value_heads": 4)").ends_with(", and that one of num_key_value_heads (4)"));
+  CHECK(words(R"(, "rope_parameters": {"full_attention": {"rope_theta": 1e6}})")
+            .ends_with("expected rope_parameters that are those of all layers; they have full_attention"));
+  const std::string llama3[] = {R"("factor": 8)", R"("low_freq_factor": 1)", R"("high_freq_factor": 4)",
+                                R"("original_max_position_embeddings": 64)"};
+  for (const std::string& missing : llama3) {
+    std::string scaling = R"(, "rope_scaling": {"rope_type": "llama3")";
+    for (const std::string& one : llama3) scaling += missing == one ? "" : ", " + one;
+    INFO(scaling);
+    CHECK(words(scaling + ", " + missing + "}") == "");
+    CHECK(words(scaling + "}").find(missing.substr(1, missing.find('"', 1) - 1)) != std::string::npos);
+  }
   CHECK(words(R"(, "rope_scaling": {"type": "yarn", "factor": 4})")
             .ends_with("type to be \"llama3\"; it is \"yarn\""));
   CHECK(words(R"(, "rope_scaling": {"factor": 4})").ends_with("expected a rope_type beside factor"));
@@ -319,6 +381,7 @@ TEST_CASE("checkpoint: what changes training alone is a remark", "[01][checkpoin
   ModelConfig model;
   read_model_config("--load-weights", folder.path(), model);
   CHECK(parameter_count(model) == 2728);
+  CHECK(model.tied_head);
   CHECK(model.remarks ==
         "its head is the embedding, which makes 2.22k parameters; here it is a matrix of its own: 2.73k\n"
         "its attention_dropout is above 0; here nothing is dropped\n");

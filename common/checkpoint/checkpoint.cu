@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -48,6 +49,60 @@ std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
 constexpr const char* master_name = "master";  // of a state
 constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
 
+// ---- All ranks together
+
+// What has gone wrong in `work` on the first rank where something has, or nothing. Rank 0 prints it.
+std::string failure(const std::function<void()>& work) {
+  std::string words;
+  try {
+    work();
+  } catch (const UsageError& error) {
+    words = error.what();
+  } catch (const std::system_error& error) {
+    words = error.code().message();
+  }
+  if (peers().largest({words.empty() ? 0.0 : 1.0})[0] == 0) return {};
+  for (const std::string& of_rank : peers().gather(words)) {
+    if (!of_rank.empty()) return of_rank;
+  }
+  return "rank 0 says why";
+}
+
+void refuse_if_failed(const std::function<void()>& work) {
+  if (const std::string words = failure(work); !words.empty()) throw UsageError(words);
+}
+
+// What ranks have of something, and who has that.
+using RanksOf = std::map<std::string, std::vector<std::string>>;
+
+// A rank has a line "THING<tab>PART<tab>CONTENT" for each part of a thing that it has, and ranks that have
+// the same part should have the same content. Returns the first thing where they have not, and who has what;
+// or nothing.
+std::string difference(const std::string& mine) {
+  const std::vector<std::string> all = peers().gather(mine);
+  std::map<std::string, RanksOf> contents;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::istringstream lines(all[rank]);
+    std::string thing, part, content;
+    while (std::getline(lines, thing, '\t') && std::getline(lines, part, '\t') &&
+           std::getline(lines, content))
+      contents[thing + '\t' + part][content].push_back(rank_name(static_cast<int>(rank)));
+  }
+  return failure([&] {
+    for (const auto& [name, ranks_of] : contents) {
+      if (ranks_of.size() == 1) continue;
+      std::string words = name.substr(0, name.find('\t')) + " is not the same on all ranks";
+      for (const auto& [content, ranks] : ranks_of) words += "; " + content + " on " + join(ranks, ", ");
+      throw UsageError(words);
+    }
+  });
+}
+
+// Likewise of one thing, which other ranks may call otherwise.
+void require_same(const std::string& thing, const std::string& content) {
+  if (const std::string words = difference("\t\t" + content); !words.empty()) throw UsageError(thing + words);
+}
+
 // ---- Loading
 
 // Copies the elements of `range` from a stored tensor to the device, where `to` is the first one's place.
@@ -75,11 +130,10 @@ void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cud
 // Fills a shard of the weights, or of a state of them, at `to`.
 template <class T>
 void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRange>& ranges,
-                const std::string& state, T* to, cudaStream_t stream) {
+                const std::string& state, bool tied_head, T* to, cudaStream_t stream) {
   for (const ParameterRange& range : ranges) {
     StoredTensor tensor = stored(*range.parameter, number_type<T>, state);
-    // A head that is tied to the embedding is not stored.
-    if (tensor.name == head_name && !folder.has(head_name)) tensor.name = embedding_name;
+    if (tied_head && tensor.name == head_name) tensor.name = embedding_name;
     load_range(folder.find(tensor.name, tensor.shape), range, to + range.begin_in_shard, stream);
   }
 }
@@ -119,28 +173,29 @@ void load_or_initialise(const Options& options, Parameters& parameters, cudaStre
   for (const Shard& shard : parameters.shards()) {
     fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
     load_shard(masters ? *masters : weights, parameters.ranges(shard), masters ? master_name : "",
-               shard.weights, stream);
+               options.model.tied_head, shard.weights, stream);
   }
 }
 
 Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer,
-                         cudaStream_t compute)
-    : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute) {
+                         cudaStream_t compute, const std::string& data)
+    : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute), data_(data) {
+  require_same("--data: " + options.data, data);  // another host may have another file, or another checkpoint
   if (options.save.empty() && options.load_folder.empty()) return;
+  std::string loaded;
   refuse_if_failed([&] {  // this rank's part of the tensors that are read must have their checksums
     for (const std::string name : {"model", "optimizer"}) {
       if (options.load_folder.empty() || (name == "optimizer" && options.load.empty())) continue;
-      SafetensorsFolder(options.load_option(), options.load_folder, name)
-          .check(ranks_.rank(), ranks_.ranks());
+      const SafetensorsFolder folder(options.load_option(), options.load_folder, name);
+      folder.check(ranks_.rank(), ranks_.ranks());
+      loaded += folder.checksum();
     }
   });
   if (!options.load.empty()) load_states();
   if (!options.load_weights.empty() && has_master_weights) load_masters();
-  const double steps = static_cast<double>(first_step_);  // a host may not see the folder of the others
-  const std::vector<double> most = ranks_.largest({steps, -steps});
-  require(most[0] == -most[1], options.resume ? "--resume" : "--load",
-          options.resume ? options.save : options.load_folder,
-          "the same checkpoint on all ranks; they have from ", -most[1], " to ", most[0], " steps");
+  require_same(
+      options.resume ? "--resume: " + options.save : options.load_option() + (": " + options.load_folder),
+      text(first_step_, " steps", loaded));
   if (options.save.empty()) return;
   refuse_if_failed([&] {  // rank 0 makes the folder, and locks it
     if (ranks_.rank() > 0) return;
@@ -155,33 +210,14 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
   buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
 }
 
-// What has gone wrong in `work` on the first rank where something has, or nothing. Rank 0 prints it.
-std::string Checkpoints::failure(const std::function<void()>& work) const {
-  std::string words;
-  try {
-    work();
-  } catch (const UsageError& error) {
-    words = error.what();
-  } catch (const std::system_error& error) {
-    words = error.code().message();
-  }
-  if (ranks_.largest({words.empty() ? 0.0 : 1.0})[0] == 0) return {};
-  for (const std::string& of_rank : ranks_.gather(words)) {
-    if (!of_rank.empty()) return of_rank;
-  }
-  return "rank 0 says why";
-}
-
-void Checkpoints::refuse_if_failed(const std::function<void()>& work) const {
-  if (const std::string words = failure(work); !words.empty()) throw UsageError(words);
-}
-
 void Checkpoints::load_states() {
   const char* const option = options_.load_option();
-  const TrainerState state = read_trainer_state(option, options_.load_folder);
+  TrainerState state = read_trainer_state(option, options_.load_folder);
   const std::string optimizer = to_string(options_.optimizer);
   require(state.optimizer == optimizer, option, options_.load_folder, "--optimizer ", optimizer, "; it was ",
           state.optimizer);
+  require(state.data.empty() || state.data == data_ || state.options["data"] != options_.data, "--data",
+          options_.data, "what ", options_.load_folder, " was trained on, ", state.data, "; it has ", data_);
   first_step_ = done_ = state.steps;
   if (options_.load_folder == fs::path(options_.save) / checkpoint_name(done_))
     saved_ = done_;  // it is there
@@ -217,17 +253,17 @@ void Checkpoints::load_masters() {
 void Checkpoints::load_state(const SafetensorsFolder& folder, const std::string& name, size_t k) {
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i)
-    load_shard(folder, parameters_.ranges(shards[i]), name, optimizer_.states(i)[k].data, compute_);
+    load_shard(folder, parameters_.ranges(shards[i]), name, options_.model.tied_head,
+               optimizer_.states(i)[k].data, compute_);
 }
 
 // ---- Saving
 
 void compare_weights(const Parameters& parameters, int64_t steps) {
-  const Peers& ranks = peers();
-  if (is_dry_run() || ranks.ranks() == 1) return;
+  if (is_dry_run() || peers().ranks() == 1) return;
   CUDA_CHECK(cudaDeviceSynchronize());  // weights may be on their way
   const PinnedArray<real> host(1 << 17);
-  std::ostringstream mine;  // a line for each part of a parameter: its name and place, its checksum
+  std::ostringstream mine;  // a line for each part of a parameter
   for (const Shard& shard : parameters.held()) {
     for (const ParameterRange& range : parameters.ranges(shard)) {
       uint32_t checksum = 0;
@@ -237,25 +273,11 @@ void compare_weights(const Parameters& parameters, int64_t steps) {
         CUDA_CHECK(cudaMemcpy(host.data(), from, bytes, cudaMemcpyDeviceToHost));
         checksum ^= crc32_of(reinterpret_cast<const std::byte*>(host.data()), bytes);
       }
-      mine << range.parameter->name << ':' << global_runs(range).front().first << '+' << range.size << ' '
-           << checksum_text(checksum) << '\n';
+      mine << "step " << steps << ": " << range.parameter->name << '\t' << global_runs(range).front().first
+           << '+' << range.size << '\t' << checksum_text(checksum) << '\n';
     }
   }
-  std::map<std::string, std::map<std::string, std::vector<std::string>>> ranks_of;  // a part, with a checksum
-  const std::vector<std::string> all = ranks.gather(mine.str());
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    std::istringstream lines(all[rank]);
-    for (std::string part, checksum; lines >> part >> checksum;)
-      ranks_of[part][checksum].push_back(rank_name(static_cast<int>(rank)));
-  }
-  std::string words;
-  for (const auto& [part, copies] : ranks_of) {
-    if (copies.size() == 1 || !words.empty()) continue;
-    words = text("step ", steps, ": ", part.substr(0, part.find(':')), " is not the same on all ranks");
-    for (const auto& [checksum, names] : copies) words += "; " + checksum + " on " + join(names, ", ");
-  }
-  if (ranks.largest({words.empty() ? 0.0 : 1.0})[0] > 0)
-    throw RunError(words.empty() ? "rank 0 says why" : words);
+  if (const std::string words = difference(mine.str()); !words.empty()) throw RunError(words);
 }
 
 void Checkpoints::after_update(int64_t step) {
@@ -379,7 +401,8 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
   }
   write_text(folder / "config.json", model_config_text(options_.model, options_.sequence_length,
                                                        torch_names[static_cast<int>(number_type<real>)]));
-  write_text(folder / "trainer_state.json", trainer_state_text(done_, precision_name, options_, scale));
+  write_text(folder / "trainer_state.json",
+             trainer_state_text(done_, precision_name, options_, scale, data_));
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
     const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
     if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,8 +44,10 @@ void compare_weights(const Parameters& parameters, int64_t steps);
 class Checkpoints {
  public:
   // With --load, sets the optimizer's states. With --save, makes the folder. Throws UsageError. All ranks
-  // construct it, and call each function, at the same steps.
-  Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute);
+  // construct it, and call each function, at the same steps. `data`: the checksum of --data, which all ranks
+  // must have, and what is loaded, if --data is the same file.
+  Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute,
+              const std::string& data = {});
 
   int64_t first_step() const { return first_step_; }  // of this run
   // After the optimizer's step: saves, if this step is one of --save-every. A failure is a line. Throws
@@ -62,8 +63,6 @@ class Checkpoints {
     std::vector<std::vector<const void*>> arrays = {};  // [shards, this number], on the device
     std::vector<uint32_t> checksums = {};               // [tensors]
   };
-  std::string failure(const std::function<void()>& work) const;
-  void refuse_if_failed(const std::function<void()>& work) const;
   void load_states();
   void load_masters();
   void load_state(const SafetensorsFolder& folder, const std::string& name, size_t k);
@@ -80,6 +79,7 @@ class Checkpoints {
   Parameters& parameters_;
   Optimizer& optimizer_;
   cudaStream_t compute_;
+  const std::string data_;
   const Peers& ranks_ = peers();
   int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
   std::unique_ptr<SharedFile> lock_;               // of --save, on rank 0

@@ -8,6 +8,7 @@
 #include <iomanip>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/safetensors.h"
 #include "checkpoint/shared_file.h"
 #include "model/mapped_file.h"
 #include "options/command_line.h"
@@ -47,9 +48,9 @@ class JsonFile {
           " to be a whole number from ", lowest, " to ", highest, "; it is ", value.dump());
     return value;
   }
-  double number(const char* key, double preset) const {
-    if (!has(key)) return preset;
-    check(json_[key].is_number() && json_[key] > 0, key, " to be a number above 0");
+  double number(const char* key, double preset = 0) const {  // 0: it has to be there
+    if (!has(key) && preset > 0) return preset;
+    check(has(key) && json_[key].is_number() && json_[key] > 0, key, " to be a number above 0");
     return json_[key];
   }
   // Refuses every value but `expected`. What is missing has it.
@@ -63,20 +64,23 @@ class JsonFile {
   Json json_;
 };
 
-// "llama3", or none. Transformers 5 writes rope_parameters, and rope_theta into it.
+// "llama3", or none. Transformers 5 writes rope_parameters, and rope_theta into it. Models whose layers turn
+// differently have an object of each kind in it.
 void read_rope(const JsonFile& config, ModelConfig& model) {
   config.check(!config.has("rope_parameters") || !config.has("rope_scaling"),
                "rope_parameters or rope_scaling, and not both");
   const JsonFile rope = config.part(config.has("rope_parameters") ? "rope_parameters" : "rope_scaling");
+  for (const auto& [kind, value] : rope.json().items())
+    rope.check(!value.is_object(), "rope_parameters that are those of all layers; they have ", kind);
   model.rope_theta = rope.number("rope_theta", config.number("rope_theta", 1e4));
   const char* const key = rope.has("rope_type") ? "rope_type" : "type";
   model.rope_scaling = {};
   rope.only("partial_rotary_factor", 1);
-  if (!rope.has("factor")) return rope.only(key, "default");
+  if (!rope.has("factor") && (!rope.has(key) || rope.json()[key] == "default")) return;
   rope.check(rope.has(key), "a rope_type beside factor");
   rope.only(key, "llama3");
-  model.rope_scaling = {rope.number("factor", 1), rope.number("low_freq_factor", 1),
-                        rope.number("high_freq_factor", 4),
+  model.rope_scaling = {rope.number("factor"), rope.number("low_freq_factor"),
+                        rope.number("high_freq_factor"),
                         rope.whole("original_max_position_embeddings", 1, 1 << 30)};
   rope.check(model.rope_scaling.low_freq_factor < model.rope_scaling.high_freq_factor,
              "low_freq_factor to be below high_freq_factor");
@@ -98,6 +102,17 @@ const std::vector<std::string> training_options = {
     "beta2",     "weight-decay", "grad-clip",  // of the optimizer
     "aux-loss",  "balance"};
 
+// The last step by name that a folder has, whether `latest` names it or not; empty: none, or no folder.
+std::string last_step_in(const std::string& folder) {
+  std::string last;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step_")) last = std::max(last, name);
+  }
+  return last;
+}
+
 }  // namespace
 
 std::string checkpoint_name(int64_t steps) { return text("step_", std::setfill('0'), std::setw(6), steps); }
@@ -110,25 +125,31 @@ std::string find_checkpoint(const std::string& option, const std::string& folder
     if (fs::exists(path / file, ignored)) return path.string();
   }
   throw UsageError(option, folder,
-                   "a folder with " + file + ", or one of --save that has a complete checkpoint");
+                   "a folder with " + file + ", or one of --save whose file `latest` names such a folder");
 }
 
 void publish_checkpoint(const std::string& part, int64_t steps) {
   const fs::path folder = fs::path(part).parent_path(), path = folder / checkpoint_name(steps);
+  const auto set_latest = [&] {
+    fs::remove(folder / "latest.part");  // of a run that was killed
+    write_text(folder / "latest.part", checkpoint_name(steps) + "\n");
+    fs::rename(folder / "latest.part", folder / "latest");
+  };
+  // The first one comes before its step: so where a step is, `latest` is missing only if it was lost.
+  if (!fs::exists(folder / "latest")) set_latest();
   if (fs::exists(path))
     check_errno(renameat2(AT_FDCWD, part.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0);
   else
     fs::rename(part, path);
-  fs::remove(folder / "latest.part");  // of a run that was killed
-  write_text(folder / "latest.part", checkpoint_name(steps) + "\n");
-  fs::rename(folder / "latest.part", folder / "latest");
+  set_latest();
 }
 
 std::string trainer_state_text(int64_t steps, const std::string& precision, const Options& options,
-                               const std::vector<double>& loss_scale) {
+                               const std::vector<double>& loss_scale, const std::string& data) {
   Json state = {{"step", steps},
                 {"precision", precision},
                 {"optimizer", to_string(options.optimizer)},
+                {"data", data},
                 {"options", Json::parse(options.as_json)}};
   if (!loss_scale.empty()) state["loss_scale"] = loss_scale;
   return state.dump(2) + "\n";
@@ -142,6 +163,7 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
   try {
     file.json().at("precision").get_to(result.precision);
     file.json().at("optimizer").get_to(result.optimizer);
+    result.data = file.json().value("data", "");
     result.loss_scale = file.json().value("loss_scale", std::vector<double>());
   } catch (const Json::exception& error) {
     file.check(false, "what a run has saved (", error.what(), ")");
@@ -153,6 +175,10 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
 void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model) {
   const JsonFile config(option,
                         fs::is_directory(folder) ? fs::path(folder) / "config.json" : fs::path(folder));
+  const JsonFile experts = config.part("pentatron_experts");
+  model.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
+  config.only("model_type", model.experts > 0 ? "pentatron_experts" : "llama");
+  config.only("architectures", {model.experts > 0 ? "PentatronExperts" : "LlamaForCausalLM"});
   model.name = folder;
   model.layers = config.whole("num_hidden_layers", 1, 1000);
   model.d_model = config.whole("hidden_size", 2, 65536);
@@ -162,32 +188,31 @@ void read_model_config(const std::string& option, const std::string& folder, Mod
   model.d_ff = config.whole("intermediate_size", 1, 1'000'000);
   model.vocab_size = config.whole("vocab_size", 2, 1'000'000);
   model.norm_epsilon = config.number("rms_norm_eps", 1e-6);
+  config.check(model.d_model % (2 * model.heads) == 0 && model.heads % model.kv_heads == 0, "hidden_size (",
+               model.d_model, ") to be a multiple of twice num_attention_heads (", model.heads,
+               "), and that one of num_key_value_heads (", model.kv_heads, ")");
   read_rope(config, model);
-  const JsonFile experts = config.part("pentatron_experts");
-  model.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
   if (model.experts > 0) {
     model.top_k = experts.whole("top_k", 1, 1024);
     if (experts.has("shared_experts")) model.shared_experts = experts.whole("shared_experts", 0, 1024);
     if (experts.has("balance_bias")) model.balance = Balance::bias;
   }
-  const std::pair<const char*, Json> all_that_is_here[] = {
-      {"model_type", model.experts > 0 ? "pentatron_experts" : "llama"},
-      {"architectures", Json::array({model.experts > 0 ? "PentatronExperts" : "LlamaForCausalLM"})},
-      {"hidden_act", "silu"},
-      {"head_dim", model.d_model / model.heads},
-      {"attention_bias", false},
-      {"mlp_bias", false},
-      {"sliding_window", nullptr},
-      {"quantization_config", nullptr},
-      {"rope_interleaved", false},
-      {"partial_rotary_factor", 1},
-      {"attention_multiplier", nullptr},
-      {"embedding_multiplier", 1},
-      {"residual_multiplier", 1},
-      {"logits_scaling", 1}};
+  const std::pair<const char*, Json> all_that_is_here[] = {{"hidden_act", "silu"},
+                                                           {"head_dim", model.d_model / model.heads},
+                                                           {"attention_bias", false},
+                                                           {"mlp_bias", false},
+                                                           {"sliding_window", nullptr},
+                                                           {"quantization_config", nullptr},
+                                                           {"rope_interleaved", false},
+                                                           {"partial_rotary_factor", 1},
+                                                           {"attention_multiplier", nullptr},
+                                                           {"embedding_multiplier", 1},
+                                                           {"residual_multiplier", 1},
+                                                           {"logits_scaling", 1}};
   for (const auto& [key, value] : all_that_is_here) config.only(key, value);
   model.remarks.clear();
-  if (config.has("tie_word_embeddings") && config.json()["tie_word_embeddings"] == true) {
+  model.tied_head = config.has("tie_word_embeddings") && config.json()["tie_word_embeddings"] != false;
+  if (model.tied_head) {
     const int64_t here = parameter_count(model), there = here - int64_t{model.vocab_size} * model.d_model;
     model.remarks = text("its head is the embedding, which makes ", human_count(there),
                          " parameters; here it is a matrix of its own: ", human_count(here), "\n");
@@ -249,7 +274,10 @@ void use_checkpoint(CommandLine& line, Options& options) {
   const bool loads = line.given("--load"), loads_weights = line.given("--load-weights");
   require(!options.resume || !options.save.empty(), "--resume", "given",
           "--save, the folder from which the run goes on");
-  const bool resumes = options.resume && fs::exists(options.save + "/latest");  // newer than what others name
+  const std::string last = last_step_in(options.save);
+  require(last.empty() || options.resume, "--save", options.save, "a folder without steps, or --resume; ",
+          last, " is there");
+  const bool resumes = options.resume && !last.empty();  // newer than what others name
   require(resumes || !loads || !loads_weights, "--load-weights", options.load_weights,
           "one of --load and --load-weights");
   if (!resumes && !loads && !loads_weights) return;
@@ -258,6 +286,11 @@ void use_checkpoint(CommandLine& line, Options& options) {
   const bool continues = option != "--load-weights";
   options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
   read_model_config(option, options.load_folder, options.model);
+  if (options.model.tied_head &&
+      SafetensorsFolder(option, options.load_folder, "model").has("lm_head.weight")) {
+    options.model.tied_head = false;
+    options.model.remarks += "but its files have another head, lm_head.weight, which is used\n";
+  }
   const ModelConfig saved = options.model;
   const TrainerState state = continues ? read_trainer_state(option, options.load_folder) : TrainerState();
   for (const std::string& name : training_options) {
@@ -268,7 +301,7 @@ void use_checkpoint(CommandLine& line, Options& options) {
   auto now = texts_of(Json::parse(line.as_json()));
   const std::string difference = model_difference(options.model, saved);
   require(difference.empty(), option, options.load_folder, "the same model; ", difference);
-  options.model.remarks = saved.remarks;
+  options.model.tied_head = saved.tied_head, options.model.remarks = saved.remarks;
   for (const std::string& name : training_options) {
     if (continues && now[name] != before[name])
       options.changed += text("; --", name, " is ", now[name], " and was ", before[name]);

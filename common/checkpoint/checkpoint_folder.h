@@ -25,12 +25,12 @@ void publish_checkpoint(const std::string& part, int64_t steps);
 
 struct TrainerState {
   int64_t steps = 0;
-  std::string precision, optimizer;
+  std::string precision, optimizer, data;
   std::map<std::string, std::string> options;  // of the run that wrote it, without dashes
   std::vector<double> loss_scale;              // [3]: what LossScale (kernels/loss.h) has; empty: none
 };
 std::string trainer_state_text(int64_t steps, const std::string& precision, const Options& options,
-                               const std::vector<double>& loss_scale = {});
+                               const std::vector<double>& loss_scale = {}, const std::string& data = {});
 TrainerState read_trainer_state(const std::string& option, const std::string& checkpoint);
 
 // Takes the model's sizes and its experts from FOLDER/config.json, or from a file that is given instead of a

@@ -30,12 +30,15 @@ constexpr TypeEntry types[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}};
 const TypeEntry& entry_of(NumberType type) { return types[static_cast<int>(type)]; }
 
 // One entry of a header. Throws std::string: what is wrong with it.
-StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin,
-                        uint64_t data_bytes) {
+StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin) {
   StoredTensor tensor{name, NumberType::fp32, {}};
   std::string type;
   std::array<uint64_t, 2> offsets;
   try {
+    for (const char* const key : {"shape", "data_offsets"}) {
+      for (const Json& number : entry.at(key))
+        if (!number.is_number_unsigned()) throw name + " has the " + key + " " + entry[key].dump();
+    }
     entry.at("dtype").get_to(type);
     entry.at("shape").get_to(tensor.shape);
     entry.at("data_offsets").get_to(offsets);
@@ -46,11 +49,11 @@ StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t dat
   if (known == std::end(types)) throw name + " has the type " + type;
   tensor.type = static_cast<NumberType>(known - types);
   const auto [begin, end] = offsets;
-  if (begin > end || end > data_bytes)
-    throw name + " lies outside the file's " + std::to_string(data_bytes) + " bytes of tensors";
+  bool fits = begin <= end;
+  uint64_t bytes = known->bytes;
+  for (const int64_t size : tensor.shape) fits &= !__builtin_mul_overflow(bytes, size, &bytes);
+  if (!fits || end - begin != bytes) throw name + " has other data_offsets than its shape asks for";
   tensor.begin = data_begin + begin;
-  if (end - begin != tensor.bytes())
-    throw name + " has " + std::to_string(end - begin) + " bytes, not those of its shape";
   return tensor;
 }
 
@@ -62,15 +65,21 @@ std::vector<StoredTensor> read_header(std::string_view file) {
   if (size > file.size() - size_field) throw std::string("it is cut off, or it is none");
   const Json header = Json::parse(file.substr(size_field, size), nullptr, false);
   if (!header.is_object()) throw std::string("its header is no JSON object");
-  const uint64_t data_begin = size_field + size, data_bytes = file.size() - data_begin;
+  uint64_t end = size_field + size;
   const Json metadata = header.value(metadata_name, Json::object());
   std::vector<StoredTensor> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == metadata_name) continue;
-    tensors.push_back(read_entry(name, entry, data_begin, data_bytes));
+    tensors.push_back(read_entry(name, entry, size_field + size));
     const std::string key = checksum_key + name;
     if (metadata.contains(key) && metadata[key].is_string()) tensors.back().checksum = metadata[key];
   }
+  std::ranges::sort(tensors, {}, [](const StoredTensor& t) { return std::pair(t.begin, t.bytes()); });
+  for (const StoredTensor& tensor : tensors) {
+    if (tensor.begin != end) throw tensor.name + " does not begin where the tensor before it ends";
+    end += tensor.bytes();
+  }
+  if (end != file.size()) throw text("it has ", file.size(), " bytes, and its tensors end at ", end);
   return tensors;
 }
 
@@ -139,6 +148,12 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
       throw UsageError(option, path, "a safetensors file; " + fault);
     }
   }
+}
+
+std::string SafetensorsFolder::checksum() const {
+  std::string all;
+  for (const MappedFile& file : files_) all += ", " + file.checksum();
+  return all;
 }
 
 void SafetensorsFolder::check(int rank, int ranks) const {

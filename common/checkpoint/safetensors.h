@@ -46,7 +46,7 @@ struct FoundTensor {
 // The tensors of FOLDER/STEM.safetensors, or of the files that FOLDER/STEM.safetensors.index.json names.
 class SafetensorsFolder {
  public:
-  // UsageError, naming `option`: a file can't be read, or a tensor lies outside it.
+  // UsageError, naming `option`: a file can't be read, or its tensors are not all that it has, each once.
   SafetensorsFolder(const std::string& option, const std::string& folder, const std::string& stem);
   // Throws UsageError, naming `option`, if there is no such tensor, or another shape than `shape`.
   const FoundTensor& find(const std::string& name, const std::vector<int64_t>& shape) const;
@@ -54,6 +54,7 @@ class SafetensorsFolder {
   const std::map<std::string, FoundTensor>& tensors() const { return tensors_; }
   const std::string& option() const { return option_; }
   const std::string& path() const { return path_; }
+  std::string checksum() const;  // of its files, one after the other (mapped_file.h)
   // Throws UsageError if a tensor has not its checksum. Each rank reads its part of the tensors, whole.
   void check(int rank, int ranks) const;
 

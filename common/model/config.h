@@ -39,6 +39,7 @@ struct ModelConfig {
   int shared_experts = 0;  // further experts of a layer, which every token is sent to
   Balance balance = Balance::loss;
 
+  bool tied_head = false;    // weights that are loaded have no head: it is their embedding
   std::string remarks = {};  // what the config.json of another program has otherwise: lines
 
   int head_size() const { return d_model / heads; }

@@ -19,6 +19,7 @@ class TokenData {
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens
+  std::string checksum() const { return file_.checksum(); }
 
   // Throws UsageError if token i is not below vocab_size.
   int32_t operator[](int64_t i) const {

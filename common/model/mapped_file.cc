@@ -4,9 +4,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iomanip>
 
 #include "device/errors.h"
 
@@ -28,5 +31,14 @@ MappedFile::MappedFile(const std::string& option, const std::string& path) {
 }
 
 MappedFile::~MappedFile() { munmap(bytes_.data(), bytes_.size()); }
+
+std::string MappedFile::checksum() const {
+  constexpr size_t part = 1 << 20, parts = 64;
+  const size_t size = bytes_.size(), step = std::max(part, size / parts);
+  uLong sum = 0;
+  for (size_t at = 0; at < size; at += step)
+    sum = crc32_z(sum, reinterpret_cast<const Bytef*>(&bytes_[at]), std::min(part, size - at));
+  return pentatron::text(size, " bytes with CRC-32 ", std::hex, std::setfill('0'), std::setw(8), sum);
+}
 
 }  // namespace pentatron

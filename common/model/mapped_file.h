@@ -17,6 +17,9 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
+  // The file's size and a CRC-32, in words: of all of it up to 64 MiB, else of 64 MiB in 64 parts, equally
+  // far from each other.
+  std::string checksum() const;
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
  private:

@@ -7,6 +7,7 @@ complete in OUT.runs is not repeated."""
 
 import json
 import pathlib
+import shutil
 import sys
 
 import altair as alt
@@ -40,6 +41,7 @@ def with_outliers(build, folder, shape):
     """The folder of a checkpoint of initial weights, whose norms give LARGE channels a hundred times their size."""
     run = folder / "initial"
     if not (run / "large.txt").exists():
+        shutil.rmtree(run, ignore_errors=True)  # of a run that was killed
         train(build, "fp32", *shape.split(), "--lr", 0, "--steps", 1, "--save", run)
         path = run / "step_000001/model.safetensors"
         weights = load_file(path)

@@ -129,7 +129,7 @@ Run::Run(const Options& options, const TokenData& data, Parameters& parameters, 
     : options_(options),
       totals_(totals),
       trained_(parameters),
-      checkpoints_(options, parameters, optimizer, totals.stream()),
+      checkpoints_(options, parameters, optimizer, totals.stream(), data.checksum()),
       step_(checkpoints_.first_step() - 1) {
   if (!options.save.empty()) listen_for_preemption();
   check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use)})[0]));
