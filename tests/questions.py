@@ -2,13 +2,12 @@
 
 Questions end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details> whose answer folds
 out. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes on after a backslash or
-a pipe, and what it prints; blanks count as one. Each command is run, and must print these very lines; the next command of
-the answer prints each number in bold. --fill writes what the commands print into the notes.
+a pipe, and the very lines that it prints, but for blanks; among them is each number in bold. --fill writes these lines.
 
 A comment "<!-- run COMMAND -->" above a block of code: its lines are among those that the command prints; … is for others.
 
-A number of a table, or one with a unit, says where it is from. A comment above its paragraph, list or table, or for all at
-the head of a note, has a line for each origin:
+A number of a table, or one with a unit, has an origin. A comment above its paragraph, list or table, or for all at the
+head of a note, has a line for each:
 
     <!-- numbers
     $ COMMAND             it prints the number, in any unit, and rounded to any digit
@@ -18,8 +17,10 @@ the head of a note, has a line for each origin:
     source: where         or it is others'
     -->
 
-A number belongs to its command: numbers stand in the order in which commands print them, row by row. Each turn of a loop is
-a command. In a section that shows a command with …, the comment's commands have all its other words. A link to another site is an origin of its sentence; in an answer, so is what the next command prints, or the question says.
+A number belongs to its command: numbers stand in the order in which commands print them, row by row. Each turn of a loop
+is a command. In a section that shows a command with …, the comment's commands have all its other words.
+
+A link to another site is an origin of its sentence; in an answer, so is what the next command prints, or the question says.
 --lacking lists numbers that have none. The last line is "N passed, N failed", of questions and comments."""
 
 import concurrent.futures
@@ -36,9 +37,9 @@ RUN = re.compile(r"^<!-- run (.*) -->\n```.*\n((?:.*\n)*?)```", re.M)
 BLOCK = re.compile(r"((?:^<!-- numbers\b(?:.|\n)*?-->\n)?)((?:^(?!<!--).*\S.*\n)+)", re.M)
 COMMAND = re.compile(r"^(slow )?\$ ((?:.*\\\n)*.*)$", re.M)
 TEMPLATE = re.compile(r"(?<=\n\n)(?:    .*\n)*    .*….*\n(?:    .*\n)*(?=\n)")
-NUMBER = re.compile(r"(?<![\w.,^-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s|tokens/s)(?![\w/]))?"
+NUMBER = re.compile(r"(?<![\w.,^-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s(us|ms|s|bytes|[KMGT]i?B|%|TFLOP/s|[GT]B/s|tokens/s)(?![\w/]))?"
                     r"(?![\w^]|[.,]\d)")
-UNITS = {"us": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1, "s"), "bytes": (1, "bytes"), "%": (0.01, "share"),
+UNITS = {None: (1, ""), "us": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1, "s"), "bytes": (1, "bytes"), "%": (0.01, "share"),
          "TFLOP/s": (1e12, "FLOP/s"), "GB/s": (1e9, "bytes/s"), "TB/s": (1e12, "bytes/s"), "tokens/s": (1, "tokens/s")}
 UNITS |= {f"{letter}{i}B": ((1024 if i else 1000) ** n, "bytes") for n, letter in enumerate("KMGT", 1) for i in ("i", "")}
 
@@ -86,10 +87,9 @@ class Number:
     """As it is printed, with its unit or None."""
 
     def __init__(self, match):
-        whole, fraction, self.unit = match.groups()
-        self.words = match[0]
-        self.text = whole.replace(",", "") + (fraction or "")
-        self.digits = len(fraction or ".") - 1
+        self.words, self.unit = match[0], match[1]
+        self.text = self.words.split()[0].replace(",", "")
+        self.digits = len(self.text.partition(".")[2])
 
     def is_one(self, value, kind=None):
         """Whether it is this value, rounded. `kind`: of the value's unit, as "bytes"; None: a formula's value."""
@@ -97,8 +97,7 @@ class Number:
         return any(f"{value / scale:.{self.digits}f}" == self.text for scale, own in units if kind in (None, own))
 
     def is_in(self, numbers):
-        units = {None: (1, "")} | UNITS
-        return any(self.is_one(float(n.text) * units[n.unit][0], units[n.unit][1]) for n in numbers)
+        return any(self.is_one(float(n.text) * UNITS[n.unit][0], UNITS[n.unit][1]) for n in numbers)
 
 
 def numbers_in(text):
@@ -145,10 +144,10 @@ def unproven(comment, block, section, around, slow):
     numbers = [number for number in to_prove(block) if not number.is_in(around) and not any(map(number.is_one, values))]
     commands = [command for _, command in COMMAND.findall(comment)]
     shown = [set(code.split()) - {"…", "\\"} for code in TEMPLATE.findall(section)]
-    for command in commands if shown else []:
-        if "build/" in command and not any(words <= set(command.split()) for words in shown):
-            return f"{command}\n  has not what the section's command has: {', '.join(sorted(shown[-1] - set(command.split())))}"
-    # Where the innermost body of a loop ends, so does what one command prints: a form feed. Time on this machine proves nothing.
+    for command in [command for command in commands if shown and "build/" in command]:
+        if not any(words <= set(command.split()) for words in shown):
+            return f"{command}\n  lacks what the section's command has: {', '.join(shown[-1] - set(command.split()))}"
+    # A form feed ends what a command prints, and each turn of its innermost loop. This machine's own time proves nothing.
     output = "\f".join(printed(re.sub(r";[\s\\]*done", r"; printf '\\f'; done", command, count=1)) for command in commands)
     return misplaced(numbers, [part for part in re.sub("On this machine.*", "", output).split("\f") if part.strip()])
 
@@ -170,8 +169,7 @@ def misplaced(numbers, outputs):
 
 
 def main(*given):
-    notes = [pathlib.Path(word) for word in given if not word.startswith("--")]
-    texts = {note: note.read_text() for note in notes}
+    texts = {pathlib.Path(word): pathlib.Path(word).read_text() for word in given if not word.startswith("--")}
     if "--fill" in given:
         for note, text in texts.items():
             note.write_text(QUESTION.sub(lambda m: f"<details>\n<summary>{m[1]}</summary>\n\n{fill(m[2])}\n\n</details>\n", text))

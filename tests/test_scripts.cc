@@ -176,8 +176,9 @@ TEST_CASE("a run's memory is that of its fullest rank, and its time that of its 
   CHECK(holds("lessons.fits(run, \"h100\")"));  // each rank does; the largest of both would not
   CHECK(holds("run.step_seconds == 3"));
   // Two streams may wait at once, 0.9 of 4 seconds, which is no sum.
-  CHECK(holds("lessons.value(\"waits\", type(\"\", (), {\"modelled\": {\"seconds\": 5, \"compute_seconds\": 3, "
-              "\"communication_seconds\": 4, \"hidden\": 0.1}})) == 2"));
+  CHECK(
+      holds("lessons.value(\"waits\", type(\"\", (), {\"modelled\": {\"seconds\": 5, \"compute_seconds\": 3, "
+            "\"communication_seconds\": 4, \"hidden\": 0.1}})) == 2"));
 }
 
 TEST_CASE("a run is compared with one that trains alike", "[scripts]") {
@@ -204,7 +205,8 @@ TEST_CASE("make test-questions finds numbers of a note that another command prin
   const auto wrong = [](const std::string& block, const std::string& shown = "echo build/a …") {
     const std::string command =
         "PYTHONPATH='" PENTATRON_TESTS
-        "' python3 -c 'import questions, sys; sys.exit(2 * bool(questions.unproven(*sys.argv[1:], [], False)))' "
+        "' python3 -c 'import questions, sys; sys.exit(2 * bool(questions.unproven(*sys.argv[1:], [], "
+        "False)))' "
         "'$ echo build/a 1.2046 s, 1 GiB\n$ for n in 55.6 55.7; do echo $n MiB, 300 ms; done' '" +
         block + "' '\n\n    " + shown + "\n\n'";
     return WEXITSTATUS(std::system(command.c_str()));  // a script that fails ends with 1
