@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "ranks/comm.h"
-#include "ranks/mpi_wait.h"
 #ifdef NCCL_OVER_MPI
 #include "modelled_link.h"
 #endif

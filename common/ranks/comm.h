@@ -15,6 +15,7 @@
 
 #include "device/precision.h"
 #include "device/tensor.h"
+#include "ranks/mpi_wait.h"
 #include "ranks/peers.h"
 #include "ranks/watch.h"
 
@@ -218,7 +219,8 @@ class World : public Peers {
   std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
   std::string places() const override;
-  bool all_arrive(double seconds) const;  // a barrier that gives up; false: not all came
+  bool all_arrive(double seconds) const override;
+  void end_all(int status) const override { end_all_ranks(status); }
   std::vector<int> all() const { return every(0, ranks_); }
 
   size_t context_bytes() const override { return context_with_all_kernels; }

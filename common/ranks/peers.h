@@ -40,6 +40,8 @@ class Peers {
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+  virtual bool all_arrive(double /*seconds*/) const { return true; }  // a barrier that gives up: false
+  virtual void end_all(int /*status*/) const {}
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
   virtual std::string places() const { return {}; }
 

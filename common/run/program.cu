@@ -58,7 +58,8 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
 
 }  // namespace
 
-void run_to_the_end(const std::function<void()>& program) {
+int run_program(const std::function<void()>& program) try {
+  set_work_queues();
   try {
     program();
   } catch (const HelpRequest& help) {
@@ -66,14 +67,14 @@ void run_to_the_end(const std::function<void()>& program) {
   }
   std::fflush(stdout);
   require_written("stdout", "what was printed", std::ferror(stdout) == 0);
-}
-
-int run_program(const std::function<void()>& program) try {
-  set_work_queues();
-  run_to_the_end(program);
   return 0;
 } catch (const UsageError& error) {
-  std::cerr << error.what() << '\n';
+  // Usually all ranks find the same fault, and rank 0 prints it. A rank that finds one alone prints it and
+  // ends the others.
+  constexpr double patience = 3;  // seconds
+  const bool all = peers().all_arrive(patience);
+  if (!all || peers().rank() == 0) std::cerr << error.what() << '\n';
+  if (!all) peers().end_all(error.status);
   return error.status;
 }
 

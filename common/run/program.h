@@ -24,14 +24,11 @@
 
 namespace pentatron {
 
-// Calls `program` and returns the exit status: 0; after one line on stderr 2 (bad input), or a RunError's.
+// Calls `program` and returns the exit status, the same on all ranks: 0; after one line on stderr 2 (bad
+// input), or a RunError's.
 int run_program(const std::function<void()>& program);
-// What it does between start and line: calls `program`, prints the help that it throws, and throws RunError
-// if stdout is lost.
-void run_to_the_end(const std::function<void()>& program);
 
 class World;  // ranks/comm.h
-// As run_program, on all ranks. Rank 0 prints the line, once, and every rank returns the same status.
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
 void configure(World& world, const CommunicationConfig& config);
 // Makes the world larger than what is there, where the options ask for that (07).
