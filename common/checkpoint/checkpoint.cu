@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <optional>
 #include <sstream>
 #include <system_error>
 
@@ -164,15 +163,14 @@ double number_at(NumberType type, const std::byte* array, uint64_t i) {
 void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
   if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
   const SafetensorsFolder weights(options.load_option(), options.load_folder, "model");
-  std::optional<SafetensorsFolder> masters;  // with more digits, if another precision has written the weights
-  if (!options.load.empty()) {
-    check_tensors(weights, stored(parameters, number_type<real>));
-    masters.emplace(options.load_option(), options.load_folder, "optimizer");
-    if (!has_masters(*masters)) masters.reset();
-  }
+  if (!options.load.empty()) check_tensors(weights, stored(parameters, number_type<real>));
+  // If another precision has written the weights, master weights have more digits.
+  const SafetensorsFolder states(options.load_option(), options.load_folder,
+                                 options.load.empty() ? "model" : "optimizer");
+  const bool masters = has_masters(states);
   for (const Shard& shard : parameters.shards()) {
     fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
-    load_shard(masters ? *masters : weights, parameters.ranges(shard), masters ? master_name : "",
+    load_shard(masters ? states : weights, parameters.ranges(shard), masters ? master_name : "",
                options.model.tied_head, shard.weights, stream);
   }
 }
@@ -192,7 +190,9 @@ Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimiz
     }
   });
   if (!options.load.empty()) load_states();
-  if (!options.load_weights.empty() && has_master_weights) load_masters();
+  // Weights may have more digits than `real`: master weights keep them. These come last among the states.
+  if (has_master_weights && !options.load_folder.empty() && !masters_are_loaded_)
+    load_state({options.load_option(), options.load_folder, "model"}, "", optimizer.state_names().size() - 1);
   require_same(
       options.resume ? "--resume: " + options.save : options.load_option() + (": " + options.load_folder),
       text(first_step_, " steps", loaded));
@@ -231,22 +231,16 @@ void Checkpoints::load_states() {
   std::erase(names_there, master_name);
   if (has_masters(folder)) names_there.emplace_back(master_name);
   check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
+  masters_are_loaded_ = has_masters(folder);
   for (size_t k = 0; k < names.size(); ++k) {
-    if (names[k] != master_name || has_masters(folder)) load_state(folder, names[k], k);
+    if (names[k] != master_name || masters_are_loaded_) load_state(folder, names[k], k);
   }
-  if (has_master_weights && !has_masters(folder)) load_masters();
   if (ranks_.rank() > 0) return;
   std::string changed = options_.changed;
   if (state.precision != precision_name)
     changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
   std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
               static_cast<long long>(first_step_), changed.c_str());
-}
-
-// Weights may have more digits than `real`: the master weights keep them. These come last among the states.
-void Checkpoints::load_masters() {
-  load_state({options_.load_option(), options_.load_folder, "model"}, "",
-             optimizer_.state_names().size() - 1);
 }
 
 // Fills state number k of all shards from the tensors that have this state's name.

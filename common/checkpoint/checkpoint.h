@@ -64,7 +64,6 @@ class Checkpoints {
     std::vector<uint32_t> checksums = {};               // [tensors]
   };
   void load_states();
-  void load_masters();
   void load_state(const SafetensorsFolder& folder, const std::string& name, size_t k);
 
   std::string save();  // returns what went wrong, or nothing
@@ -82,7 +81,8 @@ class Checkpoints {
   const std::string data_;
   const Peers& ranks_ = peers();
   int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
-  std::unique_ptr<SharedFile> lock_;               // of --save, on rank 0
+  bool masters_are_loaded_ = false;
+  std::unique_ptr<SharedFile> lock_;  // of --save, on rank 0
   PinnedArray<std::byte> buffer_;
 };
 

@@ -22,12 +22,8 @@ constexpr const char* metadata_name = "__metadata__";
 const std::string checksum_key = "crc32 ";
 constexpr uint64_t size_field = 8;  // bytes
 
-struct TypeEntry {
-  const char* name;
-  size_t bytes;
-};
-constexpr TypeEntry types[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}};  // of a NumberType
-const TypeEntry& entry_of(NumberType type) { return types[static_cast<int>(type)]; }
+// Name and bytes of a NumberType.
+constexpr std::pair<std::string_view, size_t> types[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}};
 
 // One entry of a header. Throws std::string: what is wrong with it.
 StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t data_begin) {
@@ -45,12 +41,12 @@ StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t dat
   } catch (const Json::exception&) {
     throw name + " has no dtype, shape and data_offsets";
   }
-  const auto known = std::ranges::find(types, type, &TypeEntry::name);
+  const auto* const known = std::ranges::find(types, type, [](const auto& entry) { return entry.first; });
   if (known == std::end(types)) throw name + " has the type " + type;
   tensor.type = static_cast<NumberType>(known - types);
   const auto [begin, end] = offsets;
   bool fits = begin <= end;
-  uint64_t bytes = known->bytes;
+  uint64_t bytes = known->second;
   for (const int64_t size : tensor.shape) fits &= !__builtin_mul_overflow(bytes, size, &bytes);
   if (!fits || end - begin != bytes) throw name + " has other data_offsets than its shape asks for";
   tensor.begin = data_begin + begin;
@@ -85,7 +81,7 @@ std::vector<StoredTensor> read_header(std::string_view file) {
 
 }  // namespace
 
-size_t bytes_of(NumberType type) { return entry_of(type).bytes; }
+size_t bytes_of(NumberType type) { return types[static_cast<int>(type)].second; }
 
 uint64_t StoredTensor::elements() const {
   return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies());
@@ -97,7 +93,7 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors) {
   for (StoredTensor& tensor : tensors) {
     header[metadata_name][checksum_key + tensor.name] = tensor.checksum;
     tensor.begin = begin;
-    header[tensor.name] = {{"dtype", entry_of(tensor.type).name},
+    header[tensor.name] = {{"dtype", types[static_cast<int>(tensor.type)].first},
                            {"shape", tensor.shape},
                            {"data_offsets", {begin, begin + tensor.bytes()}}};
     begin += tensor.bytes();
