@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device/precision.h"
 #include "options/options.h"
 
 namespace pentatron {
@@ -18,9 +19,9 @@ struct DataParallelOptions {
   double bucket_mb = 25;  // megabytes (10^6 bytes) of a bucket
 };
 
-// 25, or an eighth of all gradients (4 bytes) if less; with 1 % more, units' padding needs no ninth bucket.
+// 25, or an eighth of all gradients if that is less; with 1 % more, units' padding needs no ninth bucket.
 inline double default_bucket_mb(const ModelConfig& model) {
-  return std::min(25.0, 1.01 * 4e-6 * static_cast<double>(parameter_count(model)) / 8);
+  return std::min(25.0, 1.01e-6 * static_cast<double>(parameter_count(model) * gradient_bytes()) / 8);
 }
 
 inline void declare(CommandLine& line, const Options& all, DataParallelOptions& o) {

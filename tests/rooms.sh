@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files and options.
 #
-#   common/ROOM   includes its own room and rooms below, and device/errors.h
+#   common/ROOM   includes its own room and rooms below, and how device refuses: errors.h, mapped_file.h
 #   0N_stage      includes common and earlier stages, and names no later stage's technique
 #   common        names no technique; only seams.h says who overrides its four seams, and that a model may have
 #                 experts is in its config, in the log, and in their kernels
@@ -35,7 +35,7 @@ allowed=''
 for room in "${rooms[@]}"; do
   allowed+="${allowed:+|}$room/"
   for file in common/$room/*.*; do
-    lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"(modelled_link|device/errors).h"')
+    lines=$(grep -nE '^ *#include "' "$file" | grep -vE "\"($allowed)" | grep -vE '"(modelled_link|device/(errors|mapped_file)).h"')
     case $room-$file in
       *seams.h | *kernels/experts*) ;;
       *config.* | *checkpoint_folder.* | *log.*) lines+=$'\n'$(grep -niP "${words[3]}|${words[5]}|${words[6]}" "$file") ;;

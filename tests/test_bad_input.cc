@@ -1,6 +1,8 @@
 // What a user sees of an impossible request: 01_single_gpu itself is started, and must end with status 2 and
 // one line on stderr that names the option, the value and what would be valid, before it has written
 // anything.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -187,6 +189,38 @@ TEST_CASE("01: wrong requests of checkpoints end with one line and status 2", "[
   std::ofstream(weights) << all.substr(0, all.size() - 1);
   check_refused(folder, "--load " + save,
                 "--load: " + weights + " is not valid; expected a safetensors file; ");
+}
+
+// A pipe that nobody writes into would wait for ever, and a device end never.
+TEST_CASE("01: what is read is a regular file", "[01][bad-input][checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string save = folder.path() + "/save", step = save + "/step_000001";
+  REQUIRE(
+      run(folder, "--steps 1 --layers 1 --micro-batch-size 2 --global-batch-size 2 --save " + save).status ==
+      0);
+  const auto check = [&](const std::string& options, const std::string& file) {
+    const std::string option = options.substr(0, options.find(' '));
+    check_refused(folder, options, option + ": " + file + " is not valid; expected ");
+  };
+  const std::string pipe = folder.path() + "/pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  for (const std::string& file : {pipe, std::string("/dev/zero"), folder.path()}) {
+    check("--data " + file, file);
+    check("--gpu " + file, file);
+  }
+  check("--gpu " + std::string(300, 'x'), std::string(300, 'x'));  // too long for a file's name
+  for (const std::string name : {"step_000001/model.safetensors", "step_000001/optimizer.safetensors",
+                                 "step_000001/trainer_state.json", "step_000001/config.json", "latest"}) {
+    const std::filesystem::path file = save + "/" + name, kept = folder.path() + "/kept";
+    std::filesystem::rename(file, kept);
+    REQUIRE(mkfifo(file.c_str(), 0600) == 0);
+    check("--load " + save, file);
+    std::filesystem::rename(kept, file);
+  }
+  std::filesystem::remove(step + "/model.safetensors");
+  const std::string index = step + "/model.safetensors.index.json";
+  REQUIRE(mkfifo(index.c_str(), 0600) == 0);
+  check("--load-weights " + step, index);
 }
 
 TEST_CASE("01: a run whose steps are all done saves what it has loaded", "[01][checkpoint]") {

@@ -1,6 +1,7 @@
 // Token files of every kind, good and damaged; the windows that batches are cut from; the generator that
 // picks them.
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -152,10 +153,39 @@ TEST_CASE("data: files that cannot be used", "[01][data]") {
   };
   check(folder.path() + "/none", "a readable file (No such file or directory)");
   check(folder.path(), "a regular file");
+  check("/dev/zero", "a regular file");
+  const std::string pipe = folder.path() + "/pipe";  // that nobody writes into
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  check(pipe, "a regular file");
   check(folder.write("empty", ""), "a file that is not empty");
   check(folder.write("short", "12345678"), "at least 9 tokens, --seq-len and one more; it has 8");
   CHECK(complaint_of_data(folder.write("enough", "123456789")) == "");
   check(folder.write("odd.bin", tokens + "x"), "an even number of bytes, as tokens have 16 bits; it has 41");
+}
+
+TEST_CASE("data: a file of another form is refused", "[01][data]") {
+  const TemporaryFolder folder;
+  const auto check = [&](const std::string& path, const std::string& expected, int vocab_size = 50257) {
+    CHECK(complaint_of_data(path, vocab_size) == "--data: " + path + " is not valid; expected " + expected);
+  };
+  const auto no_text = [](int zero) {
+    return "a text, which has no byte 0 (here it is byte " + std::to_string(zero) +
+           "), or a file named *.bin of tokens alone, as make tokens and NumPy's tofile write it";
+  };
+  const std::string tokens = bytes_of(token_range(20));
+  check(folder.write("tokens.BIN", tokens + bytes_of(std::vector<uint16_t>{7})), no_text(41));
+  check(folder.write("tokens.npy", std::string("\x93NUMPY\1\0v\0{'descr': '<u2'}", 25) + tokens), no_text(7));
+  const std::string wide =
+      "llm.c's header, as make tokens writes it, before tokens of 32 bits; without it they have 16, ";
+  const std::string zeros = wide + "and here every second one is 0";
+  check(folder.write("wide.bin", bytes_of(std::vector<uint32_t>(20, 70000))),
+        wide + "too few for --vocab-size 128256", 128256);
+  check(folder.write("32.bin", bytes_of(std::vector<uint32_t>(20, 7))), zeros);
+  check(folder.write("64.bin", bytes_of(std::vector<uint64_t>(20, 7))), zeros, 128256);
+  CHECK(complaint_of_data(folder.write("16.bin", tokens), 1 << 16) == "");
+  CHECK(complaint_of_data(folder.write("llmc.bin", llmc_header(20240520, 1, 20) + tokens), 128256) == "");
+  CHECK(complaint_of_data(
+            folder.write("zeros.bin", bytes_of(std::vector<uint16_t>{1, 0, 3, 0, 5, 0, 7, 8, 9}))) == "");
 }
 
 TEST_CASE("data: a token outside the vocabulary is refused when it is read", "[01][data]") {

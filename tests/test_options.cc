@@ -1,5 +1,7 @@
 // The command line: defaults, presets, and a line for every value that makes no sense.
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <filesystem>
@@ -349,6 +351,27 @@ TEST_CASE("options: output files are checked, and left alone", "[options]") {
   CHECK(!std::filesystem::exists(fresh));
 }
 
+TEST_CASE("options: a pipe that nobody reads is refused, and one with a reader goes on", "[options]") {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.path() + "/pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(complaint({"--log-json", pipe.c_str()}) ==
+        "--log-json: " + pipe + " is not valid; expected a file that can be written");
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  CHECK(complaint({"--log-json", pipe.c_str()}) == "");
+  char byte = 0;
+  CHECK(read(reader, &byte, 1) == -1);  // it waits for what will come: 0 would be the end
+  close(reader);
+}
+
+TEST_CASE("options: an option that would do nothing is refused", "[options]") {
+  for (const char* option :
+       {"--data", "--save", "--load", "--load-weights", "--log-json", "--trace", "--gpu"})
+    CHECK(complaint({option, ""}).starts_with(option + std::string(": \"\" is not valid; expected ")));
+  CHECK(complaint({"--save-every", "5"}) == "--save-every: 5 is not valid; expected 0 without --save");
+  CHECK(complaint({"--save-every", "5", "--save", "folder"}) == "");
+}
+
 TEST_CASE("options: a program takes the options of its techniques only", "[options]") {
   CHECK(complaint({"--zero-stage", "2"}) ==
         "--zero-stage: unknown option; expected one of those that --help lists");
@@ -405,7 +428,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", "gpipe"}),
                     "--pp-schedule: gpipe is not valid; expected one of afab, 1f1b, interleaved, zb-h1, "
                     "zb-v, dualpipe, dualpipe-v, or a "
-                    "file that can be read");
+                    "readable file (No such file or directory)");
   CHECK_THROWS_WITH(pipeline({"--vpp", "0"}),
                     "--vpp: 0 is not valid; expected a whole number from 1 to 1000");
   CHECK_THROWS_WITH(pipeline({"--vpp", "2"}),
@@ -427,7 +450,7 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
       pipeline({"--pp-schedule", folder.path().c_str()}),
       "--pp-schedule: " + folder.path() +
           " is not valid; expected one of afab, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipe-v, or "
-          "a file that can be read");
+          "a regular file");
   CHECK_THROWS_WITH(pipeline({"--pp-schedule", path.c_str(), "--vpp", "2"}),
                     "--vpp: 2 is not valid; expected 1 with --pp-schedule " + path +
                         "; only interleaved can have another number of chunks");

@@ -1,4 +1,5 @@
 // What the scripts around the tests do on machines that are not this one: fake commands stand for them.
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -141,6 +142,68 @@ TEST_CASE("make diff-NN shows what calls NCCL behind a seam, against the nearest
   CHECK(two.starts_with("== 07_combined_5d/experts.cu, against 02_data_parallel/main.cu: "));
   CHECK(printed("python3 tests/diff.py 08", 2) ==
         "diff: 08 is not valid; expected one of 02 03 04 05 06 07\n");
+}
+
+// The library's stand-in: a word's token is its length, and "a" and "b" are all that the vocabulary has.
+TEST_CASE("make tokens takes the whole text, and has one line for what is wrong", "[scripts]") {
+  const TemporaryFolder folder;
+  folder.write("tokenizers.py", R"(import json, types
+decoders = models = pre_tokenizers = trainers = None
+class Tokenizer:
+    def from_file(path):
+        tokenizer = Tokenizer()
+        tokenizer.most, tokenizer.least = json.load(open(path))
+        return tokenizer
+    def no_truncation(self): self.most = None
+    def no_padding(self): self.least = 0
+    def encode(self, text, add_special_tokens):
+        if "unknown" in text: raise Exception("no such word")
+        ids = [len(word) for word in text.split()][: self.most]
+        return types.SimpleNamespace(ids=ids + [0] * (self.least - len(ids)))
+    def decode(self, tokens): return "ab"[tokens[0]]
+    def get_vocab(self): return {"a": 0, "b": 1}
+    def to_str(self, pretty): return "{}"
+)");
+  const std::string at = folder.path() + "/", pipe = at + "pipe",
+                    tokenizer = folder.write("both", "[8, 4096]");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const auto run = [&](const std::string& arguments, const std::string& input = "") {
+    const std::string command = "printf '" + input + "' | PYTHONDONTWRITEBYTECODE=1 PYTHONPATH='" + at +
+                                "' timeout 30 python3 '" PENTATRON_TESTS "/../common/tokens.py' " +
+                                arguments + " > '" + at + "out' 2>&1";
+    const int status = WEXITSTATUS(std::system(command.c_str()));
+    return std::to_string(status) + " " + read_file(at + "out");
+  };
+  const auto tokens = [&](const std::string& text, const std::string& with,
+                          const std::string& vocabulary = "9", std::string to = "") {
+    return run("'" + text + "' " + vocabulary + " '" + with + "' " + (to.empty() ? at : to));
+  };
+  std::string words;
+  for (int i = 0; i < 1000; ++i) words += "word ";
+  CHECK(
+      tokens(folder.write("words", words), tokenizer).starts_with("0 " + at + "tokens.bin: 1,000 tokens, "));
+  CHECK(std::filesystem::file_size(at + "tokens.bin") == 2000);
+  const std::string three = folder.write("three", "one or two");
+  CHECK(tokens(three, tokenizer).starts_with("0 " + at + "tokens.bin: 3 tokens, "));
+  CHECK(run("--text " + tokenizer, "losses\\n1 0\\n") == "0 b\n");
+
+  const auto is_line = [](const std::string& out, const std::string& begin) {
+    INFO(out);
+    CHECK(out.starts_with("2 " + begin));
+    CHECK(out.find("expected ") != out.npos);
+    CHECK(std::count(out.begin(), out.end(), '\n') == 1);
+  };
+  is_line(tokens(three, "", "²"), "VOCAB: ² is not valid; ");
+  is_line(tokens(three, tokenizer, "9", "/proc"), "TO: /proc is not valid; ");
+  is_line(tokens(three, pipe), "TOKENIZER: " + pipe + " is not valid; ");
+  is_line(tokens(three, three), "TOKENIZER: " + three + " is not valid; ");
+  for (const std::string& text :
+       {pipe, std::string("/dev/zero"), folder.path(), folder.write("bytes", "\xff")})
+    is_line(tokens(text, tokenizer), "TEXT: " + text + " is not valid; ");
+  is_line(tokens(folder.write("empty", ""), tokenizer), "TEXT: " + at + "empty has 0 tokens; ");
+  is_line(tokens(folder.write("other", "unknown"), tokenizer), "TOKENIZER: " + tokenizer + " is not valid; ");
+  is_line(run("--text " + tokenizer, "1 99999999999999999999"), "text: 99999999999999999999 is no token of ");
+  is_line(run("--text " + tokenizer, "1 ²"), "text: the last line has no tokens; ");
 }
 
 TEST_CASE("the container of an editor in a browser gets what make setup installs", "[scripts]") {

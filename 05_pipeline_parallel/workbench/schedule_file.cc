@@ -10,13 +10,12 @@
 //   0,3: F0 F0.1 B0.1 B0
 //   1,2: F0 F0.1 B0.1 B0
 #include <charconv>
-#include <filesystem>
 #include <iterator>
 #include <sstream>
 #include <string_view>
 
 #include "../choose_schedule.h"
-#include "model/mapped_file.h"
+#include "device/mapped_file.h"
 
 namespace pentatron {
 namespace {
@@ -113,11 +112,8 @@ void use_schedule(PipelineOptions& o, const std::string& given) {
   for (const auto& [name, named] : pp_schedule_names) {
     if (name == given) return void(o.pp_schedule = named);
   }
-  std::error_code ignored;
-  require(std::filesystem::is_regular_file(given, ignored), "--pp-schedule", given, "one of ",
-          join(words_of(pp_schedule_names), ", "), ", or a file that can be read");
-  const MappedFile file("--pp-schedule", given);
-  o.pp_schedule_text = {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+  const std::string names = join(words_of(pp_schedule_names), ", ");
+  o.pp_schedule_text = MappedFile("--pp-schedule", given, "one of " + names + ", or ").text();
   o.pp_schedule = PpSchedule::from_file;
   o.pp_schedule_file = given;
 }

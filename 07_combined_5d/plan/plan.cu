@@ -80,9 +80,9 @@ CombinedOptions parse_model(const std::vector<std::string>& words) {
 
 // Of the file that --gpu names. Throws UsageError.
 Framework read_framework(const std::string& gpu) {
-  std::ifstream file(profile_path(gpu));
+  const MappedFile file("--gpu", profile_path(gpu));
   try {
-    const auto json = nlohmann::json::parse(file).value("framework", nlohmann::json::object());
+    const auto json = nlohmann::json::parse(file.text()).value("framework", nlohmann::json::object());
     for (const auto& [name, value] : json.items())
       require(name == "contention" || name == "ranges", "--gpu", gpu,
               "contention and ranges in its \"framework\"; there is no field ", name);
@@ -322,8 +322,7 @@ void show(const Request& r) {
 
 // --rows: a line of JSON for each.
 void print_rows(const Request& r) {
-  std::ifstream file(r.rows);
-  require(file.good(), "--rows", r.rows, "a file that can be read");
+  std::istringstream file{std::string(MappedFile("--rows", r.rows).text())};
   std::map<std::string, CombinedOptions> read;  // by their words: many lines have the same
   for (std::string line, word; std::getline(file, line);) {
     const size_t bar = line.find('|');

@@ -399,7 +399,7 @@ void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
              trainer_state_text(done_, precision_name, options_, scale, data_));
   for (const char* const name : {"tokenizer.json", "tokenizer_config.json"}) {
     const fs::path from = fs::path(options_.data).parent_path() / name;  // make tokens
-    if (!options_.data.ends_with(".bin") || !fs::exists(from)) continue;
+    if (!options_.data.ends_with(".bin") || !fs::is_regular_file(from)) continue;
     fs::copy_file(from, folder / name);
   }
   publish_checkpoint(part, done_);

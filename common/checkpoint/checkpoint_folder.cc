@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shared_file.h"
-#include "model/mapped_file.h"
+#include "device/mapped_file.h"
 #include "options/command_line.h"
 #include "options/words.h"
 
@@ -119,8 +118,9 @@ std::string checkpoint_name(int64_t steps) { return text("step_", std::setfill('
 
 std::string find_checkpoint(const std::string& option, const std::string& folder, const std::string& file) {
   std::string newest;
-  std::getline(std::ifstream(fs::path(folder) / "latest"), newest);
   std::error_code ignored;
+  if (const fs::path latest = fs::path(folder) / "latest"; fs::exists(latest, ignored))
+    std::getline(std::istringstream(std::string(MappedFile(option, latest).text())), newest);
   for (const fs::path& path : {fs::path(folder), fs::path(folder) / newest}) {
     if (fs::exists(path / file, ignored)) return path.string();
   }

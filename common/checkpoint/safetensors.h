@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model/mapped_file.h"
+#include "device/mapped_file.h"
 
 namespace pentatron {
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "device/errors.h"
+#include "device/mapped_file.h"
 
 namespace pentatron {
 namespace {
@@ -55,7 +55,7 @@ constexpr Field fields[] = {
 // What else a profile may have: words, and what the planner reads (07_combined_5d/plan).
 constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};
 
-constexpr const char* known_profiles = "a name in common/clock/profiles, or a file with such numbers";
+constexpr const char* known_profiles = "a name in common/clock/profiles, or ";
 
 // The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
 // long sum is split into parts. A library chooses tile size and parts, so the best of some choices counts.
@@ -107,16 +107,15 @@ double DeviceProfile::seconds(const Cost& cost) const {
 
 std::string profile_path(const std::string& gpu) {
   const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
-  if (gpu.find('/') == gpu.npos && std::filesystem::exists(shipped)) return shipped;
-  if (!std::filesystem::is_regular_file(gpu)) throw UsageError("--gpu", gpu, known_profiles);
-  return gpu;
+  std::error_code ignored;
+  return gpu.find('/') == gpu.npos && std::filesystem::exists(shipped, ignored) ? shipped : gpu;
 }
 
 DeviceProfile load_profile(const std::string& gpu) {
   const std::string path = profile_path(gpu);
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles);
+  const MappedFile file("--gpu", path, known_profiles);
+  const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
+  require(json.is_object(), "--gpu", gpu, known_profiles, "a file with such numbers");
   const bool has_base = json.contains("as") && json["as"].is_string();
   for (const auto& [name, value] : json.items()) {
     const bool is_known = std::ranges::count(fields, name, &Field::name) > 0 ||

@@ -13,6 +13,8 @@
 
 namespace pentatron {
 
+size_t gradient_bytes();  // of an element, for files that know no precision
+
 #ifndef PRECISION
 struct real;
 struct accum;

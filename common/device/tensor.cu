@@ -2,6 +2,8 @@
 
 namespace pentatron {
 
+size_t gradient_bytes() { return sizeof(accum); }
+
 DeviceMemory::DeviceMemory(size_t bytes, Purpose purpose) {
   void* data = nullptr;
   if (bytes > 0) CUDA_CHECK(cudaMalloc(&data, bytes));

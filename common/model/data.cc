@@ -14,7 +14,7 @@ namespace {
 
 // The bytes of a .bin file that are tokens. Sets the bytes of one.
 std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<const std::byte> file,
-                                         int& bytes_per_token) {
+                                         int vocab_size, int& bytes_per_token) {
   constexpr size_t header_bytes = 256 * sizeof(int32_t);
   std::array<int32_t, 3> header = {};  // the first integers of llm.c's header
   if (file.size() >= sizeof header) std::memcpy(header.data(), file.data(), sizeof header);
@@ -23,6 +23,13 @@ std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<cons
   if (magic != 20240520 && magic != 20240801) {
     require(file.size() % 2 == 0, "--data", path, "an even number of bytes, as tokens have 16 bits; it has ",
             file.size());
+    const auto* const ids = reinterpret_cast<const uint16_t*>(file.data());
+    const size_t looked_at = std::min<size_t>(file.size() / 2, 1 << 12);
+    bool is_wide = looked_at > 1;  // in 32 or 64 bits, small numbers have zeros between them
+    for (size_t i = 1; i < looked_at; i += 2) is_wide &= ids[i] == 0;
+    require(!is_wide && vocab_size <= 1 << 16, "--data", path,
+            "llm.c's header, as make tokens writes it, before tokens of 32 bits; without it they have 16, ",
+            is_wide ? "and here every second one is 0" : text("too few for --vocab-size ", vocab_size));
     return file;
   }
   require(count >= 0 && file.size() == header_bytes + static_cast<size_t>(bytes_per_token) * count, "--data",
@@ -36,7 +43,13 @@ std::span<const std::byte> tokens_of_bin(const std::string& path, std::span<cons
 TokenData::TokenData(const std::string& path, int vocab_size, int sequence_length)
     : path_(path), vocab_size_(vocab_size), file_("--data", path) {
   std::span<const std::byte> tokens = file_.bytes();
-  if (path.ends_with(".bin")) tokens = tokens_of_bin(path, tokens, bytes_per_token_);
+  if (path.ends_with(".bin")) {
+    tokens = tokens_of_bin(path, tokens, vocab_size, bytes_per_token_);
+  } else {
+    const size_t zero = file_.text().substr(0, 1 << 16).find('\0');
+    require(zero == std::string_view::npos, "--data", path, "a text, which has no byte 0 (here it is byte ",
+            zero, "), or a file named *.bin of tokens alone, as make tokens and NumPy's tofile write it");
+  }
   tokens_ = tokens.data();
   size_ = static_cast<int64_t>(tokens.size()) / bytes_per_token_;
   require(size_ > sequence_length, "--data", path, "at least ", sequence_length + 1,

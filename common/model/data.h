@@ -9,13 +9,14 @@
 #include <span>
 #include <string>
 
-#include "model/mapped_file.h"
+#include "device/mapped_file.h"
 
 namespace pentatron {
 
 class TokenData {
  public:
-  // Looks at no token. UsageError if the file can't be read, is damaged, or lacks sequence_length + 1 tokens.
+  // Looks at the first tokens alone. UsageError if the file can't be read, is damaged, has another form, or
+  // lacks sequence_length + 1 tokens.
   TokenData(const std::string& path, int vocab_size, int sequence_length);
 
   int64_t size() const { return size_; }  // tokens

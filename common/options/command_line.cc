@@ -1,5 +1,6 @@
 #include "options/command_line.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -12,14 +13,16 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;  // keys stay in their order
 
-// A file that is there, or a folder that can have it.
+// A file that is there, or a folder that can have it. The file stays open: a pipe has a reader, which would
+// end.
 void check_writable(const std::string& option, const std::string& path) {
   std::error_code ignored;
   const fs::path file = fs::absolute(path);
-  const bool exists = fs::exists(file, ignored);
-  const fs::path written = exists ? file : file.parent_path();
-  require(fs::is_directory(written, ignored) != exists && access(written.c_str(), W_OK) == 0, option, path,
-          "a file that can be written");
+  const fs::path folder = file.parent_path();
+  const bool good = fs::exists(file, ignored)
+                        ? open(file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC) >= 0
+                        : fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0;
+  require(good, option, path, "a file that can be written");
 }
 
 bool same_file(const std::string& a, const std::string& b) {  // also one that does not exist yet

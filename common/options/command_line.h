@@ -84,7 +84,10 @@ class CommandLine {
   void flag(const std::string& option, bool& value, const std::string& help);
   void words(const std::string& option, const std::string& placeholder, std::string& words,
              const std::string& help, const std::string& preset = "") {
-    const auto assign = [&words](const std::string& given) { words = given; };
+    const auto assign = [option, &words](const std::string& given) {
+      require(!given.empty(), option, given, "a name that is not empty");
+      words = given;
+    };
     add(
         option, placeholder, help, assign, [&words] { return words; }, preset);
   }

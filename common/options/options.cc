@@ -78,6 +78,7 @@ void check_sizes(const Options& o) {
   constexpr int64_t most_rows = 1 << 24;  // rows of tokens are counted in int, and so are rows x heads
   require(int64_t{batch} * sequence <= most_rows, "--micro-batch-size", batch, "at most ",
           most_rows / sequence, " with --seq-len ", sequence);
+  require(o.save_every == 0 || !o.save.empty(), "--save-every", o.save_every, "0 without --save");
   const std::string trains_nothing = " with --dry-run, which trains nothing";
   require(!o.dry_run || o.save.empty(), "--save", o.save, "none", trains_nothing);
   require(!o.dry_run || o.load_folder.empty(), o.load_option(), o.load_folder, "none", trains_nothing);

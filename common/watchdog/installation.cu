@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "device/cuda.h"
-#include "model/mapped_file.h"
+#include "device/mapped_file.h"
 #include "ranks/comm.h"
 
 namespace pentatron {

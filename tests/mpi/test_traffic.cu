@@ -285,8 +285,7 @@ TEST_CASE("02: the default bucket makes eight of all gradients", "[02][traffic]"
                                                                 /*micro_batch=*/1, mpi_tests::ranks());
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
-  const double bucket_mb = default_bucket_mb(options.model) / 4 * sizeof(accum);
-  ParallelModel model(options, data_parallel(DpSync::bucket, bucket_mb), world, ranks);
+  ParallelModel model(options, data_parallel(DpSync::bucket, default_bucket_mb(options.model)), world, ranks);
   model.train_step(0, random_batches(options, 0));
   CHECK(world.traffic().at("all_reduce").calls == 8);
 }

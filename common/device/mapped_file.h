@@ -1,4 +1,5 @@
-// A file mapped into memory, read-only: only what is looked at is read from disk.
+// A file mapped into memory, read-only: only what is looked at is read from disk. Every file that an option
+// names is opened here, so each program refuses folders, pipes and devices alike.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,9 @@ namespace pentatron {
 
 class MappedFile {
  public:
-  // Throws UsageError, naming `option`, if the file can't be read or is empty.
-  MappedFile(const std::string& option, const std::string& path);
+  // Throws UsageError, naming `option`, if the file can't be read, is empty, or is no regular file.
+  // `instead`: what else the option takes, such as "one of a, b, or ".
+  MappedFile(const std::string& option, const std::string& path, const std::string& instead = "");
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

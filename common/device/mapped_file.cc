@@ -1,4 +1,4 @@
-#include "model/mapped_file.h"
+#include "device/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,9 +15,11 @@
 
 namespace pentatron {
 
-MappedFile::MappedFile(const std::string& option, const std::string& path) {
-  const auto invalid = [&](const std::string& expected) { throw UsageError(option, path, expected); };
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+MappedFile::MappedFile(const std::string& option, const std::string& path, const std::string& instead) {
+  const auto invalid = [&](const std::string& expected) {
+    throw UsageError(option, path, instead + expected);
+  };
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for its writer
   if (file < 0) invalid(std::string("a readable file (") + std::strerror(errno) + ")");
   struct stat status {};
   const bool regular = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
