@@ -20,11 +20,12 @@ from transformers.utils import logging
 SEQUENCE = 24
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 64}
-# Heads, key and value heads, tied, files, rope scaling, type of the file.
-CASES = [(4, 4, False, "10GB", None, torch.float32), (4, 2, False, "20KB", None, torch.float32),
-         (4, 1, True, "10GB", None, torch.float32), (6, 3, True, "20KB", LLAMA3_ROPE, torch.float32),
-         (4, 2, False, "10GB", LLAMA3_ROPE, torch.float64), (4, 2, False, "10GB", None, torch.bfloat16),
-         (2, 1, False, "10GB", None, torch.float16)]
+# Heads, key and value heads, their size, tied, files, rope scaling, type of the file. With heads of 64 some frequencies
+# lie between those that Llama 3's scaling leaves and those that it divides; with heads of 8 none does.
+CASES = [(4, 4, 8, False, "10GB", None, torch.float32), (4, 2, 8, False, "20KB", None, torch.float32),
+         (4, 1, 8, True, "10GB", None, torch.float32), (6, 3, 8, True, "20KB", LLAMA3_ROPE, torch.float32),
+         (4, 2, 8, False, "10GB", LLAMA3_ROPE, torch.float64), (4, 2, 8, False, "10GB", None, torch.bfloat16),
+         (2, 1, 8, False, "10GB", None, torch.float16), (2, 1, 64, False, "10GB", LLAMA3_ROPE, torch.float32)]
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}
 logging.disable_progress_bar()
 builds, passed, failed = pathlib.Path(sys.argv[1]), 0, 0
@@ -87,9 +88,9 @@ def ours(folder, precision, model, tokens):
     return loss, logits, load_file(save / "step_000001/model.safetensors")
 
 
-def check_case(number, heads, kv_heads, tied, files, rope, dtype):
+def check_case(number, heads, kv_heads, size, tied, files, rope, dtype):
     torch.manual_seed(number)
-    config = LlamaConfig(hidden_size=heads * 8, intermediate_size=56, num_hidden_layers=3, num_attention_heads=heads,
+    config = LlamaConfig(hidden_size=heads * size, intermediate_size=56, num_hidden_layers=3, num_attention_heads=heads,
                          num_key_value_heads=kv_heads, vocab_size=98, rope_theta=1e4 * (number + 1), rope_scaling=rope,
                          tie_word_embeddings=tied, rms_norm_eps=1e-5, initializer_range=0.2, torch_dtype=dtype)
     with tempfile.TemporaryDirectory() as name:
@@ -107,7 +108,7 @@ def check_case(number, heads, kv_heads, tied, files, rope, dtype):
                 loss, logits = loss_and_logits(model, tokens)
                 loss.backward()
             our_loss, our_logits, after = ours(folder, precision, folder / "model", tokens)
-            where = f"{precision}, {heads} heads, {kv_heads} kv, {'tied' if tied else 'untied'}, {files}, {dtype}, {'llama3' if rope else 'plain'} rope"
+            where = f"{precision}, {heads} heads of {size}, {kv_heads} kv, {'tied' if tied else 'untied'}, {files}, {dtype}, {'llama3' if rope else 'plain'} rope"
             apart = max(abs(our_loss - loss.item()) / loss.item(), difference(our_logits, logits))
             expect(apart < tolerance, f"loss and logits, {where}: {apart:.1e}")
             apart = 0

@@ -43,6 +43,7 @@ run() {
     programs) targets=(programs) ;;
     ranks) ;;
     nccl) build=build/cpu-fp32 ;;
+    blocks) build=build/cpu-fp32-block4 ;;
     fp8) build=build/cpu-fp8 ;;
     bf16) build=build/cpu-bf16 ;;
     threads) build=build/cpu-fp64-thread ;;

@@ -52,11 +52,12 @@ run() {
 }
 
 start_alone() {
-  local folder only
+  local folder only program
   for folder in "${folders[@]}"; do
-    only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
-    case $folder in *-block*) only="${filter}[kernels]$not_run" ;; esac  # all else is the same with threads in a block, and slow
-    start "$folder" "$folder/tests$of_tag" "$only$(not_on_gpus "$folder" 4)"
+    program=tests$of_tag only="$filter$not_run~[faults]~[.]"  # without a tag to choose, hidden tests would run, too
+    # All else is the same with threads in a block, and slow.
+    case $folder in *-block*) program=tests-kernels only="${filter}[kernels]$not_run" ;; esac
+    start "$folder" "$folder/$program" "$only$(not_on_gpus "$folder" 4)"
   done
 }
 

@@ -40,12 +40,14 @@ endef
 $(foreach c,$(CONFIGURATIONS),$(eval $(call tests,$(c))))
 
 # ---- Tests -----------------------------------------------------------------------------------------------------------
-# In fp32 and fp64 tests start programs, in bf16 and fp8 lessons do. ThreadSanitizer also sees threads in a block.
+# In fp32 and fp64 tests start programs, in bf16 and fp8 lessons do. Of fp32 on a CPU the tests of kernels are built for
+# blocks of four threads, too: all else is the same there.
 TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16 fp16 fp8)
 FOLDERS := $(TEST_PRECISIONS:%=build/$(BACKEND)-%$(SUFFIX))
-IN_BLOCKS := $(if $(filter build/cpu-fp32-thread,$(FOLDERS)),build/cpu-fp32-block4-thread)
+IN_BLOCKS := $(patsubst build/cpu-fp32%,build/cpu-fp32-block4%,$(filter build/cpu-fp32 build/cpu-fp32-thread,$(FOLDERS)))
 RACES := build/cpu-fp32-thread/tsan_cases build/cpu-fp32-thread/nccl_tsan_cases build/cpu-fp32-block4-thread/tsan_cases
-TESTED := $(FOLDERS:%=%/tests) $(FOLDERS:%=%/mpi_tests) $(IN_BLOCKS:%=%/tests) $(if $(filter cpu,$(BACKEND)),$(RACES)) \
+TESTED := $(FOLDERS:%=%/tests) $(FOLDERS:%=%/mpi_tests) $(IN_BLOCKS:%=%/tests-kernels) \
+  $(if $(filter cpu,$(BACKEND)),$(RACES)) \
   $(foreach folder,$(filter build/$(BACKEND)-fp32% build/$(BACKEND)-fp64%,$(FOLDERS)),$(PROGRAMS:%=$(folder)/%)) \
   $(patsubst %,%/07_combined_5d,$(filter build/cpu-bf16 build/cpu-fp8,$(FOLDERS)))
 test: ## every test, of each precision;  T='part of a name' RANKS=4: those of this name, wherever they are
@@ -74,6 +76,9 @@ test-fold: build/cpu-bf16/07_combined_5d
 test-kills: ## runs that save are killed, or asked to end, at random moments, then go on;  N=30
 test-kills: $(PROGRAMS:%=build/cpu-fp64/%)
 	@tests/kills.sh build/cpu-fp64 $(or $(N),30)
+mutants-by-chance: ## mistakes that nobody chose: a line, then its kind, drawn by chance; lists survivors;  N=60 SEED=1
+mutants-by-chance:
+	@+python3 tests/tools/mutants_by_chance.py $(or $(N),60) $(or $(SEED),1)
 mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
 	@+set -f; $(or $(wildcard tests/mutants.sh),$(error a learner's tree has no mutants)) $(M)
 test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks

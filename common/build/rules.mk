@@ -25,7 +25,7 @@ Q := $(if $(filter 1,$(V)),,@)
 SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
 BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
 CONFIGURATIONS := $(sort $(foreach p,$(PRECISIONS),cpu-$(p) $(BACKEND)-$(p)$(SUFFIX) \
-  $(filter cpu-$(p)% cuda-$(p)%,$(subst /, ,$(MAKECMDGOALS)))) cpu-fp32-thread cpu-fp32-block4-thread)
+  $(filter cpu-$(p)% cuda-$(p)%,$(subst /, ,$(MAKECMDGOALS)))) cpu-fp32-block4 cpu-fp32-thread cpu-fp32-block4-thread)
 # $(call words,NAME): of a configuration. $(call shared,NAME): the folder of what knows no precision, as cpu-thread.
 words = $(subst -, ,$(1))
 backend = $(firstword $(words))
