@@ -39,10 +39,10 @@ constexpr double kTolerance = 1e-11;  // relative
 struct Step {
   double loss, norm;
 };
-using Weights = std::map<std::string, std::vector<double>>;
+using SavedWeights = std::map<std::string, std::vector<double>>;
 struct Trained {
   std::vector<Step> steps;
-  Weights weights;  // after the last step
+  SavedWeights weights;  // after the last step
 };
 
 // Three micro-batches for each of two ranks, or one for each of six; clipping active. A tensor rank takes
@@ -80,9 +80,9 @@ Outcome outcome_of(const std::string& launcher, const std::string& program) {
 }
 
 // What the only checkpoint in this folder has.
-Weights saved_weights(const std::string& folder) {
+SavedWeights saved_weights(const std::string& folder) {
   const std::string step = "/step_00000" + std::to_string(kSteps);
-  Weights weights;
+  SavedWeights weights;
   const pentatron::SafetensorsFolder file("--load", folder + step, "model");
   for (const auto& [name, tensor] : file.tensors()) {
     REQUIRE(tensor.description.type == pentatron::NumberType::fp64);
