@@ -200,7 +200,7 @@ void print_header(const Request& r) {
 void print_plans(const Request& r, const std::vector<Plan>& plans) {
   std::printf("%-52s %9s %10s %11s %6s   ms of a step, %s\n%-52s %9s %10s %11s %6s", "layout", "memory",
               "step", "tokens/s", "MFU",
-              r.coarse ? "by a coarse time" : "by dry runs; of idle, what waits for each axis", "", "GiB",
+              r.coarse ? "by a coarse time" : "by dry runs; of each axis, what no kernel hides", "", "GiB",
               "ms", "a GPU", "%");
   for (const auto& [name, seconds] : plans.front().parts) std::printf(" %9s", name.c_str());
   std::printf("%s\n", r.framework.ranges.empty() ? "" : "   8 of 10 are in, ms");
