@@ -16,19 +16,16 @@
 namespace pentatron {
 
 MappedFile::MappedFile(const std::string& option, const std::string& path, const std::string& instead) {
-  const auto invalid = [&](const std::string& expected) {
-    throw UsageError(option, path, instead + expected);
-  };
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for its writer
-  if (file < 0) invalid(std::string("a readable file (") + std::strerror(errno) + ")");
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // or a pipe waits for a writer
   struct stat status {};
-  const bool regular = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-  const size_t bytes = regular ? static_cast<size_t>(status.st_size) : 0;
-  void* mapping = bytes > 0 ? mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+  const bool is_there = file >= 0 && fstat(file, &status) == 0;
+  require(is_there, option, path, instead, "a readable file (", std::strerror(errno), ")");
+  const auto bytes = static_cast<size_t>(status.st_size);
+  void* const mapping = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
   close(file);  // the mapping stays
-  if (!regular) invalid("a regular file");
-  if (bytes == 0) invalid("a file that is not empty");
-  if (mapping == MAP_FAILED) invalid(std::string("a file that can be mapped (") + std::strerror(errno) + ")");
+  require(S_ISREG(status.st_mode), option, path, instead, "a regular file");
+  require(bytes > 0, option, path, instead, "a file that is not empty");
+  require(mapping != MAP_FAILED, option, path, "a file that can be mapped (", std::strerror(errno), ")");
   bytes_ = {static_cast<std::byte*>(mapping), bytes};
 }
 

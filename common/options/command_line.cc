@@ -13,15 +13,12 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;  // keys stay in their order
 
-// A file that is there, or a folder that can have it. The file stays open: a pipe has a reader, which would
-// end.
+// A file that is there, or a folder that can have it. The file stays open, or a pipe's reader would end.
 void check_writable(const std::string& option, const std::string& path) {
   std::error_code ignored;
   const fs::path file = fs::absolute(path);
-  const fs::path folder = file.parent_path();
-  const bool good = fs::exists(file, ignored)
-                        ? open(file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC) >= 0
-                        : fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0;
+  const bool good = fs::exists(file, ignored) ? open(file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC) >= 0
+                                              : access((file.parent_path() / ".").c_str(), W_OK) == 0;
   require(good, option, path, "a file that can be written");
 }
 
