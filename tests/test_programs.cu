@@ -1,6 +1,6 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02 to 07 are those of 01, and so are the weights that each saves after the last one. The tests of parity
-// look closer, but build their own training loop; this one sees what is wrong in a main.cu.
+// step of 02 to 07 are those of 01, and so are the weights that each saves after the last one. The tests of
+// parity look closer, but build their own training loop; this one sees what is wrong in a main.cu.
 // precisions: fp64
 #include "device/precision.h"
 #if PRECISION == 64
@@ -38,10 +38,10 @@ constexpr double kTolerance = 1e-11;  // relative
 struct Step {
   double loss, norm;
 };
-using Weights = std::map<std::string, std::vector<double>>;
+using SavedWeights = std::map<std::string, std::vector<double>>;
 struct Trained {
   std::vector<Step> steps;
-  Weights weights;  // after the last step
+  SavedWeights weights;  // after the last step
 };
 
 // Three micro-batches for each of two ranks, or one for each of six; clipping active. A tensor rank takes
@@ -79,9 +79,9 @@ Outcome outcome_of(const std::string& launcher, const std::string& program) {
 }
 
 // What the only checkpoint in this folder has.
-Weights saved_weights(const std::string& folder) {
+SavedWeights saved_weights(const std::string& folder) {
   const std::string step = "/step_00000" + std::to_string(kSteps);
-  Weights weights;
+  SavedWeights weights;
   const pentatron::SafetensorsFolder file("--load", folder + step, "model");
   for (const auto& [name, tensor] : file.tensors()) {
     REQUIRE(tensor.description.type == pentatron::NumberType::fp64);
