@@ -163,8 +163,8 @@ TEST_CASE("options: every value arrives", "[options]") {
   CHECK(parse({"--steps", "5", "--steps", "6"}).steps == 6);
 }
 
-// --help shows the value that a run takes where nothing is given, so both can only be wrong together. Here they
-// stand once more. Empty: an option has no default, or other words for it.
+// --help shows the value that a run takes where nothing is given, so both can only be wrong together. Here
+// they stand once more. Empty: an option has no default, or other words for it.
 TEST_CASE("options: the default of each, which --help prints, is what a run takes", "[options]") {
   const auto expected = nlohmann::ordered_json::parse(R"({
     "save": "", "save-every": 0, "resume": false, "load": "", "load-weights": "",
@@ -220,7 +220,8 @@ TEST_CASE("options: --load and --resume restore what a run trained with; what is
     REQUIRE(text_of(plain.at(name)) != saved);
     options[name] = saved;
   }
-  const nlohmann::json state = {{"step", 1}, {"precision", "fp32"}, {"optimizer", "sgd"}, {"options", options}};
+  const nlohmann::json state = {
+      {"step", 1}, {"precision", "fp32"}, {"optimizer", "sgd"}, {"options", options}};
   folder.write("trainer_state.json", state.dump());
   folder.write("config.json", model_config_text(parse({}).model, 128, "float32"));
   folder.write("latest", "step_000001\n");

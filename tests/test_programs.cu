@@ -1,6 +1,6 @@
 // The programs themselves, started as a user starts them: in fp64, the loss and the gradient norm of every
-// step of 02 to 07 are those of 01, and so are the weights that each saves after the last one. The tests of parity
-// look closer, but build their own training loop; this one sees what is wrong in a main.cu.
+// step of 02 to 07 are those of 01, and so are the weights that each saves after the last one. The tests of
+// parity look closer, but build their own training loop; this one sees what is wrong in a main.cu.
 // precisions: fp64
 #include "device/precision.h"
 #if PRECISION == 64

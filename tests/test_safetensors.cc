@@ -353,12 +353,14 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
         std::string::npos);
 }
 
-// Transformers 5 writes rope_theta into rope_parameters. A file that has both is of one that reads the inner one.
+// Transformers 5 writes rope_theta into rope_parameters. A file that has both is of one that reads the inner
+// one.
 TEST_CASE("checkpoint: of two values of rope_theta the inner one wins, and no preset's", "[01][checkpoint]") {
   const TemporaryFolder folder;
   const auto theta = [&](const std::string& more) {
     folder.write("config.json", R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 24,
-      "vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2)" + more + "}");
+      "vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2)" +
+                                    more + "}");
     ModelConfig model;
     model.rope_theta = 5e5;  // of --model
     read_model_config("--load-weights", folder.path(), model);

@@ -164,8 +164,8 @@ TEST_CASE("floating-point operations of a token, counted by hand", "[01][transfo
   CHECK(flops_per_token(options) == 6 * 105'024 + 12 * 2 * 64 * 4);
 }
 
-// Of a layer's 49,152 weights above 36,864 are the MLP's. A token uses three such experts, not eleven, and each
-// layer's router of 64 * 10.
+// Of a layer's 49,152 weights above 36,864 are the MLP's. A token uses three such experts, not eleven, and
+// each layer's router of 64 * 10.
 TEST_CASE("floating-point operations of a token count the experts that it uses", "[07][experts]") {
   Options options = test_options(2, 64, 4, 2, 192, 100, 4, 1, 1);
   options.model.experts = 10, options.model.top_k = 2, options.model.shared_experts = 1;
@@ -173,8 +173,9 @@ TEST_CASE("floating-point operations of a token count the experts that it uses",
 }
 
 #if PRECISION == 64
-// As Llama 3.1 publishes it, in wavelengths: those that fit into the original context high_freq_factor times stay,
-// those that don't fit low_freq_factor times grow by the factor, and between them the frequency is a mean.
+// As Llama 3.1 publishes it, in wavelengths: those that fit into the original context high_freq_factor times
+// stay, those that don't fit low_freq_factor times grow by the factor, and between them the frequency is a
+// mean.
 TEST_CASE("rotary frequencies of Llama 3, also between those that stay and those that grow", "[01]") {
   ModelConfig model = {"x", 1, 128, 2, 2, 8, 8, 1e4, 1e-5, {8, 1, 4, 64}};
   const std::vector<double> scaled = rotary_frequencies(model);
@@ -182,7 +183,8 @@ TEST_CASE("rotary frequencies of Llama 3, also between those that stay and those
   int stay = 0, between = 0, grow = 0;
   for (int i = 0; i < 32; ++i) {
     CAPTURE(i);
-    const double frequency = 1 / std::pow(10'000, 2 * i / 64.0), wavelength = 2 * 3.141592653589793 / frequency;
+    const double frequency = 1 / std::pow(10'000, 2 * i / 64.0),
+                 wavelength = 2 * 3.141592653589793 / frequency;
     double expected = frequency;
     if (wavelength > 64 / 1.0) {
       expected = frequency / 8, ++grow;
