@@ -845,13 +845,16 @@ TEST_CASE("05: the table of schedules says why one can't run", "[05][schedule]")
   const std::string shown = print_schedule(options, 4, 8);
   CHECK(shown.substr(shown.find("1f1b     ")) ==
         "1f1b               33       9       37.5 %          4\n"
-        "interleaved    deadlock: rank 0, instruction 30 (send_activation of micro-batch 7, chunk 0): the message "
+        "interleaved    deadlock: rank 0, instruction 30 (send_activation of micro-batch 7, chunk 0): the "
+        "message "
         "before it on its stream is never complete\n"
         "zb-h1              27       3       12.5 %          4\n"
-        "zb-v           rank 3, instruction 16 (receive_gradient of micro-batch 0, chunk 1): what comes is rank "
+        "zb-v           rank 3, instruction 16 (receive_gradient of micro-batch 0, chunk 1): what comes is "
+        "rank "
         "2's send_activation of micro-batch 4, chunk 0\n"
         "dualpipe       deadlock: rank 0, instruction 11 (receive_activation of micro-batch 5, chunk 1): the "
         "message before it on its stream is never complete\n"
-        "dualpipe-v     rank 2, instruction 24 (receive_gradient of micro-batch 0, chunk 1): what comes is rank "
+        "dualpipe-v     rank 2, instruction 24 (receive_gradient of micro-batch 0, chunk 1): what comes is "
+        "rank "
         "1's send_activation of micro-batch 5, chunk 0\n");
 }

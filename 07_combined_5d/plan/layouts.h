@@ -1,5 +1,5 @@
-// The layouts of a run on so many GPUs (for_each_layout), what memory they need, and roughly how fast they are.
-// In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest. A
+// The layouts of a run on so many GPUs (for_each_layout), what memory they need, and roughly how fast they
+// are. In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest. A
 // layout is some of 07's options. As words they are short: "tp2 dp16 pp2 zero1 mbs2 1f1b sp full".
 #pragma once
 
@@ -232,9 +232,8 @@ struct Planner {
     return list;
   }
 
-  // Calls `use` with each layout whose axes divide the model, and whose micro-batches divide the batch of a data
-  // rank. What 07 would accept, too, but the search leaves out: chunks that do not divide a rank's layers, and
-  // hybrid sharding over parts of nodes, or over several.
+  // Calls `use` with each layout whose axes divide the model, whose micro-batches divide a data rank's batch,
+  // and whose chunks divide a pipeline rank's layers.
   void for_each_layout(const std::function<void(const CombinedOptions&)>& use) const {
     CombinedOptions o = base;
     const auto divides = [&] {
@@ -279,6 +278,9 @@ struct Planner {
       const int replicas = o.dp * o.cp * copies;
       const bool can_be_hybrid = in_node < replicas && replicas % in_node == 0 && in_node % o.experts.ep == 0;
       for (vpp = chunks_of(schedule); vpp * pp <= stages; ++vpp) {
+        const int layers = o.model.layers / pp, rest = o.model.layers % pp;
+        const bool divides = layers % vpp == 0 || (rest > 0 && (layers + 1) % vpp == 0);
+        if (schedule == interleaved && !divides) continue;
         for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
           const bool splits = is_v_shaped(schedule) || schedule == dualpipe || schedule == zb_h1;
           if (splits && recompute == Recompute::full) continue;  // weight gradients need what it throws away

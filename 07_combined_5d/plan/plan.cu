@@ -1,6 +1,6 @@
 // The planner: which layout of a run on so many GPUs fits, how fast it is, and why. It needs no GPU. It knows
-// the layouts (layouts.h) and roughly how long a step of each takes (coarse.h); then it asks the program about
-// the best (dry_run.h).
+// the layouts (layouts.h) and roughly how long a step of each takes (coarse.h); then it asks the program
+// about the best (dry_run.h).
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
@@ -258,8 +258,8 @@ void ask_program(const Request& r, std::vector<Plan>& plans, bool all) {
   std::erase_if(plans, refused);
 }
 
-// The search for the fastest layouts, one of each mesh. Dry runs of ten or more decide, however few are wanted:
-// the best by coarse time need not be the best. Throws UsageError where there is none.
+// The search for the fastest layouts, one of each mesh. Dry runs of ten or more decide, however few are
+// wanted: the best by coarse time need not be the best. Throws UsageError where there is none.
 Search found(const Request& r, Planner& planner, size_t count) {
   Search s = planner.search(std::max<size_t>(count, 10));
   const std::string of = r.only.empty() ? "" : " of those with" + r.only;

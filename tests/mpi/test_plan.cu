@@ -233,13 +233,15 @@ TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
         0);
 }
 
-TEST_CASE("07: the search has all micro-batches and chunks, and recomputes what attention keeps", "[07][plan]") {
+TEST_CASE("07: the search has all micro-batches and chunks, and recomputes what attention keeps",
+          "[07][plan]") {
   if (!is_chosen()) return;
   CombinedOptions base = options_of_model({"small", 12, 1024, 16, 8, 2816, 32, 1e4, 1e-5}, 512, 48);
   const auto found = [&](const std::string& words) {
     return Planner{base, 4, load_profile("h100"), read_wishes("--only", words)}.search(1).reach;
   };
-  for (const char* words : {"dp4 mbs3", "dp4 mbs6", "dp4 mbs12", "dp2 pp2 interleaved3 mbs1", "pp4 interleaved3"}) {
+  for (const char* words :
+       {"dp4 mbs3", "dp4 mbs6", "dp4 mbs12", "dp2 pp2 interleaved3 mbs1", "pp4 interleaved3"}) {
     CAPTURE(words);
     CHECK(found(words) > 0);
   }
