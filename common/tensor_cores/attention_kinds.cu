@@ -1,10 +1,9 @@
 // Which kind of attention computes, and what it needs.
-#include "tensor_cores/attention_tiles.h"
-
 #include <cmath>
 #include <cstdio>
 
 #include "device/cuda.h"
+#include "tensor_cores/attention_tiles.h"
 
 namespace pentatron {
 

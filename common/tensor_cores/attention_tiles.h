@@ -38,7 +38,8 @@ double tensor_core_error(int head_size, cudaStream_t stream);
 // infinite where tensor cores cannot be used.
 Attention fastest_attention(int head_size, double error);
 
-// ---- How both are cut ---------------------------------------------------------------------------------------
+// ---- How both are cut
+// ---------------------------------------------------------------------------------------
 
 // Where a block of threads works, on tensor cores. Its tile is the tile-th of those that take longest.
 struct Place {
