@@ -77,7 +77,7 @@ def write_tokens(path, tokens):
 
 def ours(folder, precision, model, tokens):
     """(loss, logits, gradients) of one sequence. The gradient is what a step of SGD with rate 1 subtracts."""
-    data, log, save = folder / "tokens.bin", folder / "log", folder / "saved"
+    data, log, save = folder / "tokens.bin", folder / "log", folder / f"one-step-{precision}"
     write_tokens(data, tokens)
     batch = ["--load-weights", model, "--data", data, "--seq-len", SEQUENCE, "--micro-batch-size", 1,
              "--global-batch-size", 1]

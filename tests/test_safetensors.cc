@@ -81,14 +81,19 @@ TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
     check_a(shape, "[0,8]", "other data_offsets than its shape asks for");
   check_a("[2]", "[8,0]", "other data_offsets than its shape asks for");
   // A file has the bytes of all its tensors, each once, in any order.
-  const auto two = [](int begin_of_b) {
-    return R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[)" +
-           std::to_string(begin_of_b) + "," + std::to_string(begin_of_b + 4) + "]}";
+  const auto two = [](int a, int b) {
+    const auto entry = [](const std::string& name, int begin) {
+      return '"' + name + R"(":{"dtype":"F32","shape":[1],"data_offsets":[)" + text(begin, ",", begin + 4) +
+             "]}";
+    };
+    return "{" + entry("a", a) + "," + entry("b", b) + "}";
   };
-  folder.write("good.safetensors", file_of("{" + two(0) + "}", 8));
+  folder.write("good.safetensors", file_of(two(4, 0), 8));
   CHECK(complaint_of_file([&] { SafetensorsFolder("--load", folder.path(), "good"); }) == "");
-  check(file_of("{" + two(2) + "}", 8), "b does not begin where the tensor before it ends");
-  check(file_of("{" + two(8) + "}", 12), "a does not begin where the tensor before it ends");
+  check(file_of(two(0, 2), 8), "b does not begin where the tensor before it ends");
+  check(file_of(two(0, 0), 8), "b does not begin where the tensor before it ends");
+  check(file_of(two(0, 8), 12), "b does not begin where the tensor before it ends");
+  check(file_of(two(4, 8), 12), "a does not begin where the tensor before it ends");
 }
 
 TEST_CASE("checksum: the parts of several ranks make that of the whole", "[01][checkpoint]") {
