@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "../../07_combined_5d/plan/dry_run.h"
 #include "../../07_combined_5d/plan/layouts.h"
 #include "../catch.h"
 #include "mpi_tests.h"
@@ -255,4 +256,18 @@ TEST_CASE("07: the search has all micro-batches and chunks, and recomputes what 
   base.attention = Attention::naive;
   CHECK(found("selective") > 0);
   CHECK(seconds("dp4 mbs1 selective") > seconds("dp4 mbs1"));
+}
+
+TEST_CASE("07: the parts of a dry run are what its kernels do not hide", "[07][plan]") {
+  if (!is_chosen()) return;
+  Plan plan{{}, {}};
+  read_summary(plan, nlohmann::json::parse(R"({"modelled": {"seconds": 10, "compute_seconds": 7}, "streams": {
+    "tensor": {"seconds": 4, "hidden": 0.25}, "context in": {"seconds": 1, "hidden": 0},
+    "experts": {"seconds": 2, "hidden": 0.5}, "data": {"seconds": 8, "hidden": 0.75},
+    "forward in": {"seconds": 3, "hidden": 0}, "backward out": {"seconds": 2, "hidden": 0.5}}})"));
+  CHECK(plan.seconds == 10);
+  const std::vector<std::pair<std::string, double>> expected = {{"compute", 7}, {"idle", 3},    {"tensor", 3},
+                                                                {"context", 1}, {"experts", 1}, {"data", 2},
+                                                                {"messages", 4}};
+  CHECK(plan.parts == expected);
 }

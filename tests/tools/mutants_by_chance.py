@@ -21,8 +21,9 @@ TREE = pathlib.Path("build/by_chance/tree").resolve()
 BUILD = "build/cpu-fp64"
 SEEN = re.compile(r": FAILED:$|^\[rank \d+\] \S+:\d+: ")  # a check that failed, in one process or in several
 LIMIT = os.environ.get("TEST_TIMEOUT", "900")  # seconds of a set: what hangs is noticed
-# What a GPU alone compiles, or what draws only pictures of an analysis, is not broken.
-LEFT_OUT = r"common/(cpu|build|report)/|common/tensor_cores/(attention|tensor_core)|/plan/|collectives\.cu"
+# What these tests do not run is not broken: stand-ins, tensor cores (bf16), the main() of the planner (make test-plan)
+# and of the table of collectives.
+LEFT_OUT = r"common/(cpu|tensor_cores)/|07_combined_5d/plan/plan\.cu|02_data_parallel/collectives\.cu"
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&"}
 SIGNS = {"+": "-", "-": "+", "+=": "-=", "-=": "+=", "*": "/", "/": "*"}
 TERM = r"[\w.:>-]*\w(?:\([^()]*\))?(?:\[[^][]*\])?"
