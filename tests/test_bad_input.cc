@@ -493,7 +493,7 @@ TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][
     REQUIRE(changed.find(text) != std::string::npos);
     return folder.write("gpu.json", changed.replace(changed.find(text), text.size(), other));
   };
-  refused("h99", "a name in common/clock/profiles, or a file with such numbers");
+  refused("h99", "a name in common/clock/profiles, or a readable file (No such file or directory)");
   refused(folder.path(), "a name in ");
   refused(folder.write("text", "no JSON"), "a name in ");
   refused(with("\"link_latency\"", "\"latency\""), "the fields of ");
