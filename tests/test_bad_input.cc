@@ -325,11 +325,17 @@ TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][
   refused("h99", "a name in common/clock/profiles, or a file with such numbers");
   refused(folder.path(), "a name in ");
   refused(folder.write("text", "no JSON"), "a name in ");
-  refused(with("\"link_latency\"", "\"latency\""), "a number \"value\" of 0 or more for \"link_latency\"");
+  refused(with("\"link_latency\"", "\"latency\""), "the fields of ");
+  refused(folder.write("gpu.json", "{}"), "a number \"value\" above 0 for \"memory_bytes\"");
   refused(with("3.35e+12", "-1"), "a number \"value\" above 0 for \"memory_bandwidth\"");
   refused(with("3.35e+12", "\"fast\""), "a number \"value\" above 0 for \"memory_bandwidth\"");
   refused(folder.write("gpu.json", R"({"as": "h100", "launch_seconds": {"value": "fast"}})"),
           "a number \"value\" of 0 or more for \"launch_seconds\"");
+  refused(folder.write("gpu.json", R"({"as": "h100", "memory_bandwith": {"value": 1e12}})"),
+          "the fields of common/clock/profiles/h100.json; there is no field \"memory_bandwith\"");
+  refused(with("3.35e+12, \"unit\": \"B/s\"", "3350, \"unit\": \"GB/s\""),
+          "a number \"value\" above 0 for \"memory_bandwidth\" in this file; its \"unit\", where there is "
+          "one, is B/s");
   check_refused(folder, "--gpu '" + folder.write("gpu.json", R"({"as": "h99"})") + "'", "--gpu: ");
   check_refused(folder, "--dry-run --sample 5", "--sample: 5 is not valid; ");
 }

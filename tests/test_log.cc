@@ -284,6 +284,21 @@ TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {
   CHECK(names(3) == "rank 8 and 2 like it");  // of a folded world
 }
 
+TEST_CASE("log: a table of kernels says their shares, and that of products", "[log]") {
+  std::ostringstream out;
+  pentatron::trace::print_profile(out, {{{}, "gemm 64", "compute", 1, 4},
+                                        {{}, "norm", "compute", 4, 4.75},
+                                        {{}, "gemm 8", "compute", 5, 5.25},
+                                        {{}, "gemm 64", "compute", 6, 7}});
+  CHECK(out.str() == R"(
+Time by kernel, in the last step         calls      all, ms    each, us   share
+gemm 64                                      2     4000.00  2000000.00    80.0 %
+norm                                         1      750.00   750000.00    15.0 %
+gemm 8                                       1      250.00   250000.00     5.0 %
+Share of the products (cuBLAS): 85.0 %
+)");
+}
+
 TEST_CASE("log: the memory table", "[log]") {
   std::ostringstream one;
   pentatron::print_memory_table(one, {{{{{2 * mebibyte, 4 * mebibyte, 8 * mebibyte, 1000 * mebibyte, 0}, {}},

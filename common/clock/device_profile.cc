@@ -52,6 +52,7 @@ constexpr Field fields[] = {
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
 };
 
+constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};  // of the planner
 constexpr const char* known_profiles = "a name in common/clock/profiles, or a file with such numbers";
 
 // The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
@@ -115,6 +116,9 @@ DeviceProfile load_profile(const std::string& gpu) {
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw UsageError("--gpu", gpu, known_profiles);
   const bool has_base = json.contains("as") && json["as"].is_string();
+  for (const auto& [name, value] : json.items())
+    require(std::ranges::count(fields, name, &Field::name) + std::ranges::count(other_fields, name) > 0,
+            "--gpu", gpu, "the fields of common/clock/profiles/h100.json; there is no field \"", name, "\"");
   DeviceProfile profile = {};
   if (has_base) profile = load_profile(text(PENTATRON_PROFILES, "/", json["as"].get<std::string>(), ".json"));
   profile.name = path != gpu ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
@@ -122,11 +126,12 @@ DeviceProfile load_profile(const std::string& gpu) {
     const auto found = json.find(field.name);
     if (found == json.end() && (field.may_be_none || has_base)) continue;
     const bool is_number = found != json.end() && found->is_object() && found->contains("value") &&
-                           (*found)["value"].is_number();
+                           (*found)["value"].is_number() &&
+                           (!found->contains("unit") || (*found)["unit"] == field.unit);
     const double value = is_number ? (*found)["value"].get<double>() : -1;
     require(is_number && value >= 0 && (value > 0 || !field.must_be_positive()), "--gpu", gpu,
             "a number \"value\" ", field.must_be_positive() ? "above 0" : "of 0 or more", " for \"",
-            field.name, "\" in this file");
+            field.name, "\" in this file; its \"unit\", where there is one, is ", field.unit);
     profile.*field.value = value;
   }
   return profile;

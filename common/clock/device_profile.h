@@ -47,7 +47,7 @@ struct DeviceConfig {
 // `gpu`: a shipped profile's name, or a file; its path. UsageError if it is unknown.
 std::string profile_path(const std::string& gpu);
 // It may say "as": a shipped profile, whose numbers it takes where it has none. UsageError if it is unknown,
-// or lacks a number that is valid.
+// lacks a number that is valid, or has a field that no profile has.
 DeviceProfile load_profile(const std::string& gpu);
 
 }  // namespace pentatron

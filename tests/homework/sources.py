@@ -81,8 +81,10 @@ def read_stages():
             exercise.runs = rest.split("; ")
         elif word in ("stars", "points"):
             setattr(exercise, word, int(rest))
-        else:
+        elif word in ("tests", "title", "file", "read"):
             setattr(stage if word == "tests" else exercise, word, rest)
+        else:
+            raise UsageError(f"exercises.txt: {line!r} is not valid; expected a word of the list at its head")
     return stages
 
 
