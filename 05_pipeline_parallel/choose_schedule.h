@@ -44,10 +44,13 @@ inline void complete_pipeline_options(const TrainingConfig& training, PipelineOp
   const int p = options.pp;
   const std::string other = instead_of(options.pp_schedule, p, m);
   require(other.empty(), "--pp-schedule", schedule_name(options), other);
+  const auto check_layers = [&, layers = training.model.layers](int chunks) {
+    require(layers >= p * chunks, "--layers", layers, "at least ", p * chunks, ", one a stage: ", p,
+            " ranks x ", chunks, " chunks");
+  };
+  check_layers(options.vpp / copies_of(options.pp_schedule));  // before lists that could be huge are made
   const Schedule schedule = make_schedule(options, p, m);
-  const int layers = training.model.layers, stages = schedule.stages();
-  require(layers >= stages, "--layers", layers, "at least ", stages, ", one a stage: ", p, " ranks x ",
-          stages / p, " chunks");
+  check_layers(schedule.v / schedule.copies);  // a file has its own number of chunks
   require(!schedule.splits_backward || training.recompute != Recompute::full, "--recompute", "full",
           "none or selective with ", schedule.name,
           ", whose weight gradients need what full recomputation throws away");

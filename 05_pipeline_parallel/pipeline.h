@@ -94,7 +94,13 @@ class Pipeline {
         compute_(compute),
         parameters_(parameters),
         chunks_(make_chunks(ranges)) {
-    connect_stages(world, line);
+    // In the same order on all ranks. A stage sends activations to the next one, and gets gradients from
+    // there. So each rank has two communicators with the next one; chunks share them. In a V there are two
+    // for the way down and two for the way up.
+    for (const auto& [from, to] : edges_of(schedule_, rank_)) {
+      connect(world, line, Action::send_activation, from, to);
+      connect(world, line, Action::send_gradient, to, from);
+    }
     if (!parameters || schedule_.copies == 1) return;
     std::vector<int> members;
     for (const int rank : replicas_of(schedule_, rank_)) members.push_back(line[rank]);
@@ -119,8 +125,8 @@ class Pipeline {
     }
   }
 
-  // Forward of one micro-batch, without backward, through the stages of the first copy of the model: a rank
-  // may have them in any chunks. Returns the logits on the rank of the last stage, and an empty tensor elsewhere.
+  // Forward of one micro-batch, without backward, from stage to stage of the first copy of the model. Returns
+  // the logits on the rank of the last stage, and an empty tensor elsewhere.
   Tensor forward(const Batch& batch) {
     Instructions forwards;
     for (int stage = 0; stage < schedule_.stages(); ++stage) {
@@ -179,15 +185,6 @@ class Pipeline {
     return chunks;
   }
 
-  // Makes the communicators, in the same order on all ranks. A stage sends activations to the next one, and
-  // gets gradients from there. So each rank has two communicators with the next one; chunks share them. In a
-  // V there are two for the way down and two for the way up.
-  void connect_stages(World& world, const std::vector<int>& line) {
-    for (const auto& [from, to] : edges_of(schedule_, rank_)) {
-      connect(world, line, Action::send_activation, from, to);
-      connect(world, line, Action::send_gradient, to, from);
-    }
-  }
   void connect(World& world, const std::vector<int>& line, Action send, ModelChunk from, ModelChunk to) {
     const bool out = rank_ == from.rank, grouped = schedule_.grouped_messages;
     auto& communicator = communicators_[grouped ? Key() : Key(send, from.rank, to.rank)];

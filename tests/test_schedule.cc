@@ -751,6 +751,9 @@ TEST_CASE("05: requests that no schedule can serve", "[05][schedule]") {
   CHECK_NOTHROW(complete(8, 3));
   CHECK_THROWS_WITH(complete(9, 9),
                     "--layers: 8 is not valid; expected at least 9, one a stage: 9 ranks x 1 chunks");
+  options.pp_schedule = PpSchedule::from_file;  // layers first: no list is made, and no file is read
+  CHECK_THROWS_WITH(complete(9, 1 << 20),
+                    "--layers: 8 is not valid; expected at least 9, one a stage: 9 ranks x 1 chunks");
   options.pp_schedule = PpSchedule::dualpipe;
   options.vpp = 2;
   CHECK_NOTHROW(complete(8, 4));  // a copy has a stage a rank
@@ -833,4 +836,24 @@ TEST_CASE("05: a schedule from a file is drawn beside the others", "[05][schedul
         "dualpipe            6       0          0 %          2, two copies of the model\n"
         "dualpipe-v        6.5     0.5        8.3 %          2\n"
         "order.txt           9       3         50 %          2\n");
+}
+
+TEST_CASE("05: the table of schedules says why one can't run", "[05][schedule]") {
+  PipelineOptions options;
+  options.pp_messages = PpMessages::grouped;
+  const std::string shown = print_schedule(options, 4, 8);
+  CHECK(shown.substr(shown.find("1f1b     ")) ==
+        "1f1b               33       9       37.5 %          4\n"
+        "interleaved    deadlock: rank 0, instruction 30 (send_activation of micro-batch 7, chunk 0): the "
+        "message "
+        "before it on its stream is never complete\n"
+        "zb-h1              27       3       12.5 %          4\n"
+        "zb-v           rank 3, instruction 16 (receive_gradient of micro-batch 0, chunk 1): what comes is "
+        "rank "
+        "2's send_activation of micro-batch 4, chunk 0\n"
+        "dualpipe       deadlock: rank 0, instruction 11 (receive_activation of micro-batch 5, chunk 1): the "
+        "message before it on its stream is never complete\n"
+        "dualpipe-v     rank 2, instruction 24 (receive_gradient of micro-batch 0, chunk 1): what comes is "
+        "rank "
+        "1's send_activation of micro-batch 5, chunk 0\n");
 }

@@ -16,9 +16,11 @@ namespace pentatron {
 
 // One line: the first violation with its rank and instruction, or for a deadlock each rank that waits.
 struct ScheduleError : UsageError {
-  ScheduleError(const Schedule& schedule, const std::string& reason)
-      : UsageError("--pp-schedule: " + schedule.name + ": " + reason +
-                   (schedule.grouped_messages ? "; with --pp-messages grouped" : "")) {}
+  ScheduleError(const Schedule& schedule, const std::string& why)
+      : UsageError("--pp-schedule: " + schedule.name + ": " + why +
+                   (schedule.grouped_messages ? "; with --pp-messages grouped" : "")),
+        reason(why) {}
+  std::string reason;
 };
 
 // The times of one chunk for one micro-batch, in any unit. `transfer`: of a message.
