@@ -118,15 +118,18 @@ def check_coarse(folder):
 
 
 def check_refusals(folder):
+    (folder / "typo.json").write_text('{"as": "h100", "framework": {"contension": 1}}')
     for words in (["--gpus", 0], ["--model", "foo"], ["--compare", "tp3"], ["--compare", "fast"], ["--gpu", "x"],
                   ["--rows", folder / "none"], ["--json", folder / "none" / "x", "--coarse"],
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
-                  ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--price", 3],
+                  ["--gpu", folder / "typo.json"], ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--price", 3],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--ranks", 8], ["--save", folder / "x"], ["--show-mesh"],
                   ["--model", "llama-3.1-8b", "--compare", "dp8 zero0 mbs1"]):  # fmt: skip
         done = run(build / "plan", *words)
         lines = done.stderr.count("\n")
         expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")
+    said = run(build / "plan", "--gpus", 8, "--global-batch-size", 32, "--only", "mbs3").stderr
+    expect(said.startswith("--only: mbs3 is not valid; "), f"words that no layout has are blamed, not --gpus: {said.strip()}")
 
 
 def check_calculator(folder, number):
@@ -170,6 +173,10 @@ def check_answers(folder):
     expect(all(meshes.count(mesh) == 1 for mesh in meshes), "one layout of each mesh")
     times = [plan["step_seconds"] for plan in layouts]
     expect(times == sorted(times), "the fastest first")
+    # Of these meshes a dry run finds another one the fastest than the coarse time does.
+    large = ["--model", "llama-3.1-70b", "--gpus", 64, "--seq-len", 8192, "--global-batch-size", 64, "--pp", 1]
+    fastest = [planned(folder, *large, *more)[0]["layout"] for more in (["--top", 10], ["--top", 1], ["--why", "cp8 dp8 zero3 mbs2"])]
+    expect(fastest == [fastest[0]] * 3, f"the fastest layout is {fastest[0]}, however many are shown: {fastest}")
     said = run(build / "plan", *words, "--coarse", "--tokens", "2T", "--price", 2.5).stdout
     match = re.search(r"on 16 GPUs: ([\d.]+) days, (\d+) GPU hours, (\d+) of money", said)
     days, hours, money = map(float, match.groups()) if match else (0, 0, 1)

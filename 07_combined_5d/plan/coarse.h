@@ -118,7 +118,7 @@ class CoarseCost {
     if (s_.ep > 1) experts(p, p.weight - of_attention);
     if (o_.recompute == Recompute::full)  // forward again, but for the last product
       p.input += p.forward - gpu_.seconds(products(rows_, c_.d, c_.f, 1, sizeof(real), sizeof(real), false));
-    if (o_.recompute == Recompute::selective) p.input += attends / 2;
+    if (o_.recompute == Recompute::selective && o_.attention == Attention::naive) p.input += attends / 2;
     return p;
   }
   // Gate, up and down of so many MLPs, each with this many rows.

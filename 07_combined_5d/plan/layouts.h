@@ -1,6 +1,6 @@
-// All layouts of a run on so many GPUs: those that 07 accepts, what memory they need, and roughly how fast
-// they are. In three steps, as people choose by hand: what fits, what reaches the global batch, what is
-// fastest. A layout is some of 07's options. As words they are short: "tp2 dp16 pp2 zero1 mbs2 1f1b sp full".
+// The layouts of a run on so many GPUs (for_each_layout), what memory they need, and roughly how fast they
+// are. In three steps, as people choose by hand: what fits, what reaches the global batch, what is fastest. A
+// layout is some of 07's options. As words they are short: "tp2 dp16 pp2 zero1 mbs2 1f1b sp full".
 #pragma once
 
 #include <cstdio>
@@ -88,6 +88,7 @@ inline std::vector<Wish> read_wishes(const std::string& option, const std::strin
   return wishes;
 }
 inline bool is_as_wished(CombinedOptions o, const std::vector<Wish>& wishes) {
+  if (wishes.empty()) return true;
   const std::string words = " " + layout_of(o) + " ";
   if (o.pipeline.pp_schedule != PpSchedule::interleaved) o.pipeline.vpp = 0;
   const auto numbers = numbers_of(o);
@@ -223,7 +224,16 @@ struct Planner {
     return result;
   }
 
-  // Calls `use` with each layout whose axes divide the model.
+  static std::vector<int> divisors(int n) {
+    std::vector<int> list;
+    for (int i = 1; i <= n; ++i) {
+      if (n % i == 0) list.push_back(i);
+    }
+    return list;
+  }
+
+  // Calls `use` with each layout whose axes divide the model, whose micro-batches divide a data rank's batch,
+  // and whose chunks divide a pipeline rank's layers.
   void for_each_layout(const std::function<void(const CombinedOptions&)>& use) const {
     CombinedOptions o = base;
     const auto divides = [&] {
@@ -237,13 +247,6 @@ struct Planner {
       }
       return true;
     };
-    const auto divisors = [](int n) {
-      std::vector<int> list;
-      for (int i = 1; i <= n; ++i) {
-        if (n % i == 0) list.push_back(i);
-      }
-      return list;
-    };
     for (const int tp : divisors(gpus)) {
       for (const int cp : divisors(gpus / tp)) {
         for (const int pp : divisors(gpus / tp / cp)) {
@@ -251,7 +254,7 @@ struct Planner {
           if (pp > o.model.layers || o.dp > o.global_batch_size) continue;
           for (const int ep : divisors(o.model.experts > 0 ? std::gcd(o.model.experts, o.dp * cp) : 1)) {
             o.experts.ep = ep;
-            for (int mbs = 1; mbs * o.dp <= o.global_batch_size; mbs *= 2) {
+            for (const int mbs : divisors(o.global_batch_size / o.dp)) {
               for (const bool sp : {false, true}) {
                 o.micro_batch_size = mbs, o.tensor.sequence_parallel = sp;
                 if ((!sp || tp > 1) && divides()) for_each_schedule(o, use);
@@ -262,7 +265,7 @@ struct Planner {
       }
     }
   }
-  // Of this mesh, all schedules, each with all stages of ZeRO, hybrid or not, and with full recomputation.
+  // Of this mesh, all schedules, each with all stages of ZeRO, hybrid or not, and all kinds of recomputation.
   void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) const {
     using enum PpSchedule;
     const int pp = o.pipeline.pp;
@@ -274,10 +277,14 @@ struct Planner {
       const int copies = copies_of(schedule), stages = o.model.layers * copies;  // at most
       const int replicas = o.dp * o.cp * copies;
       const bool can_be_hybrid = in_node < replicas && replicas % in_node == 0 && in_node % o.experts.ep == 0;
-      for (vpp = chunks_of(schedule); vpp * pp <= stages; vpp *= 2) {
-        for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+      for (vpp = chunks_of(schedule); vpp * pp <= stages; ++vpp) {
+        const int layers = o.model.layers / pp, rest = o.model.layers % pp;
+        const bool divides = layers % vpp == 0 || (rest > 0 && (layers + 1) % vpp == 0);
+        if (schedule == interleaved && !divides) continue;
+        for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
           const bool splits = is_v_shaped(schedule) || schedule == dualpipe || schedule == zb_h1;
           if (splits && recompute == Recompute::full) continue;  // weight gradients need what it throws away
+          if (recompute == Recompute::selective && o.attention != Attention::naive) continue;  // as none
           o.recompute = recompute;
           for (stage = 0; stage <= 3; ++stage) {
             if (replicas == 1 && stage != 1) continue;  // all are alike

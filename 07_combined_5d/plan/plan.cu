@@ -1,6 +1,6 @@
 // The planner: which layout of a run on so many GPUs fits, how fast it is, and why. It needs no GPU. It knows
-// the layouts that 07 accepts (layouts.h) and roughly how long a step of each takes (coarse.h); then it asks
-// the program about the best (dry_run.h).
+// the layouts (layouts.h) and roughly how long a step of each takes (coarse.h); then it asks the program
+// about the best (dry_run.h).
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
@@ -82,7 +82,11 @@ CombinedOptions parse_model(const std::vector<std::string>& words) {
 Framework read_framework(const std::string& gpu) {
   std::ifstream file(profile_path(gpu));
   try {
-    return nlohmann::json::parse(file).value("framework", Framework());
+    const auto json = nlohmann::json::parse(file).value("framework", nlohmann::json::object());
+    for (const auto& [name, value] : json.items())
+      require(name == "contention" || name == "ranges", "--gpu", gpu,
+              "contention and ranges in its \"framework\"; there is no field ", name);
+    return json;
   } catch (const nlohmann::json::exception& error) {
     throw UsageError("--gpu", gpu, text("another \"framework\": ", error.what()));
   }
@@ -254,12 +258,15 @@ void ask_program(const Request& r, std::vector<Plan>& plans, bool all) {
   std::erase_if(plans, refused);
 }
 
-// The search for the fastest layouts, one of each mesh. Throws UsageError where there is none.
+// The search for the fastest layouts, one of each mesh. Dry runs of ten or more decide, however few are
+// wanted: the best by coarse time need not be the best. Throws UsageError where there is none.
 Search found(const Request& r, Planner& planner, size_t count) {
-  Search s = planner.search(count);
+  Search s = planner.search(std::max<size_t>(count, 10));
   const std::string of = r.only.empty() ? "" : " of those with" + r.only;
-  require(s.divide > 0, "--gpus", r.gpus,
-          of.empty() ? "a number that divides heads, layers or the batch" : "another one: none" + of);
+  require(s.divide > 0 || of.empty(), "--only", r.only.substr(!of.empty()),
+          "words of a layout that shares out ", r.gpus, " GPUs, the model and ", r.base.global_batch_size,
+          " sequences; there is none");
+  require(s.divide > 0, "--gpus", r.gpus, "a number that divides heads, layers or the batch");
   if (s.fit == 0) {
     throw UsageError("no layout fits: " + layout_of(s.nearest->options) + " needs least" + of + ", " +
                      human_bytes(s.nearest->memory()) + " of " + human_bytes(r.gpu.memory_bytes) +
@@ -269,6 +276,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
           "another one: no layout that fits can share it out");
   ask_program(r, s.best, /*all=*/false);
   std::ranges::stable_sort(s.best, {}, &Plan::seconds);
+  s.best.resize(std::min(count, s.best.size()));
   return s;
 }
 

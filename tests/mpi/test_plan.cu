@@ -34,13 +34,14 @@ CombinedOptions random_layout(std::mt19937& draw, CombinedOptions o, int gpus) {
   o.dp = gpus;
   o.tp = degree(o.dp), o.cp = degree(o.dp), o.pipeline.pp = degree(o.dp);
   o.zero.zero_stage = o.dp * o.cp > 1 ? static_cast<int>(draw() % 4) : 1;
-  o.micro_batch_size = 1 << draw() % 3;
+  o.micro_batch_size = 1 + draw() % 6;
   if (o.pipeline.pp > 1) {
     constexpr PpSchedule planned[] = {PpSchedule::afab,    PpSchedule::one_f_one_b, PpSchedule::interleaved,
                                       PpSchedule::zb_h1,   PpSchedule::zb_v,        PpSchedule::dualpipe_v,
                                       PpSchedule::dualpipe};
     o.pipeline.pp_schedule = planned[draw() % std::size(planned)];
-    o.pipeline.vpp = chunks_of(o.pipeline.pp_schedule);
+    const bool is_interleaved = o.pipeline.pp_schedule == PpSchedule::interleaved;
+    o.pipeline.vpp = chunks_of(o.pipeline.pp_schedule) + (is_interleaved ? draw() % 3 : 0);
   }
   o.tensor.sequence_parallel = o.tp > 1 && draw() % 2 == 0;
   const bool splits = o.pipeline.pp_schedule == PpSchedule::zb_h1 || is_v_shaped(o.pipeline.pp_schedule);
@@ -71,7 +72,7 @@ TEST_CASE("07: a layout is read as it was written", "[07][plan]") {
 
 TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
   if (!is_chosen()) return;
-  const CombinedOptions base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 2048, 64);
+  const CombinedOptions base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 2048, 96);
   DeviceProfile gpu = load_profile("h100");
   gpu.memory_bytes = 8e9;  // so that not all fit
   gpu.gpus_per_node = 4;
@@ -230,4 +231,28 @@ TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
   }
   CHECK(Planner{base, 4, load_profile("h100"), read_wishes("--only", "pp4 1f1b zero2")}.search(1).divide ==
         0);
+}
+
+TEST_CASE("07: the search has all micro-batches and chunks, and recomputes what attention keeps",
+          "[07][plan]") {
+  if (!is_chosen()) return;
+  CombinedOptions base = options_of_model({"small", 12, 1024, 16, 8, 2816, 32, 1e4, 1e-5}, 512, 48);
+  const auto found = [&](const std::string& words) {
+    return Planner{base, 4, load_profile("h100"), read_wishes("--only", words)}.search(1).reach;
+  };
+  for (const char* words :
+       {"dp4 mbs3", "dp4 mbs6", "dp4 mbs12", "dp2 pp2 interleaved3 mbs1", "pp4 interleaved3"}) {
+    CAPTURE(words);
+    CHECK(found(words) > 0);
+  }
+  CHECK(found("dp4 mbs5") == 0);
+  CHECK(found("pp4 interleaved4") == 0);  // 16 stages of 12 layers
+  const auto seconds = [&](const char* words) {
+    return Planner{base, 4, load_profile("h100")}.plan(with_layout(base, "--compare", words, 4)).seconds;
+  };
+  CHECK(found("selective") == 0);  // these kernels keep no scores
+  CHECK(seconds("dp4 mbs1 selective") == seconds("dp4 mbs1"));
+  base.attention = Attention::naive;
+  CHECK(found("selective") > 0);
+  CHECK(seconds("dp4 mbs1 selective") > seconds("dp4 mbs1"));
 }
