@@ -44,8 +44,7 @@ inline void complete_pipeline_options(const TrainingConfig& training, PipelineOp
   const int p = options.pp;
   const std::string other = instead_of(options.pp_schedule, p, m);
   require(other.empty(), "--pp-schedule", schedule_name(options), other);
-  const int layers = training.model.layers;
-  const auto check_layers = [&](int chunks) {
+  const auto check_layers = [&, layers = training.model.layers](int chunks) {
     require(layers >= p * chunks, "--layers", layers, "at least ", p * chunks, ", one a stage: ", p,
             " ranks x ", chunks, " chunks");
   };

@@ -125,9 +125,8 @@ class Pipeline {
     }
   }
 
-  // Forward of one micro-batch, without backward, through the stages of the first copy of the model: a rank
-  // may have them in any chunks. Returns the logits on the rank of the last stage, and an empty tensor
-  // elsewhere.
+  // Forward of one micro-batch, without backward, from stage to stage of the first copy of the model. Returns
+  // the logits on the rank of the last stage, and an empty tensor elsewhere.
   Tensor forward(const Batch& batch) {
     Instructions forwards;
     for (int stage = 0; stage < schedule_.stages(); ++stage) {

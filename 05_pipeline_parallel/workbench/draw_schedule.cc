@@ -72,10 +72,11 @@ std::string draw_schedule(const Schedule& s) {
   return text.str();
 }
 
-// A line for each schedule that has a name, and for that of the options. In flight: the
-// most on a rank, of all its layers (so two chunks of half of them are one).
-static std::string compare_schedules(const PipelineOptions& options, int m) {
-  std::ostringstream text;
+// Prints the schedule of m micro-batches; then a line for each that has a name, and for this one. In flight:
+// the most on a rank, of all its layers (so two chunks of half of them are one).
+void show_schedule(const PipelineOptions& options, int m) {
+  std::ostream& text = std::cout;
+  text << draw_schedule(make_schedule(options, options.pp, m)) << '\n';
   text << std::string(13, ' ') << "    time  bubble  of the work  in flight\n";
   const auto add = [&](const PipelineOptions& o) {
     const Schedule s = make_schedule(o, o.pp, m);
@@ -100,12 +101,6 @@ static std::string compare_schedules(const PipelineOptions& options, int m) {
     add(o);
   }
   if (options.pp_schedule == PpSchedule::from_file) add(options);
-  return text.str();
-}
-
-// Prints the schedule of m micro-batches, and beside which others it stands.
-void show_schedule(const PipelineOptions& options, int m) {
-  std::cout << draw_schedule(make_schedule(options, options.pp, m)) << '\n' << compare_schedules(options, m);
 }
 
 }  // namespace pentatron

@@ -52,9 +52,7 @@ constexpr Field fields[] = {
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
 };
 
-// What else a profile may have: words, and what the planner reads (07_combined_5d/plan).
-constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};
-
+constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};  // of the planner
 constexpr const char* known_profiles = "a name in common/clock/profiles, or ";
 
 // The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
