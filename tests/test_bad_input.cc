@@ -482,6 +482,21 @@ TEST_CASE("01: wrong data ends with one line and status 2", "[01][bad-input]") {
                              " is not valid; expected token ids below --vocab-size (122); "));
 }
 
+// Its communicators must not wait for the others, which wait for it in a sum of the same step.
+TEST_CASE("02: a rank that meets a wrong token alone ends all ranks", "[02][bad-input][mpirun]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("text", std::string(4000, 'a') + "z" + std::string(4000, 'a'));
+  const Outcome outcome = run(folder,
+                              "--vocab-size 122 --seq-len 16 --layers 1 --micro-batch-size 1 "
+                              "--global-batch-size 2 --steps 10000 --log-every 10000 --timeout 60 --data " +
+                                  path,
+                              "02_data_parallel", "mpirun -n 2 ");
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.status == 2);
+  CHECK(outcome.err.find("--data: " + path + " is not valid; expected token ids below") == 0);
+  CHECK(outcome.err.find("nothing has moved") == std::string::npos);  // the watchdog
+}
+
 TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][bad-input][standin]") {
   const TemporaryFolder folder;
   const std::string all = read_file(std::string(PENTATRON_PROFILES) + "/h100.json");

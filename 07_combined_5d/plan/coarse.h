@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../combined.h"
+#include "tensor_cores/attention_tiles.h"
 
 namespace pentatron {
 

@@ -2,6 +2,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -292,11 +293,12 @@ uint64_t Communicator::join(const std::vector<int>& processes, ncclConfig_t conf
 
 Communicator::~Communicator() {
   const Watchdog::Call call(world_.watchdog(), "ncclCommDestroy");  // it waits for ranks of the same node
-  cudaStreamSynchronize(stream_);
+  const bool throws = std::uncaught_exceptions() > 0;               // maybe alone: then nobody comes
+  if (!throws) cudaStreamSynchronize(stream_);
   world_.communicators_.erase(this);
   world_.watchdog().remove(watched_);
   if (comm_ == world_.self_) return;  // the world destroys it
-  ncclCommDestroy(comm_);
+  throws ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
   streams_in_use -= streams_of_nccl;
 }
 
