@@ -23,7 +23,7 @@ batched = $(filter $(ALONE),$(2)) $(foreach kind,cc cu,$(call batch,$(3)-$(1).$(
   $(ALONE),$(filter %.$(kind),$(2)))))
 RUN_ONE = tests/main.cc tests/one_process.cc $(call needs,$(1),tests)
 RUN_SEVERAL = tests/main.cc tests/mpi/ranks.cc $(call needs,$(1),mpi_tests)
-CASES := $(wildcard common/*/device_profile.cc common/*/errors.cc) $(STANDINS_cpu)
+CASES := $(wildcard common/*/device_profile.cc common/*/mapped_file.cc common/*/errors.cc) $(STANDINS_cpu)
 define tests
 $(call link,$(1),tests,$(call objects,$(1),$(RUN_ONE) \
   $(call batched,$(1),$(one_process) $(if $(filter fp32,$(words)),$(any_precision)),tests)))
