@@ -222,13 +222,16 @@ TEST_CASE("options: --load and --resume restore what a run trained with; what is
   }
   const nlohmann::json state = {
       {"step", 1}, {"precision", "fp32"}, {"optimizer", "sgd"}, {"options", options}};
-  folder.write("trainer_state.json", state.dump());
-  folder.write("config.json", model_config_text(parse({}).model, 128, "float32"));
+  const std::string step = folder.path() + "/step_000001";
+  std::filesystem::create_directory(step);
+  folder.write("step_000001/trainer_state.json", state.dump());
+  folder.write("step_000001/config.json", model_config_text(parse({}).model, 128, "float32"));
   folder.write("latest", "step_000001\n");
   for (const std::vector<const char*>& load : {std::vector<const char*>{"--load", folder.path().c_str()},
                                                {"--resume", "--save", folder.path().c_str()}}) {
     nlohmann::json expected = plain;  // what does not change the training is not restored
-    for (const char* name : {"load", "save", "model"}) expected[name] = folder.path();
+    for (const char* name : {"load", "save"}) expected[name] = folder.path();
+    expected["model"] = step;
     expected["resume"] = load.size() == 3;
     if (load.size() == 2) expected["save"] = "";
     const auto check = [&](std::vector<const char*> arguments, const std::string& changed) {

@@ -88,6 +88,9 @@ World::World(int* argc, char*** argv) {
   MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));  // MPI_CHECK reports them
   if (provided < MPI_THREAD_MULTIPLE)
     fail("MPI_Init_thread", "MPI_THREAD_MULTIPLE is missing", __FILE__, __LINE__);
+  MPI_Request duplicated;
+  MPI_CHECK(MPI_Comm_idup(MPI_COMM_WORLD, &arrivals_, &duplicated));
+  wait(duplicated);
   char host[MPI_MAX_PROCESSOR_NAME];
   int length = 0;
   MPI_CHECK(MPI_Get_processor_name(host, &length));
@@ -120,6 +123,7 @@ World::~World() {
   constexpr double patience = 10;  // seconds
   const bool between_hosts = started_mpi_ && several_hosts();
   if (between_hosts) all_arrive(patience);
+  MPI_Comm_free(&arrivals_);
   watchdog_.reset();
   if (between_hosts) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -217,7 +221,7 @@ std::vector<std::string> World::gather(const std::string& text) const {
 
 bool World::all_arrive(double seconds) const {
   MPI_Request request;
-  MPI_CHECK(MPI_Ibarrier(MPI_COMM_WORLD, &request));
+  MPI_CHECK(MPI_Ibarrier(arrivals_, &request));
   return wait_at_most(request, seconds);
 }
 

@@ -241,6 +241,7 @@ class World : public Peers {
   std::vector<int> present_;         // ranks that are there, of a folded world
   int stands_for_ = 1;
   std::vector<std::string> hosts_;  // of each process
+  MPI_Comm arrivals_;               // of all_arrive alone, as other ranks may be in a collective meanwhile
   bool started_mpi_ = false;
   std::set<Communicator*> communicators_;
   ncclComm_t self_ = nullptr;  // of all groups of one member, if they share one; made with the first of them
