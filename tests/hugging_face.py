@@ -92,7 +92,8 @@ def check_case(number, heads, kv_heads, size, tied, files, rope, dtype):
     torch.manual_seed(number)
     config = LlamaConfig(hidden_size=heads * size, intermediate_size=56, num_hidden_layers=3, num_attention_heads=heads,
                          num_key_value_heads=kv_heads, vocab_size=98, rope_theta=1e4 * (number + 1), rope_scaling=rope,
-                         tie_word_embeddings=tied, rms_norm_eps=1e-5, initializer_range=0.2, torch_dtype=dtype)
+                         tie_word_embeddings=tied, rms_norm_eps=1e-5, initializer_range=(heads * size) ** -0.5,
+                         torch_dtype=dtype)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         LlamaForCausalLM(config).to(dtype).save_pretrained(folder / "model", max_shard_size=files)
