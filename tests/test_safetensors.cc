@@ -77,6 +77,7 @@ TEST_CASE("safetensors: damaged headers", "[01][checkpoint]") {
   check_a("[-2]", "[0,8]", "the shape [-2]");
   check_a("[2.0]", "[0,8]", "the shape [2.0]");
   check_a("[2]", "[0,8.5]", "the data_offsets [0,8.5]");
+  check_a("[2]", "[0,8,9]", "the data_offsets [0,8,9]");
   for (const char* const shape : {"[3]", "[4294967296,4294967296]", "[4611686018427387906]"})
     check_a(shape, "[0,8]", "other data_offsets than its shape asks for");
   check_a("[2]", "[8,0]", "other data_offsets than its shape asks for");

@@ -37,6 +37,8 @@ StoredTensor read_entry(const std::string& name, const Json& entry, uint64_t dat
     }
     entry.at("dtype").get_to(type);
     entry.at("shape").get_to(tensor.shape);
+    if (entry["data_offsets"].size() != 2)
+      throw name + " has the data_offsets " + entry["data_offsets"].dump();
     entry.at("data_offsets").get_to(offsets);
   } catch (const Json::exception&) {
     throw name + " has no dtype, shape and data_offsets";
