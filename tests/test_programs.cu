@@ -310,6 +310,24 @@ TEST_CASE("04: the program's steps are those of 01", "[04][program]") {
 
 #if __has_include(<cuda_cpu.h>)
 
+TEST_CASE("01: a modelled GPU has room for what a run needs, and with a byte less it has not",
+          "[01][program]") {
+  const TemporaryFolder folder;
+  const std::string gpu = folder.path() + "/gpu.json", options = "01_single_gpu --dry-run --layers 1";
+  const nlohmann::json memory = outcome_of("", options).log.back()["summary"]["memory"][0];
+  double needed = memory["libraries"]["estimated"];
+  for (const double bytes : memory["predicted"]) needed += bytes;
+  nlohmann::json profile = nlohmann::json::parse(read_file(PENTATRON_PROFILES "/h100.json"));
+  const auto builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+  for (const int lack : {0, 1}) {
+    profile["memory_bytes"]["value"] = needed - lack;
+    std::ofstream(gpu) << profile;
+    const std::string program = with_settings(options) + " --gpu " + gpu;
+    const int status = std::system(("'" + builds + "'/" + program + " >'" + gpu + ".out' 2>&1").c_str());
+    CHECK(WEXITSTATUS(status) == lack);
+  }
+}
+
 // On an H100 whose doubles are as small and as fast as bf16, so that this build can model bf16.
 TEST_CASE("04: chunks hide two fifths of forward's communication on a node", "[04][program]") {
   const TemporaryFolder folder;

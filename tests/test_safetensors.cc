@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "catch.h"
@@ -275,8 +276,7 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
   CHECK(!std::filesystem::exists(part + "/new"));
 }
 
-// ---- config.json
-// ---------------------------------------------------------------------------------------------
+// ---- config.json ------------------------------------------------------------------------------------------
 
 TEST_CASE("checkpoint: a model's config is read as it was written", "[01][checkpoint]") {
   const TemporaryFolder folder;
@@ -357,6 +357,32 @@ TEST_CASE("checkpoint: what would change the result is refused by name", "[01][c
                  "rope_scaling": null, "partial_rotary_factor": 1.0)") == "");
   CHECK(words(R"(, "num_key_value_heads": -1)").find("num_key_value_heads to be a whole number") !=
         std::string::npos);
+}
+
+TEST_CASE("checkpoint: a config's sizes have bounds, and those are sizes", "[01][checkpoint]") {
+  const TemporaryFolder folder;
+  const nlohmann::json smallest = {
+      {"model_type", "llama"},  {"hidden_size", 2},         {"intermediate_size", 1},  {"vocab_size", 2},
+      {"num_hidden_layers", 1}, {"num_attention_heads", 1}, {"num_key_value_heads", 1}};
+  const nlohmann::json largest = {{"model_type", "llama"},          {"hidden_size", 65536},
+                                  {"intermediate_size", 1'000'000}, {"vocab_size", 1'000'000},
+                                  {"num_hidden_layers", 1000},      {"num_attention_heads", 1024},
+                                  {"num_key_value_heads", 1024}};
+  const auto words = [&](const nlohmann::json& config) {
+    folder.write("config.json", config.dump());
+    ModelConfig model;
+    return complaint_of_file([&] { read_model_config("--load-weights", folder.path(), model); });
+  };
+  CHECK(words(smallest) == "");
+  CHECK(words(largest) == "");
+  for (const auto& [key, size] : smallest.items()) {
+    if (!size.is_number()) continue;
+    nlohmann::json below = smallest, above = largest;
+    below[key] = size.get<int>() - 1;
+    above[key] = largest[key].get<int>() + 1;
+    CHECK(words(below).find(key + " to be a whole number from " + size.dump()) != std::string::npos);
+    CHECK(words(above).find(key + " to be a whole number from " + size.dump()) != std::string::npos);
+  }
 }
 
 // Transformers 5 writes rope_theta into rope_parameters. A file that has both is of one that reads the inner
