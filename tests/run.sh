@@ -123,7 +123,7 @@ elif [ -z "$filter" ]; then
 fi
 in_whole() { [[ $whole == *" build/cpu-$1 "* ]]; }
 [ -n "$filter" ] || { start "rooms" tests/rooms.sh; start "notes" tests/notes.sh; }
-[ -z "$whole" ] || { start "mutants" tests/mutants.sh --check; start "tour" tests/tour.sh --check; }
+[ -z "$whole" ] || { start "size" tests/size.sh; start "mutants" tests/mutants.sh --check; start "tour" tests/tour.sh --check; }
 # The longest first.
 if in_whole fp64; then start "homework" python3 tests/homework/homework.py check quick; fi
 start_faults
