@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""How much a reader of a stage has to read to know all that it does: its closure. These are main.cu, the files of the
-project that it includes, directly or not, and their sources; without the stand-ins (common/cpu). A header's sources
-have its name: log.h has log.cc and log_*.cu. By definitions they are also those of other names, which include the
-header, directly or not, and define what it declares.
+"""How much a reader of a stage has to read to know all that it does: its closure. These are main.cu, the
+files of the project that it includes, directly or not, and their sources; without the stand-ins (common/cpu).
+A header's sources have its name: log.h has log.cc and log_*.cu. By definitions they are also those of other
+names, which include the header, directly or not, and define what it declares.
 
     python3 tests/closure.py       what size.sh shows: name, lines, lines by definitions
     python3 tests/closure.py 01    the lines of each file of 01; + marks those that only definitions find
 """
+
 import glob
 import os
 import re
 import sys
 from functools import cache
 
-SOURCES = sorted(path for end in ("cu", "cc") for path in glob.glob(f"*/**/*.{end}", recursive=True)
-                 if re.match("common/(?!cpu/)|0", path))
+SOURCES = sorted(
+    path
+    for end in ("cu", "cc")
+    for path in glob.glob(f"*/**/*.{end}", recursive=True)
+    if re.match("common/(?!cpu/)|0", path)
+)
 
 
 @cache
@@ -32,15 +37,17 @@ def included(path):
     """The files of the project that this file names."""
     found = []
     for name in re.findall(r'^\s*#include "([^"]+)"', read(path), re.M):
-        places = [os.path.normpath(os.path.join(folder, name)) for folder in (os.path.dirname(path), "common", ".")]
+        places = [
+            os.path.normpath(os.path.join(folder, name)) for folder in (os.path.dirname(path), "common", ".")
+        ]
         found += [place for place in places if os.path.isfile(place)][:1]
     return found
 
 
 @cache
 def functions(path):
-    """Names of the functions outside of classes, each with what follows its arguments: { or ;. Of a class's function
-    it is the name of the class."""
+    """Names of the functions outside of classes, each with what follows its arguments: { or ;. Of a class's
+    function it is the name of the class."""
     text, found = re.sub(r"//.*", "", read(path)), []
     for start in re.finditer(r"^[A-Za-z][^;{}()=#]*?([\w:]+)\(", text, re.M):
         end, depth = start.end(), 1
@@ -63,8 +70,13 @@ def declared(header):
 @cache
 def definitions_of(header):
     """Sources that define what a header declares."""
-    return [source for source in SOURCES if declared(header) & defined(source) and "main" not in defined(source)
-            and header in closure(source, lambda _: [])]
+    return [
+        source
+        for source in SOURCES
+        if declared(header) & defined(source)
+        and "main" not in defined(source)
+        and header in closure(source, lambda _: [])
+    ]
 
 
 def sources_of(header):
@@ -91,8 +103,9 @@ def both_closures(main):
     alone = "common/ranks/comm.h" not in by_name
 
     def sources(header):
-        return sources_of(header) + [path for path in definitions_of(header)
-                                     if not (alone and "common/ranks/comm.h" in included(path))]
+        return sources_of(header) + [
+            path for path in definitions_of(header) if not (alone and "common/ranks/comm.h" in included(path))
+        ]
 
     return by_name, by_name | closure(main, sources)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# size.sh [FOLDER]: how many lines there are to read, and how many there may be. `closure` is what a reader of a stage has
-# to read (closure.py), `path` the part of it that trains: main.cu, model, kernels, device. The product is all C++ and CUDA of
-# common and the stages but the stand-ins. Names each size above its ceiling; the last line is "N passed, N failed".
-# Who raises a ceiling says in the commit what a reader gains.
+# size.sh [FOLDER]: how many lines there are to read, and how many there may be. `closure` is what a reader of
+# a stage has to read (closure.py), `path` the part of it that trains: main.cu, model, kernels, device. The
+# product is all C++ and CUDA of common and the stages but the stand-ins. Names each size above its ceiling;
+# the last line is "N passed, N failed". Who raises a ceiling says in the commit what a reader gains.
 set -uo pipefail
 
 ceilings='
@@ -26,10 +26,12 @@ count() {
   find . -name build -prune -o -name '*.cc' -print -o -name '*.cu' -print -o -name '*.h' -print | grep -E "^./$1" |
     grep -vE "^./(${2:-nothing})" | xargs -r cat | wc -l
 }
-sizes=$(python3 "$tests/closure.py" | sed 's/^/closure-/'
+sizes=$(
+  python3 "$tests/closure.py" | sed 's/^/closure-/'
   echo "product $(count '(common|0[1-7]_[^/]*)/' common/cpu/)"
   echo "stand-ins $(count common/cpu/)"
-  echo "other-C++ $(count '' '(common|0[1-7]_[^/]*)/')")
+  echo "other-C++ $(count '' '(common|0[1-7]_[^/]*)/')"
+)
 
 passed=0 failed=0
 printf '%-16s %8s %8s %16s\n' '' lines ceiling 'by definitions'

@@ -10,12 +10,16 @@ case $1 in
   precisions) packages=("${drawings[@]}" numpy==2.2.6 safetensors==0.6.2) ;;
   browser) packages=(playwright==1.65.2) commands+=(chromium:chromium) ;;
   tokens) packages=(tokenizers) ;;
-  *) echo "venv.sh: $1 is not valid; expected a name that is in it" >&2; exit 2 ;;
+  *)
+    echo "venv.sh: $1 is not valid; expected a name that is in it" >&2
+    exit 2
+    ;;
 esac
 folder=build/python-$1
 [ ! -e "$folder/ready" ] || exit 0
 common/build/setup.sh cpu "${commands[@]}"
-rm -rf "$folder"; mkdir -p build
+rm -rf "$folder"
+mkdir -p build
 /usr/bin/python3 -m venv "$folder"
 "$folder/bin/pip" install -q --disable-pip-version-check "${packages[@]}"
 touch "$folder/ready"
