@@ -11,7 +11,8 @@ cd "$(dirname "$0")/.."
 list=$PWD/tests/mutants.txt
 tree=$PWD/build/mutants/tree
 log=$PWD/build/mutants/log
-limit=${TEST_TIMEOUT:-300} # seconds; a test that hangs has noticed, and one that takes ten times as long as usual
+# Seconds; a test that hangs has noticed, and one that takes ten times as long as usual.
+limit=${TEST_TIMEOUT:-300}
 export TSAN_OPTIONS=halt_on_error=1:exitcode=66 OMP_NUM_THREADS=1 UCX_LOG_LEVEL=error
 
 # The copy is made what the sources are now; what has not changed keeps its time, and its object files.
@@ -30,7 +31,10 @@ copy_sources() {
 }
 
 # file_of TEST: where this test is.
-file_of() { grep -lF -e "TEST_CASE(\"$1\"" -e "lesson $1" -e "run $1 " tests/lessons.txt common/report/published.txt tests/test_*.c[cu] tests/*/test_*.c[cu] | head -n 1; }
+file_of() {
+  grep -lF -e "TEST_CASE(\"$1\"" -e "lesson $1" -e "run $1 " tests/lessons.txt common/report/published.txt \
+    tests/test_*.c[cu] tests/*/test_*.c[cu] | head -n 1
+}
 
 # run "KIND RANKS" TEST: builds what a test needs and runs it. Status 0: passed, 1: failed, 2: does not
 # compile, 3: failed, but ThreadSanitizer, which was to report a race, said nothing.

@@ -73,7 +73,9 @@ for note in "${notes[@]}"; do
     python3 tests/questions.py --lacking "$note"
     python3 tests/reading.py "$note"
   )
-  if [ -z "$violations" ]; then passed=$((passed + 1)); else
+  if [ -z "$violations" ]; then
+    passed=$((passed + 1))
+  else
     failed=$((failed + 1))
     echo "$violations"
   fi

@@ -1,8 +1,9 @@
 """The questions and the numbers of the notes:  questions.py [--fill | --lacking | --slow] NOTE...
 
-Questions end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details> whose answer folds
-out. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND", which goes on after a backslash or
-a pipe, and the very lines that it prints, but for blanks; among them is each number in bold. --fill writes these lines.
+Questions end a section, below a line **Ask yourself** (notes.sh looks at that). A question is a <details>
+whose answer folds out. Below it stands the command that prints it, as in a terminal: a line "    $ COMMAND",
+which goes on after a backslash or a pipe, and the very lines that it prints, but for blanks; among them is
+each number in bold. --fill writes these lines.
 
 A comment "<!-- run COMMAND -->" above a block of code: its lines are among those that the command prints; …
 is for others.
@@ -13,7 +14,7 @@ all at the head of a note, has a line for each:
     <!-- numbers
     $ COMMAND             it prints the number, in any unit, and rounded to any digit
     slow $ COMMAND        likewise, for --slow alone: it takes minutes
-    = EXPRESSION          or the number has this value (Python; a size in bytes, a time in seconds)
+    = EXPRESSION, ...     or the number has this value (+ - * / **, KiB, GiB; in bytes, or in seconds)
     measured: where       or it was measured once
     source: where         or it is others'
     -->
@@ -26,8 +27,10 @@ A link to another site is an origin of its sentence; in an answer, so is what th
 question says. --lacking lists numbers that have none. The last line is "N passed, N failed", of questions and
 comments."""
 
+import ast
 import concurrent.futures
 import functools
+import operator
 import os
 import pathlib
 import re
@@ -184,15 +187,32 @@ def lacking(note, text):
                 yield f"{note}:{line}: {number.words}: no origin (tests/questions.py)"
 
 
+OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+
+
+def values_of(formulas):
+    """Of formulas with commas between."""
+
+    def value(node):
+        if isinstance(node, ast.BinOp):
+            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        return {"KiB": 2**10, "GiB": 2**30}[node.id] if isinstance(node, ast.Name) else node.value
+
+    return [value(node) for node in ast.parse(f"[{formulas}]", mode="eval").body.elts]
+
+
 def unproven(comment, block, section, around, slow):
     """Numbers that neither stand `around` it, nor a formula gives, nor the comment's commands print, in
     words; or None."""
     if re.search(r"^(measured|source): ", comment, re.M) or not slow and re.search("^slow ", comment, re.M):
         return None
-    formulas = ", ".join(re.findall(r"^= (.*)$", comment, re.M))
-    values = [
-        float(word) for word in printed(f"python3 -c 'KiB, GiB = 2**10, 2**30; print({formulas})'").split()
-    ]
+    values = [value for formulas in re.findall(r"^= (.*)$", comment, re.M) for value in values_of(formulas)]
     numbers = [
         number
         for number in to_prove(block)

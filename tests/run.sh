@@ -24,6 +24,10 @@ start() {
   run "$@" &
 }
 
+# What tells a failure: Catch2, scripts, mutants.sh, notes.sh, and what run adds.
+failures='^failed on rank|: FAILED:$|^FAILED: |^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file '
+failures+='|^(exit|not finished|ended)'
+
 # run NAME COMMAND...: runs a test binary and notes what it says.
 run() {
   local begin=$SECONDS output="$notes/of $BASHPID" last passed=0 failed=1 status
@@ -32,7 +36,9 @@ run() {
   wait $!
   status=$?
   printf '%6d s  %s\n' $((SECONDS - begin)) "$1" >> "$notes/parts"
-  [ ! -e "$output.times" ] || awk -F '\t' -v part="$1" '{ printf "%8.1f s  %s  (%s)\n", $1, $2, part }' "$output.times" >> "$notes/cases"
+  if [ -e "$output.times" ]; then
+    awk -F '\t' -v part="$1" '{ printf "%8.1f s  %s  (%s)\n", $1, $2, part }' "$output.times" >> "$notes/cases"
+  fi
   last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
   if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
@@ -49,8 +55,7 @@ run() {
     echo "ended with status $status: $(tail -n 1 "$output")" >> "$output"
   fi
   echo "$passed $failed" >> "$notes/sums"
-  [ "$failed" -eq 0 ] || grep -E '^failed on rank|: FAILED:$|^FAILED: |^(invalid|SURVIVED) |: [0-9]+ (columns|words)|: no file |^(exit|not finished|ended)' "$output" |
-    tail -n 20 | sed "s|^|$1: |" >> "$notes/failures"
+  [ "$failed" -eq 0 ] || grep -E "$failures" "$output" | tail -n 20 | sed "s|^|$1: |" >> "$notes/failures"
   {
     flock 9
     echo "== $1"

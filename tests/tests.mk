@@ -102,9 +102,9 @@ gpu-check: ## on a GPU: build, test, look for races, measure; one report, 14 min
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
 gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers, programs
 	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
-format: ## clang-format over all sources;  make test-format: what it would change
+format: ## format C++ and CUDA, Python, shell;  make test-format: what that would change
 format test-format:
-	@common/build/format.sh $(if $(filter format,$@),-i,--dry-run -Werror)
+	@common/build/format.sh $(if $(filter test-format,$@),--check)
 clangd: ## compile_flags.txt: what clangd asks for, of this build
 	@printf '%s\n' -xc++ $(filter-out %ccache $(CXX) $(NVCC),$(call flags,$(notdir $(BUILD)))) > compile_flags.txt
 

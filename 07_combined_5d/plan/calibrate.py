@@ -1,5 +1,6 @@
-"""Fits a GPU's profile to measured steps of another framework:  python calibrate.py PLAN SWEEP.csv GPU
-TO.json
+"""Fits a GPU's profile to measured steps of another framework.
+
+    python calibrate.py PLAN SWEEP.csv GPU TO.json
 
 SWEEP has the columns below. TO is a profile as GPU (common/clock/profiles), as this framework uses it: shares
 of bandwidths and rates, and seconds of the host and the network for an operation. PLAN predicts each row by

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # packages.sh [NVCC]: where the packages are that the build needs, for the Makefile. The compilers find what is
-# installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/ beside these
-# folders; in build/python-packages (setup.sh); in .mpich/ (make gpu-bundle); or in the wheels that Python has for PyTorch.
+# installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/
+# beside these folders; in build/python-packages (setup.sh); in .mpich/ (make gpu-bundle); or in the wheels
+# that Python has for PyTorch.
 # Prints three words:
 #   PACKAGE_HEADERS=...    folders with headers that the compilers do not search
 #   PACKAGE_LIBRARIES=...  folders with libraries, for the linker and for a program that starts

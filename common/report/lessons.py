@@ -1,5 +1,6 @@
-"""What each technique buys and costs at a real size, counted in dry runs:  lessons.py LESSONS PROGRAMS LOGS
-[--gpu NAME] [--table] [WORDS]
+"""What each technique buys and costs at a real size, counted in dry runs.
+
+    lessons.py LESSONS PROGRAMS LOGS [--gpu NAME] [--table] [WORDS]
 
 LESSONS (tests/lessons.txt) has the runs, a table of some of them, and the lessons: each a sentence and an
 inequality between numbers of the runs. PROGRAMS is the folder of a bf16 build; a log of each run goes to the
