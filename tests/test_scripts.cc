@@ -75,9 +75,7 @@ TEST_CASE("a part of the tests that fails, crashes or hangs counts, and is named
   CHECK(end.find("\n10 passed, 4 failed\n") != std::string::npos);  // 1, 3, 4, 8 and 16 ranks pass one each
 }
 
-TEST_CASE(
-    "what there is to read has ceilings: closures follow includes, and sources that define what they declare",
-    "[scripts]") {
+TEST_CASE("what there is to read has ceilings; a closure follows includes and definitions", "[scripts]") {
   const TemporaryFolder folder;
   const auto write = [&](const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(folder.path() + "/" + path).parent_path());
