@@ -16,7 +16,7 @@ closure-06 9383
 closure-07 12384
 product 17140
 stand-ins 5855
-other-C++ 20616
+other-C++ 20650
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -116,6 +116,33 @@ TEST_CASE("what there is to read has ceilings; a closure follows includes and de
   CHECK(large.find("\n2 passed, 9 failed\n") != std::string::npos);
 }
 
+TEST_CASE("make installs what is missing, but not with -n and for help, which start nothing", "[scripts]") {
+  const TemporaryFolder folder;
+  for (const std::string name : {"apt-get", "sudo", "python3", "mpirun"})
+    write_script(folder.path() + "/bin/" + name,
+                 "echo " + name + " \"$@\" >> '" + folder.path() + "/started'");
+  const auto started = [&](const std::string& goals) {
+    std::filesystem::remove(folder.path() + "/started");
+    const std::string command =
+        "PATH='" + folder.path() +
+        "/bin':$PATH CXX=not-there env -u MAKEFLAGS -u MAKELEVEL make -C '" PENTATRON_TESTS
+        "/..' BACKEND=cpu " +
+        goals + " > '" + folder.path() + "/out' 2>&1";
+    CHECK(std::system(command.c_str()) == 0);
+    return read_file(folder.path() + "/started");
+  };
+  for (const std::string goals :
+       {"help", "-n help", "-n setup", "-n run", "-n test", "-n test-05", "-n test T=a", "-n mutants",
+        "-n mutants-by-chance", "-n sanitize", "-n tour"}) {
+    INFO(goals);
+    CHECK(started(goals) == "");
+  }
+  const std::string setup = started("setup");
+  INFO(setup);
+  CHECK(setup.find(" install ") != std::string::npos);
+  CHECK(setup.find(" g++") != std::string::npos);
+}
+
 TEST_CASE("a group's hour on a node: what is refused costs a line, and what has run is not run again",
           "[scripts]") {
   const TemporaryFolder folder;
