@@ -4,6 +4,16 @@
 # BACKEND=cpu|cuda, PRECISION=fp32|fp64|bf16|fp16|fp8 and SANITIZE=thread|address choose what is built, BLOCK_THREADS=4
 # makes a CPU block four threads; each choice has a folder below build/, as build/cpu-fp64. V=1 shows the commands.
 .DEFAULT_GOAL := all
+include common/build/choices.mk
+
+# The first make installs. A second one looks where the packages are, and does the rest.
+ifneq ($(filter-out $(INSTALLED),$(INSTALLS)),)
+.PHONY: $(GOALS) second
+$(GOALS): second ;
+second:
+	@common/build/setup.sh $(INSTALLS) python3:python3 >&2 || { echo "not without what is missing" >&2; exit 1; }
+	@$(MAKE) --no-print-directory INSTALLED=$(INSTALLS) $(GOALS)
+else
 
 # A program is called after its folder, or after its file where that is not main.cu; MAINS are these files.
 STAGES := $(patsubst %/main.cu,%,$(wildcard [0-9][0-9]_*/main.cu))
@@ -118,3 +128,4 @@ bench: programs $(BUILD)/bench
 	$(BUILD)/01_single_gpu --layers 8 --d-model 512 --heads 8 --kv-heads 8 --d-ff 1536 --seq-len 256 \
 	  --micro-batch-size 4 --global-batch-size 4 --log-every 1 --steps 3 --profile $(ARGS)
 	[ $(RANKS) -lt 2 ] || mpirun -n $(RANKS) $(BUILD)/collectives
+endif

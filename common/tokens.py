@@ -1,6 +1,7 @@
-"""Text to tokens: make tokens TEXT=FILE VOCAB=4096. Trains a byte-level BPE, or takes an existing tokenizer, and writes
-tokens.bin, tokenizer.json and tokenizer_config.json into a folder. A token has 16 bits (nanoGPT's form) or, where the
-vocabulary has more than 65,536, 32 bits after llm.c's header. make text: the other way, of what --sample prints."""
+"""Text to tokens: make tokens TEXT=FILE VOCAB=4096. Trains a byte-level BPE, or takes an existing tokenizer,
+and writes tokens.bin, tokenizer.json and tokenizer_config.json into a folder. A token has 16 bits (nanoGPT's
+form) or, where the vocabulary has more than 65,536, 32 bits after llm.c's header. make text: the other way,
+of what --sample prints."""
 
 import array
 import json
@@ -81,7 +82,9 @@ def write(folder, text, tokenizer, existing, wide):
             count += len(tokens)
             array.array("I" if wide else "H", tokens).tofile(file)
         if count == 0 or wide and count > MOST:
-            end(f"TEXT: {text} has {count} tokens; expected at least one, and at most {MOST} where they have 32 bits")
+            end(
+                f"TEXT: {text} has {count} tokens; expected at least one, and at most {MOST} where they have 32 bits"
+            )
         if wide:
             file.seek(0)
             array.array("i", [LLMC_32_BIT, VERSION, count]).tofile(file)

@@ -1,7 +1,8 @@
-"""Opens the book in a browser without a window:  python book.py BUILDS.  BUILDS has book/, book.html and cpu-fp32 with
-05_pipeline_parallel. No link is dead, the console stays empty, nothing outside is asked for; every figure has its sentence,
-and pages fit a computer and a phone. The pictures are what pictures.py draws today, and none is missing. What the live figures show is compared with the programs. The last line is
-"N passed, N failed"."""
+"""Opens the book in a browser without a window:  python book.py BUILDS.  BUILDS has book/, book.html and
+cpu-fp32 with 05_pipeline_parallel. No link is dead, the console stays empty, nothing outside is asked for;
+every figure has its sentence, and pages fit a computer and a phone. The pictures are what pictures.py draws
+today, and none is missing. What the live figures show is compared with the programs. The last line is "N
+passed, N failed"."""
 
 import html
 import pathlib
@@ -30,7 +31,9 @@ def check_links(pages):
     anchors = {name: set(re.findall(r'\bid="?([^" >]+)', page)) for name, page in text.items()}
     links, dead, outside = 0, [], []
     for name, page in text.items():
-        page = re.sub(r"<script\b.*?</script>", lambda found: found[0].split(">")[0] + ">", page, flags=re.DOTALL)
+        page = re.sub(
+            r"<script\b.*?</script>", lambda found: found[0].split(">")[0] + ">", page, flags=re.DOTALL
+        )
         for tag, target in set(re.findall(r'<(\w+)\b[^>]*? (?:href|src)="([^"]*)"', page)):
             target = urllib.parse.unquote(html.unescape(target))
             if re.match(r"(https?|mailto):|//", target):
@@ -45,7 +48,9 @@ def check_links(pages):
             path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
             if not (builds / path).is_file() or anchor and path in anchors and anchor not in anchors[path]:
                 dead.append(f"{name}: {target}")
-    expect(links > 1000 and not dead, f"{links} links in {len(text)} pages, {len(dead)} of them dead {dead[:5]}")
+    expect(
+        links > 1000 and not dead, f"{links} links in {len(text)} pages, {len(dead)} of them dead {dead[:5]}"
+    )
     expect(not outside, f"pages ask for nothing outside {outside[:5]}")
     hidden = [str(path) for path in book.rglob(".*")]
     expect(not hidden, f"no folder of the book is hidden: GitHub Pages would leave it out {hidden[:5]}")
@@ -84,11 +89,15 @@ def check_pictures(pages):
             shown = sum(f'id="picture-{path.stem}"' in page.read_text() for page in pages)
             in_one = len(re.findall(f'id="[^"]*--picture-{path.stem}"', whole.read_text()))
             good = same and path.stat().st_size < 60000 and shown == in_one == 1
-            expect(good, f"{path}: {path.stat().st_size} bytes, {'as' if same else 'not what'} make pictures draws; on {shown} page")
+            expect(
+                good,
+                f"{path}: {path.stat().st_size} bytes, {'as' if same else 'not what'} make pictures draws; on {shown} page",
+            )
 
 
 def check_schedule(page):
-    """Time and bubble of the reader's schedule are what the program says; with the reader's costs, what the formula says."""
+    """Time and bubble of the reader's schedule are what the program says; with the reader's costs, what the
+    formula says."""
     page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
     box = page.locator("[data-alive=schedule]")
     names = box.locator("select[name=name] option").all_text_contents()
@@ -104,13 +113,24 @@ def check_schedule(page):
         for place, p in enumerate((2, 4)):
             slide("p", place)
             slide("m", 1)  # 8 micro-batches
-            command = [builds / "cpu-fp32" / "05_pipeline_parallel", "--show-schedule", "--pp", p, "--micro-batch-size", 1]
+            command = [
+                builds / "cpu-fp32" / "05_pipeline_parallel",
+                "--show-schedule",
+                "--pp",
+                p,
+                "--micro-batch-size",
+                1,
+            ]
             command += ["--global-batch-size", 8, "--layers", 16, "--pp-schedule", name]
             said = subprocess.run([str(word) for word in command], capture_output=True, text=True).stdout
             program = re.search(r"Time ([\d.]+) = work ([\d.]+) \+ bubble ([\d.]+)", said)
             shown = re.search(r"time ([\d.]+) = work ([\d.]+) \+ bubble ([\d.]+)", box.inner_text())
             good = program and shown and program.groups() == shown.groups()
-            expect(good, f"{name}, {p} ranks: {shown and shown[0]}" + ("" if good else f", not {program and program[0]}"))
+            expect(
+                good,
+                f"{name}, {p} ranks: {shown and shown[0]}"
+                + ("" if good else f", not {program and program[0]}"),
+            )
     box.locator("select[name=name]").select_option("afab")
     *costs, message = *draw.choices([0.5, 1, 1.5, 2], k=3), draw.choice([0.1, 0.2])
     for letter, cost in zip("FBWT", [*costs, message]):
@@ -120,7 +140,10 @@ def check_schedule(page):
     before = box.locator(".later").count()
     for _ in range(8):  # with costs of messages the ends lie close together
         box.get_by_role("button", name="◀ step").click()
-    expect(before < box.locator(".later").count() and "until" in box.inner_text(), "a step back hides what has not begun")
+    expect(
+        before < box.locator(".later").count() and "until" in box.inner_text(),
+        "a step back hides what has not begun",
+    )
 
 
 def check_alive(page):
@@ -158,7 +181,10 @@ def check_code(page):
     line = page.locator(f"#line-{number}")
     text = pathlib.Path("03_zero/zero.h").read_text().split("\n")[int(number) - 1].strip()
     marked = line.evaluate(of) != page.locator(f"#line-{int(number) + 1}").evaluate(of)
-    expect(marked and text in line.inner_text() and line.is_visible(), f"zero.h:{number} is shown and marked: {text[:50]}")
+    expect(
+        marked and text in line.inner_text() and line.is_visible(),
+        f"zero.h:{number} is shown and marked: {text[:50]}",
+    )
     expect(page.locator("article a[href*='index.html']").count() > 0, "a source leads back to its notes")
 
 
@@ -185,9 +211,14 @@ def check_scheme(page):
         for path in (book / "index.html", whole):
             page.goto(path.as_uri())
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    expect(grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}")
+    expect(
+        grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}"
+    )
     page.goto((book / "05_pipeline_parallel" / "index.html").as_uri())
-    first, later = (page.locator(f"#picture-05-schedules .f.pass{which}").nth(5).evaluate(LIGHT) for which in (":not(.pale)", ".pale"))
+    first, later = (
+        page.locator(f"#picture-05-schedules .f.pass{which}").nth(5).evaluate(LIGHT)
+        for which in (":not(.pale)", ".pale")
+    )
     expect(first < later, f"a later chunk is paler on dark ground: {first} < {later}")
     page.emulate_media(color_scheme="light")
 
@@ -204,7 +235,9 @@ def check_refusals():
         ),
         ("no such program", "<!-- figure timeline name\n$ build/nothing\nA sentence. -->\n"),
     ):
-        done = subprocess.run([builds / "python-book/bin/python", "-c", script, text], capture_output=True, text=True)
+        done = subprocess.run(
+            [builds / "python-book/bin/python", "-c", script, text], capture_output=True, text=True
+        )
         expect(
             done.stdout.count("\n") == 1 and "note: " in done.stdout and not done.stderr,
             f"{what}: {done.stdout.strip()[:120]}{done.stderr[-100:]}",
@@ -214,7 +247,10 @@ def check_refusals():
 def in_nav():
     """The pages of the notes, in the order of the book."""
     found = re.findall(r'<a href="([^"#]+)" class="md-nav__link', (book / "index.html").read_text())
-    return [book / path for path in dict.fromkeys(["index.html", *(path for path in found if not path.startswith("http"))])]
+    return [
+        book / path
+        for path in dict.fromkeys(["index.html", *(path for path in found if not path.startswith("http"))])
+    ]
 
 
 check_refusals()
@@ -222,8 +258,12 @@ check_links([*sorted(book.rglob("*.html")), whole])
 notes = in_nav()
 check_pictures(notes)
 expect(len(notes) > 15, f"{len(notes)} pages in the table of contents")
-titles = re.findall(r'md-nav__link[^>]*>\s*<span class="md-ellipsis">\s*(\d\d):', (book / "index.html").read_text())
-expect(sorted(set(titles)) == [f"0{stage}" for stage in range(1, 8)], f"stages that it names: {' '.join(titles)}")
+titles = re.findall(
+    r'md-nav__link[^>]*>\s*<span class="md-ellipsis">\s*(\d\d):', (book / "index.html").read_text()
+)
+expect(
+    sorted(set(titles)) == [f"0{stage}" for stage in range(1, 8)], f"stages that it names: {' '.join(titles)}"
+)
 with sync_playwright() as playwright:
     browser = chromium(playwright)
     for width, phone in ((1440, False), (390, True)):
@@ -235,7 +275,8 @@ with sync_playwright() as playwright:
         in_one = check_page(page, whole, width)
         titles = page.locator("main > section").count()
         expect(
-            in_one == figures and titles == len(notes), f"the single file has {in_one} figures, {titles} notes and sources"
+            in_one == figures and titles == len(notes),
+            f"the single file has {in_one} figures, {titles} notes and sources",
         )
         if not phone:
             for check in (check_schedule, check_alive, check_code, check_search, check_scheme):

@@ -13,7 +13,9 @@ def expect(good, what):
 
 
 def chromium(playwright):
-    return playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("chromium-browser"))
+    return playwright.chromium.launch(
+        executable_path=shutil.which("chromium") or shutil.which("chromium-browser")
+    )
 
 
 def watched_page(browser, width, height, phone=False):

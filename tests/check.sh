@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# check.sh NAME [RANKS]: builds what the tests need whose names contain NAME, as the notes print them, and runs these
-# tests. Shows the first failure in three lines, and how many there are.
+# check.sh NAME [RANKS]: builds what the tests need whose names contain NAME, as the notes print them, and
+# runs these tests. Shows the first failure in three lines, and how many there are.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 name=$1 ranks=${2:-}
-[ -n "$name" ] || { echo "T: which test? expected a name or its beginning, as in  make test T='05: deadlocks'" >&2; exit 2; }
+[ -n "$name" ] || {
+  echo "T: which test? expected a name or its beginning, as in  make test T='05: deadlocks'" >&2
+  exit 2
+}
 
 # File, precision (-: any) and name of each test, by tabs. A name may be cut into several strings.
 tests() {
@@ -59,7 +62,8 @@ while IFS=$'\t' read -r file precision test; do
   else
     status=1
     grep -nE ': FAILED:$|^\[rank [0-9]+\] ' "$output" | head -n 1 | cut -d: -f1 | {
-      read -r line && sed -n "$line,$((line + 2))p" "$output" || tail -n 3 "$output"; } | cut -c1-160 | sed 's/^/  /'
+      read -r line && sed -n "$line,$((line + 2))p" "$output" || tail -n 3 "$output"
+    } | cut -c1-160 | sed 's/^/  /'
     echo "  FAILED: $(grep -cE ': FAILED:$|^\[rank [0-9]+\] [^ ]*:[0-9]+: ' "$output") checks"
   fi
 done <<< "$found"

@@ -1,5 +1,5 @@
-"""diff.py 03: what a stage adds to 01. The lines of main.cu; what its headers put in place of the defaults of a seam, with the
-functions of the stage that it calls; where the rest lies, as the stage's note says.
+"""diff.py 03: what a stage adds to 01. The lines of main.cu; what its headers put in place of the defaults of
+a seam, with the functions of the stage that it calls; where the rest lies, as the stage's note says.
 diff.py 02 experts: the lines of main.cu alone, of two programs."""
 
 import pathlib
@@ -9,34 +9,59 @@ import subprocess
 import sys
 
 SEAMS = pathlib.Path("common/model/seams.h")
-MAINS = {path.parts[0][:2] if path.stem == "main" else path.stem: path for path in sorted(pathlib.Path().glob("0*/*.cu"))}
+MAINS = {
+    path.parts[0][:2] if path.stem == "main" else path.stem: path
+    for path in sorted(pathlib.Path().glob("0*/*.cu"))
+}
 CLASS = re.compile(r"^class (\w+)(?: : public (\w+))? \{$", re.M)
 # As clang-format leaves it: the last line of a body begins in the column of the function's first line.
-FUNCTION = re.compile(r"^(  )?\w[\w:<>,&* ]*[ &*](\w+)(\((?:[^;{}]|\{\})*?\)[^;{}()]*)(?:;|\{.*\}|\{\n(?:.*\n)*?\1?\})$", re.M)
+FUNCTION = re.compile(
+    r"^(  )?\w[\w:<>,&* ]*[ &*](\w+)(\((?:[^;{}]|\{\})*?\)[^;{}()]*)(?:;|\{.*\}|\{\n(?:.*\n)*?\1?\})$", re.M
+)
 
 
 class Function:
     def __init__(self, path, text, match):
-        self.path, self.line, self.text, self.name = path, text.count("\n", 0, match.start()) + 1, match[0], match[2]
+        self.path, self.line, self.text, self.name = (
+            path,
+            text.count("\n", 0, match.start()) + 1,
+            match[0],
+            match[2],
+        )
         self.is_override = "override" in match[3]
         self.owner = ([found[1] for found in CLASS.finditer(text, 0, match.start())] or [None])[-1]
-        self.may_call = {path.name, *re.findall(r'^#include "(.*)"$', text, re.M)}  # the files with what it calls
+        self.may_call = {
+            path.name,
+            *re.findall(r'^#include "(.*)"$', text, re.M),
+        }  # the files with what it calls
 
     def show(self, role):
-        print(f"  {role} {self.path}:{self.line}", *("    " + line for line in self.text.splitlines()), sep="\n")
+        print(
+            f"  {role} {self.path}:{self.line}", *("    " + line for line in self.text.splitlines()), sep="\n"
+        )
 
 
 def functions_of(paths):
-    return [Function(path, text, match) for path in paths for text in [path.read_text()] for match in FUNCTION.finditer(text)]
+    return [
+        Function(path, text, match)
+        for path in paths
+        for text in [path.read_text()]
+        for match in FUNCTION.finditer(text)
+    ]
 
 
 def show_main(old, new):
     def diff(*options):
-        return subprocess.run(["git", "diff", "--no-index", *options, old, new], stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run(
+            ["git", "diff", "--no-index", *options, old, new], stdout=subprocess.PIPE, text=True
+        ).stdout
 
     more, fewer = diff("--numstat").split()[:2]
     print(f"== {new}, against {old}: {more} lines more, {fewer} fewer")
-    print(*diff("--unified=2", f"--color={'always' if sys.stdout.isatty() else 'never'}").splitlines()[4:], sep="\n")
+    print(
+        *diff("--unified=2", f"--color={'always' if sys.stdout.isatty() else 'never'}").splitlines()[4:],
+        sep="\n",
+    )
 
 
 def show_seam(headers):
@@ -68,7 +93,10 @@ def main(*names):
     expected = sorted(MAINS) if len(names) > 1 else [f"0{stage}" for stage in range(2, 8)]
     for name in names or [""]:
         if name not in expected:
-            print(f"diff: {name or 'nothing'} is not valid; expected one of {' '.join(expected)}", file=sys.stderr)
+            print(
+                f"diff: {name or 'nothing'} is not valid; expected one of {' '.join(expected)}",
+                file=sys.stderr,
+            )
             return 2
     new = MAINS[names[-1]]
     show_main(MAINS[names[0] if len(names) > 1 else "01"], new)
@@ -76,7 +104,10 @@ def main(*names):
         stage = new.parent
         show_seam(sorted(path for path in stage.glob("*.h") if path.name != "options.h"))
         where = re.search(r"^## Where it is\n((?:(?!## ).*\n)*)", (stage / "README.md").read_text(), re.M)[1]
-        print(f"\n== The rest ({stage}/README.md)\n" + re.sub(r"\[`?([^]`]*)`?\]\([^)]*\)", r"\1", where.rstrip()))
+        print(
+            f"\n== The rest ({stage}/README.md)\n"
+            + re.sub(r"\[`?([^]`]*)`?\]\([^)]*\)", r"\1", where.rstrip())
+        )
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Holds folded worlds (07_combined_5d/fold.h) against whole ones: random meshes, models and options of 07, each dry run
-with all its ranks and again with --ranks and those that differ. python fold.py BUILD N [RANKS...] [--seed S]: BUILD has
-07_combined_5d. Memory, calls and elements of the ranks that are in both must be the same, the fullest rank's memory, too; and
-the seconds of each step within 0.5 %. The last line is "N passed, N failed"."""
+"""Holds folded worlds (07_combined_5d/fold.h) against whole ones: random meshes, models and options of 07,
+each dry run with all its ranks and again with --ranks and those that differ. python fold.py BUILD N
+[RANKS...] [--seed S]: BUILD has 07_combined_5d. Memory, calls and elements of the ranks that are in both must
+be the same, the fullest rank's memory, too; and the seconds of each step within 0.5 %. The last line is "N
+passed, N failed"."""
 
 import argparse
 import json
@@ -21,8 +22,12 @@ parser.add_argument("--seed", type=int, default=36)
 arguments = parser.parse_args()
 draw = random.Random(arguments.seed)
 # Small ones, in which the host is slower than the GPU, and large ones.
-MODELS = [[], ["--d-model", 96, "--heads", 24, "--kv-heads", 12, "--d-ff", 264, "--vocab-size", 264],
-          ["--model", "smollm-1.7b", "--layers", 8], ["--model", "llama-3.1-8b", "--layers", 7]]
+MODELS = [
+    [],
+    ["--d-model", 96, "--heads", 24, "--kv-heads", 12, "--d-ff", 264, "--vocab-size", 264],
+    ["--model", "smollm-1.7b", "--layers", 8],
+    ["--model", "llama-3.1-8b", "--layers", 7],
+]
 
 
 def options_of(ranks):
@@ -35,12 +40,27 @@ def options_of(ranks):
     words = model + ["--attention", draw.choice(kinds), "--dp", left]
     for axis, degree in degrees.items():
         words += [f"--{axis}", degree]
-    words += ["--zero-stage", draw.randrange(4), "--seq-len", 24 * 64, "--optimizer", draw.choice(("adamw", "adamw", "sgd"))]
+    words += [
+        "--zero-stage",
+        draw.randrange(4),
+        "--seq-len",
+        24 * 64,
+        "--optimizer",
+        draw.choice(("adamw", "adamw", "sgd")),
+    ]
     words += ["--micro-batch-size", 2, "--global-batch-size", 2 * left * draw.choice((6, 12))]
-    words += ["--ranks-per-node", draw.choice((2, 3, 4, 4, 6, 8, 8, 8)), "--gpu", draw.choice(("h100", "h100", "a100", "b200"))]
+    words += [
+        "--ranks-per-node",
+        draw.choice((2, 3, 4, 4, 6, 8, 8, 8)),
+        "--gpu",
+        draw.choice(("h100", "h100", "a100", "b200")),
+    ]
     words += draw.choice(([], ["--recompute", "full"], ["--recompute", "selective"]))
     if degrees["pp"] > 1:
-        words += ["--pp-schedule", draw.choice(("1f1b", "afab", "zb-h1", "interleaved", "zb-v", "dualpipe", "dualpipe-v"))]
+        words += [
+            "--pp-schedule",
+            draw.choice(("1f1b", "afab", "zb-h1", "interleaved", "zb-v", "dualpipe", "dualpipe-v")),
+        ]
         words += draw.choice(([], [], ["--pp-messages", "grouped"]))
     if degrees["tp"] > 1:
         words += draw.choice(([], ["--sequence-parallel"], ["--tp-overlap", 2]))
@@ -50,7 +70,12 @@ def options_of(ranks):
     if draw.random() < 0.4:
         experts = draw.choice((4, 6, 8, 12))
         words += ["--experts", experts, "--top-k", draw.choice((1, 2))]
-        words += ["--ep", draw.choice([n for n in range(1, experts + 1) if experts % n == 0 and left * degrees["cp"] % n == 0])]
+        words += [
+            "--ep",
+            draw.choice(
+                [n for n in range(1, experts + 1) if experts % n == 0 and left * degrees["cp"] % n == 0]
+            ),
+        ]
         words += draw.choice(([], ["--balance", "bias"], ["--shared-experts", 1]))
     elif words[words.index("--zero-stage") + 1] == 0:
         words += ["--dp-sync", draw.choice(("naive", "overlap", "bucket"))]
@@ -64,8 +89,18 @@ def dry_run(processes, options):
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log")
         environment = {**os.environ, "UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"}
-        command = ["mpirun", "-n", str(processes), str(arguments.build / "07_combined_5d"), "--dry-run", "--steps", "3", *options,
-                   "--log-json", str(log)]
+        command = [
+            "mpirun",
+            "-n",
+            str(processes),
+            str(arguments.build / "07_combined_5d"),
+            "--dry-run",
+            "--steps",
+            "3",
+            *options,
+            "--log-json",
+            str(log),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
         if done.returncode != 0:
             return done.returncode, done.stderr, []
@@ -87,7 +122,10 @@ def differences(log, folded_log):
             row.pop("stands_for", None)
             if rows[row["rank"]] != row:
                 found.append(f"{table} {rows[row['rank']]}, folded {row}")
-    fullest, folded_fullest = (max(sum(row["predicted"].values()) for row in run[-1]["summary"]["memory"]) for run in (log, folded_log))
+    fullest, folded_fullest = (
+        max(sum(row["predicted"].values()) for row in run[-1]["summary"]["memory"])
+        for run in (log, folded_log)
+    )
     if fullest != folded_fullest:
         found.append(f"the fullest rank has {fullest}, folded {folded_fullest}")
     if apart(log, folded_log) > 0.005:
@@ -115,7 +153,12 @@ while tried < arguments.count:
     else:
         found = [f"{whole[:2]}, folded {folded[:2]}"]
     passed, failed = passed + (not found), failed + bool(found)
-    print(("FAILED  " if found else "ok      ") + f"{processes} of {ranks} ranks: {' '.join(options)}", *found[:3], sep="\n          ", flush=True)
+    print(
+        ("FAILED  " if found else "ok      ") + f"{processes} of {ranks} ranks: {' '.join(options)}",
+        *found[:3],
+        sep="\n          ",
+        flush=True,
+    )
 print(f"{there} of {of} ranks were there; times are at most {100 * most:.3f} % apart")
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)

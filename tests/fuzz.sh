@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# fuzz.sh TESTS N SEED RANKS...: N random cases of 07, in turn on each of these numbers of ranks, and at last what was
-# drawn. The cases are numbered from SEED; the same number on the same ranks is the same case.
+# fuzz.sh TESTS N SEED RANKS...: N random cases of 07, in turn on each of these numbers of ranks, and at last
+# what was drawn. The cases are numbered from SEED; the same number on the same ranks is the same case.
 set -uo pipefail
 
 tests=$1 n=$2 seed=$3
@@ -34,4 +34,7 @@ awk '/^[0-9]+: mpirun/ {
     for (i = 0; i <= 4; ++i) print at_once[i] + 0 " with " i " of tp, cp, dp, pp above 1"
     for (option in with) print with[option] " with " option | "sort -k3"
   }' "$log"
-[ "$failed" -eq 0 ] && echo "all agree" || { echo "some differ"; exit 1; }
+[ "$failed" -eq 0 ] && echo "all agree" || {
+  echo "some differ"
+  exit 1
+}

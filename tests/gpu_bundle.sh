@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# gpu_bundle.sh ARCHIVE: packs what make gpu-check needs on a machine that reaches no network: this tree, and in .mpich/
-# Debian's packages of MPICH, of the libraries that it needs, and of libraries' headers. There is no nvcc, cuBLAS or
-# NCCL in it. Where there is an nvcc, the programs are built here, for GPU_ARCH=90, and packed, too; so are what modelled
-# GPUs say, and the bench of OLDER, a commit to compare with. Needs git, and the apt-get of a Debian or Ubuntu that is not
-# newer than the system over there.
+# gpu_bundle.sh ARCHIVE: packs what make gpu-check needs on a machine that reaches no network: this tree, and
+# in .mpich/ Debian's packages of MPICH, of the libraries that it needs, and of libraries' headers. There is
+# no nvcc, cuBLAS or NCCL in it. Where there is an nvcc, the programs are built here, for GPU_ARCH=90, and
+# packed, too; so are what modelled GPUs say, and the bench of OLDER, a commit to compare with. Needs git, and
+# the apt-get of a Debian or Ubuntu that is not newer than the system over there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 archive=$1

@@ -1,34 +1,38 @@
 #!/usr/bin/env bash
 # gpu_check.sh REPORT: what only a GPU can tell (make gpu-check). First it builds what its parts start, unless
-# gpu_bundle.sh has packed that. Then it measures, tests, and looks for wrong accesses and races in the kernels: 820
-# seconds at most (GPU_CHECK_SECONDS; GPU_BUILD_SECONDS for what comes before). What matters most comes first. The report
-# grows with each part, so that whoever cuts it off loses only the rest; in the end it says first what failed. Started
-# again, it goes on with what is built. A part that fails, or takes longer than it may, is noted and the next one begins;
-# one whose program could not be built, or whose tool is not there, is skipped. Left out are tests of the CPU stand-ins,
-# and of time that they model: [standin]; and what is hidden, [.].
+# gpu_bundle.sh has packed that. Then it measures, tests, and looks for wrong accesses and races in the
+# kernels: 820 seconds at most (GPU_CHECK_SECONDS; GPU_BUILD_SECONDS for what comes before). What matters most
+# comes first. The report grows with each part, so that whoever cuts it off loses only the rest; in the end it
+# says first what failed. Started again, it goes on with what is built. A part that fails, or takes longer
+# than it may, is noted and the next one begins; one whose program could not be built, or whose tool is not
+# there, is skipped. Left out are tests of the CPU stand-ins, and of time that they model: [standin]; and what
+# is hidden, [.].
 #
 # gpu_check.sh --programs: builds them only, on a machine that may have no GPU, and prints their paths.
 set -uo pipefail
-unset MAKEFLAGS MFLAGS MAKELEVEL  # our makes have jobs of their own: killed, they couldn't return those of a parent
+unset MAKEFLAGS MFLAGS MAKELEVEL # our makes have jobs of their own: killed, they couldn't return those of a parent
 [ -z "${NVCC:-}" ] || PATH=$(dirname "$NVCC"):$PATH
 
-packed=.mpich/packed  # names the folder in which the programs were built
+packed=.mpich/packed # names the folder in which the programs were built
 needs='nvcc nvidia-smi'
 [ ! -e $packed ] || needs=nvidia-smi
 [ "$1" != --programs ] || needs=nvcc
 for needed in $needs; do
-  command -v $needed > /dev/null || { echo "gpu-check needs nvcc and a GPU, and here is no $needed" >&2; exit 2; }
+  command -v $needed > /dev/null || {
+    echo "gpu-check needs nvcc and a GPU, and here is no $needed" >&2
+    exit 2
+  }
 done
 report=$1
 [ "$1" != --programs ] || report=build/gpu-programs.txt
 gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU')
-reserve=0  # seconds that are kept for later parts
+reserve=0 # seconds that are kept for later parts
 passes=0 failures=0 skipped=0 table=
-# mpirun's ranks are in process groups of their own, where no signal to mpirun's reaches them. So a part's processes are
-# known by a variable in their environment.
+# mpirun's ranks are in process groups of their own, where no signal to mpirun's reaches them. So a part's
+# processes are known by a variable in their environment.
 end_processes() {
   local processes _
-  for _ in 1 2 3; do  # one may have started another meanwhile
+  for _ in 1 2 3; do # one may have started another meanwhile
     processes=$(grep -lzxF "GPU_CHECK_PART=$$ $1" /proc/[0-9]*/environ 2> /dev/null | cut -d / -f 3)
     [ -z "$processes" ] || kill -KILL $processes 2> /dev/null
   done
@@ -55,26 +59,36 @@ row() {
   table+=$row$'\n'
   say "$row"
 }
-skip() { row "$1" 0 "skipped: $2"; skipped=$((skipped + 1)); }
+skip() {
+  row "$1" 0 "skipped: $2"
+  skipped=$((skipped + 1))
+}
 
-# part SECONDS NAME COMMAND...: runs the command; what it prints goes into the report, then a row of the table.
+# part SECONDS NAME COMMAND...: runs the command; what it prints goes into the report, then a row of the
+# table.
 part() {
   local limit=$1 left=$((deadline - reserve - SECONDS)) begin=$SECONDS verdict=passed word
   part_name=$2
   for word in "${@:3}"; do
     case $3:$word in
       make:*) ;;
-      *:build/cuda-*/*) [ -e "$word" ] || { skip "$part_name" "$word was not built"; return 1; } ;;
+      *:build/cuda-*/*) [ -e "$word" ] || {
+        skip "$part_name" "$word was not built"
+        return 1
+      } ;;
     esac
   done
-  command -v "$3" > /dev/null || { skip "$part_name" "no $3"; return 1; }
+  command -v "$3" > /dev/null || {
+    skip "$part_name" "no $3"
+    return 1
+  }
   [ "$limit" -le "$left" ] || limit=$left
   if [ "$limit" -le 0 ]; then
     verdict="not run: no time was left"
   else
     printf '\n==== %s\n     %s\n\n' "$part_name" "${*:3}" >> "$report"
     GPU_CHECK_PART="$$ $part_name" timeout --kill-after=10 "$limit" "${@:3}" >> "$report" 2>&1 < /dev/null &
-    wait $! 2> /dev/null  # says "Killed"
+    wait $! 2> /dev/null # says "Killed"
     local status=$?
     case $status in
       0) ;;
@@ -84,17 +98,21 @@ part() {
     [ $status -eq 0 ] || end_processes "$part_name"
   fi
   row "$part_name" $((SECONDS - begin)) "$verdict"
-  if [ "$verdict" = passed ]; then passes=$((passes + 1)); else failures=$((failures + 1)); return 1; fi
+  if [ "$verdict" = passed ]; then passes=$((passes + 1)); else
+    failures=$((failures + 1))
+    return 1
+  fi
 }
 
-# want FOLDER PROGRAMS PACKAGE...: these programs are in the next build, unless one of the packages is missing.
+# want FOLDER PROGRAMS PACKAGE...: these programs are in the next build, unless one of the packages is
+# missing.
 wanted=() programs_built=()
 want() {
   local programs package without=
   [ ! -e $packed ] || return
   read -ra programs <<< "$2"
   programs=("${programs[@]/#/build/$1/}")
-  rm -f "${programs[@]}"  # what is there afterwards is of these sources
+  rm -f "${programs[@]}" # what is there afterwards is of these sources
   for package in "${@:3}"; do
     case ":$missing:" in *":$package:"*) without+=${without:+, }$package ;; esac
   done
@@ -117,8 +135,8 @@ run_tests() {
 # run_mpi_tests SECONDS RANKS FOLDER FILTER; without MPICH's remarks about what an abort leaves behind.
 run_mpi_tests() { part "$1" "tests on $2 ranks, $3, $4" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
 
-# on_one_card SECONDS RANKS COMMAND...: NCCL itself, of ranks that share a card. NCCL refuses two ranks of a host on one
-# GPU, and takes these for hosts.
+# on_one_card SECONDS RANKS COMMAND...: NCCL itself, of ranks that share a card. NCCL refuses two ranks of a
+# host on one GPU, and takes these for hosts.
 on_one_card() {
   local what=${*:3}
   part "$1" "NCCL, $2 ranks on a card: ${what##*/}" mpirun -n "$2" bash -c 'export NCCL_HOSTID=r$PMI_RANK NCCL_SOCKET_IFNAME=lo \
@@ -148,13 +166,14 @@ mkdir -p "$(dirname "$report")"
 [ -e $packed ] || common/build/setup.sh cuda 2>&1 | tee -a "$report"
 packages=$(common/build/packages.sh "$(command -v nvcc)")
 missing=${packages##*PACKAGES_MISSING=}
-if [ -e $packed ]; then  # the programs look for libraries and files where they were built
+if [ -e $packed ]; then # the programs look for libraries and files where they were built
   libraries=${packages##*PACKAGE_LIBRARIES=}
   export LD_LIBRARY_PATH=${libraries%% *}:${LD_LIBRARY_PATH:-} PATH=$PWD/build/packages/bin:$PATH
   [ -e "$(cat $packed)" ] || { mkdir -p "$(dirname "$(cat $packed)")" && ln -s "$PWD" "$(cat $packed)"; }
 fi
 case $missing in *CLI11* | *nlohmann-json* | *Catch2* | *zlib* | *MPI*)
-  say "make gpu-bundle, on a machine with a network, packs what Debian has of it" ;;
+  say "make gpu-bundle, on a machine with a network, packs what Debian has of it"
+  ;;
 esac
 pytorch=''
 [ "$1" = --programs ] || pytorch=$(timeout 60 python3 -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1)
@@ -167,7 +186,7 @@ stages="${stages//\//} experts"
 want cuda-bf16 "bench 01_single_gpu" $base
 [ "$gpus" -lt 2 ] || want cuda-bf16 "02_data_parallel 03_zero 05_pipeline_parallel collectives" $base MPI NCCL
 want cuda-bf16 tests $base Catch2
-build "build for bf16, one rank"  # the other builds share its objects in build/cuda
+build "build for bf16, one rank" # the other builds share its objects in build/cuda
 want cuda-fp64 tests $base Catch2
 want cuda-fp32 "tests 01_single_gpu" $base Catch2
 want cuda-fp16 tests $base Catch2
@@ -201,7 +220,7 @@ deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-820}))
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | grep -oE -m 1 '[ABH][0-9]+00' | tr ABH abh)
 real="--model smollm-1.7b --seq-len 2048 --micro-batch-size 4 --attention tensor-core --recompute selective --steps 3"
 part 50 "speed of training, bf16" build/cuda-bf16/bench training
-part 50 "speed of training, bf16, of the older sources" build/cuda-bf16-older/bench training  # OLDER=commit make gpu-bundle
+part 50 "speed of training, bf16, of the older sources" build/cuda-bf16-older/bench training # OLDER=commit make gpu-bundle
 for model in $models; do
   part 20 "kernels of $model, measured and modelled" tests/tools/beside_model.sh "build/modelled/$gpu-$model.txt" \
     build/cuda-bf16/01_single_gpu $kernels --model "$model"
@@ -211,8 +230,8 @@ for precision in fp8 bf16; do
   part 20 "$precision training" build/cuda-$precision/01_single_gpu $real --global-batch-size 8
 done
 
-# NCCL itself, on one card: groups, the order of launches, connecting and destroying. Ranks that share a card take
-# turns, which is slow.
+# NCCL itself, on one card: groups, the order of launches, connecting and destroying. Ranks that share a card
+# take turns, which is slow.
 if [ "$gpus" -lt 2 ]; then
   on_one_card 120 2 build/cuda-fp64/mpi_tests '[05]~[standin]~[.]'
   for stage in 02_data_parallel 03_zero 04_tensor_parallel 05_pipeline_parallel 06_context_parallel 07_combined_5d; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# hosts.sh FOLDER: runs the programs of a build folder over two hosts (two_hosts.sh), and then cuts the network or kills
-# ranks. Each host has an ssh server. The last line is "N passed, N failed". The ssh server is dropbear, whose package
-# starts nothing.
+# hosts.sh FOLDER: runs the programs of a build folder over two hosts (two_hosts.sh), and then cuts the
+# network or kills ranks. Each host has an ssh server. The last line is "N passed, N failed". The ssh server
+# is dropbear, whose package starts nothing.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 programs=$1 needs=(dropbear:dropbear-bin ssh:openssh-client)
@@ -23,14 +23,18 @@ chmod +x "$at/ssh"
 server='mount --bind $3/passwd /etc/passwd
   exec dropbear -F -E -s -p $2:22 -r $3/host_key -P $3/pid-of-$1'
 host node-a 10.21.0.1 "$server"
-host node-b 10.21.0.2 "$server" --time --monotonic 1000000 --boottime 1000000  # its clocks are eleven days ahead
+host node-b 10.21.0.2 "$server" --time --monotonic 1000000 --boottime 1000000 # its clocks are eleven days ahead
 connect_hosts
-within 60 on node-a "$at/ssh" node-b true 2> /dev/null || { echo "hosts: ssh: $(cat "$at"/log-of-*)"; exit 1; }
+within 60 on node-a "$at/ssh" node-b true 2> /dev/null || {
+  echo "hosts: ssh: $(cat "$at"/log-of-*)"
+  exit 1
+}
 
 # ---- The tests --------------------------------------------------------------------------------------------------------
 export UCX_LOG_LEVEL=error CUDA_CPU_DEVICES=4
 
-# run NAME ARGUMENTS...: mpirun on node-a; its output goes to a file. A trap can end `wait`, and no other command.
+# run NAME ARGUMENTS...: mpirun on node-a; its output goes to a file. A trap can end `wait`, and no other
+# command.
 run() {
   out=$at/$1
   on node-a timeout --kill-after=10 "$limit" mpirun "${@:2}" > "$out" 2>&1 < /dev/null &
@@ -58,12 +62,17 @@ check "dry run: refused, status 2" test $? -eq 2
 check "dry run: one line" says '^--dry-run: on several hosts is not valid; expected all ranks on one$'
 
 # An ssh server keeps the connection to a host that is cut off.
-quiet() { left=$(on "$1" pgrep -la . | grep -v dropbear); [ -z "$left" ]; }
-# fault TITLE TIMEOUT OPTIONS COMMAND...: starts 02 on two hosts, runs the command in the middle of a step, waits for the
-# end. A rank that is cut off ends itself; the next part begins when all have, and the network is whole again.
+quiet() {
+  left=$(on "$1" pgrep -la . | grep -v dropbear)
+  [ -z "$left" ]
+}
+# fault TITLE TIMEOUT OPTIONS COMMAND...: starts 02 on two hosts, runs the command in the middle of a step,
+# waits for the end. A rank that is cut off ends itself; the next part begins when all have, and the network
+# is whole again.
 fault() {
   local title=$1
-  out=$at/$1; touch "$out"
+  out=$at/$1
+  touch "$out"
   run "$1" $3 "${both[@]}" node-a,node-b -ppn 2 -n 4 "$programs/02_data_parallel" --steps 100000 --log-every 1 --timeout "$2" &
   local job=$!
   check "$title: begins" within $limit says '^ +3 '

@@ -1,6 +1,6 @@
-"""Against Hugging Face's transformers: its models are read by our programs, which must have its logits, loss and
-gradients; and it reads what our programs have saved. python hugging_face.py BUILDS; the last line is "N passed, N
-failed". BUILDS has the folders cpu-fp32 and cpu-fp64."""
+"""Against Hugging Face's transformers: its models are read by our programs, which must have its logits, loss
+and gradients; and it reads what our programs have saved. python hugging_face.py BUILDS; the last line is "N
+passed, N failed". BUILDS has the folders cpu-fp32 and cpu-fp64."""
 
 import contextlib
 import json
@@ -18,14 +18,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 SEQUENCE = 24
-LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}
-# Heads, key and value heads, their size, tied, files, rope scaling, type of the file. With heads of 64 some frequencies
-# lie between those that Llama 3's scaling leaves and those that it divides; with heads of 8 none does.
-CASES = [(4, 4, 8, False, "10GB", None, torch.float32), (4, 2, 8, False, "20KB", None, torch.float32),
-         (4, 1, 8, True, "10GB", None, torch.float32), (6, 3, 8, True, "20KB", LLAMA3_ROPE, torch.float32),
-         (4, 2, 8, False, "10GB", LLAMA3_ROPE, torch.float64), (4, 2, 8, False, "10GB", None, torch.bfloat16),
-         (2, 1, 8, False, "10GB", None, torch.float16), (2, 1, 64, False, "10GB", LLAMA3_ROPE, torch.float32)]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Heads, key and value heads, their size, tied, files, rope scaling, type of the file. With heads of 64 some
+# frequencies lie between those that Llama 3's scaling leaves and those that it divides; with heads of 8 none
+# does.
+CASES = [
+    (4, 4, 8, False, "10GB", None, torch.float32),
+    (4, 2, 8, False, "20KB", None, torch.float32),
+    (4, 1, 8, True, "10GB", None, torch.float32),
+    (6, 3, 8, True, "20KB", LLAMA3_ROPE, torch.float32),
+    (4, 2, 8, False, "10GB", LLAMA3_ROPE, torch.float64),
+    (4, 2, 8, False, "10GB", None, torch.bfloat16),
+    (2, 1, 8, False, "10GB", None, torch.float16),
+    (2, 1, 64, False, "10GB", LLAMA3_ROPE, torch.float32),
+]
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}
 logging.disable_progress_bar()
 builds, passed, failed = pathlib.Path(sys.argv[1]), 0, 0
@@ -45,7 +57,8 @@ def difference(ours, theirs):
 
 @contextlib.contextmanager
 def in_doubles():
-    """Transformers computes norms, angles and probabilities in fp32 whatever the model is. Here they are fp64."""
+    """Transformers computes norms, angles and probabilities in fp32 whatever the model is. Here they are
+    fp64."""
     kept = torch.float32, torch.Tensor.float
     torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
     try:
@@ -79,29 +92,73 @@ def ours(folder, precision, model, tokens):
     """(loss, logits, gradients) of one sequence. The gradient is what a step of SGD with rate 1 subtracts."""
     data, log, save = folder / "tokens.bin", folder / "log", folder / f"one-step-{precision}"
     write_tokens(data, tokens)
-    batch = ["--load-weights", model, "--data", data, "--seq-len", SEQUENCE, "--micro-batch-size", 1,
-             "--global-batch-size", 1]
-    logits = torch.frombuffer(bytearray(run(precision, "logits", *batch)), dtype=torch.float64).reshape(SEQUENCE, -1)
-    run(precision, "01_single_gpu", *batch, "--optimizer", "sgd", "--lr", 1, "--warmup-steps", 0, "--weight-decay", 0,
-        "--grad-clip", 0, "--steps", 1, "--save", save, "--log-json", log)
+    batch = [
+        "--load-weights",
+        model,
+        "--data",
+        data,
+        "--seq-len",
+        SEQUENCE,
+        "--micro-batch-size",
+        1,
+        "--global-batch-size",
+        1,
+    ]
+    logits = torch.frombuffer(bytearray(run(precision, "logits", *batch)), dtype=torch.float64).reshape(
+        SEQUENCE, -1
+    )
+    run(
+        precision,
+        "01_single_gpu",
+        *batch,
+        "--optimizer",
+        "sgd",
+        "--lr",
+        1,
+        "--warmup-steps",
+        0,
+        "--weight-decay",
+        0,
+        "--grad-clip",
+        0,
+        "--steps",
+        1,
+        "--save",
+        save,
+        "--log-json",
+        log,
+    )
     loss = next(line["loss"] for line in map(json.loads, log.read_text().splitlines()) if "step" in line)
     return loss, logits, load_file(save / "step_000001/model.safetensors")
 
 
 def check_case(number, heads, kv_heads, size, tied, files, rope, dtype):
     torch.manual_seed(number)
-    config = LlamaConfig(hidden_size=heads * size, intermediate_size=56, num_hidden_layers=3, num_attention_heads=heads,
-                         num_key_value_heads=kv_heads, vocab_size=98, rope_theta=1e4 * (number + 1), rope_scaling=rope,
-                         tie_word_embeddings=tied, rms_norm_eps=1e-5, initializer_range=(heads * size) ** -0.5,
-                         torch_dtype=dtype)
+    config = LlamaConfig(
+        hidden_size=heads * size,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=98,
+        rope_theta=1e4 * (number + 1),
+        rope_scaling=rope,
+        tie_word_embeddings=tied,
+        rms_norm_eps=1e-5,
+        initializer_range=(heads * size) ** -0.5,
+        torch_dtype=dtype,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         LlamaForCausalLM(config).to(dtype).save_pretrained(folder / "model", max_shard_size=files)
         tokens = torch.randint(0, 98, (SEQUENCE + 1,))
         for precision, tolerance in TOLERANCE.items():
             wide = precision == "fp64"
-            model = LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="eager",
-                                                     torch_dtype=torch.float64 if wide else torch.float32)
+            model = LlamaForCausalLM.from_pretrained(
+                folder / "model",
+                attn_implementation="eager",
+                torch_dtype=torch.float64 if wide else torch.float32,
+            )
             with in_doubles() if wide else contextlib.nullcontext():
                 if wide:  # its angles, too
                     weights, model = model.state_dict(), LlamaForCausalLM(model.config).double()
@@ -128,18 +185,51 @@ def check_saved(ranks, program, *options):
         tokens = torch.randint(0, 98, (SEQUENCE + 1,))
         write_tokens(folder / "tokens.bin", tokens)
         save = folder / "saved"
-        run("fp32", program, "--layers", 4, "--d-model", 32, "--heads", 4, "--kv-heads", 2, "--vocab-size", 98,
-            "--seq-len", SEQUENCE, "--data", folder / "tokens.bin", "--micro-batch-size", 2, "--global-batch-size", 8,
-            "--steps", 20, "--lr", 0.01, "--save", save, *options, ranks=ranks)
+        run(
+            "fp32",
+            program,
+            "--layers",
+            4,
+            "--d-model",
+            32,
+            "--heads",
+            4,
+            "--kv-heads",
+            2,
+            "--vocab-size",
+            98,
+            "--seq-len",
+            SEQUENCE,
+            "--data",
+            folder / "tokens.bin",
+            "--micro-batch-size",
+            2,
+            "--global-batch-size",
+            8,
+            "--steps",
+            20,
+            "--lr",
+            0.01,
+            "--save",
+            save,
+            *options,
+            ranks=ranks,
+        )
         model = LlamaForCausalLM.from_pretrained(save / "step_000020")
         with torch.no_grad():
             loss, logits = loss_and_logits(model, tokens)
         our_loss, our_logits, _ = ours(folder, "fp32", save / "step_000020", tokens)
         apart = max(abs(our_loss - loss.item()) / loss.item(), difference(our_logits, logits))
-        expect(apart < TOLERANCE["fp32"], f"{program} on {ranks} ranks: transformers has our loss, {our_loss:.4f}: {apart:.1e}")
+        expect(
+            apart < TOLERANCE["fp32"],
+            f"{program} on {ranks} ranks: transformers has our loss, {our_loss:.4f}: {apart:.1e}",
+        )
         expect(our_loss < 0.5 * math.log(98), f"{program} on {ranks} ranks: and the model has learned")
         new = model.generate(tokens[None, :4], max_new_tokens=SEQUENCE - 4, do_sample=False, pad_token_id=0)
-        expect((new[0] == tokens[:SEQUENCE]).float().mean() > 0.9, f"{program} on {ranks} ranks: generate writes the text")
+        expect(
+            (new[0] == tokens[:SEQUENCE]).float().mean() > 0.9,
+            f"{program} on {ranks} ranks: generate writes the text",
+        )
 
 
 for number, case in enumerate(CASES):

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# kills.sh PROGRAMS N: a run of four ranks saves after each step, and is killed at N random moments: all of its ranks,
-# or one. What is then there must be a checkpoint, at least as new as the last one that the run reported; and from it
-# the run must get to the same bits as if nobody had killed it.
+# kills.sh PROGRAMS N: a run of four ranks saves after each step, and is killed at N random moments: all of
+# its ranks, or one. What is then there must be a checkpoint, at least as new as the last one that the run
+# reported; and from it the run must get to the same bits as if nobody had killed it.
 #
-# Then a run is ended N times, by SIGTERM, SIGUSR1 or SIGKILL, and goes on with --resume in another layout each time. After
-# the first two signals its status is 75, and its newest checkpoint is of the last step. Its losses must be those of a run
-# that nobody has touched. The last line is "N passed, N failed".
+# Then a run is ended N times, by SIGTERM, SIGUSR1 or SIGKILL, and goes on with --resume in another layout
+# each time. After the first two signals its status is 75, and its newest checkpoint is of the last step. Its
+# losses must be those of a run that nobody has touched. The last line is "N passed, N failed".
 set -uo pipefail
 
 programs=$1 kills=$2
@@ -30,7 +30,10 @@ for ((i = 0; i < kills; ++i)); do
   whole=$folder/whole-$((i % ${#layouts[@]})) save=$folder/save log=$folder/log
   if [ ! -e "$whole/latest" ]; then
     begin=$(date +%s%N)
-    run "$whole" "$log" --steps $steps || { cat "$log"; exit 1; }
+    run "$whole" "$log" --steps $steps || {
+      cat "$log"
+      exit 1
+    }
     took[i % ${#layouts[@]}]=$((($(date +%s%N) - begin) / 1000000))
   fi
   rm -rf "$save"
@@ -44,11 +47,15 @@ for ((i = 0; i < kills; ++i)); do
   newest=$(sed 's/step_0*//' "$save/latest" 2> /dev/null)
   ls "$save"/*.part > /dev/null 2>&1 && during=$((during + 1))
   if [ "${newest:-0}" -lt "${reported:-0}" ]; then
-    echo "$words: step $reported was reported, ${newest:-none} is there"; failed=$((failed + 1))
+    echo "$words: step $reported was reported, ${newest:-none} is there"
+    failed=$((failed + 1))
   elif ! run "$save" "$log" --steps $steps --resume; then
-    echo "$words: refused"; cat "$log"; failed=$((failed + 1))
+    echo "$words: refused"
+    cat "$log"
+    failed=$((failed + 1))
   elif [ "${newest:-0}" -lt $steps ] && [ "$(bytes_of "$save")" != "$(bytes_of "$whole")" ]; then
-    echo "$words: other bits after step ${newest:-0}"; failed=$((failed + 1))
+    echo "$words: other bits after step ${newest:-0}"
+    failed=$((failed + 1))
   else
     passed=$((passed + 1))
   fi
@@ -63,23 +70,34 @@ layouts=('8 07_combined_5d --tp 2 --dp 2 --pp 2' '6 07_combined_5d --tp 2 --dp 3
 signals=(TERM USR1 KILL)
 save=$folder/chain log=$folder/log json=$folder/json
 
-# segment OPTION...: the run as `layout` has it, from where it is to its end. It replaces the shell that it is started in.
+# segment OPTION...: the run as `layout` has it, from where it is to its end. It replaces the shell that it is
+# started in.
 segment() {
   local words command=()
   read -ra words <<< "$layout"
-  [ "${words[0]}" = 1 ] || command=(mpirun -n "${words[0]}")  # of a program without MPI, mpirun may lose the status
+  [ "${words[0]}" = 1 ] || command=(mpirun -n "${words[0]}") # of a program without MPI, mpirun may lose the status
   exec "${command[@]}" "$programs/${words[1]}" "${words[@]:2}" --layers 3 --micro-batch-size 1 --global-batch-size 24 --seq-len 16 \
     --steps $steps --log-every 1000 --log-json "$json" "$@" > "$log" 2>&1
 }
 losses() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$@"; }
 last_step() { losses "$json" | tail -n 1 | cut -d ' ' -f 1; }
-fails() { failed=$((failed + 1)); echo "$*"; tail -n 5 "$log"; }
+fails() {
+  failed=$((failed + 1))
+  echo "$*"
+  tail -n 5 "$log"
+}
 
 layout='1 01_single_gpu'
-(segment) || { cat "$log"; exit 1; }
+(segment) || {
+  cat "$log"
+  exit 1
+}
 losses "$json" > "$folder/untouched"
 for ((i = 0; i < kills; ++i)); do
-  [ -e "$save" ] || { : > "$folder/chain-losses"; killed=0; }
+  [ -e "$save" ] || {
+    : > "$folder/chain-losses"
+    killed=0
+  }
   layout=${layouts[RANDOM % ${#layouts[@]}]}
   signal=${signals[RANDOM % 3]}
   rm -f "$json"
@@ -92,19 +110,24 @@ for ((i = 0; i < kills; ++i)); do
   case $((RANDOM % 2))-$signal in
     0-*) [ ${#ranks[@]} -eq 0 ] || kill "-$signal" "${ranks[RANDOM % ${#ranks[@]}]}" ;;
     1-KILL) kill -KILL "${ranks[@]}" ;;
-    *) statuses=' 75 0 '; kill "-$signal" $job ;;  # mpirun may lose the status when it passes a signal on (test_faults.cc)
+    *)
+      statuses=' 75 0 '
+      kill "-$signal" $job
+      ;; # mpirun may lose the status when it passes a signal on (test_faults.cc)
   esac 2> /dev/null
-  wait $job; status=$?
+  wait $job
+  status=$?
   words="SIG$signal $((i + 1)) of $layout" reached=$(last_step 2> /dev/null) newest=$(sed 's/step_0*//' "$save/latest" 2> /dev/null)
   losses "$json" >> "$folder/chain-losses" 2> /dev/null
-  restarts=$((restarts + 1)); [ $signal != KILL ] || killed=$((killed + 1))
+  restarts=$((restarts + 1))
+  [ $signal != KILL ] || killed=$((killed + 1))
   if [ $signal != KILL ] && [ -n "$reached" ] && { [ "$newest" != "$reached" ] || { [ "$reached" -lt $steps ] && [[ $statuses != *" $status "* ]]; }; }; then
     fails "$words: status $status, step ${newest:-none} is saved, $reached was the last one"
   else
     passed=$((passed + 1))
   fi
   [ "${reached:-0}" = $steps ] || [ $((i + 1)) -eq "$kills" ] || continue
-  (segment --save "$save" --resume) || fails "$words: does not go on"  # also after its end
+  (segment --save "$save" --resume) || fails "$words: does not go on" # also after its end
   losses "$json" >> "$folder/chain-losses"
   # A step is logged when the next one has begun: by then it may be saved, and the run killed.
   if awk -v killed=$killed '

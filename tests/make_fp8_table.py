@@ -1,10 +1,10 @@
-"""Writes tests/golden/fp8.txt: the numbers of e4m3, and what other numbers are rounded to, by the package ml_dtypes.
+"""Writes tests/golden/fp8.txt: the numbers of e4m3, and what other numbers are rounded to, by the package
+ml_dtypes.
 
     python3 tests/make_fp8_table.py         needs NumPy and ml_dtypes
 
-A line is a code, the number that it means, and the largest float that is rounded to it. Negative numbers have the same
-codes with the first bit set. What is larger than the last of these floats is not a number.
-"""
+A line is a code, the number that it means, and the largest float that is rounded to it. Negative numbers have
+the same codes with the first bit set. What is larger than the last of these floats is not a number."""
 
 import pathlib
 
@@ -15,7 +15,11 @@ import numpy as np
 def rounded(bits):
     """The code of the float with these bits."""
     with np.errstate(over="ignore", invalid="ignore"):
-        positive, negative = (np.uint32([bits, bits | 1 << 31]).view(np.float32)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        positive, negative = (
+            (np.uint32([bits, bits | 1 << 31]).view(np.float32))
+            .astype(ml_dtypes.float8_e4m3fn)
+            .view(np.uint8)
+        )
     assert negative == positive | 0x80
     return positive
 

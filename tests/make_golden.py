@@ -13,9 +13,8 @@ A file holds, in the format of safetensors, all sizes and settings as metadata, 
     weights/NAME                    before the first step
     gradients/NAME                  of the global batch at the first step, before clipping
     weights_after/NAME              after optimizer_steps steps, all on the same batch
-Positions are 0, 1, ... in every sequence. Initial weights are exact in bfloat16, so that every precision starts
-from the same ones.
-"""
+Positions are 0, 1, ... in every sequence. Initial weights are exact in bfloat16, so that every precision
+starts from the same ones."""
 
 import argparse
 import json
@@ -34,8 +33,18 @@ FOLDER = pathlib.Path(__file__).parent / "golden"
 MODEL = dict(layers=2, d_model=24, heads=4, d_ff=20, vocab_size=37)
 KV_HEADS = {"mha": 4, "gqa": 2}
 BATCH = dict(micro_batches=2, micro_batch_size=2, seq_len=11)
-TRAINING = dict(optimizer_steps=3, steps=6, lr=0.01, min_lr=0.001, warmup_steps=2, weight_decay=0.1,
-                beta1=0.9, beta2=0.95, adam_eps=1e-8, grad_clip=0.5)
+TRAINING = dict(
+    optimizer_steps=3,
+    steps=6,
+    lr=0.01,
+    min_lr=0.001,
+    warmup_steps=2,
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    adam_eps=1e-8,
+    grad_clip=0.5,
+)
 
 
 def learning_rate(step, lr, min_lr, warmup_steps, steps):
@@ -120,8 +129,11 @@ def write_safetensors(path, tensors, metadata):
     header, data = {"__metadata__": {key: str(value) for key, value in metadata.items()}}, b""
     for name, tensor in tensors.items():
         raw = tensor.contiguous().numpy().tobytes()
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the data stay aligned
@@ -131,10 +143,13 @@ def write_safetensors(path, tensors, metadata):
 def read_safetensors(path):
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
-    header, data = json.loads(content[8:8 + length]), bytearray(content[8 + length:])
+    header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
     metadata = header.pop("__metadata__")
-    return {name: torch.frombuffer(data[begin:end], dtype=TYPES[t["dtype"]]).view(t["shape"])
-            for name, t in header.items() for begin, end in [t["data_offsets"]]}, metadata
+    return {
+        name: torch.frombuffer(data[begin:end], dtype=TYPES[t["dtype"]]).view(t["shape"])
+        for name, t in header.items()
+        for begin, end in [t["data_offsets"]]
+    }, metadata
 
 
 def relative_error(a, b):
@@ -143,6 +158,7 @@ def relative_error(a, b):
 
 def finite_difference_error(model, golden):
     """The largest relative error of <gradient, direction>, for one random direction of each parameter."""
+
     def loss():
         return accumulate(model, golden["tokens"], golden["targets"])[1]
 
@@ -200,8 +216,10 @@ def check(path, config):
         "weights_after": (adamw_error(model, golden), 1e-12),
     }
     for what, (error, allowed) in errors.items():
-        print(f"{path.name}: {what:13} relative error {error:.1e}, allowed {allowed:.0e}"
-              + ("" if error <= allowed else "  WRONG"))
+        print(
+            f"{path.name}: {what:13} relative error {error:.1e}, allowed {allowed:.0e}"
+            + ("" if error <= allowed else "  WRONG")
+        )
     return all(error <= allowed for error, allowed in errors.values())
 
 
@@ -220,8 +238,10 @@ def main():
         tensors = train(random_model(config), *random_batch())
         metadata = {**vars(config), **BATCH, **TRAINING, "pytorch": torch.__version__}
         write_safetensors(path, tensors, metadata)
-        print(f"{path}: {path.stat().st_size} bytes, loss {tensors['loss'].tolist()}, "
-              f"gradient norm {tensors['grad_norm'].tolist()}")
+        print(
+            f"{path}: {path.stat().st_size} bytes, loss {tensors['loss'].tolist()}, "
+            f"gradient norm {tensors['grad_norm'].tolist()}"
+        )
     sys.exit(not good)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# notes.sh [NOTE...]: how the notes are written. A line has at most 100 columns, a sentence outside of tables and code
-# at most 30 words, a link to a file of the project leads somewhere, and each number with a unit says where it is from
-# (tests/questions.py), and what a note asks of its reader is true (tests/reading.py). Prints each violation; the last
-# line is "N passed, N failed", of notes.
+# notes.sh [NOTE...]: how the notes are written. A line has at most 100 columns, a sentence outside of tables
+# and code at most 30 words, a link to a file of the project leads somewhere, and each number with a unit says
+# where it is from (tests/questions.py), and what a note asks of its reader is true (tests/reading.py). Prints
+# each violation; the last line is "N passed, N failed", of notes.
 set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -11,7 +11,8 @@ notes=("$@")
 passed=0 failed=0
 
 for note in "${notes[@]}"; do
-  violations=$(awk -v note="$note" '
+  violations=$(
+    awk -v note="$note" '
     function report(line, what) { print note ":" line ": " what }
     # Words of one sentence.
     function judge(sentence,  words) {
@@ -34,7 +35,8 @@ for note in "${notes[@]}"; do
     /!\[\]\(/ { report(NR, "a picture without a sentence") }
     { columns = $0; gsub(/[\200-\277]|<img [^>]*>/, "", columns)  # bytes that continue a character; pictures
       if (length(columns) > 100) report(NR, length(columns) " columns") }
-    # Questions, whose answers fold out, end a section (tests/questions.py). GitHub wants empty lines around an answer.
+    # Questions, whose answers fold out, end a section (tests/questions.py). GitHub wants empty lines around
+    # an answer.
     /^#/ { marked = over = 0 }
     /^\*\*Ask yourself\*\*$/ { marked = 1 }
     /^<details>/ { questions += 1; over = 0; if (note ~ /^0/ && !marked) report(NR, "not below **Ask yourself**") }
@@ -65,9 +67,18 @@ for note in "${notes[@]}"; do
     while IFS=: read -r line target; do
       path=${target%%#*}
       [ -z "$path" ] || [ -e "$(dirname "$note")/$path" ] || echo "$note:$line: no file $path"
-    done < <(grep -noE '(\]\(|src=")[^)" ]+' "$note" | sed -E 's/\]\(|src="//' | grep -vE ':(https?|mailto):|^[0-9]+:\.\./\.\./(actions|deployments)'))
-  violations+=$(python3 tests/questions.py --lacking "$note"; python3 tests/reading.py "$note")
-  if [ -z "$violations" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "$violations"; fi
+    done < <(grep -noE '(\]\(|src=")[^)" ]+' "$note" | sed -E 's/\]\(|src="//' | grep -vE ':(https?|mailto):|^[0-9]+:\.\./\.\./(actions|deployments)')
+  )
+  violations+=$(
+    python3 tests/questions.py --lacking "$note"
+    python3 tests/reading.py "$note"
+  )
+  if [ -z "$violations" ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "$violations"
+  fi
 done
 
 echo "$passed passed, $failed failed"

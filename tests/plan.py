@@ -1,8 +1,10 @@
-"""Holds the planner against the program.  python plan.py BUILD N [RANKS...]: BUILD has plan and 07_combined_5d.
+"""Holds the planner against the program.  python plan.py BUILD N [RANKS...]: BUILD has plan and
+07_combined_5d.
 
-What it prints is what a dry run of 07 says, to the byte and the nanosecond: for layouts that need one process or several. Its
-coarse time is near. Of N random layouts for each of RANKS it puts those of a model on so many GPUs in nearly the order in
-which dry runs do, and the layout that it would pick is nearly the fastest. The last line is "N passed, N failed"."""
+What it prints is what a dry run of 07 says, to the byte and the nanosecond: for layouts that need one process
+or several. Its coarse time is near. Of N random layouts for each of RANKS it puts those of a model on so many
+GPUs in nearly the order in which dry runs do, and the layout that it would pick is nearly the fastest. The
+last line is "N passed, N failed"."""
 
 import json
 import os
@@ -78,7 +80,9 @@ def check_folded(folder):
         seconds = summary["modelled"]["seconds"]
         same = abs(plan["step_seconds"] / seconds - 1) < 1e-6 and done.returncode == 0
         same = same and (plan["tensor_bytes"], plan["library_bytes"]) == (memory, libraries)
-        expect(same, f"{gpus} GPUs, {model[1]}, {layout}: {1e3 * seconds:.1f} ms and {memory} bytes, as planned")
+        expect(
+            same, f"{gpus} GPUs, {model[1]}, {layout}: {1e3 * seconds:.1f} ms and {memory} bytes, as planned"
+        )
 
 
 def check_coarse(folder):
@@ -96,12 +100,16 @@ def check_coarse(folder):
         issued = planned(folder, *words, "--compare", layout)
         if issued is None:  # a schedule that needs --dp-sync overlap
             continue
-        groups.setdefault((ranks, number), []).append((plans[0]["step_seconds"], issued[0]["step_seconds"], layout))
+        groups.setdefault((ranks, number), []).append(
+            (plans[0]["step_seconds"], issued[0]["step_seconds"], layout)
+        )
     errors, correlations, weights = [], [], []
     for (ranks, number), pairs in sorted(groups.items()):
         errors += [abs(coarse / seconds - 1) for coarse, seconds, _ in pairs]
         for coarse, seconds, layout in sorted(pairs):
-            print(f"    {layout}: coarse {1e3 * coarse:.1f} ms, {1e3 * seconds:.1f} ms, {100 * (coarse / seconds - 1):+.0f} %")
+            print(
+                f"    {layout}: coarse {1e3 * coarse:.1f} ms, {1e3 * seconds:.1f} ms, {100 * (coarse / seconds - 1):+.0f} %"
+            )
         if len(pairs) < 4:
             continue
         order = [[sorted(values).index(value) for value in values] for values in list(zip(*pairs))[:2]]
@@ -111,7 +119,9 @@ def check_coarse(folder):
         print(f"{ranks} GPUs, {' '.join(map(str, MODELS[number][1:]))}: {len(pairs)} layouts, rank correlation {correlations[-1]:.2f}, "
               f"the one picked takes {chosen / best:.3f} of the fastest")  # fmt: skip
         expect(chosen <= 1.1 * best, f"it picks one of the fastest: {min(pairs)[2]}")
-    print(f"a coarse time is {100 * statistics.median(errors):.1f} % off in the median, at most {100 * max(errors):.0f} %")
+    print(
+        f"a coarse time is {100 * statistics.median(errors):.1f} % off in the median, at most {100 * max(errors):.0f} %"
+    )
     if weights:
         mean = sum(c * n for c, n in zip(correlations, weights)) / sum(weights)
         expect(mean > 0.9, f"rank correlation {mean:.3f}")
@@ -127,18 +137,28 @@ def check_refusals(folder):
                   ["--model", "llama-3.1-8b", "--compare", "dp8 zero0 mbs1"]):  # fmt: skip
         done = run(build / "plan", *words)
         lines = done.stderr.count("\n")
-        expect(done.returncode == 2 and lines == 1, f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line")
+        expect(
+            done.returncode == 2 and lines == 1,
+            f"plan {' '.join(map(str, words))}: status {done.returncode}, {lines} line",
+        )
     said = run(build / "plan", "--gpus", 8, "--global-batch-size", 32, "--only", "mbs3").stderr
-    expect(said.startswith("--only: mbs3 is not valid; "), f"words that no layout has are blamed, not --gpus: {said.strip()}")
+    expect(
+        said.startswith("--only: mbs3 is not valid; "),
+        f"words that no layout has are blamed, not --gpus: {said.strip()}",
+    )
 
 
 def check_calculator(folder, number):
-    """The tables of the page's calculator against single layouts: memory of the fullest stage, and of the libraries."""
+    """The tables of the page's calculator against single layouts: memory of the fullest stage, and of the
+    libraries."""
     model = ["--model", "smollm-1.7b"]
     planner.MODELS = []
     tables = planner.calculator(build / "plan", *model, "--max-memory", "9GiB")
     choices = tables["choices"]
-    expect((tables["model"], tables["memory_bytes"]) == ("smollm-1.7b", 9 * 2**30), "a calculator of what was asked for")
+    expect(
+        (tables["model"], tables["memory_bytes"]) == ("smollm-1.7b", 9 * 2**30),
+        "a calculator of what was asked for",
+    )
     right = 0
     for _ in range(number):
         entries, at = {}, {}
@@ -155,35 +175,68 @@ def check_calculator(folder, number):
         layout += (" sp" if at["sp"] else "") + (" full" if at["recompute"] == "full" else "")
         plan = planned(folder, *model, "--seq-len", at["seq_len"], "--global-batch-size", planner.MICRO_BATCHES * at["mbs"] * at["dp"],
                        "--gpus", at["tp"] * at["cp"] * at["pp"] * at["dp"], "--coarse", "--compare", layout)[0]  # fmt: skip
-        fullest = max(sum(states) + sum(activations) for states, activations in zip(entries["states"], entries["activations"]))
+        fullest = max(
+            sum(states) + sum(activations)
+            for states, activations in zip(entries["states"], entries["activations"])
+        )
         same = (plan["tensor_bytes"], plan["library_bytes"]) == (fullest, entries["libraries"])
         right += same
         if not same:
             print(f"{layout}, {at['seq_len']} tokens: {plan['tensor_bytes']} bytes, in the table {fullest}")
-    expect(right == number, f"the calculator's tables: {right} of {number} layouts need what the planner says")
+    expect(
+        right == number, f"the calculator's tables: {right} of {number} layouts need what the planner says"
+    )
 
 
 def check_answers(folder):
     """What plan answers beside a list: constraints, money, --why, a config.json, other GPUs."""
     words = ["--model", "smollm-1.7b", "--gpus", 16, "--seq-len", 2048, "--global-batch-size", 64]
     layouts = planned(folder, *words, "--tp", "2-4", "--only", "zero3", "--max-memory", "40GiB", "--top", 3)
-    good = all(plan["tp"] in (2, 4) and "zero3" in plan["layout"] and plan["tensor_bytes"] < 40 * 2**30 for plan in layouts)
+    good = all(
+        plan["tp"] in (2, 4) and "zero3" in plan["layout"] and plan["tensor_bytes"] < 40 * 2**30
+        for plan in layouts
+    )
     expect(len(layouts) == 3 and good, "only layouts that were asked for")
     meshes = [[plan[axis] for axis in ("tp", "cp", "dp", "pp", "ep")] for plan in layouts]
     expect(all(meshes.count(mesh) == 1 for mesh in meshes), "one layout of each mesh")
     times = [plan["step_seconds"] for plan in layouts]
     expect(times == sorted(times), "the fastest first")
     # Of these meshes a dry run finds another one the fastest than the coarse time does.
-    large = ["--model", "llama-3.1-70b", "--gpus", 64, "--seq-len", 8192, "--global-batch-size", 64, "--pp", 1]
-    fastest = [planned(folder, *large, *more)[0]["layout"] for more in (["--top", 10], ["--top", 1], ["--why", "cp8 dp8 zero3 mbs2"])]
-    expect(fastest == [fastest[0]] * 3, f"the fastest layout is {fastest[0]}, however many are shown: {fastest}")
+    large = [
+        "--model",
+        "llama-3.1-70b",
+        "--gpus",
+        64,
+        "--seq-len",
+        8192,
+        "--global-batch-size",
+        64,
+        "--pp",
+        1,
+    ]
+    fastest = [
+        planned(folder, *large, *more)[0]["layout"]
+        for more in (["--top", 10], ["--top", 1], ["--why", "cp8 dp8 zero3 mbs2"])
+    ]
+    expect(
+        fastest == [fastest[0]] * 3, f"the fastest layout is {fastest[0]}, however many are shown: {fastest}"
+    )
     said = run(build / "plan", *words, "--coarse", "--tokens", "2T", "--price", 2.5).stdout
     match = re.search(r"on 16 GPUs: ([\d.]+) days, (\d+) GPU hours, (\d+) of money", said)
     days, hours, money = map(float, match.groups()) if match else (0, 0, 1)
-    expect(abs(days * 24 * 16 / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01, "days, GPU hours and money")
+    expect(
+        abs(days * 24 * 16 / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01,
+        "days, GPU hours and money",
+    )
     best, asked = planned(folder, *words, "--only", "dp16 zero1-2 mbs1", "--why", "tp4 dp4")
-    good = asked["layout"].startswith("tp4 dp4") and best["dp"] == 16 and asked["step_seconds"] > best["step_seconds"]
-    sums = [plan["seconds"]["compute"] + plan["seconds"]["idle"] - plan["step_seconds"] for plan in (best, asked)]
+    good = (
+        asked["layout"].startswith("tp4 dp4")
+        and best["dp"] == 16
+        and asked["step_seconds"] > best["step_seconds"]
+    )
+    sums = [
+        plan["seconds"]["compute"] + plan["seconds"]["idle"] - plan["step_seconds"] for plan in (best, asked)
+    ]
     expect(good and max(map(abs, sums)) < 1e-9, "why a layout is not the best: it computes, or is idle")
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
              "num_key_value_heads": 8, "vocab_size": 128256, "model_type": "llama", "rope_theta": 500000}  # fmt: skip
@@ -191,16 +244,30 @@ def check_answers(folder):
     same = [run(build / "plan", "--coarse", *model, *words[2:]).stdout.split("\n", 1) for model in
             (["--config", folder / "config.json"], ["--model", "llama-3.2-1b"])]  # fmt: skip
     expect(same[0][1].split("mpirun")[0] == same[1][1].split("mpirun")[0], "a config.json is its preset")
-    (folder / "tied.json").write_text(json.dumps(sizes | {"tie_word_embeddings": True, "attention_dropout": 0.1}))
+    (folder / "tied.json").write_text(
+        json.dumps(sizes | {"tie_word_embeddings": True, "attention_dropout": 0.1})
+    )
     said = run(build / "plan", "--coarse", "--config", folder / "tied.json", *words[2:]).stdout.splitlines()
     expect("1.50G parameters" in said[0] and said[1].startswith("its head is the embedding, which makes 1.24G parameters")
            and said[2].startswith("its attention_dropout is above 0"), f"what a config.json has otherwise is said: {said[:3]}")  # fmt: skip
-    expect(run(build / "plan", "--coarse", "--layers", 4).stdout.startswith("a model: 4 layers"), "a model of one's own is not called tiny")
+    expect(
+        run(build / "plan", "--coarse", "--layers", 4).stdout.startswith("a model: 4 layers"),
+        "a model of one's own is not called tiny",
+    )
     said = run(build / "plan", *words, "--gpu", "h100-nanotron").stdout
-    expect("by a coarse time" in said and "8 of 10 are in" in said, "a GPU as another framework uses it, and how sure that is")
+    expect(
+        "by a coarse time" in said and "8 of 10 are in" in said,
+        "a GPU as another framework uses it, and how sure that is",
+    )
     (folder / "slow.json").write_text('{"as": "h100", "memory_achievable": {"value": 0.1}}')
-    seconds = [planned(folder, *words, "--gpu", gpu, "--compare", "dp16")[0]["step_seconds"] for gpu in ("h100", folder / "slow.json")]
-    expect(seconds[1] > 1.1 * seconds[0], f"dry runs take a GPU of one's own: {1e3 * seconds[0]:.1f} and {1e3 * seconds[1]:.1f} ms")
+    seconds = [
+        planned(folder, *words, "--gpu", gpu, "--compare", "dp16")[0]["step_seconds"]
+        for gpu in ("h100", folder / "slow.json")
+    ]
+    expect(
+        seconds[1] > 1.1 * seconds[0],
+        f"dry runs take a GPU of one's own: {1e3 * seconds[0]:.1f} and {1e3 * seconds[1]:.1f} ms",
+    )
 
 
 with tempfile.TemporaryDirectory() as name:

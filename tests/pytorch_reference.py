@@ -1,9 +1,8 @@
 """The transformer of this project in plain PyTorch: what "right" means for its logits, loss and gradients.
 
 Llama's decoder, in any precision: RMSNorm, rotary positions, grouped-query causal attention, SwiGLU, no
-biases, untied head. The parameters bear the names of Hugging Face's LlamaForCausalLM. make_golden.py runs it to
-write the files that the tests read; pytorch_speed.py measures it.
-"""
+biases, untied head. The parameters bear the names of Hugging Face's LlamaForCausalLM. make_golden.py runs it
+to write the files that the tests read; pytorch_speed.py measures it."""
 
 import dataclasses
 import math
@@ -66,8 +65,10 @@ class Attention(nn.Module):
 
     def forward(self, x, cos, sin):
         batch, sequence, _ = x.shape
-        q, k, v = (proj(x).view(batch, sequence, -1, self.head_size).transpose(1, 2)
-                   for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            proj(x).view(batch, sequence, -1, self.head_size).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
         out = self.core(rotate_half(q, cos, sin), rotate_half(k, cos, sin), v)
         return self.o_proj(out.transpose(1, 2).reshape(batch, sequence, -1))
 

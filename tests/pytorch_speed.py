@@ -3,13 +3,13 @@
     python3 tests/pytorch_speed.py --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --threads 2
     python3 tests/pytorch_speed.py --model smollm-1.7b --seq-len 2048 --device cuda --dtype bf16 --compile
 
-A step is --micro-batches times forward and backward, then clipping and AdamW (PyTorch's fused one). Attention is
-PyTorch's fused one: on a GPU in bf16 FlashAttention-2 and then cuDNN's, a line each; what PyTorch is compared with is
-the faster. --compile compiles a layer, once for all of them, and the loss. A micro-batch that doesn't fit into memory is
-halved. Printed are medians over the steps after the warm-up. FLOPs are (6 N + 12 L h s) a token: N the parameters
-without the embedding table, L layers, h the model's width, s the sequence length. So attention is not halved for
-causality, as in torchtitan and in this project. llm.c halves it (6 L h s): the second number counts so.
-"""
+A step is --micro-batches times forward and backward, then clipping and AdamW (PyTorch's fused one). Attention
+is PyTorch's fused one: on a GPU in bf16 FlashAttention-2 and then cuDNN's, a line each; what PyTorch is
+compared with is the faster. --compile compiles a layer, once for all of them, and the loss. A micro-batch
+that doesn't fit into memory is halved. Printed are medians over the steps after the warm-up. FLOPs are (6 N +
+12 L h s) a token: N the parameters without the embedding table, L layers, h the model's width, s the sequence
+length. So attention is not halved for causality, as in torchtitan and in this project. llm.c halves it (6 L h
+s): the second number counts so."""
 
 import argparse
 import contextlib
@@ -38,15 +38,31 @@ MODELS = {
 
 def read_options():
     parser = argparse.ArgumentParser()
-    sizes = dict(layers=8, d_model=64, heads=8, kv_heads=None, d_ff=192, vocab_size=256, seq_len=128,
-                 micro_batch_size=4, steps=50, threads=None)
+    sizes = dict(
+        layers=8,
+        d_model=64,
+        heads=8,
+        kv_heads=None,
+        d_ff=192,
+        vocab_size=256,
+        seq_len=128,
+        micro_batch_size=4,
+        steps=50,
+        threads=None,
+    )
     for name, default in sizes.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    parser.add_argument("--dtype", choices=TYPES, default="fp32", help="bf16: autocast, the weights stay fp32")
+    parser.add_argument(
+        "--dtype", choices=TYPES, default="fp32", help="bf16: autocast, the weights stay fp32"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1], help="of a step: each is measured")
-    parser.add_argument("--model", choices=MODELS, help="the sizes of a preset, instead of the six of a model")
+    parser.add_argument(
+        "--micro-batches", type=int, nargs="+", default=[1], help="of a step: each is measured"
+    )
+    parser.add_argument(
+        "--model", choices=MODELS, help="the sizes of a preset, instead of the six of a model"
+    )
     options = parser.parse_args()
     vars(options).update(MODELS.get(options.model, {}))
     options.kv_heads = options.kv_heads or options.heads
@@ -55,10 +71,12 @@ def read_options():
 
 def build_step(options):
     """The model, and a function that makes one training step on a random batch."""
-    config = Config(options.layers, options.d_model, options.heads, options.kv_heads, options.d_ff,
-                    options.vocab_size)
-    attention = functools.partial(F.scaled_dot_product_attention, is_causal=True,
-                                  enable_gqa=config.kv_heads != config.heads)
+    config = Config(
+        options.layers, options.d_model, options.heads, options.kv_heads, options.d_ff, options.vocab_size
+    )
+    attention = functools.partial(
+        F.scaled_dot_product_attention, is_causal=True, enable_gqa=config.kv_heads != config.heads
+    )
     model = Llama(config, attention).to(options.device, TYPES[options.dtype])
     loss_function = micro_batch_loss
     if options.compile:
@@ -90,7 +108,9 @@ def measure(options, attention):
     torch.manual_seed(1)
     model, step = build_step(options)
     counted = sum(p.numel() for p in model.parameters()) - model.model.embed_tokens.weight.numel()
-    of_attention = 6 * options.layers * options.d_model * options.seq_len  # FLOPs a token, halved for causality
+    of_attention = (
+        6 * options.layers * options.d_model * options.seq_len
+    )  # FLOPs a token, halved for causality
     for micro_batches in options.micro_batches:
         seconds = []
         for _ in range(WARM_UP_STEPS + options.steps):
@@ -101,13 +121,18 @@ def measure(options, attention):
         tokens = micro_batches * options.micro_batch_size * options.seq_len
         flops = [tokens * (6 * counted + n * of_attention) / median for n in (2, 1)]
         device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-        peak = next((peak for name, peak in PEAKS.items() if name in device and options.dtype == "bf16"), None)
+        peak = next(
+            (peak for name, peak in PEAKS.items() if name in device and options.dtype == "bf16"), None
+        )
         mfu = ", MFU {:.1f} % ({:.1f} % halved)".format(*(100 * f / peak for f in flops)) if peak else ""
         compiled = " compiled" if options.compile else ""
-        print(f"PyTorch {torch.__version__} {device} {options.dtype}{compiled}, attention {attention}, "
-              f"{torch.get_num_threads()} threads, {micro_batches} micro-batches of {options.micro_batch_size} x "
-              f"{options.seq_len}: {median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
-              f"{flops[0] / 1e12:.4f} TFLOP/s ({flops[1] / 1e12:.4f} halved){mfu}", flush=True)
+        print(
+            f"PyTorch {torch.__version__} {device} {options.dtype}{compiled}, attention {attention}, "
+            f"{torch.get_num_threads()} threads, {micro_batches} micro-batches of {options.micro_batch_size} x "
+            f"{options.seq_len}: {median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
+            f"{flops[0] / 1e12:.4f} TFLOP/s ({flops[1] / 1e12:.4f} halved){mfu}",
+            flush=True,
+        )
 
 
 def release():
@@ -123,8 +148,13 @@ def main():
         torch.set_num_threads(options.threads)
     kinds = {"of PyTorch's choice": contextlib.nullcontext}
     if options.device == "cuda" and options.dtype == "bf16":
-        kinds = {name: functools.partial(sdpa_kernel, backend) for name, backend in
-                 (("FlashAttention", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION))}
+        kinds = {
+            name: functools.partial(sdpa_kernel, backend)
+            for name, backend in (
+                ("FlashAttention", SDPBackend.FLASH_ATTENTION),
+                ("cuDNN", SDPBackend.CUDNN_ATTENTION),
+            )
+        }
     measured = 0
     for name, choose in kinds.items():
         for size in (options.micro_batch_size // 2**n for n in range(options.micro_batch_size.bit_length())):

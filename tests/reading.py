@@ -1,11 +1,11 @@
 """What a note asks of its reader:  reading.py NOTE...  Prints each violation.
 
-"N minutes to read" are computed, not guessed: 150 words of the note a minute, and 12 lines a minute of the files that it lists
-under *Where it is*; rounded up to 5. A file counts in the first note that lists it; one behind "Skip" does not. A note with such
-a list says its minutes, and the plan of a course says them again.
+"N minutes to read" are computed, not guessed: 150 words of the note a minute, and 12 lines a minute of the
+files that it lists under *Where it is*; rounded up to 5. A file counts in the first note that lists it; one
+behind "Skip" does not. A note with such a list says its minutes, and the plan of a course says them again.
 
-An answer's command needs a program that make run or make test builds, or the answer says what makes it. What an exercise
-bids to read first, in italics, is a heading of its note."""
+An answer's command needs a program that make run or make test builds, or the answer says what makes it. What
+an exercise bids to read first, in italics, is a heading of its note."""
 
 import pathlib
 import re
@@ -19,16 +19,25 @@ STATED = re.compile(r"(\d+)\s+minutes\s+to\s+read")
 
 def notes_of(folder):
     """In the order in which they are read."""
-    return sorted(pathlib.Path().glob(f"{folder}/**/*.md"), key=lambda note: (note.parts[0], note.name != "README.md", note))
+    return sorted(
+        pathlib.Path().glob(f"{folder}/**/*.md"),
+        key=lambda note: (note.parts[0], note.name != "README.md", note),
+    )
 
 
 def listed(note):
     found = re.search(r"^## Where it is\n((?:(?!## |Skip ).*\n)*)", note.read_text(), re.M)
-    return {(note.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", found[1] if found else "")}
+    return {
+        (note.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", found[1] if found else "")
+    }
 
 
 def minutes(note):
-    before = set().union(*(listed(other) for other in notes_of("0*")[:notes_of("0*").index(note)])) if note in notes_of("0*") else set()
+    before = (
+        set().union(*(listed(other) for other in notes_of("0*")[: notes_of("0*").index(note)]))
+        if note in notes_of("0*")
+        else set()
+    )
     lines = sum(len(file.read_text().splitlines()) for file in listed(note) - before if file.suffix != ".md")
     return -int(-(len(note.read_text().split()) / WORDS + lines / LINES) // 5) * 5
 
@@ -42,7 +51,9 @@ def violations(note):
         yield f"{stated[0] if stated else 'no minutes to read'}; expected {minutes(note)} minutes to read"
     for stage, others, said in re.findall(r"^\| (0[1-7])((?:, `\S*`)*) \| (\d+) min \|", text, re.M):
         [first, *rest] = notes_of(f"{stage}_*")
-        expected = minutes(first) + sum(minutes(other) for other in rest if f"`{other.relative_to(first.parent)}`" in others)
+        expected = minutes(first) + sum(
+            minutes(other) for other in rest if f"`{other.relative_to(first.parent)}`" in others
+        )
         if int(said) != expected:
             yield f"{said} min to read {stage}{others}; expected {expected}"
     for question, answer in QUESTION.findall(text):

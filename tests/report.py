@@ -1,8 +1,8 @@
-"""Opens the report in a browser without a window:  python report.py PAGE BUILDS.  Every figure must have marks, and the
-console must stay empty. Choices must change what is shown. Nothing may lie outside the window of a computer or a phone, and
-all must be readable, light or dark, with a keyboard or a screen reader. The memory of a layout must be what the program
-predicts, whose command the page shows. BUILDS has cpu-bf16 with 07_combined_5d. A picture of each figure is
-left beside the page. The last line is "N passed, N failed"."""
+"""Opens the report in a browser without a window:  python report.py PAGE BUILDS.  Every figure must have
+marks, and the console must stay empty. Choices must change what is shown. Nothing may lie outside the window
+of a computer or a phone, and all must be readable, light or dark, with a keyboard or a screen reader. The
+memory of a layout must be what the program predicts, whose command the page shows. BUILDS has cpu-bf16 with
+07_combined_5d. A picture of each figure is left beside the page. The last line is "N passed, N failed"."""
 
 import json
 import os
@@ -63,7 +63,9 @@ def predicted_memory(command):
             return done.stderr.strip()
         ranks = json.loads(log.read_text().splitlines()[-1])["summary"]["memory"]
     places = {"first stage": ranks[0], "last stage": ranks[-1]}
-    return {name: {purpose: rank["predicted"][purpose] for purpose in PURPOSES} for name, rank in places.items()}
+    return {
+        name: {purpose: rank["predicted"][purpose] for purpose in PURPOSES} for name, rank in places.items()
+    }
 
 
 def open_page(page):
@@ -99,7 +101,9 @@ def check_calculator(page):
         tried += 1
         predicted, shown = predicted_memory(command), shown_memory(page)
         stages = ["first stage", "last stage"][: min(2, int(chosen["pp"]))]
-        of_tensors = {stage: {purpose: bytes_[purpose] for purpose in PURPOSES} for stage, bytes_ in shown.items()}
+        of_tensors = {
+            stage: {purpose: bytes_[purpose] for purpose in PURPOSES} for stage, bytes_ in shown.items()
+        }
         good = not isinstance(predicted, str) and of_tensors == {stage: predicted[stage] for stage in stages}
         expect(
             good,
@@ -124,7 +128,10 @@ def check_choices(page):
         page.keyboard.press("ArrowRight")
     page.wait_for_timeout(500)
     zoomed = marks(page, "timeline")
-    expect(0 < len(zoomed) < len(before) / 4, f"timeline: the keyboard zooms, {len(before)} bars to {len(zoomed)}")
+    expect(
+        0 < len(zoomed) < len(before) / 4,
+        f"timeline: the keyboard zooms, {len(before)} bars to {len(zoomed)}",
+    )
     page.locator("#losses select").focus()
     page.keyboard.press("ArrowDown")
     page.wait_for_timeout(300)
@@ -140,13 +147,17 @@ def check_legend(page):
             page.wait_for_timeout(300)
             now = marks(page, "losses")
             good = any("07-3d" in mark for mark in now) != hidden and (len(now) < len(before)) == hidden
-            expect(good, f"losses: a {what} in the legend {'hides' if hidden else 'shows'} a run, {len(now)} marks")
+            expect(
+                good,
+                f"losses: a {what} in the legend {'hides' if hidden else 'shows'} a run, {len(now)} marks",
+            )
 
 
 def check_names(page):
     """What a screen reader says of what a reader can work, of the charts and of the tables."""
     names = page.locator("select, input, button, a, [tabindex]").evaluate_all(
-        """all => all.map(one => one.ariaLabel || (one.labels ? [...one.labels] : [one.ariaLabelledByElements?.[0] || one])
+        """all => all.map(one => one.ariaLabel ||
+          (one.labels ? [...one.labels] : [one.ariaLabelledByElements?.[0] || one])
           .map(label => label.textContent.trim()).join())"""
     )
     expect(len(names) > 30 and all(names), f"{len(names)} controls, links and boxes that scroll have names")
@@ -155,9 +166,15 @@ def check_names(page):
     boxes = page.locator(".wide, .figure").evaluate_all("all => all.map(box => box.tabIndex)")
     expect(set(boxes) == {0}, "the keyboard reaches each box that scrolls")
     heads = [page.locator(f"th[scope={scope}]").count() for scope in ("col", "row")]
-    expect(page.locator("table caption").count() == 2 and min(heads) > 4, f"a caption, heads of columns and rows: {heads}")
+    expect(
+        page.locator("table caption").count() == 2 and min(heads) > 4,
+        f"a caption, heads of columns and rows: {heads}",
+    )
     levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(title => title.tagName)")
-    expect(levels == ["H1"] + ["H2"] * (len(FIGURES) + 2) and page.locator("html[lang]").count(), "titles are in order")
+    expect(
+        levels == ["H1"] + ["H2"] * (len(FIGURES) + 2) and page.locator("html[lang]").count(),
+        "titles are in order",
+    )
 
 
 def check_width(page, width):
@@ -193,7 +210,8 @@ TEXTS = """() => {
 
 
 def check_colors(page):
-    """In both schemes: each text has 4.5 times the luminance of what is under it, or the inverse (WCAG 2, AA)."""
+    """In both schemes: each text has 4.5 times the luminance of what is under it, or the inverse (WCAG 2,
+    AA)."""
 
     def luminance(color):
         parts = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in color[:3]]
@@ -211,10 +229,14 @@ def check_colors(page):
             f"{scheme}: of {len(texts)} pairs of colours the closest is {min(texts)}",
         )
         seen[scheme] = page.evaluate(
-            """['body', '#losses svg .role-axis-label text', '#sweep svg .role-legend-label text'].map((place, i) =>
+            """['body', '#losses svg .role-axis-label text', '#sweep svg .role-legend-label text'].map((place,
+            i) =>
               getComputedStyle(document.querySelector(place))[i ? 'fill' : 'backgroundColor'])"""
         )
-    expect(all(a != b for a, b in zip(*seen.values())), f"the page and its charts follow the reader's scheme: {seen}")
+    expect(
+        all(a != b for a, b in zip(*seen.values())),
+        f"the page and its charts follow the reader's scheme: {seen}",
+    )
 
 
 def check_refusals(folder):
@@ -233,7 +255,9 @@ def check_refusals(folder):
         if text is not None:
             log.write_text(text)
         done = subprocess.run(
-            ["build/python-report/bin/python", "common/report/report.py", page, builds, plan, log], capture_output=True, text=True
+            ["build/python-report/bin/python", "common/report/report.py", page, builds, plan, log],
+            capture_output=True,
+            text=True,
         )
         good = done.returncode == 2 and done.stderr.count("\n") == 1 and page.read_text() == "older"
         expect(good, f"{what}: status {done.returncode}: {done.stderr.strip()[-150:]}")
@@ -251,9 +275,14 @@ with sync_playwright() as playwright:
         page.locator("#" + figure).screenshot(path=page_file.parent / f"{figure}.png")
     expect(page.locator("#runs tr").count() == 6, "the table has a row for each of the five runs")
     expect(page.locator("main section").first.get_attribute("id") == "real", "real sizes come first")
-    expect("512 sequences of 2048 tokens a step" in page.locator("#heatmap").inner_text(), "the heatmap is of what PLAN says")
+    expect(
+        "512 sequences of 2048 tokens a step" in page.locator("#heatmap").inner_text(),
+        "the heatmap is of what PLAN says",
+    )
     told = re.findall("^(?:row|table) ", pathlib.Path("tests/lessons.txt").read_text(), re.MULTILINE)
-    expect(page.locator("#real tr").count() == 1 + len(told), f"real sizes have {len(told)} rows and headings")
+    expect(
+        page.locator("#real tr").count() == 1 + len(told), f"real sizes have {len(told)} rows and headings"
+    )
     check_width(page, 1440)
     check_names(page)
     check_colors(page)

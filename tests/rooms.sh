@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files and options.
+# rooms.sh: what a file may know. Prints each violation; the last line is "N passed, N failed", of files and
+# options.
 #
 #   common/ROOM   includes its own room and rooms below, and how device refuses: errors.h, mapped_file.h
 #   0N_stage      includes common and earlier stages, and names no later stage's technique
@@ -11,7 +12,7 @@
 #   kernels       say the shape of all they get: each pointer to numbers has it beside it, or "all [size]" is behind the last
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}"
-rooms=(clock device kernels tensor_cores model ranks watchdog options checkpoint run)  # from the bottom up
+rooms=(clock device kernels tensor_cores model ranks watchdog options checkpoint run) # from the bottom up
 # What only this stage and later ones speak of.
 words=([3]='(?-i:ZeRO)|zero_stage|reshard' [4]='tensor.(parallel|ranks)|sequence.parallel' [5]='pipeline|bubble|1f1b|zb.h1'
   [6]='context.(parallel|ranks)|\bring.attention|zigzag' [7]='expert|\bmesh')
@@ -19,7 +20,10 @@ passed=0 failed=0
 
 # judge FILE VIOLATIONS: lines of the file that it may not have.
 judge() {
-  if [ -z "${2//$'\n'/}" ]; then passed=$((passed + 1)); return; fi
+  if [ -z "${2//$'\n'/}" ]; then
+    passed=$((passed + 1))
+    return
+  fi
   failed=$((failed + 1))
   grep . <<< "$2" | sed "s|^|$1:|"
 }
@@ -28,7 +32,8 @@ judge() {
 later_words() {
   local all=() n
   for n in 3 4 5 6 7; do [ "$n" -le "$1" ] || all+=("${words[$n]}"); done
-  IFS='|'; echo "${all[*]:-nothing is later}"
+  IFS='|'
+  echo "${all[*]:-nothing is later}"
 }
 
 allowed=''

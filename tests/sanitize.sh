@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# sanitize.sh SANITIZERS PRECISIONS: every test, built for each of these sanitizers (address, which has UBSan, too; thread)
-# and precisions, one after the other. A report of any process, also of a program that a test has started, is a file in
-# build/sanitize, and is counted. The last lines are "N passed, N failed" of all, and "N reports".
+# sanitize.sh SANITIZERS PRECISIONS: every test, built for each of these sanitizers (address, which has UBSan,
+# too; thread) and precisions, one after the other. A report of any process, also of a program that a test has
+# started, is a file in build/sanitize, and is counted. The last lines are "N passed, N failed" of all, and "N
+# reports".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 reports=$PWD/build/sanitize passed=0 failed=0
-rm -rf "$reports"; mkdir -p "$reports"
+rm -rf "$reports"
+mkdir -p "$reports"
 echo "All of it takes two cores some hours. What is built stays for the next time."
 for sanitizer in $1; do
   for precision in $2; do
@@ -15,12 +17,13 @@ for sanitizer in $1; do
     if [[ $(tail -n 1 "$reports/output") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
       passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
     else
-      failed=$((failed + 1))  # it could not be built
+      failed=$((failed + 1)) # it could not be built
     fi
   done
 done
 rm "$reports/output"
-# A test of the stand-ins lets child processes write where nothing is, and expects that AddressSanitizer ends them.
+# A test of the stand-ins lets child processes write where nothing is, and expects that AddressSanitizer ends
+# them.
 for report in "$reports"/address-*; do
   grep -m 1 '#0' "$report" 2> /dev/null | grep -q 'tests/cpu/test_cuda_standin.cc:' && rm "$report"
 done

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# slurm.sh FOLDER: a real Slurm on two hosts (two_hosts.sh) starts 07 of a build folder (fp64), by the script that stands in
-# common/cluster.md. It requeues it, loses a node, and comes to its time limit; the losses must stay those of a run on one machine.
-# The last line is "N passed, N failed".
+# slurm.sh FOLDER: a real Slurm on two hosts (two_hosts.sh) starts 07 of a build folder (fp64), by the script
+# that stands in common/cluster.md. It requeues it, loses a node, and comes to its time limit; the losses must
+# stay those of a run on one machine. The last line is "N passed, N failed".
 #
-# The daemons have a configuration, ports, sockets and processes of their own, so a Slurm of this machine is not touched.
-# The nodes claim 64 cores and eight GPUs each. These are device files that nothing opens; Slurm shares them out all the same.
+# The daemons have a configuration, ports, sockets and processes of their own, so a Slurm of this machine is
+# not touched. The nodes claim 64 cores and eight GPUs each. These are device files that nothing opens; Slurm
+# shares them out all the same.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 programs=$PWD/$1 needs=(slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge)
@@ -13,7 +14,10 @@ programs=$PWD/$1 needs=(slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client mu
 # ---- The cluster ------------------------------------------------------------------------------------------------------
 export SLURM_CONF=$at/slurm.conf UCX_LOG_LEVEL=error
 mkdir -p "$at"/{controller,node-a,node-b,project/build/cuda-bf16}
-(umask 377; head -c 128 /dev/urandom > "$at/munge.key")
+(
+  umask 377
+  head -c 128 /dev/urandom > "$at/munge.key"
+)
 echo "Name=gpu File=/run/gpu[0-7]" > "$at/gres.conf"
 cat > "$SLURM_CONF" << END
 ClusterName=test
@@ -53,7 +57,10 @@ host node-b 10.21.0.2 "$server"
 connect_hosts
 slurm() { on node-a timeout --kill-after=10 "$limit" "$@"; }
 two_idle() { [ "$(slurm sinfo -h -t idle -o %D 2> /dev/null)" = 2 ]; }
-within $limit two_idle || { echo "slurm: no two nodes: $(tail -n 5 "$at"/log-of-* "$at"/*/log)"; exit 1; }
+within $limit two_idle || {
+  echo "slurm: no two nodes: $(tail -n 5 "$at"/log-of-* "$at"/*/log)"
+  exit 1
+}
 
 # ---- The tests --------------------------------------------------------------------------------------------------------
 # Jobs run in a folder where build/cuda-bf16 has the CPU's 07, with the GPU that Slurm lets a rank see.
@@ -76,7 +83,7 @@ submit() {
 # is FIELD VALUE: of the job.
 is() { slurm scontrol show job -o "$job" | grep -qE "(^| )$1=$2( |$)"; }
 losses() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$@"; }
-steps_of() { losses "log-$job-$1.json" 2> /dev/null | cut -d ' ' -f 1; }  # of the job's start number $1
+steps_of() { losses "log-$job-$1.json" 2> /dev/null | cut -d ' ' -f 1; } # of the job's start number $1
 
 logged() { [ "$(losses "$1" 2> /dev/null | wc -l)" -ge "$2" ]; }
 
@@ -87,7 +94,7 @@ on_one_machine() {
   local run=$!
   within $limit logged "$1.json" "$2" || return
   on node-a pkill 07_
-  wait $run || true  # it was ended, if it had not already
+  wait $run || true # it was ended, if it had not already
 }
 # same LOG OTHER...: the steps of the others, and the losses in LOG.
 same() {
@@ -113,19 +120,21 @@ check "job: begins" within $limit begun 0
 goes_on() {
   within $limit is JobState PENDING && slurm scontrol update jobid="$job" starttime=now
   check "$1: goes on" within $((2 * limit)) begun "$2"
-  local last; last=$(steps_of $(($2 - 1)) | tail -n 1)
+  local last
+  last=$(steps_of $(($2 - 1)) | tail -n 1)
   check "$1: with step $((last + 1)), the next one" test "$(steps_of "$2" | head -n 1)" = $((last + 1))
 }
 slurm scontrol requeue "$job"
 goes_on requeue 1
 slurm scontrol update nodename=node-b state=down reason=test
 check "node down: the job waits" within $limit is JobState PENDING
-# Slurm does not wait for what runs on such a node. If it is back before that has ended, Slurm loses the job's next step.
+# Slurm does not wait for what runs on such a node. If it is back before that has ended, Slurm loses the job's
+# next step.
 has_ended() { ! on node-b pgrep --runstates R,S,D slurmstepd > /dev/null; }
 check "node down: its ranks end" within $limit has_ended
 slurm scontrol update nodename=node-b state=resume
 goes_on "node down" 2
-slurm scontrol update jobid="$job" endtime=now+300  # so Slurm sends its warning when it next looks
+slurm scontrol update jobid="$job" endtime=now+300 # so Slurm sends its warning when it next looks
 check "time limit: the job requeues itself" within $limit is JobState PENDING
 slurm scontrol update jobid="$job" timelimit=1-0
 goes_on "time limit" 3

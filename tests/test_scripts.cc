@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,74 @@ TEST_CASE("a part of the tests that fails, crashes or hangs counts, and is named
   CHECK(end.find("cpu-fp64 on 2 ranks: ended with status 7: \n") != std::string::npos);
   CHECK(end.find("cpu-fp64 on 3 ranks: exit status 9\n") != std::string::npos);
   CHECK(end.find("\n10 passed, 4 failed\n") != std::string::npos);  // 1, 3, 4, 8 and 16 ranks pass one each
+}
+
+TEST_CASE("what there is to read has ceilings; a closure follows includes and definitions", "[scripts]") {
+  const TemporaryFolder folder;
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(folder.path() + "/" + path).parent_path());
+    folder.write(path, text);
+  };
+  const auto size = [&](int status) {
+    const std::string command =
+        PENTATRON_TESTS "/size.sh " + folder.path() + " > " + folder.path() + "/out 2>&1";
+    CHECK(WEXITSTATUS(std::system(command.c_str())) == status);
+    return read_file(folder.path() + "/out");
+  };
+  for (const std::string stage : {"01", "02", "03", "04", "05", "06", "07"})
+    write(stage + "_stage/main.cu", "#include \"model/a.h\"\nint main() { return a(); }\n");
+  write("common/model/a.h", "#include \"b.h\"\nint a(int b = c());\n");
+  write("common/model/a_1.cu", "1\n2\n3\n4\n");  // main.cu, a.h, a_1.cu: 8 lines, then b.h
+  write("common/model/b.h", std::string(1000, '\n'));
+  write("common/run/d.cu", "#include \"model/a.h\"\nint a(int b) {\n  return b;\n}\n");
+  write("common/cpu/e.cc", "1\n2\n");
+  write("tests/f.cc", "1\n2\n3\n");
+  const std::string small = size(0);
+  INFO(small);
+  const auto has = [](const std::string& out, const std::string& row, const std::string& numbers) {
+    const size_t at = out.find("\n" + row + " ");
+    std::istringstream line(out.substr(at == std::string::npos ? out.size() : at + 1));
+    std::string name, lines, ceiling, by_definitions;
+    line >> name >> lines >> ceiling >> by_definitions;
+    return lines + " " + by_definitions == numbers;
+  };
+  CHECK(has(small, "closure-01", "1008 1012"));
+  CHECK(has(small, "closure-07", "1008 1012"));
+  CHECK(has(small, "closure-01-path", "1008 1008"));
+  CHECK(small.find("\n11 passed, 0 failed\n") != std::string::npos);
+  write("common/model/b.h", std::string(100000, '\n'));
+  const std::string large = size(1);
+  for (const std::string name : {"closure-01", "closure-01-path", "closure-07", "product"})
+    CHECK(large.find("FAILED: " + name + " is above its ceiling\n") != std::string::npos);
+  CHECK(large.find("FAILED: stand-ins") == std::string::npos);
+  CHECK(large.find("\n2 passed, 9 failed\n") != std::string::npos);
+}
+
+TEST_CASE("make installs what is missing, but not with -n and for help, which start nothing", "[scripts]") {
+  const TemporaryFolder folder;
+  for (const std::string name : {"apt-get", "sudo", "python3", "mpirun"})
+    write_script(folder.path() + "/bin/" + name,
+                 "echo " + name + " \"$@\" >> '" + folder.path() + "/started'");
+  const auto started = [&](const std::string& goals) {
+    std::filesystem::remove(folder.path() + "/started");
+    const std::string command =
+        "PATH='" + folder.path() +
+        "/bin':$PATH CXX=not-there env -u MAKEFLAGS -u MAKELEVEL make -C '" PENTATRON_TESTS
+        "/..' BACKEND=cpu " +
+        goals + " > '" + folder.path() + "/out' 2>&1";
+    CHECK(std::system(command.c_str()) == 0);
+    return read_file(folder.path() + "/started");
+  };
+  for (const std::string goals :
+       {"help", "-n help", "-n setup", "-n run", "-n test", "-n test-05", "-n test T=a", "-n mutants",
+        "-n mutants-by-chance", "-n sanitize", "-n tour"}) {
+    INFO(goals);
+    CHECK(started(goals) == "");
+  }
+  const std::string setup = started("setup");
+  INFO(setup);
+  CHECK(setup.find(" install ") != std::string::npos);
+  CHECK(setup.find(" g++") != std::string::npos);
 }
 
 TEST_CASE("a group's hour on a node: what is refused costs a line, and what has run is not run again",

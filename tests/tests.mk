@@ -52,7 +52,7 @@ TESTED := $(FOLDERS:%=%/tests) $(FOLDERS:%=%/mpi_tests) $(IN_BLOCKS:%=%/tests-ke
   $(patsubst %,%/07_combined_5d,$(filter build/cpu-bf16 build/cpu-fp8,$(FOLDERS)))
 test: ## every test, of each precision;  T='part of a name' RANKS=4: those of this name, wherever they are
 test: $(if $(T),,$(TESTED))
-	@$(if $(T),+tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS)),\
+	@$(if $(T),$(MAKES)tests/check.sh "$(T)" $(if $(filter command,$(origin RANKS)),$(RANKS)),\
 	  tests/run.sh '' $(FOLDERS) $(IN_BLOCKS))
 
 # $(call of_tag,TAG): the programs of these tests, in fp64, and those that they start: of a stage its own and 01.
@@ -64,7 +64,7 @@ of_tag = $(addprefix $(FP64)/,tests-$(1) mpi_tests-$(1) $(sort 01_single_gpu $(o
 test-%: $$(call of_tag,$$*) ## the tests of stage 03 in fp64, or of another tag
 	@tests/run.sh '[$*]' $(FP64)
 sanitize: ## every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  S=thread P=fp64: a part
-	@+tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),$(PRECISIONS))"
+	@$(MAKES)tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),$(PRECISIONS))"
 fuzz: ## random meshes, models, options of 07 against one rank;  N=100 SEED=1 FUZZ_RANKS='2 4 8', by turns
 fuzz: build/cpu-fp64$(addprefix -,$(SANITIZE))/mpi_tests
 	@tests/fuzz.sh $< $(or $(N),100) $(or $(SEED),1) $(or $(FUZZ_RANKS),2 3 4 6 8 8 8 8)
@@ -78,9 +78,9 @@ test-kills: $(PROGRAMS:%=build/cpu-fp64/%)
 	@tests/kills.sh build/cpu-fp64 $(or $(N),30)
 mutants-by-chance: ## mistakes that nobody chose: a line, then its kind, drawn by chance; lists survivors;  N=60 SEED=1
 mutants-by-chance:
-	@+python3 tests/tools/mutants_by_chance.py $(or $(N),60) $(or $(SEED),1)
+	@$(MAKES)python3 tests/tools/mutants_by_chance.py $(or $(N),60) $(or $(SEED),1)
 mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
-	@+set -f; $(or $(wildcard tests/mutants.sh),$(error a learner's tree has no mutants)) $(M)
+	@$(MAKES)set -f; $(or $(wildcard tests/mutants.sh),$(error a learner's tree has no mutants)) $(M)
 test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
 test-hosts: $(PROGRAMS:%=build/cpu-fp32$(addprefix -,$(SANITIZE))/%)
 	@tests/hosts.sh $(<D)
@@ -102,9 +102,9 @@ gpu-check: ## on a GPU: build, test, look for races, measure; one report, 14 min
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
 gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers, programs
 	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
-format: ## clang-format over all sources;  make test-format: what it would change
+format: ## format C++ and CUDA, Python, shell;  make test-format: what that would change
 format test-format:
-	@common/build/format.sh $(if $(filter format,$@),-i,--dry-run -Werror)
+	@common/build/format.sh $(if $(filter test-format,$@),--check)
 clangd: ## compile_flags.txt: what clangd asks for, of this build
 	@printf '%s\n' -xc++ $(filter-out %ccache $(CXX) $(NVCC),$(call flags,$(notdir $(BUILD)))) > compile_flags.txt
 

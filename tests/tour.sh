@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# tour.sh [--check]: the steps of tour.txt, in the terminal (make tour). Enter goes on, and so does the end of the input: a
-# pipe or a file works, too. The last step changes a line in a copy, build/tour, which goes with the tour; the tree itself
-# is never written. What a step says of a command's output is looked up there. Without a terminal the last line is
-# "N passed, N failed", of these and of the places in the code. --check runs nothing, and looks for the places alone.
+# tour.sh [--check]: the steps of tour.txt, in the terminal (make tour). Enter goes on, and so does the end of
+# the input: a pipe or a file works, too. The last step changes a line in a copy, build/tour, which goes with
+# the tour; the tree itself is never written. What a step says of a command's output is looked up there.
+# Without a terminal the last line is "N passed, N failed", of these and of the places in the code. --check
+# runs nothing, and looks for the places alone.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 copy=build/tour check='' passed=0 failed=0
@@ -12,10 +13,16 @@ trap 'echo; exit 130' INT TERM HUP
 
 # note GOOD WHAT: counts; a failure is said.
 note() {
-  if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: step $step, $2"; fi
+  if [ "$1" = 0 ]; then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo "FAILED: step $step, $2"
+  fi
 }
 say() { [ -n "$check" ] || printf '%s\n' "$@"; }
-pause() { [ -n "$check" ] || { read -rp $'\n'"[$1] " || true; [ -t 0 ] || echo; }; }
+pause() { [ -n "$check" ] || {
+  read -rp $'\n'"[$1] " || true
+  [ -t 0 ] || echo
+}; }
 
 # look FILE TEXT: where it stands, with what follows.
 look() {
@@ -33,12 +40,14 @@ run() {
   printf '%s\n' "$output"
 }
 
-# change FILE TEXT OTHER: in a copy with the object files that are there, so that only this file is compiled again.
+# change FILE TEXT OTHER: in a copy with the object files that are there, so that only this file is compiled
+# again.
 change() {
   look "$1" "$2"
   file=$1
   [ -z "$check" ] || return
-  rm -rf "$copy"; mkdir -p "$copy/build/cpu-fp32"
+  rm -rf "$copy"
+  mkdir -p "$copy/build/cpu-fp32"
   cp -a Makefile 0* common tests "$copy"
   cp -a build/batches build/cpu "$copy/build"
   cp -a build/cpu-fp32/objects "$copy/build/cpu-fp32"
@@ -48,13 +57,17 @@ change() {
   diff "$1" "$copy/$1"
 }
 
-# fails GOALS PROGRAM TEST FILTER: what was changed compiles, and the test notices. FILTER, of sed: what is shown of it.
+# fails GOALS PROGRAM TEST FILTER: what was changed compiles, and the test notices. FILTER, of sed: what is
+# shown of it.
 fails() {
   say '' "$ $2 '$3'" ''
   [ -z "$check" ] || return
   # With this CURDIR the commands are those of this tree, and what it has compiled is not compiled again.
   env -u MAKEFLAGS -u MAKELEVEL make -s -C "$copy" "CURDIR=$PWD" $1 ||
-    { note 1 "$file does not compile"; return; }
+    {
+      note 1 "$file does not compile"
+      return
+    }
   output=$(cd "$copy" && timeout 300 "$2" "$3" 2>&1 < /dev/null)
   grep -qE '^[0-9]+ passed, [1-9][0-9]* failed$' <<< "$output"
   note $? "the test does not fail with the change; what did you change?"
@@ -66,14 +79,30 @@ step=0
 while read -r -u 3 word text; do
   case $word in
     '#'* | '') ;;
-    step) step=$((step + 1)); [ "$step" = 1 ] || pause Enter; say '' "== $step. $text" '' ;;
+    step)
+      step=$((step + 1))
+      [ "$step" = 1 ] || pause Enter
+      say '' "== $step. $text" ''
+      ;;
     say) say "$text" ;;
-    ask) say '' "? $text"; pause "think, then Enter" ;;
+    ask)
+      say '' "? $text"
+      pause "think, then Enter"
+      ;;
     look) look "${text%% | *}" "${text#* | }" ;;
     run) run "$text" ;;
-    expect) [ -n "$check" ] || { grep -qF -- "$text" <<< "$output"; note $? "its command does not print: $text"; } ;;
-    change) IFS='|' read -r file from to <<< "${text// | /|}"; change "$file" "$from" "$to" ;;
-    fails) IFS='|' read -r goals program test filter <<< "${text// | /|}"; fails "$goals" "$program" "$test" "$filter" ;;
+    expect) [ -n "$check" ] || {
+      grep -qF -- "$text" <<< "$output"
+      note $? "its command does not print: $text"
+    } ;;
+    change)
+      IFS='|' read -r file from to <<< "${text// | /|}"
+      change "$file" "$from" "$to"
+      ;;
+    fails)
+      IFS='|' read -r goals program test filter <<< "${text// | /|}"
+      fails "$goals" "$program" "$test" "$filter"
+      ;;
     *) note 1 "$word is not a word of tour.txt" ;;
   esac
 done 3< tests/tour.txt

@@ -1,13 +1,16 @@
-"""Fits a GPU's profile to measured steps of another framework:  python calibrate.py PLAN SWEEP.csv GPU TO.json
+"""Fits a GPU's profile to measured steps of another framework.
 
-SWEEP has the columns below. TO is a profile as GPU (common/clock/profiles), as this framework uses it: shares of bandwidths and
-rates, and seconds of the host and the network for an operation. PLAN predicts each row by its coarse time (coarse.h). What is
-made small is the mean of |log(measured / predicted)|, of which each row gives 0.5 at most, so that stalls which no number explains
-do not decide. A row that is fast, or is believed to be, counts most: up to five times as much as a slow one. One number after the
-other is made larger or smaller, while that helps.
+    python calibrate.py PLAN SWEEP.csv GPU TO.json
 
-If there are several models, each is predicted by a fit to the others, too. These errors, not those of the final fit, are
-printed, and are the profile's ranges."""
+SWEEP has the columns below. TO is a profile as GPU (common/clock/profiles), as this framework uses it: shares
+of bandwidths and rates, and seconds of the host and the network for an operation. PLAN predicts each row by
+its coarse time (coarse.h). What is made small is the mean of |log(measured / predicted)|, of which each row
+gives 0.5 at most, so that stalls which no number explains do not decide. A row that is fast, or is believed
+to be, counts most: up to five times as much as a slow one. One number after the other is made larger or
+smaller, while that helps.
+
+If there are several models, each is predicted by a fit to the others, too. These errors, not those of the
+final fit, are printed, and are the profile's ranges."""
 
 import csv
 import json
@@ -19,13 +22,24 @@ import sys
 import tempfile
 from collections import defaultdict
 
-# Where the fit begins: shares of the GPU's own numbers; seconds of the host and the network, and an exponent (layouts.h).
-SHARES = {"memory_achievable": 0.4, "product_achievable": 0.8, "link_bandwidth": 0.9, "network_bandwidth": 0.7}
+# Where the fit begins: shares of the GPU's own numbers; seconds of the host and the network, and an exponent
+# (layouts.h).
+SHARES = {
+    "memory_achievable": 0.4,
+    "product_achievable": 0.8,
+    "link_bandwidth": 0.9,
+    "network_bandwidth": 0.7,
+}
 PLAIN = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "network_latency": 1e-4, "contention": 0.5}
 ROUNDS, LARGEST = 8, 0.5
 COLUMNS = "model mbs grad_acc dp pp tp zero nodes tokens_per_second_per_gpu memory_gb".split()
 # Of the Ultra-Scale Playbook's models: sequences of 4096 tokens.
-MODELS = {"1.3B": (16, 2048, 32, 8192), "3.6B": (28, 3072, 32, 8192), "8.9B": (32, 4096, 32, 14336), "80B": (80, 8192, 64, 28672)}
+MODELS = {
+    "1.3B": (16, 2048, 32, 8192),
+    "3.6B": (28, 3072, 32, 8192),
+    "8.9B": (32, 4096, 32, 14336),
+    "80B": (80, 8192, 64, 28672),
+}
 
 
 PROFILES = pathlib.Path(__file__).parents[2] / "common/clock/profiles"
@@ -51,9 +65,15 @@ class Planner:
 
     def profile(self, fit):
         """The GPU with these shares and seconds, and with FlashAttention-2 in place of our attention."""
-        numbers = {name: number if name in PLAIN else self.own[name]["value"] * number for name, number in fit.items()}
+        numbers = {
+            name: number if name in PLAIN else self.own[name]["value"] * number
+            for name, number in fit.items()
+        }
         for size in (64, 128):
-            numbers |= {f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"] for way in ("forward", "backward")}
+            numbers |= {
+                f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"]
+                for way in ("forward", "backward")
+            }
         numbers["attention_blocks"] = 0  # its blocks are not ours
         framework = {"contention": numbers.pop("contention")}  # which the clock of a dry run does not read
         fitted = {name: {"value": value, "source": "make calibrate"} for name, value in numbers.items()}
@@ -129,7 +149,9 @@ def print_cells(rows, predicted):
         shares.append(max(pairs)[1] / max(measured for _, measured in pairs))
         correlations.append(rank_correlation(*zip(*pairs)))
         error = quantile([abs(measured / speed - 1) for speed, measured in pairs], 0.5)
-        print(f"{model:>8} {nodes:5} {len(pairs):10} {shares[-1]:12.3f} {correlations[-1]:12.2f} {100 * error:11.1f} %")
+        print(
+            f"{model:>8} {nodes:5} {len(pairs):10} {shares[-1]:12.3f} {correlations[-1]:12.2f} {100 * error:11.1f} %"
+        )
     errors = [abs(row["speed"] / speed - 1) for row, (speed, _, _) in zip(rows, predicted)]
     print(f"mean of picked/best {sum(shares) / len(shares):.3f}, worst {min(shares):.3f}; correlation "
           f"{sum(correlations) / len(correlations):.2f}; median error {100 * quantile(errors, 0.5):.1f} %")  # fmt: skip
@@ -141,7 +163,10 @@ def read_rows(path):
         if len(rows) < 20 or any(row.get(name) is None for row in rows for name in COLUMNS):
             raise Refused(f"{path}: expected 20 rows or more, with the columns {','.join(COLUMNS)}")
         for row in rows:
-            row["speed"], row["bytes"] = float(row["tokens_per_second_per_gpu"]), 1e9 * float(row["memory_gb"] or 0)
+            row["speed"], row["bytes"] = (
+                float(row["tokens_per_second_per_gpu"]),
+                1e9 * float(row["memory_gb"] or 0),
+            )
             row["line"] = line_of(row)
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
@@ -173,13 +198,18 @@ def main(plan, sweep, gpu, to):
         low, middle, high = (quantile(ratios, share) for share in (0.1, 0.5, 0.9))
         print(f"{kind:32} {len(ratios):7} {low:7.2f} {middle:7.2f} {high:7.2f}")
         ranges[kind] = [round(low, 3), round(high, 3)]
-    fit["memory_bytes"] = statistics.median(bytes_ / row["bytes"] for row, (_, bytes_, _) in judged if row["bytes"] and row["pp"] == "1")
+    fit["memory_bytes"] = statistics.median(
+        bytes_ / row["bytes"] for row, (_, bytes_, _) in judged if row["bytes"] and row["pp"] == "1"
+    )
     fit = {name: float(f"{value:.3g}") for name, value in fit.items()}
     profile = planner.profile(fit)
     profile["framework"]["ranges"] = ranges
     lines = [f' "{name}": {json.dumps(value)}' for name, value in profile.items()]
     pathlib.Path(to).write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(f"\n{to}, shares of {gpu} and seconds: " + ", ".join(f"{name} {value:g}" for name, value in fit.items()))
+    print(
+        f"\n{to}, shares of {gpu} and seconds: "
+        + ", ".join(f"{name} {value:g}" for name, value in fit.items())
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # packages.sh [NVCC]: where the packages are that the build needs, for the Makefile. The compilers find what is
-# installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/ beside these
-# folders; in build/python-packages (setup.sh); in .mpich/ (make gpu-bundle); or in the wheels that Python has for PyTorch.
+# installed, and what CPATH and LIBRARY_PATH name. What they miss may be in LD_LIBRARY_PATH, or in include/
+# beside these folders; in build/python-packages (setup.sh); in .mpich/ (make gpu-bundle); or in the wheels
+# that Python has for PyTorch.
 # Prints three words:
 #   PACKAGE_HEADERS=...    folders with headers that the compilers do not search
 #   PACKAGE_LIBRARIES=...  folders with libraries, for the linker and for a program that starts
@@ -15,14 +16,17 @@ multiarch=$("$cxx" -print-multiarch 2> /dev/null)
 cuda=${nvcc:+$(dirname "$(dirname "$(realpath "$nvcc")")")}
 
 packages=(CLI11 nlohmann-json Catch2 zlib MPI ${nvcc:+NCCL cuBLAS})
-declare -A headers=([CLI11]=CLI/CLI.hpp [nlohmann-json]=nlohmann/json.hpp [zlib]=zlib.h [MPI]=mpi.h [NCCL]=nccl.h
+declare -A headers=([CLI11]=CLI/CLI.hpp ["nlohmann-json"]=nlohmann/json.hpp [zlib]=zlib.h [MPI]=mpi.h [NCCL]=nccl.h
   [cuBLAS]=cublas_v2.h [Catch2]='catch2/catch_all.hpp catch2/catch.hpp')
 declare -A libraries=([zlib]=libz.so [MPI]=libmpich.so [NCCL]=libnccl.so [cuBLAS]=libcublas.so)
 
 # Debian's packages are unpacked. Its mpirun would be a link that is made when MPICH is installed.
 if [ ! -e .mpich/bin/mpirun ]; then
   for package in .mpich/*.deb; do
-    [ -e .mpich/lib ] || { mkdir -p .mpich/usr/lib; ln -s usr/lib .mpich/lib; }  # packages use the one or the other
+    [ -e .mpich/lib ] || {
+      mkdir -p .mpich/usr/lib
+      ln -s usr/lib .mpich/lib
+    } # packages use the one or the other
     { dpkg-deb --fsys-tarfile "$package" 2> /dev/null || ar p "$package" data.tar.xz | xz -d; } |
       tar -x --no-same-owner --keep-directory-symlink -C .mpich
   done
@@ -38,10 +42,11 @@ END
   fi
 fi
 
-# With the mpirun of another MPI, each process is rank 0 of 1. So it is with Ubuntu 24.04's MPICH, too (Ubuntu's bug
-# 2072338); there setup.sh gets one from PyPI, and NCCL, which may be missing beside a CUDA toolkit.
+# With the mpirun of another MPI, each process is rank 0 of 1. So it is with Ubuntu 24.04's MPICH, too
+# (Ubuntu's bug 2072338); there setup.sh gets one from PyPI, and NCCL, which may be missing beside a CUDA
+# toolkit.
 pypi=build/python-packages
-mpirun=''  # the one to take, if that is not the first in PATH
+mpirun='' # the one to take, if that is not the first in PATH
 if [ -e $pypi/bin/mpirun ]; then
   ln -sf libmpi.so.12 $pypi/lib/libmpich.so
   mpirun=$PWD/$pypi/bin/mpirun
@@ -55,11 +60,11 @@ elif [[ $(mpirun --version 2> /dev/null) != *HYDRA* ]]; then
   libraries[MPI]="(no mpirun)"
 fi
 
-system=(/usr/lib/"$multiarch" /usr/lib64 /usr/local/lib)  # linker and loader look here anyway
+system=(/usr/lib/"$multiarch" /usr/lib64 /usr/local/lib) # linker and loader look here anyway
 header_folders=() library_folders=()
 IFS=: read -ra named <<< "${LIBRARY_PATH:-}:${LD_LIBRARY_PATH:-}"
 for folder in "${named[@]}"; do
-  case $folder in '' | */stubs*) continue ;; esac  # a stub is for linking only
+  case $folder in '' | */stubs*) continue ;; esac # a stub is for linking only
   header_folders+=("$folder"/../include) library_folders+=("$folder")
 done
 header_folders+=($pypi/include $pypi/lib/python3*/site-packages/nvidia/*/include /usr/include/{"$multiarch"/mpich,mpich-*}
@@ -78,9 +83,13 @@ look_for() {
   header_folder='' library_folder=''
   case $known in *" $1 "*) ;; *)
     for folder in "${header_folders[@]}"; do
-      for file in ${headers[$1]}; do [ ! -e "$folder/$file" ] || { header_folder=$(realpath "$folder"); break 2; }; done
+      for file in ${headers[$1]}; do [ ! -e "$folder/$file" ] || {
+        header_folder=$(realpath "$folder")
+        break 2
+      }; done
     done
-    [ -n "$header_folder" ] || return 1 ;;
+    [ -n "$header_folder" ] || return 1
+    ;;
   esac
   [ -n "${libraries[$1]:-}" ] || return 0
   for folder in "${library_folders[@]}"; do
@@ -109,13 +118,20 @@ add_wheels() {
 
 found_headers='' found_libraries='' missing=''
 for package in "${packages[@]}"; do
-  look_for "$package" || { case $package in NCCL | cuBLAS) add_wheels ;; esac; look_for "$package"; } ||
-    { missing+=:$package; continue; }
+  look_for "$package" || {
+    case $package in NCCL | cuBLAS) add_wheels ;; esac
+    look_for "$package"
+  } ||
+    {
+      missing+=:$package
+      continue
+    }
   found_headers+=:$header_folder found_libraries+=:$library_folder
 done
 case $found_headers in */.mpich/*)
   mpirun=$PWD/.mpich/bin/mpirun
-  found_libraries+=:$PWD/.mpich/usr/lib/$multiarch ;;  # Catch2 3 has a library
+  found_libraries+=:$PWD/.mpich/usr/lib/$multiarch
+  ;; # Catch2 3 has a library
 esac
 # (A link would not do: Hydra looks for its helpers beside the path by which it was started.)
 wrapper=build/packages/bin/mpirun

@@ -1,45 +1,5 @@
-# How a program is built: the choices, the packages, the flags, the sources, one rule to compile and one to link.
-# ---- The choices -----------------------------------------------------------------------------------------------------
-# With a GPU, nvcc compiles the sources; without one, g++ compiles the same sources against the headers in common/cpu.
-NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
-GPU_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
-BACKEND ?= $(if $(and $(NVCC),$(GPU_ARCH)),cuda,cpu)
-PRECISION ?= fp32
-NCCL ?= $(if $(filter cpu,$(BACKEND)),mpi,nccl)
-PRECISIONS := fp64 fp32 bf16 fp16 fp8
-
-# $(call check,NAME,valid values): an unknown value ends make with one line.
-check = $(if $(filter-out $(2),$($(1))),$(error $(1): $($(1)) is not valid; expected $(2)))
-$(call check,BACKEND,cpu cuda)
-$(call check,NCCL,$(if $(filter cpu,$(BACKEND)),mpi,nccl mpi))
-$(call check,PRECISION,$(PRECISIONS))
-$(call check,SANITIZE,$(if $(filter cpu,$(BACKEND)),thread address,nothing with BACKEND=cuda))
-
-# None of make's own rules, and as many jobs as processors.
-JOBS := $(if $(MAKELEVEL:0=)$(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
-MAKEFLAGS += -r $(JOBS)
-Q := $(if $(filter 1,$(V)),,@)
-
-# A configuration is a folder below build/, whose name says all: cpu-fp64, cuda-bf16-mpi, cpu-fp32-block4-thread. There
-# are rules for the CPU's, for those chosen here, for those of the race cases, and for those that a goal names.
-SUFFIX := $(if $(filter cuda-mpi,$(BACKEND)-$(NCCL)),-mpi)$(addprefix -block,$(BLOCK_THREADS))$(addprefix -,$(SANITIZE))
-BUILD := build/$(BACKEND)-$(PRECISION)$(SUFFIX)
-CONFIGURATIONS := $(sort $(foreach p,$(PRECISIONS),cpu-$(p) $(BACKEND)-$(p)$(SUFFIX) \
-  $(filter cpu-$(p)% cuda-$(p)%,$(subst /, ,$(MAKECMDGOALS)))) cpu-fp32-block4 cpu-fp32-thread cpu-fp32-block4-thread)
-# $(call words,NAME): of a configuration. $(call shared,NAME): the folder of what knows no precision, as cpu-thread.
-words = $(subst -, ,$(1))
-backend = $(firstword $(words))
-shared = $(subst $() ,-,$(strip $(filter-out $(PRECISIONS),$(words))))
-
+# How a program is built: the packages, the flags, the sources, one rule to compile and one to link.
 # ---- Packages --------------------------------------------------------------------------------------------------------
-# What only compiles says what is missing. All else installs it first, before this file looks where it is.
-GOALS := $(or $(MAKECMDGOALS),all)
-INSTALLS_NOT := all programs bench build/% clangd clean diff% gpu-% help hint-% homework homework-reference hunt-% submit-%
-ifneq ($(filter-out $(INSTALLS_NOT),$(GOALS)),)
-  FOR_CPU := $(if $(filter setup run test test-0% sweep,$(GOALS)),,cpu)
-  $(shell common/build/setup.sh $(or $(FOR_CPU),$(BACKEND)) python3:python3 >&2)
-  $(if $(filter 0,$(.SHELLSTATUS)),,$(error not without what is missing))
-endif
 # PACKAGE_HEADERS and PACKAGE_LIBRARIES are folders that the compilers do not search by themselves, with colons between.
 $(foreach word,$(shell CXX='$(CXX)' common/build/packages.sh $(if $(filter cuda,$(BACKEND)),$(NVCC))),$(eval $(word)))
 # Programs need no Catch2, and with NCCL over MPI no NCCL.

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# setup.sh [cpu|cuda [COMMAND:PACKAGE...]]: finds out what the build needs and does not have, and which of these commands
-# (MODULE.py: modules of Python), and installs it where apt-get can (Debian, Ubuntu). NCCL, and MPICH where the system's is
-# broken, come from PyPI, into build/python-packages. Elsewhere one line says what is missing. That is a failure; with cuda
-# only if nothing can be built without it.
+# setup.sh [cpu|cuda [COMMAND:PACKAGE...]]: finds out what the build needs and does not have, and which of
+# these commands (MODULE.py: modules of Python), and installs it where apt-get can (Debian, Ubuntu). NCCL, and
+# MPICH where the system's is broken, come from PyPI, into build/python-packages. Elsewhere one line says what
+# is missing. That is a failure; with cuda only if nothing can be built without it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
-missing=()     # packages, by Debian's names
-from_pypi=()   # by pip's
-others=()      # that neither has
+missing=()   # packages, by Debian's names
+from_pypi=() # by pip's
+others=()    # that neither has
 has_command() { command -v "$1" > /dev/null; }
 has_command "${CXX:-g++}" || missing+=(g++)
 nvcc=''
@@ -23,11 +23,12 @@ for package in "${absent[@]}"; do
     Catch2) missing+=(catch2) ;;
     zlib) missing+=(zlib1g-dev) ;;
     MPI)
-      if grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then  # whose own is broken (packages.sh)
+      if grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then # whose own is broken (packages.sh)
         from_pypi+=(mpich==4.3.2)
       else
         missing+=(mpich libmpich-dev)
-      fi ;;
+      fi
+      ;;
     NCCL) from_pypi+=("nvidia-nccl-cu$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')==2.28.9") ;;
     cuBLAS) others+=("cuBLAS, a part of the CUDA toolkit") ;;
   esac
@@ -51,7 +52,7 @@ if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
 # apt WHAT...: a network that does not answer is given up soon.
 apt() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get -qq -o Acquire::http::Timeout=10 -o Acquire::Retries=0 "$@" 3>&1 > /dev/null 2>&3  # errors only
+    apt-get -qq -o Acquire::http::Timeout=10 -o Acquire::Retries=0 "$@" 3>&1 > /dev/null 2>&3 # errors only
 }
 if [ ${#missing[@]} -gt 0 ] && has_command apt-get && has_command "${as_root[0]:-true}"; then
   echo "Installs ${missing[*]}"

@@ -1,6 +1,8 @@
-"""What the book adds to MkDocs (book.yml), as hooks: the notes are its pages, where they are; so are the sources, line by
-line. Names of files and functions lead there. A figure replaces the block behind its comment (drawings.py). A picture that
-stands alone becomes a figure, too, so it follows the page's scheme (pictures.py draws them). Formulas are MathML (formulas.py). Beside the book's folder, book.html is all of it in one file, to print or mail."""
+"""What the book adds to MkDocs (book.yml), as hooks: the notes are its pages, where they are; so are the
+sources, line by line. Names of files and functions lead there. A figure replaces the block behind its comment
+(drawings.py). A picture that stands alone becomes a figure, too, so it follows the page's scheme (pictures.py
+draws them). Formulas are MathML (formulas.py). Beside the book's folder, book.html is all of it in one file,
+to print or mail."""
 
 import base64
 import html
@@ -25,13 +27,27 @@ SECTIONS = {  # HOMEWORK.md is a form that homework.py fills in
     "Below the stages": ["common/*.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
     "Homework and tests": ["tests/homework/[!H]*.md", "tests/*.md"],
 }
-ENDS = (".h", ".cu", ".cc", ".py", ".sh", ".json", ".html", ".js")  # of sources; others that notes link to come with them
+ENDS = (
+    ".h",
+    ".cu",
+    ".cc",
+    ".py",
+    ".sh",
+    ".json",
+    ".html",
+    ".js",
+)  # of sources; others that notes link to come with them
 FENCED = re.compile(r"^( *```[^`]*```$|    [^\n]*|#[^\n]*)", re.MULTILINE)
 CODE = re.compile(r"(?<!\[)`((?:\w+::)*[\w./]+?)(?:\(\))?(?::(\d+))?`(?!\])")
 PICTURE = re.compile(r"^!\[([^\]]+)\]\((\S*?([\w-]+)\.svg)\)$", re.MULTILINE)
 IN_LINE = re.compile(r"""(?<=[("])(?!https?:)[^\s()"]+\.svg(?=[)"])""")  # elsewhere, as in a table
-INLINE, OPTION = re.compile(r"(?<!<pre>)<code>[^<]*</code>"), re.compile(r"(?<=[ >\n])--?[\w-]+")  # stays on one line
-QUANTITY = re.compile(r"(?<=\d) (?=(?:[mµu]?s|min|%|[KMG]i?B)(?:[<,;:)]| \())")  # so does a number with its unit
+INLINE, OPTION = (
+    re.compile(r"(?<!<pre>)<code>[^<]*</code>"),
+    re.compile(r"(?<=[ >\n])--?[\w-]+"),
+)  # stays on one line
+QUANTITY = re.compile(
+    r"(?<=\d) (?=(?:[mµu]?s|min|%|[KMG]i?B)(?:[<,;:)]| \())"
+)  # so does a number with its unit
 # A definition: a class; or a function, whose type is no word that begins a statement.
 DEFINED = re.compile(
     r" *(?:(?:class|struct|enum class|enum) (\w+)\b[^;]*\{|(?!return |else |throw |delete |case )(?:[\w:<>,&*\[\]]+ )+[*&]?"
@@ -44,12 +60,18 @@ class Book:
 
     def __init__(self):
         def find(globs):
-            return list(dict.fromkeys(p.relative_to(ROOT).as_posix() for glob in globs for p in sorted(ROOT.glob(glob))))
+            return list(
+                dict.fromkeys(
+                    p.relative_to(ROOT).as_posix() for glob in globs for p in sorted(ROOT.glob(glob))
+                )
+            )
 
         self.chapters = {name: find(globs) for name, globs in SECTIONS.items()}
         self.notes = ["README.md", *(note for notes in self.chapters.values() for note in notes)]
         sources = find(f"{top}/**/*{end}" for top in ("0*", "common", "tests") for end in ENDS)
-        self.sources = [path for path in sources if not path.startswith(("tests/golden", "tests/homework/reference.json"))]
+        self.sources = [
+            path for path in sources if not path.startswith(("tests/golden", "tests/homework/reference.json"))
+        ]
         self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
         text = re.sub(r"^\[!\[.*\n", "", self.read["README.md"], flags=re.MULTILINE)  # GitHub's badges
         picture = r'^<img src="(\S+)" align="right" .*alt="(.*)">$'  # it stands beside the text there, and alone here
@@ -79,15 +101,22 @@ class Book:
             return None
         found = self.definitions.get(last, [])
         if scope and len(classes := self.definitions.get(scope[-1], [])) == 1:
-            found = [place for place in found if posixpath.splitext(place[0])[0] == posixpath.splitext(classes[0][0])[0]]
+            found = [
+                place
+                for place in found
+                if posixpath.splitext(place[0])[0] == posixpath.splitext(classes[0][0])[0]
+            ]
         stage = note.split("/")[0] + "/"
         found = [place for place in found if place[0].startswith(stage)] or found
         if len({posixpath.splitext(path)[0] for path, _ in found}) == 1:
-            found = [place for place in found if not place[0].endswith(".h")] or found  # the body, not its declaration
+            found = [
+                place for place in found if not place[0].endswith(".h")
+            ] or found  # the body, not its declaration
         return found[0] if len(found) == 1 else None
 
     def link(self, note, path, line=None):
-        """To a page of this source, or to the folder in the list of all. Throws PluginError if there is none."""
+        """To a page of this source, or to the folder in the list of all. Throws PluginError if there is
+        none."""
         if (ROOT / path).is_dir():
             listed = any(source.startswith(path + "/") for source in self.sources)
             target = f"code.md#{name_of(path if listed else '')}"
@@ -141,7 +170,9 @@ class Book:
             kind, drawing, sentence = drawings.draw(note, found)
         except drawings.Refused as error:
             raise PluginError(str(error)) from None
-        return self.figure(note, "figure-" + found[2], drawing, sentence, ' data-alive="steps"' if kind == "ring" else "")
+        return self.figure(
+            note, "figure-" + found[2], drawing, sentence, ' data-alive="steps"' if kind == "ring" else ""
+        )
 
     def figure(self, note, name, drawing, sentence, attributes=""):
         """Keeps a figure. Returns what stands for it in the text, as HTML would be taken apart."""
@@ -160,7 +191,11 @@ book = None
 def on_config(config):
     global book
     book = Book()
-    config.nav = ["README.md", *({name: notes} for name, notes in book.chapters.items()), {"The code": "code.md"}]
+    config.nav = [
+        "README.md",
+        *({name: notes} for name, notes in book.chapters.items()),
+        {"The code": "code.md"},
+    ]
     return config
 
 
@@ -169,7 +204,9 @@ def on_files(files, config):
     for note, text in markdown.items():
         text = drawings.FIGURE.sub(lambda found: book.drawn(note, found), text)
         if "<!-- figure" in text:
-            raise PluginError(f"{note}: {text[text.index('<!-- figure') :].splitlines()[0]} is not valid; expected its form")
+            raise PluginError(
+                f"{note}: {text[text.index('<!-- figure') :].splitlines()[0]} is not valid; expected its form"
+            )
         text = re.sub(r"<details([^>]*)>", r'<details markdown="1" class="question"\1>', text)
         files.append(File.generated(config, note, content=text))
     for path in book.sources:
@@ -177,7 +214,9 @@ def on_files(files, config):
             f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(page_of(path)) or '.')})"
             for note in book.used_by.get(path, ())
         )
-        text = f"---\nsearch: {{exclude: true}}\nhide: [toc]\ntitle: {posixpath.basename(path)}\n---\n# {path}\n"
+        text = (
+            f"---\nsearch: {{exclude: true}}\nhide: [toc]\ntitle: {posixpath.basename(path)}\n---\n# {path}\n"
+        )
         text += f"\nNotes that name it: {notes}\n" if notes else ""
         files.append(File.generated(config, page_of(path), content=text, inclusion=InclusionLevel.NOT_IN_NAV))
     files.append(File.generated(config, "code.md", content=list_of_code()))
@@ -202,7 +241,13 @@ def list_of_code():
     """A page with all sources, by folder."""
     folders = {"": None}
     for path in sorted(book.sources):
-        folders.update({str(parent): None for parent in reversed(pathlib.PurePosixPath(path).parents) if str(parent) != "."})
+        folders.update(
+            {
+                str(parent): None
+                for parent in reversed(pathlib.PurePosixPath(path).parents)
+                if str(parent) != "."
+            }
+        )
     text = "---\nsearch: {exclude: true}\n---\n# The code\n"
     for folder in folders:
         text += f"\n## {folder or 'At the top'} {{ #{name_of(folder)} }}\n\n"
@@ -214,11 +259,15 @@ def list_of_code():
 def on_page_content(content, page, config, files):
     if page.file.src_uri in book.notes:
         content = formulas.page(content)
-        content = INLINE.sub(lambda found: OPTION.sub(r'<span class="option">\g<0></span>', found[0]), content)
+        content = INLINE.sub(
+            lambda found: OPTION.sub(r'<span class="option">\g<0></span>', found[0]), content
+        )
         content = re.sub("<td.*?</td>", lambda found: QUANTITY.sub("&#160;", found[0]), content)
         content = re.sub(r"<p>%%([\w-]+)%%</p>", lambda found: book.figures[found[1]], content)
         book.articles[page.file.src_uri] = content, page
-        content = content.replace("%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or "."))
+        content = content.replace(
+            "%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or ".")
+        )
     elif path := {page_of(path): path for path in book.sources}.get(page.file.src_uri):
         content += highlighted(path)
     return content
@@ -238,14 +287,19 @@ def highlighted(path):
         "lineanchors": "at",
     }
     text = pygments.highlight(book.read[path], lexer, pygments.formatters.HtmlFormatter(**options))
-    return re.sub(r'<a href="#at-(\d+)">', r'<a href="#line-\1">', re.sub(r'<a id="at-\d+" name="at-\d+"></a>', "", text))
+    return re.sub(
+        r'<a href="#at-(\d+)">',
+        r'<a href="#line-\1">',
+        re.sub(r'<a id="at-\d+" name="at-\d+"></a>', "", text),
+    )
 
 
 # ---- The single file --------------------------------------------------------------------------------------------------
 
 
 def on_post_build(config):
-    """Writes book.html: the notes one after the other, then the sources that they name. Each anchor begins with its page."""
+    """Writes book.html: the notes one after the other, then the sources that they name. Each anchor begins
+    with its page."""
     lines = {}  # source: the lines that a link leads to
     by_url = {page.url: name_of(note) for note, (_, page) in book.articles.items()}
     sources = {page_of(path): path for path in book.used_by}
@@ -255,7 +309,11 @@ def on_post_build(config):
             target, _, anchor = found[1].partition("#")
             if re.match(r"\w+:", target):
                 return found[0]
-            url = posixpath.normpath(posixpath.join(posixpath.dirname(page.url), target)) if target else page.url
+            url = (
+                posixpath.normpath(posixpath.join(posixpath.dirname(page.url), target))
+                if target
+                else page.url
+            )
             if url in by_url:
                 return f'href="#{by_url[url]}{"--" if anchor else ""}{anchor}"'
             path = sources.get(url.removesuffix(".html") + ".md")
@@ -271,18 +329,19 @@ def on_post_build(config):
         text = html.escape(book.read[path]).split("\n")
         for number in lines.get(path, ()):
             text[number - 1] = f'<span id="{name_of(path)}--line-{number}">{text[number - 1]}</span>'
-        return (
-            f'<details id="{name_of(path)}"><summary><code>{path}</code></summary><pre>{chr(10).join(text)}</pre></details>'
-        )
+        return f'<details id="{name_of(path)}"><summary><code>{path}</code></summary><pre>{chr(10).join(text)}</pre></details>'
 
     order = [(note, *book.articles[note]) for note in book.notes]
     sections = "".join(
-        f'<section id="{name_of(note)}">{alone(note, content, page)}</section>' for note, content, page in order
+        f'<section id="{name_of(note)}">{alone(note, content, page)}</section>'
+        for note, content, page in order
     )
     contents = "".join(
         f'<li><a href="#{name_of(note)}">{html.escape(title_of(book.read[note]))}</a><ul>'
         + "".join(
-            f'<li><a href="#{name_of(note)}--{item.id}">{item.title}</a></li>' for top in page.toc for item in top.children
+            f'<li><a href="#{name_of(note)}--{item.id}">{item.title}</a></li>'
+            for top in page.toc
+            for item in top.children
         )
         + "</ul></li>"
         for note, _, page in order
@@ -290,7 +349,11 @@ def on_post_build(config):
     site = pathlib.Path(config.site_dir)
     styles = "".join(
         re.sub(r"@charset[^;]*;|/\*#.*?\*/", "", path.read_text())
-        for path in [*sorted(site.glob("assets/stylesheets/*.css")), site / "drawings.css", site / "style.css"]
+        for path in [
+            *sorted(site.glob("assets/stylesheets/*.css")),
+            site / "drawings.css",
+            site / "style.css",
+        ]
     )
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -299,6 +362,6 @@ def on_post_build(config):
         f'paint = () => document.body.dataset.mdColorScheme = dark.matches ? "slate" : "default"; dark.onchange = paint; paint();</script>'
         f'<main class="whole md-typeset"><nav aria-label="Contents"><h1>Pentatron</h1><ul>{contents}</ul></nav>{sections}'
         f'<section id="the-sources"><h1>The sources that the notes name</h1>{"".join(map(source, sorted(book.used_by)))}</section></main>'
-        f'<script>{book.vega}</script><script>{(site / "figures.js").read_text()}</script></body></html>'
+        f"<script>{book.vega}</script><script>{(site / 'figures.js').read_text()}</script></body></html>"
     )
     site.with_suffix(".html").write_text(text)

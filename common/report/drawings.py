@@ -1,12 +1,12 @@
-"""The figures of the book, drawn from what programs print or write, or from the block of the note that they replace. A comment
-before the block says how:
+"""The figures of the book, drawn from what programs print or write, or from the block of the note that they
+replace. A comment before the block says how:
 
     <!-- figure KIND NAME [OPTION=VALUE...]
     [LABEL] $ COMMAND
     A sentence, which a screen reader says. -->
 
-A command is run as it is, at the top of the project; where a kind needs a file, its option is added. A kind is a function of
-the comment, below; it returns HTML."""
+A command is run as it is, at the top of the project; where a kind needs a file, its option is added. A kind
+is a function of the comment, below; it returns HTML."""
 
 import concurrent.futures
 import html
@@ -25,12 +25,16 @@ import runs
 import traces
 from runs import Refused
 
-FIGURE = re.compile(r"^<!-- figure (\w+) ([\w-]+)(.*)\n((?:.|\n)*?)-->\n(?:\n?```\n((?:.|\n)*?)```\n)?", re.MULTILINE)
+FIGURE = re.compile(
+    r"^<!-- figure (\w+) ([\w-]+)(.*)\n((?:.|\n)*?)-->\n(?:\n?```\n((?:.|\n)*?)```\n)?", re.MULTILINE
+)
 WORKS = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "the rest", "c": "communication"}
 NAMES = {"gemm_forward": "product", "gemm_dgrad": "dgrad", "gemm_wgrad": "wgrad", "group": "hop"}
 PURPOSES = dict(zip("fbwoc", runs.PURPOSES))
 PASS = re.compile(r"([FBW])(\d+)-*", re.IGNORECASE)  # of --show-schedule: it takes as long as it is wide
-PIECE = re.compile(r"\[.*?\]|\|[^|[]*[^|[ -][^|[]*(?=\|)|<?-{3,}>?|\.{3,}|[|^]|[^ ](?: ?(?!---|[|[])[^ ])*")  # of lanes
+PIECE = re.compile(
+    r"\[.*?\]|\|[^|[]*[^|[ -][^|[]*(?=\|)|<?-{3,}>?|\.{3,}|[|^]|[^ ](?: ?(?!---|[|[])[^ ])*"
+)  # of lanes
 
 
 class Svg:
@@ -51,7 +55,13 @@ class Svg:
         self.add(x + wide * len(words), y + 5, "text", style, f'x="{x:.1f}" y="{y:.1f}"', html.escape(words))
 
     def line(self, x1, y1, x2, y2, style, arrow=False):
-        self.add(max(x1, x2), max(y1, y2), "line", style, f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"')
+        self.add(
+            max(x1, x2),
+            max(y1, y2),
+            "line",
+            style,
+            f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"',
+        )
         if arrow:
             turn = math.degrees(math.atan2(y2 - y1, x2 - x1))
             place = f'points="0,0 -6.3,-3 -6.3,3" transform="translate({x2:.1f} {y2:.1f}) rotate({turn:.0f})"'
@@ -95,7 +105,8 @@ def run(command, option):
 
 
 def schedule_of(command):
-    """The title that --show-schedule prints, and of each rank its row and what is in flight. Long rows come in parts."""
+    """The title that --show-schedule prints, and of each rank its row and what is in flight. Long rows come
+    in parts."""
     printed, ranks = runs.output_of(*shlex.split(command)), {}
     for rank, part, in_flight in re.findall(r"^rank (\d+) +(\S+)(?:  (.+))?$", printed, re.MULTILINE):
         row, before = ranks.get(rank, ("", ""))
@@ -107,15 +118,18 @@ def schedule_of(command):
 
 
 def timeline(comment, size=13, left=110, wide=790):
-    """Streams of a rank (rank=R, or all), one picture below the other. pass=b layer=1 shows these operations and what runs
-    meanwhile, by name; else a bar is a pass. Names of the streams stand in the `left` pixels beside bars of `wide`."""
+    """Streams of a rank (rank=R, or all), one picture below the other. pass=b layer=1 shows these operations
+    and what runs meanwhile, by name; else a bar is a pass. Names of the streams stand in the `left` pixels
+    beside bars of `wide`."""
     rank, by_name = comment.options.get("rank", "0"), "pass" in comment.options
     wanted = [(key, comment.options[key]) for key in ("pass", "layer") if key in comment.options]
     style = lambda o: o["pass"] if o["stream"] == "compute" else "c"
     row = lambda o: (o["rank"], o["stream"] != "compute", o["stream"])
     shown = []
     for label, command in comment.commands:
-        operations = [o for o in run(command, "--trace") if rank in ("all", str(o["rank"])) and o["stream"] != "all"]
+        operations = [
+            o for o in run(command, "--trace") if rank in ("all", str(o["rank"])) and o["stream"] != "all"
+        ]
         if "backward" in comment.options:  # whole: with the weight gradients
             operations = [{**o, "pass": o["pass"].replace("w", "b")} if o["pass"] else o for o in operations]
         inner = [o for o in operations if all(str(o[key]) in values for key, values in wanted)]
@@ -132,14 +146,18 @@ def timeline(comment, size=13, left=110, wide=790):
             svg.text(0, y + 10, f"{label}: {scale * (end - begin):.1f} {unit}", "strong")
             y += 18
         if not by_name:
-            operations = traces.bars(operations, lambda o: o["name"] if style(o) == "c" else o["pass"], 2e-3 * longest)
+            operations = traces.bars(
+                operations, lambda o: o["name"] if style(o) == "c" else o["pass"], 2e-3 * longest
+            )
         x = lambda time: left + wide * (min(max(time, begin), end) - begin) / longest
         for (number, _, stream), of_row in itertools.groupby(sorted(operations, key=row), row):
             if left:
                 svg.text(0, y + 16, f"rank {number} {stream}" if rank == "all" else stream)
             svg.rect(left, y, x(end) - left, 22, "idle")
             for o in of_row:
-                words = re.sub("tensor_core.*", "attention", o["name"]).removesuffix("_kernel").replace("_", " ")
+                words = (
+                    re.sub("tensor_core.*", "attention", o["name"]).removesuffix("_kernel").replace("_", " ")
+                )
                 words = WORKS[o["pass"]] if not by_name and style(o) != "c" else NAMES.get(o["name"], words)
                 at, width = x(o["begin"]), x(o["end"]) - x(o["begin"])
                 svg.rect(at, y, width, 22, style(o), f"{words}: {o['begin']:.1f} to {o['end']:.1f} µs")
@@ -159,7 +177,9 @@ def memory(comment):
     total = lambda rank: sum(rank[purpose] for purpose in PURPOSES.values())
     ranks = [rank for _, log in logs for rank in log]
     most = max(map(total, ranks))
-    svg.legend(90, y, {style: purpose for style, purpose in PURPOSES.items() if any(rank[purpose] for rank in ranks)})
+    svg.legend(
+        90, y, {style: purpose for style, purpose in PURPOSES.items() if any(rank[purpose] for rank in ranks)}
+    )
     for label, log in logs:
         svg.text(0, y + 28, label, "strong")
         y += 34
@@ -170,7 +190,11 @@ def memory(comment):
                 width = 640 * rank[purpose] / most
                 svg.rect(x, y, width, 16, style, f"{purpose}: {rank[purpose]:,} bytes")
                 x += width
-            svg.text(x + 8, y + 13, f"{total(rank) / 2**30:.1f} GiB" if most > 2**30 else f"{total(rank) / 2**20:.2f} MiB")
+            svg.text(
+                x + 8,
+                y + 13,
+                f"{total(rank) / 2**30:.1f} GiB" if most > 2**30 else f"{total(rank) / 2**20:.2f} MiB",
+            )
             y += 20
     return svg.of(comment)
 
@@ -179,8 +203,8 @@ def memory(comment):
 
 
 def ring(comment):
-    """A table of ranks (columns) by steps: what is new on a rank came from the one before, by an arrow. A row is a group,
-    which the page shows step by step."""
+    """A table of ranks (columns) by steps: what is new on a rank came from the one before, by an arrow. A row
+    is a group, which the page shows step by step."""
     head, *lines = filter(str.strip, comment.block.split("\n"))
     ranks, before, label, svg = re.findall(r"rank \d", head), [], "", Svg()
     for r, name in enumerate(ranks):
@@ -204,7 +228,9 @@ def ring(comment):
                     if r == 0:  # round the ring
                         end = 170 * len(ranks) - 170
                         svg.line(middle + end, y - 38, 290 + end, y - 18, "hop")
-                    svg.line(*((middle - 170, y - 38) if r else (132, y - 22)), middle - 4, y - 3, "hop", True)
+                    svg.line(
+                        *((middle - 170, y - 38) if r else (132, y - 22)), middle - 4, y - 3, "hop", True
+                    )
         svg.parts.append("</g>")
         before = cells
     return svg.of(comment)
@@ -240,7 +266,9 @@ def lanes(comment):
             elif piece[:3] == "...":
                 svg.line(a, y + 13, b, y + 13, "wait")
             elif piece in "|^":
-                svg.line((a + b) / 2, y + high, (a + b) / 2, y + (4 if piece == "^" else 0), "hop", piece == "^")
+                svg.line(
+                    (a + b) / 2, y + high, (a + b) / 2, y + (4 if piece == "^" else 0), "hop", piece == "^"
+                )
             else:
                 svg.text(a, y + 17, piece, "mono" if row and found.start() > 9 else "")
     return svg.of(comment)
@@ -271,7 +299,9 @@ def orders(comment):
 def zero(comment):
     """ZeRO's memory, from planner.calculator."""
     chart = figures.zero_memory(planner.calculator(comment.commands[0][1]))
-    return '<script src="%%vega%%"></script>' + alive(comment, "chart", {**chart, "description": comment.sentence})
+    return '<script src="%%vega%%"></script>' + alive(
+        comment, "chart", {**chart, "description": comment.sentence}
+    )
 
 
 KINDS = {kind.__name__: kind for kind in (timeline, memory, ring, text, lanes, orders, zero)}

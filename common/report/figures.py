@@ -1,5 +1,6 @@
-"""The figures of the report: each function returns the JSON of a Vega-Lite chart. What a figure computes after a choice,
-it computes as an expression of Vega; a choice is an element of the page that a keyboard can work."""
+"""The figures of the report: each function returns the JSON of a Vega-Lite chart. What a figure computes
+after a choice, it computes as an expression of Vega; a choice is an element of the page that a keyboard can
+work."""
 
 import json
 
@@ -12,8 +13,8 @@ WIDTH = 820
 WORK = ["forward", "backward", "weight gradients", "optimizer and the rest", "communication"]
 PURPOSE_NAMES = [*PURPOSES, "CUDA, NCCL"]
 SMALLEST = 1e-17  # where a difference of zero is drawn, below what fp64 can tell
-# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow and black, which a light or a dark page
-# hides. Black text is readable on the first three.
+# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow and black, which a light or a
+# dark page hides. Black text is readable on the first three.
 COLORS = ["#56b4e9", "#e69f00", "#cc79a7", "#0072b2", "#009e73", "#d55e00"]
 DASHES = {"solid": [1, 0], "dashed": [8, 6], "dotted": [0.1, 5]}  # CSS's names
 SHAPES = {"solid": "circle", "dashed": "square", "dotted": "triangle-up"}
@@ -22,7 +23,9 @@ ROWS = alt.NamedData(name="rows")
 
 
 def colors(field, names):
-    return alt.Color(field + ":N", scale=alt.Scale(domain=names), legend=alt.Legend(orient="bottom", title=None))
+    return alt.Color(
+        field + ":N", scale=alt.Scale(domain=names), legend=alt.Legend(orient="bottom", title=None)
+    )
 
 
 def tips(*fields):
@@ -32,8 +35,8 @@ def tips(*fields):
 
 
 def specification(chart, rows, **arrays):
-    """The chart with its data, and with the values of these parameters. They go around Altair, which would look at every
-    number."""
+    """The chart with its data, and with the values of these parameters. They go around Altair, which would
+    look at every number."""
     chart = chart.configure(background="transparent", range=alt.RangeConfig(category=COLORS)).to_dict()
     chart["datasets"] = {"rows": rows}
     chart["autosize"] = {"type": "pad", "resize": True}  # a choice may change how many rows there are
@@ -49,7 +52,9 @@ def dropdown(name, options, label, value=None):
 
 
 def slider(name, least, most, label):
-    return alt.param(name=name, value=least, bind=alt.binding_range(min=least, max=most, step=1, name=label + " "))
+    return alt.param(
+        name=name, value=least, bind=alt.binding_range(min=least, max=most, step=1, name=label + " ")
+    )
 
 
 def losses(runs):
@@ -69,10 +74,13 @@ def losses(runs):
     labels = list(dict.fromkeys(run.label for run in runs))
     boxes = [f"box_{i}" for i in range(len(labels))]
     choices = [
-        alt.param(name=box, value=True, bind=alt.binding_checkbox(name=label + " ")) for box, label in zip(boxes, labels)
+        alt.param(name=box, value=True, bind=alt.binding_checkbox(name=label + " "))
+        for box, label in zip(boxes, labels)
     ]
     choices.append(dropdown("shown_run", ["all", *labels], "run"))
-    dashes, shapes = (alt.Scale(domain=labels, range=[of[dash] for dash, _ in LOOKS]) for of in (DASHES, SHAPES))
+    dashes, shapes = (
+        alt.Scale(domain=labels, range=[of[dash] for dash, _ in LOOKS]) for of in (DASHES, SHAPES)
+    )
     shown = alt.condition("shown_run == 'all' || datum.run == shown_run", alt.value(1), alt.value(0.08))
     base = alt.Chart(ROWS).transform_filter(f"[{', '.join(boxes)}][indexof({json.dumps(labels)}, datum.run)]")
     base = base.properties(width=440, height=220).encode(
@@ -139,10 +147,15 @@ def speed(runs):
     ]
 
     def bar(field, title, labels=None):
-        return alt.Chart(ROWS).mark_bar().properties(width=200, height={"step": 18}).encode(
-            x=alt.X(field + ":Q", title=title, axis=alt.Axis(format="~s", tickCount=4)),
-            y=alt.Y("run:N", sort=None, title=None, axis=labels),
-            tooltip=tips("run:N", "time:N", field + ":Q ,.3f"),
+        return (
+            alt.Chart(ROWS)
+            .mark_bar()
+            .properties(width=200, height={"step": 18})
+            .encode(
+                x=alt.X(field + ":Q", title=title, axis=alt.Axis(format="~s", tickCount=4)),
+                y=alt.Y("run:N", sort=None, title=None, axis=labels),
+                tooltip=tips("run:N", "time:N", field + ":Q ,.3f"),
+            )
         )
 
     modelled = "modelled " if all(run.modelled for run in runs) else ""
@@ -175,12 +188,21 @@ def timeline(bars):
         " && datum.end > from_us && datum.begin < to_us"
     )
     scale = alt.Scale(domainMin=alt.expr("from_us"), domainMax=alt.expr("to_us"), nice=False)
-    chart = alt.Chart(ROWS).mark_bar(clip=True, stroke="Canvas", strokeWidth=0.3).encode(
-        x=alt.X("begin:Q", title="us from the beginning of the step", scale=scale, axis=alt.Axis(labelOverlap=True)),
-        x2="end:Q",
-        y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
-        color=colors("work", WORK),
-        tooltip=tips("what:N", "work:N", "stream:N", "who:N", "begin:Q ,.1f", "end:Q ,.1f"),
+    chart = (
+        alt.Chart(ROWS)
+        .mark_bar(clip=True, stroke="Canvas", strokeWidth=0.3)
+        .encode(
+            x=alt.X(
+                "begin:Q",
+                title="us from the beginning of the step",
+                scale=scale,
+                axis=alt.Axis(labelOverlap=True),
+            ),
+            x2="end:Q",
+            y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
+            color=colors("work", WORK),
+            tooltip=tips("what:N", "work:N", "stream:N", "who:N", "begin:Q ,.1f", "end:Q ,.1f"),
+        )
     )
     chart = chart.transform_filter(shown).transform_calculate(row="datum.rank + ' ' + datum.stream")
     return specification(chart.properties(width=WIDTH - 160, height={"step": 16}).add_params(*choices), bars)
@@ -220,13 +242,17 @@ def calculator(tables):
         "recompute": "recomputation",
     }
     first = {"seq_len": 4096, "zero": 1, "model": tables["model"]}
-    choices = [dropdown(name, tables["choices"][name], label, first.get(name)) for name, label in names.items()]
+    choices = [
+        dropdown(name, tables["choices"][name], label, first.get(name)) for name, label in names.items()
+    ]
     arrays = {name: tables[name] for name in ("states", "activations", "libraries")}
 
     def entry(table, axes):
         """An element of a table whose axes are choices."""
         chosen = {axis: "dp * cp" if axis == "replicas" else axis for axis in axes}
-        return table + "".join(f"[indexof({json.dumps(tables['choices'][axis])}, {chosen[axis]})]" for axis in axes)
+        return table + "".join(
+            f"[indexof({json.dumps(tables['choices'][axis])}, {chosen[axis]})]" for axis in axes
+        )
 
     states = entry("states", ["model", "tp", "pp", "seq_len", "zero", "replicas"])
     activations = entry("activations", ["model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"])
@@ -271,18 +297,26 @@ def calculator(tables):
     title = alt.Title(
         alt.expr("command"), anchor="start", fontSize=11, fontWeight="normal", font="monospace", offset=24
     )
-    chart = alt.layer(stacked, sums, line, name).properties(width=WIDTH - 100, height={"step": 50}, title=title)
+    chart = alt.layer(stacked, sums, line, name).properties(
+        width=WIDTH - 100, height={"step": 50}, title=title
+    )
     return specification(chart.add_params(*choices), rows, **arrays)
 
 
 def zero_memory(tables):
-    """What each stage of ZeRO takes with each number of data ranks, from the same tables as the calculator's."""
+    """What each stage of ZeRO takes with each number of data ranks, from the same tables as the
+    calculator's."""
     choice = tables["choices"]
-    choices = [dropdown("model", choice["model"], "model", "llama-3.1-8b"), dropdown("tp", choice["tp"], "tensor ranks")]
+    choices = [
+        dropdown("model", choice["model"], "model", "llama-3.1-8b"),
+        dropdown("tp", choice["tp"], "tensor ranks"),
+    ]
     choices.append(dropdown("pp", choice["pp"], "pipeline ranks"))
     index = "".join(f"[indexof({json.dumps(choice[axis])}, {axis})]" for axis in ("model", "tp", "pp"))
     length = choice["seq_len"].index(4096)
-    states = [[[entry and entry[length] for entry in of_tp] for of_tp in of_model] for of_model in tables["states"]]
+    states = [
+        [[entry and entry[length] for entry in of_tp] for of_tp in of_model] for of_model in tables["states"]
+    ]
     rows = [
         {"stage": f"ZeRO-{stage}", "zero": i, "ranks": ranks, "replicas": j, "purpose": purpose, "order": k}
         for i, stage in enumerate(choice["zero"])
@@ -313,7 +347,8 @@ def heatmap(cells):
     lines = "split(replace(datum.layout, ' zero', ';zero') + (datum.days ? ';' + datum.days : ''), ';')"
     base = alt.Chart(ROWS).transform_calculate(lines=lines)
     base = base.encode(
-        x=alt.X("GPUs:O", title="GPUs", axis=alt.Axis(labelAngle=0)), y=alt.Y("model:N", title=None, sort=None)
+        x=alt.X("GPUs:O", title="GPUs", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("model:N", title=None, sort=None),
     )
     tiles = base.mark_rect().encode(
         color=alt.Color("MFU:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="%")),
@@ -321,8 +356,12 @@ def heatmap(cells):
     )
     least, most = min(row["MFU"] for row in rows), max(row["MFU"] for row in rows)
     middle = least + 0.43 * (most - least)  # where black and white are equally readable
-    light = alt.condition(f"datum.MFU > {middle}", alt.value("black"), alt.value("white"))  # on dark and light tiles
-    percent = base.mark_text(dy=-14, fontWeight="bold").encode(text=alt.Text("MFU:Q", format=".0%"), color=light)
+    light = alt.condition(
+        f"datum.MFU > {middle}", alt.value("black"), alt.value("white")
+    )  # on dark and light tiles
+    percent = base.mark_text(dy=-14, fontWeight="bold").encode(
+        text=alt.Text("MFU:Q", format=".0%"), color=light
+    )
     layouts = base.mark_text(dy=2, fontSize=10).encode(text="lines:N", color=light)
     return specification((tiles + percent + layouts).properties(width=WIDTH - 100, height={"step": 70}), rows)
 
@@ -331,12 +370,18 @@ def sweep(rows):
     """Measured over predicted time of a step; rows: of sweep.csv."""
     most = 1.1 * max(max(row["predicted"], row["measured"]) for row in rows)
     scale = alt.Scale(domain=[0, most])
-    points = alt.Chart(ROWS).mark_point(filled=True, size=70).encode(
-        x=alt.X("predicted:Q", title="predicted, ms a step", scale=scale),
-        y=alt.Y("measured:Q", title="measured (or issued in virtual time), ms a step", scale=scale),
-        color=alt.Color("model:N", title=None),
-        shape=alt.Shape("gpus:N", legend=alt.Legend(title="GPUs", symbolFillColor="CanvasText")),
-        tooltip=tips("model:N", "gpus:O", "layout:N", "predicted:Q ,.1f", "measured:Q ,.1f"),
+    points = (
+        alt.Chart(ROWS)
+        .mark_point(filled=True, size=70)
+        .encode(
+            x=alt.X("predicted:Q", title="predicted, ms a step", scale=scale),
+            y=alt.Y("measured:Q", title="measured (or issued in virtual time), ms a step", scale=scale),
+            color=alt.Color("model:N", title=None),
+            shape=alt.Shape("gpus:N", legend=alt.Legend(title="GPUs", symbolFillColor="CanvasText")),
+            tooltip=tips("model:N", "gpus:O", "layout:N", "predicted:Q ,.1f", "measured:Q ,.1f"),
+        )
     )
     same = alt.Chart(alt.Data(values=[{"t": 0}, {"t": most}])).encode(x="t:Q", y="t:Q")
-    return specification((same.mark_line(color="#999", strokeDash=[4, 3]) + points).properties(width=460, height=460), rows)
+    return specification(
+        (same.mark_line(color="#999", strokeDash=[4, 3]) + points).properties(width=460, height=460), rows
+    )

@@ -1,5 +1,6 @@
-"""Formulas of the notes, as MathML. The notes write them as a terminal shows them: (n-1)/n · F <= 1. A block of indented
-lines that are no commands is set with fractions, and so is a cell of a table; in a sentence a formula stays on its line."""
+"""Formulas of the notes, as MathML. The notes write them as a terminal shows them: (n-1)/n · F <= 1. A block
+of indented lines that are no commands is set with fractions, and so is a cell of a table; in a sentence a
+formula stays on its line."""
 
 import html
 import re
@@ -11,7 +12,9 @@ TOKEN = re.compile(
 )
 WORDS = {"exp", "log", "max", "heads", "kv", "tokens"}  # that stand in formulas of single letters
 COMMAND = re.compile(r"^\$ |\w+_\w+_\w+")
-NO_FORMULA = re.compile(r"^\d[\d.,]*( s$|k|e-\d+)\b|\(\d+ s\)|tokens/s|(?<!lo)[A-Za-z]\d|\d x \d")  # measured; names: h100, not log1p
+NO_FORMULA = re.compile(
+    r"^\d[\d.,]*( s$|k|e-\d+)\b|\(\d+ s\)|tokens/s|(?<!lo)[A-Za-z]\d|\d x \d"
+)  # measured; names: h100, not log1p
 SYMBOLS = {"<=": "≤", ">=": "≥", "-": "−"}
 
 
@@ -33,7 +36,8 @@ def tokens_of(text):
             return None
     is_name = [bool(re.match(LETTER, token)) for token in tokens]
     is_word = [
-        name and len(re.match(rf"{LETTER}+", token)[0]) > 1 and token not in WORDS for name, token in zip(is_name, tokens)
+        name and len(re.match(rf"{LETTER}+", token)[0]) > 1 and token not in WORDS
+        for name, token in zip(is_name, tokens)
     ]
     is_prose = any(a and (b or then == "a") for a, b, then in zip(is_word, is_word[1:], tokens[1:]))
     if depth or is_prose or tokens[-1] in "+-·/=<>^,Σ√×":
@@ -134,7 +138,9 @@ def block(text):
         tokens and len(tokens) > 2 for line in lines for part in line for tokens, _ in pieces(part)
     ):
         return None
-    rows = "".join("<mtr>" + "".join(f"<mtd>{set_line(part)}</mtd>" for part in line) + "</mtr>" for line in lines)
+    rows = "".join(
+        "<mtr>" + "".join(f"<mtd>{set_line(part)}</mtd>" for part in line) + "</mtr>" for line in lines
+    )
     return f'<div class="formula" tabindex="0" role="math"><math><mtable displaystyle="true">{rows}</mtable></math></div>'
 
 
@@ -173,7 +179,9 @@ def sentence(text):
         if start.start() < done:
             continue
         end, tokens, best = start.start(), [], None
-        while (found := IN_SENTENCE.match(text, end)) and (found[0] != "," or tokens.count("(") > tokens.count(")")):
+        while (found := IN_SENTENCE.match(text, end)) and (
+            found[0] != "," or tokens.count("(") > tokens.count(")")
+        ):
             tokens.append(html.unescape(found[0].strip()))
             end = found.end()
             if (
@@ -187,7 +195,11 @@ def sentence(text):
         tokens, end = best
         if tokens[0] in ("0", "I"):
             continue
-        if any(token in "+-·/=×" or token in SYMBOLS for token in tokens[1:]) or len(tokens) > 1 and "_" in tokens[0]:
+        if (
+            any(token in "+-·/=×" or token in SYMBOLS for token in tokens[1:])
+            or len(tokens) > 1
+            and "_" in tokens[0]
+        ):
             set_ = f"<math>{mathml(tokens, False)}</math>"
         elif (
             len(tokens) == 1
@@ -205,10 +217,15 @@ def sentence(text):
 def page(content):
     """Sets the formulas of a page, which is HTML. Code, links, figures and headings stay as they are."""
     content = re.sub(
-        r"<pre><code>(.*?)</code></pre>", lambda found: block(html.unescape(found[1])) or found[0], content, flags=re.DOTALL
+        r"<pre><code>(.*?)</code></pre>",
+        lambda found: block(html.unescape(found[1])) or found[0],
+        content,
+        flags=re.DOTALL,
     )
     content = re.sub(
-        r"<td([^>]*)>([^<]+)</td>", lambda found: f"<td{found[1]}>{cell(html.unescape(found[2])) or found[2]}</td>", content
+        r"<td([^>]*)>([^<]+)</td>",
+        lambda found: f"<td{found[1]}>{cell(html.unescape(found[2])) or found[2]}</td>",
+        content,
     )
     out, within = [], 0
     for part in re.split(r"(<[^>]+>)", content):

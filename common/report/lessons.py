@@ -1,9 +1,11 @@
-"""What each technique buys and costs at a real size, counted in dry runs:  lessons.py LESSONS PROGRAMS LOGS [--gpu NAME] [--table] [WORDS]
+"""What each technique buys and costs at a real size, counted in dry runs.
 
-LESSONS (tests/lessons.txt) has the runs, a table of some of them, and the lessons: each a sentence and an inequality
-between numbers of the runs. PROGRAMS is the folder of a bf16 build; a log of each run goes to the folder LOGS. --table
-prints the table; otherwise each lesson is printed with its numbers (WORDS: those whose sentence has them), and the status
-is 1 if one does not hold with the default GPU."""
+    lessons.py LESSONS PROGRAMS LOGS [--gpu NAME] [--table] [WORDS]
+
+LESSONS (tests/lessons.txt) has the runs, a table of some of them, and the lessons: each a sentence and an
+inequality between numbers of the runs. PROGRAMS is the folder of a bf16 build; a log of each run goes to the
+folder LOGS. --table prints the table; otherwise each lesson is printed with its numbers (WORDS: those whose
+sentence has them), and the status is 1 if one does not hold with the default GPU."""
 
 import argparse
 import concurrent.futures
@@ -26,8 +28,9 @@ def percent(value):
     return f"{100 * value:.0f} %"
 
 
-# What a lesson can ask of a run, and how it is printed: of a step from the second on, and of the fullest rank. A share is
-# between 0 and 1; waits: seconds in which nothing is computed, for whatever stream; idle: their share.
+# What a lesson can ask of a run, and how it is printed: of a step from the second on, and of the fullest
+# rank. A share is between 0 and 1; waits: seconds in which nothing is computed, for whatever stream; idle:
+# their share.
 VALUES = {
     "step": (lambda run: run.step_seconds, logs.human_seconds),
     "memory": (lambda run: sum(run.memory("measured").values()), logs.human_bytes),
@@ -52,7 +55,11 @@ class Lessons:
     """The file: a word and its text in each line; what follows a run or a lesson belongs to it."""
 
     def __init__(self, path):
-        self.commands, self.rows, self.lessons = {}, [], []  # by name; headings, and (run, sentence); (sentence, inequality)
+        self.commands, self.rows, self.lessons = (
+            {},
+            [],
+            [],
+        )  # by name; headings, and (run, sentence); (sentence, inequality)
         bases = {}
         for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
             word, _, text = line.partition(" ")
@@ -72,12 +79,16 @@ class Lessons:
             elif word == "holds":
                 self.lessons.append((sentence, text))
             elif line and word != "#":
-                raise logs.Refused(f"{path}:{number}: {word}; expected base, run, table, row, lesson or holds")
+                raise logs.Refused(
+                    f"{path}:{number}: {word}; expected base, run, table, row, lesson or holds"
+                )
         for what, name in TERM.findall(str(self.lessons)):
             try:
                 VALUES[what], self.commands[name]
             except KeyError:
-                raise logs.Refused(f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above") from None
+                raise logs.Refused(
+                    f"{path}: {what}({name}); expected one of {', '.join(VALUES)} of a run above"
+                ) from None
 
     def texts_of_rows(self):
         return [f"row({row[0]}) {row[1]}" for row in self.rows if not isinstance(row, str)]
@@ -91,14 +102,26 @@ def dry_run(name, command, programs, folder, profile):
     """The run. Throws Refused, as its program refuses it."""
     ranks, program, *options = command
     log = folder / f"{name}.json"
-    words = ["mpirun", "-n", ranks, programs / program, *COMMON, *options, "--gpu", profile, "--log-json", log]
+    words = [
+        "mpirun",
+        "-n",
+        ranks,
+        programs / program,
+        *COMMON,
+        *options,
+        "--gpu",
+        profile,
+        "--log-json",
+        log,
+    ]
     logs.output_of(*words)
     return logs.Run(log)
 
 
 def roomy(gpu, folder, factors=(), flash=False):
-    """A profile of this GPU with more memory than any run needs, so that what does not fit has numbers, too. (name,
-    factor): what other numbers of it are multiplied by. flash: with FlashAttention-2 in place of our attention."""
+    """A profile of this GPU with more memory than any run needs, so that what does not fit has numbers, too.
+    (name, factor): what other numbers of it are multiplied by. flash: with FlashAttention-2 in place of our
+    attention."""
     numbers = json.loads((PROFILES / f"{gpu}.json").read_text())
     numbers["memory_bytes"]["value"] = 1e15
     for name in ("attention_64", "attention_128") if flash else ():
@@ -115,7 +138,9 @@ def roomy(gpu, folder, factors=(), flash=False):
 def fits(run, gpu):
     """Whether each rank of the run needs no more than this GPU's memory."""
     memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
-    return all(sum(r["measured"].values()) + r["libraries"]["estimated"] <= memory for r in run.summary["memory"])
+    return all(
+        sum(r["measured"].values()) + r["libraries"]["estimated"] <= memory for r in run.summary["memory"]
+    )
 
 
 def all_runs(lessons, names, programs, folder, gpu):
@@ -123,7 +148,9 @@ def all_runs(lessons, names, programs, folder, gpu):
     folder.mkdir(parents=True, exist_ok=True)
     profile = roomy(gpu, folder)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        started = {n: pool.submit(dry_run, n, lessons.commands[n], programs, folder, profile) for n in sorted(names)}
+        started = {
+            n: pool.submit(dry_run, n, lessons.commands[n], programs, folder, profile) for n in sorted(names)
+        }
         return {name: run.result() for name, run in started.items()}
 
 
@@ -141,7 +168,8 @@ COLUMNS = ["memory", "step", "mfu", "sent", "hidden", "idle"]
 
 
 def table(lessons, runs):
-    """Rows of words: a heading alone, or name, ranks, (!) where it does not fit, the numbers, the sentence."""
+    """Rows of words: a heading alone, or name, ranks, (!) where it does not fit, the numbers, the
+    sentence."""
     gpu = pathlib.Path(next(iter(runs.values())).options["gpu"]).stem
     rows = [["", "ranks", "", *COLUMNS, f"counted for {gpu} GPUs: nothing is computed"]]
     for row in lessons.rows:
@@ -150,7 +178,9 @@ def table(lessons, runs):
             continue
         run = runs[row[0]]
         cells = [printed(column, run) for column in COLUMNS]
-        rows.append([row[0], str(run.ranks), "" if fits(run, gpu) else "(!)", *cells, filled(row[1], runs, row[0])])
+        rows.append(
+            [row[0], str(run.ranks), "" if fits(run, gpu) else "(!)", *cells, filled(row[1], runs, row[0])]
+        )
     return rows
 
 
@@ -179,7 +209,9 @@ def print_lessons(lessons, runs, other_gpu):
         print(f"{'' if holds else fault}{filled(sentence, runs)}\n    {inequality}: {numbers}")
         failed += not holds
     good = len(lessons) - failed
-    print(f"{good} hold with {other_gpu}, {failed} do not" if other_gpu else f"{good} passed, {failed} failed")
+    print(
+        f"{good} hold with {other_gpu}, {failed} do not" if other_gpu else f"{good} passed, {failed} failed"
+    )
     return failed > 0 and not other_gpu
 
 

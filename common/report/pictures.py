@@ -1,6 +1,7 @@
-"""The pictures of the notes, which GitHub shows, too:  python pictures.py [FOLDER] writes them (make pictures). What programs
-can say they say, in dry runs. A picture is no wider than a phone shows at the size of text. Its style is that of the book's
-drawings, and follows the reader's scheme. Each function without arguments is a picture."""
+"""The pictures of the notes, which GitHub shows, too:  python pictures.py [FOLDER] writes them (make
+pictures). What programs can say they say, in dry runs. A picture is no wider than a phone shows at the size
+of text. Its style is that of the book's drawings, and follows the reader's scheme. Each function without
+arguments is a picture."""
 
 import pathlib
 import re
@@ -19,16 +20,22 @@ import makespan
 WIDE, SIZE = 440, 15  # pixels
 RANKS = "fbwc"  # the colours of ranks
 LIGHT, DARK = ("#1f2328", "#fff"), ("#e6edf3", "#0d1117")  # letters and ground, as GitHub's
-SMOLLM = "build/cpu-bf16/07_combined_5d --dry-run --model smollm-1.7b --seq-len 2048 --steps 1"  # 07 has each axis
+SMOLLM = (
+    "build/cpu-bf16/07_combined_5d --dry-run --model smollm-1.7b --seq-len 2048 --steps 1"  # 07 has each axis
+)
 OF_FOUR = "--layers 4 --micro-batch-size 2 --global-batch-size 8 --attention tensor-core"
 
 
 def file_of(svg):
     """The drawing as a file of its own, with those rules of the book that it uses."""
-    light, dark = (f":root {{ --md-default-fg-color: {ink}; --md-default-bg-color: {bg} }}" for ink, bg in (LIGHT, DARK))
+    light, dark = (
+        f":root {{ --md-default-fg-color: {ink}; --md-default-bg-color: {bg} }}" for ink, bg in (LIGHT, DARK)
+    )
     rules = (pathlib.Path(__file__).parent / "book/drawings.css").read_text().replace(".drawing ", "")
     used = set(re.findall(r"\w+", " ".join(re.findall('class="([^"]*)"', "".join(svg.parts)))))
-    rules = [rule for rule in rules.splitlines() if rule.startswith("svg") or re.match(r"\.(\w+)", rule)[1] in used]
+    rules = [
+        rule for rule in rules.splitlines() if rule.startswith("svg") or re.match(r"\.(\w+)", rule)[1] in used
+    ]
     style = "\n".join([light, f"@media (prefers-color-scheme: dark) {{ {dark} }}", *rules])
     head = f'viewBox="-2 -4 {WIDE + 4} {svg.height + 10:.0f}" width="{WIDE + 4}" font-size="{SIZE}"'
     parts = re.sub(r'\.0"', '"', "\n".join([*svg.parts, "</svg>\n"]))
@@ -44,11 +51,14 @@ def block(svg, x, y, width, height, style, words=""):
 def beside(svg, x, y, width, height, styles):
     """Equal parts, of these styles."""
     for i, style in enumerate(styles):
-        svg.rect(x + width * i / len(styles), y, width / len(styles) - (1 if len(styles) > 1 else 0), height, style)
+        svg.rect(
+            x + width * i / len(styles), y, width / len(styles) - (1 if len(styles) > 1 else 0), height, style
+        )
 
 
 def transformer(svg, x, y, k, axis):
-    """Two layers, their states beside them, and a batch below: split along this axis over two ranks. k: how large."""
+    """Two layers, their states beside them, and a batch below: split along this axis over two ranks. k: how
+    large."""
     both = ["idle"]
     for layer in (1, 0):
         layers = {"layers": ["fb"[layer]], "matrices": ["f", "b"]}.get(axis, both)
@@ -57,10 +67,17 @@ def transformer(svg, x, y, k, axis):
         beside(svg, x, top, 52 * k, 22 * k, layers)
         beside(svg, x + 57 * k, top, 69 * k, 22 * k, mlp)
         for row in range(3):
-            beside(svg, x + 138 * k, top + 8 * k * row, 54 * k, 6 * k, ["f", "b"] if axis == "states" else states)
+            beside(
+                svg, x + 138 * k, top + 8 * k * row, 54 * k, 6 * k, ["f", "b"] if axis == "states" else states
+            )
     for sequence in range(4):
         for token in range(8):
-            of = {"sequence": token // 4, "batch": sequence // 2, "states": sequence // 2, "experts": sequence // 2}.get(axis)
+            of = {
+                "sequence": token // 4,
+                "batch": sequence // 2,
+                "states": sequence // 2,
+                "experts": sequence // 2,
+            }.get(axis)
             style = "idle" if of is None else "fb"[of]
             svg.rect(x + 15 * k * token, y + k * (62 + 12 * sequence), 13 * k, 10 * k, style)
 
@@ -71,12 +88,21 @@ def axes():
     for x, words in ((37, "attention"), (132, "MLP")):
         for y in (25, 66):
             svg.text(x, y, words, "mid")
-    for row, words in enumerate(("two layers, and of", "each the states:", "weights, gradients,", "Adam's moments")):
+    for row, words in enumerate(
+        ("two layers, and of", "each the states:", "weights, gradients,", "Adam's moments")
+    ):
         svg.text(290, 20 + 18 * row, words)
     for y, words in ((120, "a batch: four sequences"), (138, "of eight tokens")):
         svg.text(190, y, words)
     svg.legend(0, 194, {"f": "rank 0 has it", "b": "rank 1 has it", "idle": "both have it"})
-    splits = ("data: batch", "ZeRO: states", "tensor: matrices", "pipeline: layers", "context: sequence", "experts")
+    splits = (
+        "data: batch",
+        "ZeRO: states",
+        "tensor: matrices",
+        "pipeline: layers",
+        "context: sequence",
+        "experts",
+    )
     for at, words in enumerate(splits):
         x, y = at % 2 * 230, 230 + at // 2 * 154
         svg.text(x, y, f"0{at + 2}  {words}", "strong")
@@ -105,7 +131,9 @@ def kept():
         ("full", "the layer", "o"),
     ):
         options = f"--micro-batch-size {b} --global-batch-size {b} --attention naive --recompute {recompute}"
-        of = lambda layers: drawings.run(f"{SMOLLM} --layers {layers} {options}", "--log-json").memory("predicted")
+        of = lambda layers: drawings.run(f"{SMOLLM} --layers {layers} {options}", "--log-json").memory(
+            "predicted"
+        )
         bytes_, x = of(3)["activations"] - of(2)["activations"], 0
         sums = 0 if recompute == "full" else 4 * b * s * (2 + heads)  # 1/rms, log-sum-exp
         expected = sums + sum(2 * b * s * parts[style][1] for style in styles)
@@ -124,8 +152,12 @@ def kept():
 def sync():
     """A step of 02, in each of its three ways."""
     command = f"mpirun -n 4 {SMOLLM} {OF_FOUR} --dp-sync".replace("07_combined_5d", "02_data_parallel")
-    commands = [(way.split()[0], f"{command} {way}") for way in ("naive", "overlap", "bucket --bucket-mb 100")]
-    return drawings.timeline(types.SimpleNamespace(options={"backward": "whole"}, commands=commands), SIZE, 0, WIDE)
+    commands = [
+        (way.split()[0], f"{command} {way}") for way in ("naive", "overlap", "bucket --bucket-mb 100")
+    ]
+    return drawings.timeline(
+        types.SimpleNamespace(options={"backward": "whole"}, commands=commands), SIZE, 0, WIDE
+    )
 
 
 def buffers():
@@ -137,7 +169,9 @@ def buffers():
     units = ["E", "0", "1", "2", "3", "H"]
     named = list(zip(units + units[::-1], passes))
     use = {(unit, at < len(units)): bar for at, (unit, bar) in enumerate(named)}
-    gathers, scatters = ([o for o in operations if o["name"] == name] for name in ("all_gather", "reduce_scatter"))
+    gathers, scatters = (
+        [o for o in operations if o["name"] == name] for name in ("all_gather", "reduce_scatter")
+    )
     end = max(o["end"] for o in scatters)
     svg, x = Svg(SIZE), lambda time: WIDE * time / end
     svg.legend(0, 14, {"f": "forward", "b": "backward", "c": "communication"})
@@ -149,7 +183,15 @@ def buffers():
         svg.rect(0, y, WIDE, 26, "idle")
 
     def bar(y, begin, until, style, words=""):
-        block(svg, x(begin), y, x(until) - x(begin), 26, style + " pass", words if x(until) - x(begin) > 9 else "")
+        block(
+            svg,
+            x(begin),
+            y,
+            x(until) - x(begin),
+            26,
+            style + " pass",
+            words if x(until) - x(begin) > 9 else "",
+        )
 
     row(100, "compute")
     for at, (unit, o) in enumerate(named):
@@ -161,7 +203,9 @@ def buffers():
     order = [(unit, True) for unit in units] + [(unit, False) for unit in units[-3:0:-1]]
     for (unit, forward), gather in zip(order, gathers, strict=True):
         stays = forward and unit in units[-2:]  # until backward has used it, too
-        other = units[units.index(unit) + (1 if not holds else -1 if forward else 1)]  # which is in use meanwhile
+        other = units[
+            units.index(unit) + (1 if not holds else -1 if forward else 1)
+        ]  # which is in use meanwhile
         buffer = 1 if holds.get(0) == other else 0
         holds[buffer] = unit
         y, last = 154 + 50 * buffer, use[unit, forward and not stays]
@@ -178,7 +222,8 @@ def buffers():
 
 
 def hybrid():
-    """Two nodes with a copy each in four shards: a ring in each node, and one of equal shards between them."""
+    """Two nodes with a copy each in four shards: a ring in each node, and one of equal shards between
+    them."""
     svg = Svg(SIZE)
     svg.legend(0, 14, {style: f"shard {shard}" for shard, style in enumerate(RANKS)})
     svg.text(0, 38, "in a node, for each micro-batch: gathers, reduce-scatters")
@@ -200,7 +245,8 @@ def hybrid():
 
 
 def region():
-    """The MLP's region on two ranks: a block is as wide as a rank has columns, and as high as it has tokens."""
+    """The MLP's region on two ranks: a block is as wide as a rank has columns, and as high as it has
+    tokens."""
     svg, d, f = Svg(SIZE), 40, 3 * 40
     svg.legend(0, 14, {"idle": "equal copies", "f": "rank 0's", "b": "rank 1's"})
     svg.legend(0, 38, {"w": "a partial sum: the ranks' sum is the output"})
@@ -214,7 +260,11 @@ def region():
         for rank in (0, 1):
             own, top, x = "fb"[rank], y + 36 + 70 * rank, 0
             inner = ((d, "idle", "x"), (f, own, "gate, up"), (f / 2, own, "SwiGLU"), (d, "w", "y"))
-            for width, style, words in ((d, "", "x"), *inner, (d, "", "y")):  # outside of the region copies, or own rows
+            for width, style, words in (
+                (d, "", "x"),
+                *inner,
+                (d, "", "y"),
+            ):  # outside of the region copies, or own rows
                 low, high = (30 * rank, 30) if is_cut and not style else (0, 60)
                 block(svg, x, top + low, width, high, style or (own if is_cut else "idle"), words)
                 x += width + 20
@@ -280,7 +330,12 @@ def causal():
         for step in range(ranks):
             for rank in range(ranks):
                 other, whole = (rank - step) % ranks, (len(chunks) // ranks) ** 2
-                seen = sum(pairs(q, k) for q, a in enumerate(chunks) for k, b in enumerate(chunks) if (a, b) == (rank, other))
+                seen = sum(
+                    pairs(q, k)
+                    for q, a in enumerate(chunks)
+                    for k, b in enumerate(chunks)
+                    if (a, b) == (rank, other)
+                )
                 x, y = left + 50 * rank, 368 + 34 * step
                 svg.rect(x, y, 46, 28, "idle")
                 if seen:
@@ -292,12 +347,19 @@ def causal():
 
 def mesh():
     """The ranks as the corners of a cube. In each picture the groups of an axis are its edges."""
-    lines = runs.output_of(*shlex.split("build/cpu-bf16/07_combined_5d --tp 2 --cp 2 --pp 2 --show-mesh")).split("\n")
+    lines = runs.output_of(
+        *shlex.split("build/cpu-bf16/07_combined_5d --tp 2 --cp 2 --pp 2 --show-mesh")
+    ).split("\n")
     head = next(line for line in lines if line.startswith("rank "))
     ranks = [line for line in lines[lines.index(head) + 1 :] if line.strip()]
     svg = Svg(SIZE)
-    at = [(tp * 92 + pp * 56, cp * 80 + (1 - pp) * 44) for tp, cp, _, pp in (map(int, line.split()[1:5]) for line in ranks)]
-    for number, (kind, style) in enumerate(zip(re.finditer("(tensor|context|pipeline|gradients)(?= )", head), "fbwc")):
+    at = [
+        (tp * 92 + pp * 56, cp * 80 + (1 - pp) * 44)
+        for tp, cp, _, pp in (map(int, line.split()[1:5]) for line in ranks)
+    ]
+    for number, (kind, style) in enumerate(
+        zip(re.finditer("(tensor|context|pipeline|gradients)(?= )", head), "fbwc")
+    ):
         left, top = 16 + number % 2 * 234, 48 + number // 2 * 214
         svg.legend(left - 16, top - 34, {style: kind[0] + ": context, data" * (kind[0] == "gradients")})
         groups = sorted({tuple(map(int, line[kind.start() :][:18].split())) for line in ranks})
@@ -351,26 +413,41 @@ def experts():
 
 
 def blocks():
-    """Attention's backward of three heads of smollm-135m on an eighth of an H100, in both orders of its blocks."""
+    """Attention's backward of three heads of smollm-135m on an eighth of an H100, in both orders of its
+    blocks."""
     svg, heads, slots, high = Svg(SIZE), 3, 33, 6
     of = makespan.both_orders(heads, makespan.steps_of_backward(2048), slots, True, True)
     end = max(end for _, drawn in of for *_, end in drawn)
     svg.legend(0, 14, {style: f"head {head}" for head, style in enumerate(RANKS[:heads])})
     svg.text(0, 38, f"{slots} rows: as many blocks run at once")
-    for number, (title, (makes, drawn)) in enumerate(zip(("before: head by head", "now: the longest first"), of)):
+    for number, (title, (makes, drawn)) in enumerate(
+        zip(("before: head by head", "now: the longest first"), of)
+    ):
         top, share = 82 + 240 * number, WIDE * max(end for *_, end in drawn) / end / makes
         svg.text(0, top - 10, title, "strong")
         svg.text(190, top - 10, f"{makes:.2f} times equal shares")
         svg.rect(0, top, WIDE, slots * high, "idle")
         for slot, head, begin, until in drawn:
-            svg.rect(WIDE * begin / end, top + slot * high, WIDE * (until - begin) / end, high, RANKS[head] + " pass")
+            svg.rect(
+                WIDE * begin / end,
+                top + slot * high,
+                WIDE * (until - begin) / end,
+                high,
+                RANKS[head] + " pass",
+            )
         svg.line(share, top - 4, share, top + slots * high + 4, "hop")
     svg.text(0, 544, "The line: all would end here, if shares were equal.")
     return svg
 
 
 PICTURES = {"axes": axes, "01-kept": kept, "02-sync": sync, "03-buffers": buffers, "03-hybrid": hybrid}
-PICTURES |= {"04-region": region, "05-schedules": schedules, "06-causal": causal, "07-mesh": mesh, "07-experts": experts}
+PICTURES |= {
+    "04-region": region,
+    "05-schedules": schedules,
+    "06-causal": causal,
+    "07-mesh": mesh,
+    "07-experts": experts,
+}
 PICTURES |= {"attention-blocks": blocks}
 
 

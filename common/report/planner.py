@@ -9,7 +9,19 @@ import tempfile
 import runs as logs
 
 MODELS = ["smollm-1.7b", "llama-3.2-1b", "llama-2-7b", "llama-3.1-8b", "llama-3.1-70b"]
-SIZES = ["model", "config", "layers", "d-model", "heads", "kv-heads", "d-ff", "vocab-size", "experts", "top-k", "shared-experts"]
+SIZES = [
+    "model",
+    "config",
+    "layers",
+    "d-model",
+    "heads",
+    "kv-heads",
+    "d-ff",
+    "vocab-size",
+    "experts",
+    "top-k",
+    "shared-experts",
+]
 
 
 def options_of(given, defaults):
@@ -24,8 +36,8 @@ def options_of(given, defaults):
 
 
 def models_of(given):
-    """(the words that say a model, of each: first the one that `given` says, if any, then the presets; whether it says one; its
-    other words)."""
+    """(the words that say a model, of each: first the one that `given` says, if any, then the presets;
+    whether it says one; its other words)."""
     sizes, others = options_of(given, dict.fromkeys(SIZES))
     given = {"--" + option: value for option in SIZES if (value := vars(sizes)[option.replace("-", "_")])}
     asked = [word for pair in given.items() for word in pair]
@@ -50,15 +62,17 @@ CHOICES = {
 
 
 def table(plan, words, axes, entry):
-    """Nested lists: for each value of the first axis those of the others. An entry is made of what the planner says of the
-    layout, None where it refuses it."""
+    """Nested lists: for each value of the first axis those of the others. An entry is made of what the
+    planner says of the layout, None where it refuses it."""
     rows = []
     for values in itertools.product(*(CHOICES[axis] for axis in axes)):
         at = {"tp": 1, "cp": 1, "pp": 1, "zero": 0, "mbs": 1, "seq_len": 1024} | dict(zip(axes, values))
         dp = at.get("replicas", 1) // (at["cp"] if "replicas" in at else 1)
         layout = "tp{tp} cp{cp} pp{pp} zero{zero} mbs{mbs}".format(**at) + f" dp{max(1, dp)}"
         layout += " sp" * at.get("sp", False) + " full" * (at.get("recompute") == "full")
-        rows.append(f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * max(1, dp)}\n")
+        rows.append(
+            f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * max(1, dp)}\n"
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "rows")
         file.write_text("".join(rows))
@@ -72,35 +86,49 @@ def table(plan, words, axes, entry):
 
 
 def calculator(plan, *given):
-    """The memory of many layouts of each model, for a page that has no formula. Memory has parts that depend on different
-    choices, so three small tables serve instead of a huge one. In the first two, whose first axis is the model, an entry has
-    the bytes of the first pipeline stage, then those of the last one; the stages between need less. The schedule is 1F1B."""
+    """The memory of many layouts of each model, for a page that has no formula. Memory has parts that depend
+    on different choices, so three small tables serve instead of a huge one. In the first two, whose first
+    axis is the model, an entry has the bytes of the first pipeline stage, then those of the last one; the
+    stages between need less. The schedule is 1F1B."""
     models, is_asked, others = models_of(given)
-    first = [logs.planned(plan, "--json", *model, *others, "--coarse", "--gpus", 1, "--compare", "mbs1") for model in models]
+    first = [
+        logs.planned(plan, "--json", *model, *others, "--coarse", "--gpus", 1, "--compare", "mbs1")
+        for model in models
+    ]
     words = [[*model, *others] for model in models]
     tables = {name: first[0][name] for name in ("gpu", "memory_bytes")}
     tables["model"] = first[0]["model"] if is_asked else "llama-3.1-8b"
-    tables["options"] = [" ".join([*model, *of["layouts"][0]["options"][-2:]]) for model, of in zip(models, first)]
+    tables["options"] = [
+        " ".join([*model, *of["layouts"][0]["options"][-2:]]) for model, of in zip(models, first)
+    ]
     tables["choices"] = {"model": [of["model"] for of in first], **CHOICES}
 
     def tables_of(axes, purposes):
-        return [table(plan, w, axes, lambda layout: [stage[purposes] for stage in layout["stages"]]) for w in words]
+        return [
+            table(plan, w, axes, lambda layout: [stage[purposes] for stage in layout["stages"]])
+            for w in words
+        ]
 
     tables["states"] = tables_of(["tp", "pp", "seq_len", "zero", "replicas"], slice(0, 3))
     tables["activations"] = tables_of(["tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"], slice(3, None))
-    tables["libraries"] = table(plan, words[-1], ["tp", "cp", "pp", "replicas"], lambda layout: layout["libraries"])
+    tables["libraries"] = table(
+        plan, words[-1], ["tp", "cp", "pp", "replicas"], lambda layout: layout["libraries"]
+    )
     return tables
 
 
 def heatmap(plan, gpus, *given):
-    """The fastest layout by coarse time of each model on 8, 16, 32 ... GPUs, up to so many, where one fits: the JSON of plan."""
+    """The fastest layout by coarse time of each model on 8, 16, 32 ... GPUs, up to so many, where one fits:
+    the JSON of plan."""
     models, _, others = models_of(given)
     numbers = [8 * 2**i for i in range(20) if 8 * 2**i <= max(8, int(gpus))]
     cells, refused = [], None
     for model in models:
         for number in numbers:
             try:
-                cells.append(logs.planned(plan, "--json", *model, *others, "--coarse", "--top", 1, "--gpus", number))
+                cells.append(
+                    logs.planned(plan, "--json", *model, *others, "--coarse", "--top", 1, "--gpus", number)
+                )
             except logs.Refused as error:
                 refused = error
     if not cells:

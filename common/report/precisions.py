@@ -1,9 +1,9 @@
 """What the precision does to learning:  python precisions.py OUT BUILD [STEPS]
 
-BUILD/cpu-{fp32,bf16,fp16,fp8}/01_single_gpu train the same model on the same batches, at two sizes. A third time a few
-channels of the activations are a hundred times as large: norms have weights of 100 there, and the next layer's columns
-are divided by 100, so that nothing else changes. Writes OUT.md, a table, and OUT.svg, the curves. A run whose log is
-complete in OUT.runs is not repeated."""
+BUILD/cpu-{fp32,bf16,fp16,fp8}/01_single_gpu train the same model on the same batches, at two sizes. A third
+time a few channels of the activations are a hundred times as large: norms have weights of 100 there, and the
+next layer's columns are divided by 100, so that nothing else changes. Writes OUT.md, a table, and OUT.svg,
+the curves. A run whose log is complete in OUT.runs is not repeated."""
 
 import json
 import pathlib
@@ -38,7 +38,8 @@ def train(build, precision, *words):
 
 
 def with_outliers(build, folder, shape):
-    """The folder of a checkpoint of initial weights, whose norms give LARGE channels a hundred times their size."""
+    """The folder of a checkpoint of initial weights, whose norms give LARGE channels a hundred times their
+    size."""
     run = folder / "initial"
     if not (run / "large.txt").exists():
         shutil.rmtree(run, ignore_errors=True)  # of a run that was killed
@@ -50,7 +51,11 @@ def with_outliers(build, folder, shape):
                 weight[LARGE] *= 100
             if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
                 weight[:, LARGE] /= 100
-        save_file({name: np.ascontiguousarray(weight) for name, weight in weights.items()}, path, metadata={"format": "pt"})
+        save_file(
+            {name: np.ascontiguousarray(weight) for name, weight in weights.items()},
+            path,
+            metadata={"format": "pt"},
+        )
         (run / "large.txt").write_text(f"channels {LARGE}\n")
     return run / "step_000001"
 
@@ -83,7 +88,10 @@ def main(out, build, steps="400"):
                 words += f" --load-weights {with_outliers(build, folder, shape)}"
             found = losses(build, folder, kind, program, f"{shape} {words}", steps)
             means = [np.mean(found[at : at + 20]) for at in range(0, steps, 20)]
-            curves += [{"size": size, "kind": kind, "step": 20 * i + 10, "loss": float(m)} for i, m in enumerate(means)]
+            curves += [
+                {"size": size, "kind": kind, "step": 20 * i + 10, "loss": float(m)}
+                for i, m in enumerate(means)
+            ]
             mean = np.mean(found[-50:])
             exact = mean if kind == "fp32" else exact
             rows.append((kind, mean, mean - exact))
@@ -102,7 +110,9 @@ def main(out, build, steps="400"):
             column=alt.Column("size:N", sort=[*SIZES, "128 wide, outliers"]),
         )
     )
-    out.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(chart.properties(width=260, height=240).to_dict()))
+    out.with_suffix(".svg").write_text(
+        vl_convert.vegalite_to_svg(chart.properties(width=260, height=240).to_dict())
+    )
     print(f"{out.with_suffix('.md')}, {out.with_suffix('.svg')}")
 
 

@@ -1,9 +1,9 @@
 """The runs of make run, one after the other:  progress.py PROGRAMS LOGS RANKS STEPS ONLY OPTIONS...
 
-PROGRAMS is a build folder. RANKS: how many ranks share the tiny model. ONLY: names of runs, as "01 05-%", or all. OPTIONS are
-for all programs. What a run prints goes to LOGS/NAME.txt, its log and its timeline beside it. On a terminal one line says the
-step, the loss, and a bar; it ends as the line that is printed anyway. A run that fails shows the end of its output, and is the
-last one. With V=1 everything is shown, too."""
+PROGRAMS is a build folder. RANKS: how many ranks share the tiny model. ONLY: names of runs, as "01 05-%", or
+all. OPTIONS are for all programs. What a run prints goes to LOGS/NAME.txt, its log and its timeline beside
+it. On a terminal one line says the step, the loss, and a bar; it ends as the line that is printed anyway. A
+run that fails shows the end of its output, and is the last one. With V=1 everything is shown, too."""
 
 import fnmatch
 import os
@@ -41,7 +41,9 @@ def run(name, output, command, steps):
     verbose = os.environ.get("V") == "1"
     shown = last = ""
     with open(output, "w") as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
         for line in process.stdout:
             file.write(line)
             if verbose:

@@ -1,11 +1,11 @@
 """The runs that others published, beside folded dry runs of them:  published.py RUNS BUILD [WORDS]
 
-RUNS (published.txt beside this file) has a run in each line that begins with run, and what belongs to it below. BUILD has
-cpu-bf16 and cpu-fp8, each with 07_combined_5d. Prints a table, the reasons of large errors, and the mean; WORDS: only runs
-whose name has them, and their memory. (!): ours needs more memory than the GPU has. To look for a reason, --scale NAME=X
-multiplies a number of the GPUs' profiles, and --add OPTIONS adds to the commands. --check NOTE instead holds the rows of
-NOTE's table against RUNS: each command must be accepted, those of bf16 that one process can run must give the row, and a large
-error has a reason."""
+RUNS (published.txt beside this file) has a run in each line that begins with run, and what belongs to it
+below. BUILD has cpu-bf16 and cpu-fp8, each with 07_combined_5d. Prints a table, the reasons of large errors,
+and the mean; WORDS: only runs whose name has them, and their memory. (!): ours needs more memory than the GPU
+has. To look for a reason, --scale NAME=X multiplies a number of the GPUs' profiles, and --add OPTIONS adds to
+the commands. --check NOTE instead holds the rows of NOTE's table against RUNS: each command must be accepted,
+those of bf16 that one process can run must give the row, and a large error has a reason."""
 
 import argparse
 import concurrent.futures
@@ -19,10 +19,16 @@ import textwrap
 import lessons
 import runs as logs
 
-# What was published, of the second step: how we get it of ours, whether more is faster, how it is printed, and its unit.
+# What was published, of the second step: how we get it of ours, whether more is faster, how it is printed,
+# and its unit.
 UNITS = {
     "s": (lambda run: run.step_seconds, False, "{:.2f}", "s"),
-    "tokens/s": (lambda run: run.steps[-1]["tokens"] / UNITS["s"][0](run) / run.ranks, True, "{:,.0f}", "tokens/s"),
+    "tokens/s": (
+        lambda run: run.steps[-1]["tokens"] / UNITS["s"][0](run) / run.ranks,
+        True,
+        "{:,.0f}",
+        "tokens/s",
+    ),
     "MFU": (lambda run: 100 * run.modelled["mfu"], True, "{:.1f}", "% MFU"),
     "TFLOP/s": (lambda run: UNITS["MFU"][0](run) * run.peak / 1e14, True, "{:.0f}", "TFLOP/s"),
     # With full recomputation counted as work: four passes in place of three.
@@ -32,7 +38,8 @@ HEAD = ["run", "GPUs", "layout", "published", "ours", "error"]
 
 
 class Published:
-    """A run: its name, how many GPUs, the precision, the GPU, number and unit, options; and words about it."""
+    """A run: its name, how many GPUs, the precision, the GPU, number and unit, options; and words about
+    it."""
 
     def __init__(self, words):
         self.name, gpus, self.precision, self.gpu, number, self.unit, *self.options = words
@@ -59,12 +66,15 @@ class Published:
     def command(self, build, profile):
         program = build / f"cpu-{self.precision}" / "07_combined_5d"
         try:
-            return logs.folded(program, *self.options, "--steps", "2", "--ranks", self.gpus, "--dry-run", "--gpu", profile)
+            return logs.folded(
+                program, *self.options, "--steps", "2", "--ranks", self.gpus, "--dry-run", "--gpu", profile
+            )
         except logs.Refused as refused:
             raise logs.Refused(f"{self.name}: {refused}") from None
 
     def row(self, build, folder, profile):
-        """Runs it. Words of the table, the error (our time / the published one - 1), and the memory in words."""
+        """Runs it. Words of the table, the error (our time / the published one - 1), and the memory in
+        words."""
         log = folder / f"{self.name}.json"
         logs.output_of(*self.command(build, profile), "--log-json", log)
         run = logs.Run(log)
@@ -72,7 +82,10 @@ class Published:
         value, more_is_faster, printed, unit = UNITS[self.unit]
         ours = value(run)
         error = self.number / ours - 1 if more_is_faster else ours / self.number - 1
-        numbers = [f"{printed.format(self.number)} {unit}", printed.format(ours) + " (!)" * (not lessons.fits(run, self.gpu))]
+        numbers = [
+            f"{printed.format(self.number)} {unit}",
+            printed.format(ours) + " (!)" * (not lessons.fits(run, self.gpu)),
+        ]
         words = [self.name, f"{self.gpus:,} {self.gpu}", self.layout, *numbers, f"{100 * error:+.0f} %"]
         return words, error, lessons.filled("{memory}", {"": run})
 
@@ -90,8 +103,10 @@ def read(path):
         elif word in ("source", "differs", "reason") and found:
             setattr(found[-1], word, text.strip())
         elif line and word != "#":
-            raise logs.Refused(f"{path}:{number}: {line[:40]}; expected base, run NAME GPUS PRECISION GPU NUMBER UNIT ..., "
-                               f"source, differs or reason; a unit is one of {', '.join(UNITS)}")
+            raise logs.Refused(
+                f"{path}:{number}: {line[:40]}; expected base, run NAME GPUS PRECISION GPU NUMBER UNIT ..., "
+                f"source, differs or reason; a unit is one of {', '.join(UNITS)}"
+            )
     return found
 
 
@@ -104,7 +119,10 @@ def check(published, build, folder, note):
     lines, failed = pathlib.Path(note).read_text().splitlines(), 0
     for run in published:
         try:
-            is_bf16, run.precision = run.precision == "bf16", "bf16"  # the build that is there; it takes all commands
+            is_bf16, run.precision = (
+                run.precision == "bf16",
+                "bf16",
+            )  # the build that is there; it takes all commands
             row = [line for line in lines if line.startswith(f"| {run.name} |")]
             wrong = "" if len(row) == 1 else f"{len(row)} rows in {note}, expected one"
             profile = lessons.roomy(run.gpu, folder, flash=True)
@@ -124,7 +142,9 @@ def check(published, build, folder, note):
 def factor(text):
     name, _, value = text.partition("=")
     if not isinstance(json.loads((lessons.PROFILES / "h100.json").read_text()).get(name), dict):
-        raise logs.Refused(f"--scale: {text} is not valid; expected NAME=X, a number of common/clock/profiles/h100.json")
+        raise logs.Refused(
+            f"--scale: {text} is not valid; expected NAME=X, a number of common/clock/profiles/h100.json"
+        )
     try:
         return name, float(value)
     except ValueError:
@@ -152,7 +172,9 @@ def report(published, given, folder):
     if given.check:
         return check(published, given.build, folder, given.check)
     factors = [factor(text) for text in given.scale]
-    profiles = {gpu: lessons.roomy(gpu, folder, factors, flash=True) for gpu in {run.gpu for run in published}}
+    profiles = {
+        gpu: lessons.roomy(gpu, folder, factors, flash=True) for gpu in {run.gpu for run in published}
+    }
     print(line_of(HEAD), "|---" * len(HEAD) + "|", sep="\n", flush=True)
     errors, reasons = [], []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # runs of one process beside those of many
@@ -168,8 +190,10 @@ def report(published, given, folder):
                 reasons.append(f"{run.name}: {run.reason or 'not found'}")
     print("", *map(textwrap.fill, reasons), sep="\n")
     sizes = [abs(error) for error in errors]
-    print(f"\n{len(errors)} runs; error on the mean {100 * sum(errors) / len(errors):+.0f} %, its size "
-          f"{100 * sum(sizes) / len(sizes):.0f} %, the largest {100 * max(sizes):.0f} %; negative: ours takes less time")
+    print(
+        f"\n{len(errors)} runs; error on the mean {100 * sum(errors) / len(errors):+.0f} %, its size "
+        f"{100 * sum(sizes) / len(sizes):.0f} %, the largest {100 * max(sizes):.0f} %; negative: ours takes less time"
+    )
     return 0
 
 

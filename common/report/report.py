@@ -1,9 +1,12 @@
 """One page about runs:  python report.py PAGE BUILDS PLAN FOLDER|FILE...
 
-PAGE is written: an HTML file that has all it needs. BUILDS has 07_combined_5d in cpu-bf16 and cpu-fp32; cpu-bf16 has plan, too, and what lessons.py --table has run. PLAN
-are options of plan, for the calculator and the heatmap. FILEs are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline drawn, too.
+PAGE is written: an HTML file that has all it needs. BUILDS has 07_combined_5d in cpu-bf16 and cpu-fp32;
+cpu-bf16 has plan, too, and what lessons.py --table has run. PLAN are options of plan, for the calculator and
+the heatmap. FILEs are logs (--log-json), and a FOLDER means those in it. A run with --trace has its timeline
+drawn, too.
 
-report.py PAGE --told TEXT FILE...: a learner's page. It begins with the lines of the file TEXT, and needs no builds."""
+report.py PAGE --told TEXT FILE...: a learner's page. It begins with the lines of the file TEXT, and needs no
+builds."""
 
 import concurrent.futures
 import csv
@@ -78,7 +81,8 @@ KEPT = (
 
 
 def issued(builds, run, schedule):
-    """The pipeline of the run with another schedule, in virtual time; nothing where it can not have this schedule."""
+    """The pipeline of the run with another schedule, in virtual time; nothing where it can not have this
+    schedule."""
     with tempfile.TemporaryDirectory() as folder:
         trace = pathlib.Path(folder, "trace")
         program = builds / ("cpu-bf16" if run.precision == "bf16" else "cpu-fp32") / "07_combined_5d"
@@ -91,7 +95,9 @@ def issued(builds, run, schedule):
                 words += ["--" + name] + ([value] if value is not True else [])
         try:
             all_there = run.there == run.ranks
-            command = ["mpirun", "-n", run.ranks, program, *words] if all_there else logs.folded(program, *words)
+            command = (
+                ["mpirun", "-n", run.ranks, program, *words] if all_there else logs.folded(program, *words)
+            )
             logs.output_of(*command)
         except logs.Refused:
             return []
@@ -105,7 +111,9 @@ def trace_of(run):
 
 
 def timelines(runs):
-    return [{"run": run.label, **bar} for run in runs if trace_of(run) for bar in traces.timeline(trace_of(run))]
+    return [
+        {"run": run.label, **bar} for run in runs if trace_of(run) for bar in traces.timeline(trace_of(run))
+    ]
 
 
 def pipelines(runs, builds):
@@ -120,7 +128,9 @@ def pipelines(runs, builds):
         ]
         for schedule in SCHEDULES:
             if schedule != ran:
-                bars += [{"run": run.label, "schedule": schedule, **bar} for bar in issued(builds, run, schedule)]
+                bars += [
+                    {"run": run.label, "schedule": schedule, **bar} for bar in issued(builds, run, schedule)
+                ]
     return bars
 
 
@@ -152,14 +162,18 @@ def table(rows):
         cells = "".join(f"<{tag}>{word}</{tag[:2]}>" for word in rest)
         return f'<tr><th scope="{scope}">{first}</th>{cells}</tr>'
 
-    return row(["run", *rows[0][1:]], 'th scope="col"', "col") + "".join(row(words, "td", "row") for words in rows[1:])
+    return row(["run", *rows[0][1:]], 'th scope="col"', "col") + "".join(
+        row(words, "td", "row") for words in rows[1:]
+    )
 
 
 def real_sizes(builds):
     """The rows of what make run counts at a real size, from its logs."""
     folder = builds / "cpu-bf16" / "lessons"
     of = lessons.Lessons(pathlib.Path(__file__).parents[2] / "tests" / "lessons.txt")
-    return lessons.table(of, {name: logs.Run(folder / f"{name}.json") for name in of.names(of.texts_of_rows())})
+    return lessons.table(
+        of, {name: logs.Run(folder / f"{name}.json") for name in of.names(of.texts_of_rows())}
+    )
 
 
 def first_section(builds):
@@ -176,7 +190,11 @@ def first_section(builds):
 def charts_of_runs(runs):
     """The figures that need nothing but logs and traces."""
     computed = [run for run in runs if not run.is_dry]
-    every = {"losses": computed and figures.losses(computed), "memory": figures.memory(runs), "speed": figures.speed(runs)}
+    every = {
+        "losses": computed and figures.losses(computed),
+        "memory": figures.memory(runs),
+        "speed": figures.speed(runs),
+    }
     bars = timelines(runs)
     every["timeline"] = bars and figures.timeline(bars)
     return every
@@ -239,7 +257,9 @@ def main(page, builds, given, *paths):
     runs = logs.runs_of(paths)
     sweep = swept(pathlib.Path(page).parent / "sweep.csv")
     builds = pathlib.Path(builds)
-    write_page(pathlib.Path(page), "report", first_section(builds), runs, charts(runs, builds, given.split(), sweep))
+    write_page(
+        pathlib.Path(page), "report", first_section(builds), runs, charts(runs, builds, given.split(), sweep)
+    )
     print(f"{page}: {len(runs)} runs; open it in a browser")
 
 

@@ -1,7 +1,7 @@
 """The logs of runs (--log-json), and a table that compares them.  python runs.py FILE...
 
-A run is compared with the first one whose model has as many parameters and that trains it in the same way (TRAINING): their
-losses and gradient norms should be the same at every step but for rounding."""
+A run is compared with the first one whose model has as many parameters and that trains it in the same way
+(TRAINING): their losses and gradient norms should be the same at every step but for rounding."""
 
 import json
 import math
@@ -14,7 +14,9 @@ from statistics import mean
 
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
 # Options that change what is learned, of one model.
-TRAINING = ("data seq-len global-batch-size seed optimizer lr warmup-steps beta1 beta2 weight-decay grad-clip heads kv-heads").split()
+TRAINING = (
+    "data seq-len global-batch-size seed optimizer lr warmup-steps beta1 beta2 weight-decay grad-clip heads kv-heads"
+).split()
 
 
 class Refused(Exception):
@@ -36,7 +38,9 @@ class Run:
                 self.steps += [entry] if "step" in entry else []
         except (OSError, ValueError, AttributeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a log"
-            raise Refused(f"{path}: {reason}; expected a file that --log-json wrote, as make run does") from None
+            raise Refused(
+                f"{path}: {reason}; expected a file that --log-json wrote, as make run does"
+            ) from None
         if not self.options or not self.summary or not self.steps:
             raise Refused(f"{path}: expected a log with options, steps and a summary; did the run end?")
 
@@ -62,7 +66,11 @@ class Run:
     @property
     def step_seconds(self):
         """The mean of the steps from the second on: the first waits for nothing that an earlier one began."""
-        return self.modelled["seconds"] if self.modelled else mean(step["seconds"] for step in self.steps[1:] or self.steps)
+        return (
+            self.modelled["seconds"]
+            if self.modelled
+            else mean(step["seconds"] for step in self.steps[1:] or self.steps)
+        )
 
     @property
     def tokens_per_second(self):
@@ -85,14 +93,21 @@ class Run:
 
     def memory(self, which):
         """Bytes by purpose: "predicted" or "measured", of the fullest rank."""
-        fullest = max((rank[which] for rank in self.summary["memory"]), key=lambda bytes_: sum(bytes_.values()))
+        fullest = max(
+            (rank[which] for rank in self.summary["memory"]), key=lambda bytes_: sum(bytes_.values())
+        )
         return {purpose: fullest[purpose] for purpose in PURPOSES}
 
     def reference(self, runs):
         """The first run that trains the same model in the same way: as many steps on the same tokens."""
 
         def training(run):
-            return run.summary["parameters"], len(run.steps), run.is_dry, [run.options.get(name) for name in TRAINING]
+            return (
+                run.summary["parameters"],
+                len(run.steps),
+                run.is_dry,
+                [run.options.get(name) for name in TRAINING],
+            )
 
         return next(run for run in runs if training(run) == training(self))
 
@@ -126,7 +141,17 @@ def human_seconds(value):
 
 def table(runs):
     """A list of rows of words."""
-    head = ["", "ranks", "micro", "attention", "final loss", "loss diff", "norm diff", *PURPOSES[:-1], "buffers"]
+    head = [
+        "",
+        "ranks",
+        "micro",
+        "attention",
+        "final loss",
+        "loss diff",
+        "norm diff",
+        *PURPOSES[:-1],
+        "buffers",
+    ]
     rows = [[*head, "sent", "calls", "step time", "hidden"]]
     for run in runs:
         reference = run.reference(runs)
@@ -159,7 +184,9 @@ def runs_of(paths):
     for path in map(pathlib.Path, paths):
         files += sorted(path.glob("*.json"), key=lambda file: file.stem) if path.is_dir() else [path]
     if not files:
-        raise Refused(f"{' '.join(map(str, paths))}: no logs there; expected those of make run, or of RUNS='a.json b.json'")
+        raise Refused(
+            f"{' '.join(map(str, paths))}: no logs there; expected those of make run, or of RUNS='a.json b.json'"
+        )
     return [Run(file) for file in files]
 
 
@@ -173,9 +200,11 @@ def output_of(*command):
 
 
 def folded(*command):
-    """The command of a dry run of 07 with --ranks, with mpirun and as many processes as ranks differ: 07 says it where there
-    are too few. Throws Refused as 07 refuses all else."""
-    said = subprocess.run(["mpirun", "-n", "1", *map(str, command)], capture_output=True, text=True).stderr.strip()
+    """The command of a dry run of 07 with --ranks, with mpirun and as many processes as ranks differ: 07 says
+    it where there are too few. Throws Refused as 07 refuses all else."""
+    said = subprocess.run(
+        ["mpirun", "-n", "1", *map(str, command)], capture_output=True, text=True
+    ).stderr.strip()
     wanted = re.search(r"expected (\d+), the ranks that differ", said)
     if said and not wanted:
         raise Refused(said.splitlines()[-1])

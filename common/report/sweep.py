@@ -1,9 +1,8 @@
 """The planner's fastest layouts, run:  python sweep.py CSV PLAN PROGRAM GPUS OPTIONS...
 
-GPUS: how many ranks. OPTIONS are those of 07: --model, --seq-len, --global-batch-size ...; with --dry-run in virtual time,
-folded: only the ranks that differ are there.
-Each layout is a row of CSV as soon as it has run. A sweep that is interrupted goes on where it was: a row that is there is
-not run again."""
+GPUS: how many ranks. OPTIONS are those of 07: --model, --seq-len, --global-batch-size ...; with --dry-run in
+virtual time, folded: only the ranks that differ are there. Each layout is a row of CSV as soon as it has run.
+A sweep that is interrupted goes on where it was: a row that is there is not run again."""
 
 import csv
 import os
@@ -31,8 +30,11 @@ def rows_of(path):
 
 
 def measured(command, log):
-    """(the log, what went wrong): the run of this command, or None. Ends all its ranks when it takes too long."""
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    """(the log, what went wrong): the run of this command, or None. Ends all its ranks when it takes too
+    long."""
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         errors = process.communicate(timeout=LIMIT)[1].strip().splitlines()
     except subprocess.TimeoutExpired:
@@ -52,14 +54,24 @@ def measured(command, log):
 def row_of(program, gpus, words, plan):
     """The row of one layout. The first steps, in which a GPU warms up, do not count."""
     row = dict.fromkeys(COLUMNS, "")
-    row |= {"gpus": gpus, "options": " ".join(words), "layout": plan["layout"], "predicted_seconds": plan["step_seconds"]}
+    row |= {
+        "gpus": gpus,
+        "options": " ".join(words),
+        "layout": plan["layout"],
+        "predicted_seconds": plan["step_seconds"],
+    }
     row["predicted_bytes"] = plan["tensor_bytes"]
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.json")
-        command, is_dry = [program, *words, *plan["options"], "--steps", STEPS, "--log-json", log], "--dry-run" in words
+        command, is_dry = (
+            [program, *words, *plan["options"], "--steps", STEPS, "--log-json", log],
+            "--dry-run" in words,
+        )
         for _ in range(TRIES):
             try:
-                started = logs.folded(*command, "--ranks", gpus) if is_dry else ["mpirun", "-n", gpus, *command]
+                started = (
+                    logs.folded(*command, "--ranks", gpus) if is_dry else ["mpirun", "-n", gpus, *command]
+                )
                 run, row["status"] = measured(started, log)
             except logs.Refused as refused:
                 run, row["status"] = None, str(refused)
@@ -90,7 +102,10 @@ def main(path, plan, program, gpus, *words):
             writer.writerow(row)
             file.flush()
             result = f"{1e3 * row['seconds']:.1f} ms" if row["seconds"] else row["status"]
-            print(f"{number:2}  {layout['layout']}: predicted {1e3 * layout['step_seconds']:.1f} ms, {result}", flush=True)
+            print(
+                f"{number:2}  {layout['layout']}: predicted {1e3 * layout['step_seconds']:.1f} ms, {result}",
+                flush=True,
+            )
     print(f"{path}: make report shows it")
 
 

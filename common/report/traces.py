@@ -9,13 +9,17 @@ PASSES = {"f": "forward", "b": "backward", "w": "weight gradients", "o": "optimi
 
 
 def intervals(path):
-    """The step's operations, in the order of their beginning: rank, stream, begin and end in us from the step's
-    begin, who (the rank in words), name, pass, micro_batch, layer (None where there is none)."""
+    """The step's operations, in the order of their beginning: rank, stream, begin and end in us from the
+    step's begin, who (the rank in words), name, pass, micro_batch, layer (None where there is none)."""
     try:
         events = json.loads(path.read_text())["traceEvents"]
     except (OSError, ValueError, KeyError, TypeError):
         raise Refused(f"{path}: not a trace; expected a file that --trace wrote") from None
-    streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    streams = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if e["ph"] == "M" and e["name"] == "thread_name"
+    }
     who = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     operations = sorted((e for e in events if e["ph"] == "X" and e["dur"] > 0), key=lambda e: e["ts"])
     begin = min((e["ts"] for e in operations), default=0)
@@ -36,8 +40,8 @@ def intervals(path):
 
 
 def bars(operations, same, gap):
-    """Operations of a rank's stream that follow each other within `gap` us, and for which same(operation) is the same, are
-    one bar."""
+    """Operations of a rank's stream that follow each other within `gap` us, and for which same(operation) is
+    the same, are one bar."""
     joined, last = [], {}  # last: of each stream
     for operation in operations:
         stream = operation["rank"], operation["stream"]
@@ -75,19 +79,23 @@ def timeline(path):
 
 def describe(bar):
     words = [bar["name"] if bar["operations"] == 1 else f"{bar['operations']} operations"]
-    words += [f"{name.replace('_', '-')} {bar[name]}" for name in ("layer", "micro_batch") if bar[name] is not None]
+    words += [
+        f"{name.replace('_', '-')} {bar[name]}" for name in ("layer", "micro_batch") if bar[name] is not None
+    ]
     return ", ".join(words)
 
 
 def pipeline(path, splits):
-    """The bars of the compute streams: a micro-batch's pass on a rank, with the waits in it. splits: whether the schedule
-    puts weight gradients off; else they are a part of backward."""
+    """The bars of the compute streams: a micro-batch's pass on a rank, with the waits in it. splits: whether
+    the schedule puts weight gradients off; else they are a part of backward."""
 
     def work(o):
         return "b" if o["pass"] == "w" and not splits else o["pass"], o["micro_batch"]
 
     computed = [
-        o for o in intervals(path) if o["stream"] == "compute" and o["pass"] in "fbw" and o["micro_batch"] is not None
+        o
+        for o in intervals(path)
+        if o["stream"] == "compute" and o["pass"] in "fbw" and o["micro_batch"] is not None
     ]
     return [
         {

@@ -1,5 +1,5 @@
-"""Whether the homework keeps its promises: make homework-check [PART...]. Without a part, all of them; "quick" is what
-every change must pass."""
+"""Whether the homework keeps its promises: make homework-check [PART...]. Without a part, all of them;
+"quick" is what every change must pass."""
 
 import fnmatch
 import json
@@ -36,19 +36,29 @@ def data(stages):
     for stage in stages.values():
         expect(sum(e.points for e in stage.exercises.values()) == 70, f"{stage.number}: 70 points")
         for exercise in stage.exercises.values():
-            bodies = sources.bodies_of(ROOT, exercise)
-            wrong = [name for name in exercise.runs if name not in stage.runs] + [c for b in bodies if (c := sources.complaint(b))]
-            expect(not wrong, f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}")
+            wrong = [name for name in exercise.runs if name not in stage.runs]
+            wrong += filter(None, map(sources.complaint, sources.bodies_of(ROOT, exercise)))
+            what = f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}"
+            expect(not wrong, what)
     unknown = sorted(sources.seen_in_the_wild() - {m.name for m in read_mutants()})
     links = re.findall(r"\]\((http[^)]*)\)", (ROOT / "tests/wild.md").read_text())
-    unknown += [link for link in links if not re.fullmatch(
-        r"https://github\.com/[\w.-]+/[\w.-]+/((issues|pull)/\d+|blob/[0-9a-f]{7,40}/[\w./-]+#L\d+)", link)]
-    expect(not unknown and len(links) >= 20, f"tests/wild.md: {len(links)} links, each to a report, and its mutants are there {unknown or ''}")
+    report = r"(issues|pull)/\d+|blob/[0-9a-f]{7,40}/[\w./-]+#L\d+"
+    for link in links:
+        if not re.fullmatch(rf"https://github\.com/[\w.-]+/[\w.-]+/({report})", link):
+            unknown.append(link)
+    what = f"tests/wild.md: {len(links)} links, each to a report, and its mutants are there {unknown or ''}"
+    expect(not unknown and len(links) >= 20, what)
     begin = time.thread_time()
     complaints = [sources.complaint("{ " + what * 30_000) for what in ("/* ", "\"'", "1'", "a ")]
-    expect(all(complaints) and time.thread_time() - begin < 6, f"a body of 90 kB is looked at in seconds {complaints}")
+    expect(
+        all(complaints) and time.thread_time() - begin < 6,
+        f"a body of 90 kB is looked at in seconds {complaints}",
+    )
     teacher = (sources.HERE / "teacher.md").read_text()
-    expect(all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()), "teacher.md has a sketch of each exercise")
+    expect(
+        all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()),
+        "teacher.md has a sketch of each exercise",
+    )
 
 
 def reference_itself(stages):
@@ -58,10 +68,15 @@ def reference_itself(stages):
     for number, stage in stages.items():
         seen = {name: observe(machine, run) for name, run in stage.runs.items()}
         differs = {name: d for name in seen if (d := differences(seen[name], known[number][name]))}
-        expect(not differs and len(stage.runs) > 5, f"{number}: the reference shows the numbers of reference.json {differs or ''}"[:300])
+        expect(
+            not differs and len(stage.runs) > 5,
+            f"{number}: the reference shows the numbers of reference.json {differs or ''}"[:300],
+        )
         if not sources.read_note():
             grade.note_races(stage, {n: [] for n in stage.exercises})
-            expect(grade.grade(stage, lambda line: None, seen) == 70, f"{number}: the reference gets 70 points")
+            expect(
+                grade.grade(stage, lambda line: None, seen) == 70, f"{number}: the reference gets 70 points"
+            )
             if number == "03":
                 only_the_guilty(stage, seen)
             (grade.STATE / f"races-{number}.json").unlink()
@@ -69,19 +84,33 @@ def reference_itself(stages):
 
 def only_the_guilty(stage, seen):
     """In a learner's tree: of a wrong run one body is guilty, and the points of the others are not lost."""
+
     def wrong(which):
-        return {n: Observation(facts=o.facts | {"loss": [2 * x for x in o.facts["loss"]]}) if n.startswith(which) else o
-                for n, o in seen.items()}
-    for which, guilty, others, left in (("stage 3", "03.4", ["03.1", "03.2"], 45), ("stage", "03.1", ["03.2", "03.3", "03.4"], 10)):
+        return {
+            n: Observation(facts=o.facts | {"loss": [2 * x for x in o.facts["loss"]]})
+            if n.startswith(which)
+            else o
+            for n, o in seen.items()
+        }
+
+    for which, guilty, others, left in (
+        ("stage 3", "03.4", ["03.1", "03.2"], 45),
+        ("stage", "03.1", ["03.2", "03.3", "03.4"], 10),
+    ):
         lines = []
         points = grade.grade(stage, lines.append, wrong(which))
         not_judged = [line[:4] for line in lines if line.endswith(f"not judged because of {guilty}")]
-        expect(points == left and not_judged == others and "are not lost" in lines[-1], f"{which} is wrong: {points} points, {lines}")
+        expect(
+            points == left and not_judged == others and "are not lost" in lines[-1],
+            f"{which} is wrong: {points} points, {lines}",
+        )
 
 
 def stubs(stages, only=None):
     """Each exercise alone as a stub: it gets no points, and the run says so."""
-    tasks = [(s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only]
+    tasks = [
+        (s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only
+    ]
 
     def work(machine, task):
         stage, exercise = task
@@ -90,40 +119,66 @@ def stubs(stages, only=None):
         with sources.changed(machine.tree, {exercise.file: text}):
             build(machine, {run.program for run in stage.runs.values()})
             ends = {name: observe(machine, stage.runs[name]).end for name in exercise.runs}
-        right = [end for end in ends.values() if end.startswith(f"{exercise.number} is not written yet ({exercise.file}:")]
-        expect(len(right) == len(ends), f"{exercise.number}: a stub ends every run of the exercise {set(ends.values()) if len(right) < len(ends) else ''}")
+        right = [
+            end
+            for end in ends.values()
+            if end.startswith(f"{exercise.number} is not written yet ({exercise.file}:")
+        ]
+        expect(
+            len(right) == len(ends),
+            f"{exercise.number}: a stub ends every run of the exercise {set(ends.values()) if len(right) < len(ends) else ''}",
+        )
         return exercise.number
+
     in_workplaces(tasks, list(stages.values()), work, races=False)
 
 
 def mistakes(stages, only=None):
-    """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why not."""
+    """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why
+    not."""
     unseen = sources.unseen()
-    tasks = [(stage, m, e) for stage in stages.values() for m in read_mutants()
-             if (e := exercise_of(stage, m)) and (only is None or any(fnmatch.fnmatch(m.name, p) for p in only))]
+    tasks = [
+        (stage, m, e)
+        for stage in stages.values()
+        for m in read_mutants()
+        if (e := exercise_of(stage, m)) and (only is None or any(fnmatch.fnmatch(m.name, p) for p in only))
+    ]
 
     def work(machine, task):
         stage, mutant, exercise = task
         programs, races = {run.program for run in stage.runs.values()}, []
         try:
-            with sources.changed(machine.tree, {mutant.file: mutant.applied((machine.tree / mutant.file).read_text())}):
+            with sources.changed(
+                machine.tree, {mutant.file: mutant.applied((machine.tree / mutant.file).read_text())}
+            ):
                 build(machine, programs)
                 seen = {name: observe(machine, stage.runs[name]) for name in exercise.runs}
                 hint = hints_of(machine, stage, [exercise.number])[exercise.number]
                 if mutant.is_race():
                     build(machine, programs, races=True)
-                    races = sorted({r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races})
+                    races = sorted(
+                        {r for n in exercise.runs for r in observe(machine, stage.runs[n], races=True).races}
+                    )
         except BuildError as error:
             return f"{mutant.name}: " + str(expect(False, f"{mutant.name} compiles: {error}"))
         verdict = grade.judge(stage, exercise, "", seen, reference.load()[stage.number], races)
         shown = bool(verdict.words)  # by a run, or as a race
         verdict = grade.told(verdict, hint)
         lost = verdict.points < exercise.points
-        expect(not shown and lost == bool(hint) if mutant.name in unseen
-               else shown and lost and (hint or races or "modelled time" in verdict.words),
-               f"{mutant.name}: {verdict.points}/{exercise.points}, {hint or verdict.words}"[:240])
+        expect(
+            not shown and lost == bool(hint)
+            if mutant.name in unseen
+            else shown and lost and (hint or races or "modelled time" in verdict.words),
+            f"{mutant.name}: {verdict.points}/{exercise.points}, {hint or verdict.words}"[:240],
+        )
         return mutant.name
-    in_workplaces(tasks, [stages[n] for n in sorted({t[0].number for t in tasks})], work, races=any(t[1].is_race() for t in tasks))
+
+    in_workplaces(
+        tasks,
+        [stages[n] for n in sorted({t[0].number for t in tasks})],
+        work,
+        races=any(t[1].is_race() for t in tasks),
+    )
 
 
 def starters(stages, only=None):
@@ -134,23 +189,46 @@ def starters(stages, only=None):
         with tempfile.TemporaryDirectory() as folder:
             to = pathlib.Path(folder) / "hw"
             starter.starter([stage], "check", to)
-            elsewhere = {line.strip() for name in sources.files_of() if name not in starter.LEFT_OUT and "corpus" not in name
-                         and name.endswith((".h", ".cu", ".cc", ".md", ".sh", ".py"))
-                         for line in without_bodies(stage, name).splitlines()}
+            elsewhere = {
+                line.strip()
+                for name in sources.files_of()
+                if name not in starter.LEFT_OUT
+                and "corpus" not in name
+                and name.endswith((".h", ".cu", ".cc", ".md", ".sh", ".py"))
+                for line in without_bodies(stage, name).splitlines()
+            }
             lines = starter.solution_lines([stage]) - elsewhere
-            left = [f"{path.relative_to(to)}: {line.strip()}" for path in to.rglob("*")
-                    if path.is_file() and ".git" not in path.parts
-                    for line in path.read_text(errors="replace").splitlines() if line.strip() in lines]
-            expect(not left and len(lines) > 10, f"{number}: none of {len(lines)} solution lines is left {left[:2] or ''}")
-            log = subprocess.run(["git", "log", "--oneline"], cwd=to, capture_output=True, text=True, check=True).stdout
+            left = [
+                f"{path.relative_to(to)}: {line.strip()}"
+                for path in to.rglob("*")
+                if path.is_file() and ".git" not in path.parts
+                for line in path.read_text(errors="replace").splitlines()
+                if line.strip() in lines
+            ]
+            expect(
+                not left and len(lines) > 10,
+                f"{number}: none of {len(lines)} solution lines is left {left[:2] or ''}",
+            )
+            log = subprocess.run(
+                ["git", "log", "--oneline"], cwd=to, capture_output=True, text=True, check=True
+            ).stdout
             expect(log.count("\n") == 1, f"{number}: a history of one commit")
-            expect("exists" in refusal(starter.starter, [stage], "check", to), f"{number}: an existing folder is refused")
+            expect(
+                "exists" in refusal(starter.starter, [stage], "check", to),
+                f"{number}: an existing folder is refused",
+            )
             again = pathlib.Path(folder) / "hunt"
             starter.hunt(stage, "check", again, lambda line: None)
-            expect(all((tree / "AGENTS.md").is_file() for tree in (to, again)), f"{number}: an assistant is told what it may do")
+            expect(
+                all((tree / "AGENTS.md").is_file() for tree in (to, again)),
+                f"{number}: an assistant is told what it may do",
+            )
             planted = starter.planted(stage, "check")
-            differ = [n for n, e in stage.exercises.items() if not sources.same_tokens(
-                sources.bodies_of(again, e), sources.bodies_of(ROOT, e))]
+            differ = [
+                n
+                for n, e in stage.exercises.items()
+                if not sources.same_tokens(sources.bodies_of(again, e), sources.bodies_of(ROOT, e))
+            ]
             expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
 
 
@@ -174,18 +252,31 @@ def refusal(call, *arguments):
 def with_mistake(stage):
     """(a mutant of 03.3, its bodies with it)."""
     mutant = next(m for m in read_mutants() if m.name == "03-only-last-micro-batch")
-    return mutant, sources.bodies_in(mutant.applied((ROOT / mutant.file).read_text()), stage.exercises["03.3"])
+    return mutant, sources.bodies_in(
+        mutant.applied((ROOT / mutant.file).read_text()), stage.exercises["03.3"]
+    )
 
 
 def hostile(stages):
     """Bodies that want points for nothing, or to do harm (hostile.txt)."""
-    lines = [[part.strip() for part in line.split("|", 4)] for line in (sources.HERE / "hostile.txt").read_text().splitlines()
-             if line and not line.startswith("#")]
-    in_workplaces([0], [stages[n] for n in sorted({line[1][:2] for line in lines})], lambda m, t: "workplace", workers=1, sandboxed=True)
+    lines = [
+        [part.strip() for part in line.split("|", 4)]
+        for line in (sources.HERE / "hostile.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    in_workplaces(
+        [0],
+        [stages[n] for n in sorted({line[1][:2] for line in lines})],
+        lambda m, t: "workplace",
+        workers=1,
+        sandboxed=True,
+    )
     machine, marker = workplace(0, sandboxed=True), ROOT / "build/homework/marker"
     put(marker, "still here")
     with tempfile.TemporaryDirectory() as folder:
-        graders = {check: submissions.Grader(stages, "check", pathlib.Path(folder), check) for check in (True, False)}
+        graders = {
+            check: submissions.Grader(stages, "check", pathlib.Path(folder), check) for check in (True, False)
+        }
         graders[False].references = graders[True].references
         for line in lines:
             hand_in(machine, stages, graders, marker, *line)
@@ -201,8 +292,13 @@ def hand_in(machine, stages, graders, marker, name, number, points, words, body)
     verdicts, _ = graders[not name.startswith("!")].verdicts(machine, stage, {number: bodies})
     verdict = next(v for v in verdicts if v.exercise == number)
     compiles = "does not compile" in words or "does not compile" not in verdict.words
-    expect(verdict.points == int(points) and words in verdict.words and compiles and marker.read_text() == "still here",
-           f"{name}: {verdict.points} points, {verdict.words[:110]!r}, {time.time() - begin:.0f} s")
+    expect(
+        verdict.points == int(points)
+        and words in verdict.words
+        and compiles
+        and marker.read_text() == "still here",
+        f"{name}: {verdict.points} points, {verdict.words[:110]!r}, {time.time() - begin:.0f} s",
+    )
 
 
 def bytes_at(path):
@@ -225,48 +321,99 @@ def submitted(stages):
         put(folder / "in/a.json", json.dumps(content))
         put(folder / "in/b.json", "")
         put(folder / "in/c.json", '{"pentatron": 1, "stage": "09"}')
-        put(folder / "in/d.json", '{"pentatron": 1, "stage": "03", "id": "d", "bodies": {}, "open": "\\ud800"}')
-        put(folder / "in/e.json", json.dumps(content | {"id": "breaks", "bodies": {}, "hunt": {"id": "check", "bodies": {}}}))
-        put(folder / "in/f.json", json.dumps(content | {"id": "bob", "bodies": {}, "hunt": {"id": "check", "bodies": bodies}}))
-        other = {n: [b.replace("{", "{ (void)0;", 1) for b in sources.bodies_of(ROOT, e)] for n, e in stage.exercises.items()}
+        put(
+            folder / "in/d.json",
+            '{"pentatron": 1, "stage": "03", "id": "d", "bodies": {}, "open": "\\ud800"}',
+        )
+        put(
+            folder / "in/e.json",
+            json.dumps(content | {"id": "breaks", "bodies": {}, "hunt": {"id": "check", "bodies": {}}}),
+        )
+        put(
+            folder / "in/f.json",
+            json.dumps(content | {"id": "bob", "bodies": {}, "hunt": {"id": "check", "bodies": bodies}}),
+        )
+        other = {
+            n: [b.replace("{", "{ (void)0;", 1) for b in sources.bodies_of(ROOT, e)]
+            for n, e in stage.exercises.items()
+        }
         put(folder / "in/g.json", json.dumps(content | {"id": "right", "bodies": other}))
         put(folder / "roster", "check\n")
         tables, said, whole = [], [], submissions.Grader.submission
-        submissions.Grader.submission = lambda self, machine, content: \
+        submissions.Grader.submission = lambda self, machine, content: (
             {}["lr"] if content["id"] == "breaks" else whole(self, machine, content)
+        )
         for turn in range(2):
             shutil.rmtree(ROOT / "build/homework/grades", ignore_errors=True)
-            submissions.grade_many(stages, folder / "in", folder / f"{turn}.csv", "check", folder / "roster", say=said.append)
+            submissions.grade_many(
+                stages, folder / "in", folder / f"{turn}.csv", "check", folder / "roster", say=said.append
+            )
             tables.append((folder / f"{turn}.csv").read_bytes() + (folder / f"{turn}.txt").read_bytes())
         expect(tables[0] == tables[1], "graded twice, the tables are the same to the byte")
         submissions.Grader.submission = whole
         table, moodle = tables[0].decode(), (folder / "0-moodle-03.csv").read_text()
-        expect("e.json,breaks,03,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'" in table,
-               "what the grader can't judge has no total, and the others get theirs")
-        expect("hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0," in table, "a hunt belongs to an ID")
-        expect(moodle.count("\n") == 2 and "\ncheck," in moodle and "not in the tables to import: bob, breaks, right" in "".join(said),
-               f"only who is in the roster is in the tables to import: {moodle!r}")
-        expect(all(f"{n}.json,,,,,,0" in table for n in "bcd"), "an empty and a foreign submission, and one that is no text, get a line each")
-        expect("\ng.json,right,03,70,0,0,70,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table, "right bodies get all points")
-        expect(re.search(r"^a.json,.*03.1:10 03.2:10 03.3:(?!20)\d+ 03.4:0 03.5:10", table, re.M) and "every micro-batch 1 never" in table,
-               "each body is graded alone, and the mistake is told")
+        expect(
+            "e.json,breaks,03,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
+            in table,
+            "what the grader can't judge has no total, and the others get theirs",
+        )
+        expect(
+            "hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0," in table,
+            "a hunt belongs to an ID",
+        )
+        expect(
+            moodle.count("\n") == 2
+            and "\ncheck," in moodle
+            and "not in the tables to import: bob, breaks, right" in "".join(said),
+            f"only who is in the roster is in the tables to import: {moodle!r}",
+        )
+        expect(
+            all(f"{n}.json,,,,,,0" in table for n in "bcd"),
+            "an empty and a foreign submission, and one that is no text, get a line each",
+        )
+        expect(
+            "\ng.json,right,03,70,0,0,70,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table,
+            "right bodies get all points",
+        )
+        expect(
+            re.search(r"^a.json,.*03.1:10 03.2:10 03.3:(?!20)\d+ 03.4:0 03.5:10", table, re.M)
+            and "every micro-batch 1 never" in table,
+            "each body is graded alone, and the mistake is told",
+        )
 
 
 def grades(stages):
-    """The tables as Canvas and Moodle read them: who is not in the roster or could not be judged has no row."""
+    """The tables as Canvas and Moodle read them: who is not in the roster or could not be judged has no
+    row."""
+
     def row(identity, stage, total, more=0):
         return {"id": identity, "stage": stage, "total": total, "open": more}
-    rows = [row("ada", "01", 90), row("ada", "02", 0), row("bob", "02", 95, 10), row("bob", "02", 40), row("eve", "01", 100),
-            row("cid", "01", ""), row("", "", 0, "")]
+
+    rows = [
+        row("ada", "01", 90),
+        row("ada", "02", 0),
+        row("bob", "02", 95, 10),
+        row("bob", "02", 40),
+        row("eve", "01", 100),
+        row("cid", "01", ""),
+        row("", "", 0, ""),
+    ]
     with tempfile.TemporaryDirectory() as name:
         roster = pathlib.Path(name, "roster")
         roster.write_text("ada\n\n bob\r\ncid\n")
         found = grading.tables(rows, grading.read_roster(roster))
         expect("expected one" in refusal(grading.read_roster, name), "a roster that is none is refused")
     head = "Student,ID,SIS Login ID,Section,Pentatron 0{0}\n    Points Possible,,,,100\n"
-    expect(found == {"canvas-01": head.format(1) + "ada,,ada,,90\n", "moodle-01": "username,Pentatron 01\nada,90\n",
-                     "canvas-02": head.format(2) + "ada,,ada,,0\nbob,,bob,,100\n", "moodle-02": "username,Pentatron 02\nada,0\nbob,100\n"},
-           f"the tables of those in the roster, without an empty cell {found}")
+    expect(
+        found
+        == {
+            "canvas-01": head.format(1) + "ada,,ada,,90\n",
+            "moodle-01": "username,Pentatron 01\nada,90\n",
+            "canvas-02": head.format(2) + "ada,,ada,,0\nbob,,bob,,100\n",
+            "moodle-02": "username,Pentatron 02\nada,0\nbob,100\n",
+        },
+        f"the tables of those in the roster, without an empty cell {found}",
+    )
     expect("eve,100" in grading.tables(rows)["moodle-01"], "without a roster all are in the tables")
 
 
@@ -277,26 +424,51 @@ def pages_of_learners(stages):
 
     def work(machine, _):
         with tempfile.TemporaryDirectory() as name:
-            nan = ["{ CUDA_CHECK(cudaMemsetAsync(group_.weights(0), 255, sizeof(real), compute_)); }"] + \
-                sources.bodies_of(ROOT, stage.exercises["03.2"])[1:]
-            page = pages.write(machine, stage, "nan", {"03.2": nan}, ["03.2  0/15"], pages.folder_of_pages(name)).read_text()
+            nan = [
+                "{ CUDA_CHECK(cudaMemsetAsync(group_.weights(0), 255, sizeof(real), compute_)); }"
+            ] + sources.bodies_of(ROOT, stage.exercises["03.2"])[1:]
+            page = pages.write(
+                machine, stage, "nan", {"03.2": nan}, ["03.2  0/15"], pages.folder_of_pages(name)
+            ).read_text()
             expect("03.2  0/15" in page, "a run that ends with NaN has a page, too")
             told = "03.3 12/20  stage 2 on 2 ranks: <b>wrong</b>"
-            page = pages.write(machine, stage, "ada", {"03.3": broken}, [told], pages.folder_of_pages(name)).read_text()
+            page = pages.write(
+                machine, stage, "ada", {"03.3": broken}, [told], pages.folder_of_pages(name)
+            ).read_text()
         data = json.loads(re.search(r"^const figures = (.*);$", page, re.M)[1])
         rows = [bar for name in data if name.startswith("timeline") for bar in data[name]["datasets"]["rows"]]
         runs = {run: {bar["stream"] for bar in rows if bar["run"] == run} for run in ("ada", "the reference")}
-        expect(all(streams == {"compute", "data", "shards"} for streams in runs.values()), f"a learner's page has both timelines {runs}")
-        losses = {row["run"] for row in data["losses"]["datasets"]["rows"] if row["difference"] and row["difference"] > 1e-6}
+        expect(
+            all(streams == {"compute", "data", "shards"} for streams in runs.values()),
+            f"a learner's page has both timelines {runs}",
+        )
+        losses = {
+            row["run"]
+            for row in data["losses"]["datasets"]["rows"]
+            if row["difference"] and row["difference"] > 1e-6
+        }
         expect(losses == {"ada"}, f"it shows whose losses differ: {losses}")
-        expect("on 2 ranks: &lt;b&gt;wrong&lt;/b&gt;" in page and (ROOT / mutant.file).read_bytes() == (machine.tree / mutant.file).read_bytes(),
-               "it says what the learner was told, as text; and the workplace is as it was")
+        expect(
+            "on 2 ranks: &lt;b&gt;wrong&lt;/b&gt;" in page
+            and (ROOT / mutant.file).read_bytes() == (machine.tree / mutant.file).read_bytes(),
+            "it says what the learner was told, as text; and the workplace is as it was",
+        )
         return "page"
+
     in_workplaces([0], [stage], work, workers=1, races=False)
 
 
-PARTS = {"data": data, "grades": grades, "pages": pages_of_learners, "reference": reference_itself, "stubs": stubs,
-         "starters": starters, "submitted": submitted, "hostile": hostile, "mistakes": mistakes}
+PARTS = {
+    "data": data,
+    "grades": grades,
+    "pages": pages_of_learners,
+    "reference": reference_itself,
+    "stubs": stubs,
+    "starters": starters,
+    "submitted": submitted,
+    "hostile": hostile,
+    "mistakes": mistakes,
+}
 
 
 def check(stages, parts):

@@ -1,5 +1,5 @@
-"""Points for the exercises of a stage, as a tree has them: half for the numbers of one rank, 30 % for exact traffic,
-memory and time, 20 % for no race and no deadlock."""
+"""Points for the exercises of a stage, as a tree has them: half for the numbers of one rank, 30 % for exact
+traffic, memory and time, 20 % for no race and no deadlock."""
 
 import hashlib
 import json
@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 import reference
 import sources
-from observe import BuildError, Machine, build, costs_right, differences, hints_of, in_words, is_right, observe
+from observe import (
+    BuildError,
+    Machine,
+    build,
+    costs_right,
+    differences,
+    hints_of,
+    in_words,
+    is_right,
+    observe,
+)
 from sources import ROOT, UsageError
 
 PARITY_SHARE, COST_SHARE, RACE_SHARE = 0.5, 0.3, 0.2
@@ -31,8 +41,8 @@ class Verdict:
 
 
 def judge(stage, exercise, place, seen, numbers, races):
-    """The verdict of an exercise. `place`: file:line of its body. seen: {run: Observation} of its runs at least; numbers: {run:
-    facts} of the reference; races: of the exercise's runs, or None."""
+    """The verdict of an exercise. `place`: file:line of its body. seen: {run: Observation} of its runs at
+    least; numbers: {run: facts} of the reference; races: of the exercise's runs, or None."""
     verdict = Verdict(exercise.number, exercise.title, exercise.points)
     differs = {name: differences(seen[name], numbers[name]) for name in exercise.runs}
     right = [name for name in exercise.runs if is_right(differs[name])]
@@ -41,11 +51,18 @@ def judge(stage, exercise, place, seen, numbers, races):
     if races == [] and right and all(seen[name].end == "ok" for name in exercise.runs):
         share += RACE_SHARE
     verdict.points = int(exercise.points * share + 1e-9)
-    broken = [name for name in exercise.runs if name not in right] or [name for name in right if name not in cheap]
+    broken = [name for name in exercise.runs if name not in right] or [
+        name for name in right if name not in cheap
+    ]
     verdict.wrong = len(broken) / len(exercise.runs)
-    stubs = sorted(seen[name].end[:4] for name in broken if re.match(r"\d\d\.\d is not written", seen[name].end))
+    stubs = sorted(
+        seen[name].end[:4] for name in broken if re.match(r"\d\d\.\d is not written", seen[name].end)
+    )
     if stubs:
-        verdict.because, verdict.words = stubs[0], f"not judged because of {stubs[0]}, which is not written yet"
+        verdict.because, verdict.words = (
+            stubs[0],
+            f"not judged because of {stubs[0]}, which is not written yet",
+        )
     elif broken:
         words = in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])
         verdict.words = f"{broken[0]}: {words}"
@@ -59,8 +76,8 @@ def judge(stage, exercise, place, seen, numbers, races):
 
 
 def told(verdict, hint):
-    """The verdict with what a probe says of the body, if it does. Where no run shows it, that takes half of the points: who knows how to
-    make a run look right does not know what a probe asks."""
+    """The verdict with what a probe says of the body, if it does. Where no run shows it, that takes half of
+    the points: who knows how to make a run look right does not know what a probe asks."""
     if hint:
         if not verdict.words or verdict.words.startswith("right"):
             verdict.points -= int(verdict.of * PARITY_SHARE)
@@ -70,21 +87,33 @@ def told(verdict, hint):
 
 
 def blame(stage, verdicts):
-    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those of whom a probe tells, and of
-    several with one probe those whose body it names; else, of each program, the first that has most of its runs wrong. The
-    others are not judged."""
+    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those of whom a
+    probe tells, and of several with one probe those whose body it names; else, of each program, the first
+    that has most of its runs wrong. The others are not judged."""
 
     def named(verdict):
-        return any(re.search(r"\w+\($", body)[0] in verdict.hint for body in stage.exercises[verdict.exercise].bodies)
+        return any(
+            re.search(r"\w+\($", body)[0] in verdict.hint for body in stage.exercises[verdict.exercise].bodies
+        )
 
     for program in {run.program for run in stage.runs.values()}:
-        wrong = [v for v in verdicts if v.wrong and not v.because
-                 and stage.runs[stage.exercises[v.exercise].runs[0]].program == program]
-        guilty = [v for v in wrong if v.hint and (named(v) or not any(named(o) for o in wrong if o.hint == v.hint))]
+        wrong = [
+            v
+            for v in verdicts
+            if v.wrong
+            and not v.because
+            and stage.runs[stage.exercises[v.exercise].runs[0]].program == program
+        ]
+        guilty = [
+            v for v in wrong if v.hint and (named(v) or not any(named(o) for o in wrong if o.hint == v.hint))
+        ]
         guilty = guilty or [max(wrong, key=lambda v: v.wrong, default=None)]
         for verdict in wrong:
             if verdict not in guilty:
-                verdict.because, verdict.words = guilty[0].exercise, f"not judged because of {guilty[0].exercise}"
+                verdict.because, verdict.words = (
+                    guilty[0].exercise,
+                    f"not judged because of {guilty[0].exercise}",
+                )
 
 
 def place_of(tree, exercise):
@@ -93,6 +122,7 @@ def place_of(tree, exercise):
 
 
 # ---- A learner's own tree
+
 
 def state_of(stage):
     """Changes when a body of the stage, or anything beside it, does."""
@@ -109,7 +139,9 @@ def noted_races(stage):
 
 
 def note_races(stage, content):
-    sources.put(STATE / f"races-{stage.number}.json", json.dumps({"state": state_of(stage), "content": content}))
+    sources.put(
+        STATE / f"races-{stage.number}.json", json.dumps({"state": state_of(stage), "content": content})
+    )
 
 
 def grade(stage, say=print, seen=()):
@@ -146,21 +178,28 @@ def grade(stage, say=print, seen=()):
 
 
 def grade_hunt(stage, tree):
-    """(points, words) of a hunt's tree. Which body has a mistake is not known there: as many points as thirds of the runs
-    are right; make grade looks at each mistake alone."""
+    """(points, words) of a hunt's tree. Which body has a mistake is not known there: as many points as thirds
+    of the runs are right; make grade looks at each mistake alone."""
     if sources.read_note(tree).get("kind") != "hunt":
-        raise UsageError(f"HUNT: {tree} is no hunt; make hunt-{stage.number} ID=you writes one, from the reference")
+        raise UsageError(
+            f"HUNT: {tree} is no hunt; make hunt-{stage.number} ID=you writes one, from the reference"
+        )
     machine, numbers = Machine(tree), reference.load()[stage.number]
     try:
         build(machine, {run.program for run in stage.runs.values()})
     except BuildError as error:
         return 0, f" (does not compile: {error})"
-    wrong = [(name, d, seen) for name, run in stage.runs.items()
-             if (d := differences(seen := observe(machine, run), numbers[name]))]
+    wrong = [
+        (name, d, seen)
+        for name, run in stage.runs.items()
+        if (d := differences(seen := observe(machine, run), numbers[name]))
+    ]
     if not wrong:
         return 15, ""
     name, differs, seen = wrong[0]
-    return 3 * (len(stage.runs) - len(wrong)) // len(stage.runs) * 5, f" ({name}: {in_words(differs, seen, numbers[name])})"
+    return 3 * (len(stage.runs) - len(wrong)) // len(
+        stage.runs
+    ) * 5, f" ({name}: {in_words(differs, seen, numbers[name])})"
 
 
 def look_for_races(stage, say=print):
@@ -186,4 +225,7 @@ def hint(stages, number, say=print):
     stage = sources.stage_of(stages, number[:2])
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
-    say(hints_of(Machine(ROOT), stage, [number])[number] or "the probe finds no mistake here; what else is wrong stands in the grade")
+    say(
+        hints_of(Machine(ROOT), stage, [number])[number]
+        or "the probe finds no mistake here; what else is wrong stands in the grade"
+    )

@@ -1,5 +1,5 @@
-"""From the table of make grade to what Canvas and Moodle import: of each stage a file for the one and for the other. They have
-late days, weights and dropped stages themselves, and make the sum of a course."""
+"""From the table of make grade to what Canvas and Moodle import: of each stage a file for the one and for the
+other. They have late days, weights and dropped stages themselves, and make the sum of a course."""
 
 import csv
 import io
@@ -16,17 +16,20 @@ def read_roster(path):
         return None
     if not pathlib.Path(path).is_file():
         raise UsageError(f"ROSTER: there is no file {path}; expected one with a login on each line")
-    return {line.strip() for line in pathlib.Path(path).read_text(errors="replace").splitlines() if line.strip()}
+    return {
+        line.strip() for line in pathlib.Path(path).read_text(errors="replace").splitlines() if line.strip()
+    }
 
 
 def tables(rows, roster=None):
-    """{name: CSV}. The IDs are logins there. Who has handed in nothing, could not be judged, or is not in the roster has no row:
-    Canvas takes an empty cell for a change, and Moodle's import stops at a login that it does not know. Points of an open
-    problem count, up to MOST in all; of several submissions the best one.
+    """{name: CSV}. The IDs are logins there. Who has handed in nothing, could not be judged, or is not in the
+    roster has no row: Canvas takes an empty cell for a change, and Moodle's import stops at a login that it
+    does not know. Points of an open problem count, up to MOST in all; of several submissions the best one.
 
-    Canvas (lib/gradebook_importer.rb): Student, ID, SIS Login ID, Section, then assignments; new ones are made. The row
-    "Points Possible" says of how many. ID may stay empty, as the login finds the student.
-    Moodle (grade/import/csv): any columns, the login as username; each other one is mapped to a grade item, or to a new one."""
+    Canvas (lib/gradebook_importer.rb): Student, ID, SIS Login ID, Section, then assignments; new ones are
+    made. The row "Points Possible" says of how many. ID may stay empty, as the login finds the student.
+    Moodle (grade/import/csv): any columns, the login as username; each other one is mapped to a grade item,
+    or to a new one."""
     result, points = {}, {}
     for row in rows:
         if row["total"] != "" and row["id"] and (roster is None or row["id"] in roster):
@@ -34,7 +37,10 @@ def tables(rows, roster=None):
             of[row["id"]] = max(of.get(row["id"], 0), min(MOST, int(row["total"]) + int(row["open"] or 0)))
     for stage, of in sorted(points.items()):
         title = f"Pentatron {stage}"
-        canvas = [["Student", "ID", "SIS Login ID", "Section", title], ["    Points Possible", "", "", "", MOST]]
+        canvas = [
+            ["Student", "ID", "SIS Login ID", "Section", title],
+            ["    Points Possible", "", "", "", MOST],
+        ]
         canvas += [[identity, "", identity, "", number] for identity, number in sorted(of.items())]
         for name, table in (("canvas", canvas), ("moodle", [["username", title], *sorted(of.items())])):
             out = io.StringIO()

@@ -61,17 +61,28 @@ def main(command, *arguments):
         "paper": lambda: paper.paper(one(), given.get("ID")),
         "submit": lambda: submissions.submit(one(), needed("ID", "you"), given.get("HUNT")),
         "grade": lambda: submissions.grade_many(
-            stages, needed("IN", "submissions/"), needed("OUT", "grades.csv"), given.get("TERM", ""), given.get("ROSTER"),
-            pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None),
-        "reference": lambda: reference.make(stages)}
+            stages,
+            needed("IN", "submissions/"),
+            needed("OUT", "grades.csv"),
+            given.get("TERM", ""),
+            given.get("ROSTER"),
+            pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None,
+        ),
+        "reference": lambda: reference.make(stages),
+    }
     if (sources.HERE / "starter.py").exists():
         import check
         import starter
+
         commands |= {
-            "homework": lambda: starter.starter([sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))],
-                                                needed("TERM", "2027s"), pathlib.Path(needed("TO", "../hw03"))),
+            "homework": lambda: starter.starter(
+                [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))],
+                needed("TERM", "2027s"),
+                pathlib.Path(needed("TO", "../hw03")),
+            ),
             "hunt": lambda: starter.hunt(one(), sources.check_id(needed("ID", "you")), given.get("TO")),
-            "check": lambda: check.check(stages, words)}
+            "check": lambda: check.check(stages, words),
+        }
     if command not in commands:
         raise UsageError(f"make {command} works in the reference; this is a learner's tree")
     status = commands[command]()

@@ -1,5 +1,6 @@
-"""Builds a stage's program, runs it, and compares what it logged with what the reference logs: losses, gradient norms,
-bytes by collective, memory by purpose, modelled time. No wall-clock time is looked at anywhere."""
+"""Builds a stage's program, runs it, and compares what it logged with what the reference logs: losses,
+gradient norms, bytes by collective, memory by purpose, modelled time. No wall-clock time is looked at
+anywhere."""
 
 import json
 import math
@@ -27,6 +28,7 @@ PARITY = ("loss", "grad_norm", "lr", "values")  # the rest is what it costs
 @dataclass
 class Machine:
     """How commands are started: here as they are; submissions.py starts them in a sandbox."""
+
     tree: pathlib.Path
     seconds: int = RUN_SECONDS
     build_seconds: int = BUILD_SECONDS
@@ -38,8 +40,8 @@ class Machine:
         pass
 
     def call(self, command, folder, seconds, extra=None, building=False, results=()):
-        """(exit status, output). A command that takes too long is killed with all that it started, status 124. results: files,
-        which are there, that it writes."""
+        """(exit status, output). A command that takes too long is killed with all that it started, status
+        124. results: files, which are there, that it writes."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         environment |= {"UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"} | (extra or {})
         command, environment, limits = self.start(command, folder, environment, building, results)
@@ -51,8 +53,16 @@ class Machine:
                 limits()
 
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(command, cwd=self.tree, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                       stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=prepare)
+            process = subprocess.Popen(
+                command,
+                cwd=self.tree,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
             try:
                 status = process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -68,7 +78,9 @@ class Machine:
                 pass
             process.wait()
             output.seek(0)
-            return status, "".join(line[:LINE] for line in output.read(OUTPUT_BYTES).decode(errors="replace").splitlines(True))
+            return status, "".join(
+                line[:LINE] for line in output.read(OUTPUT_BYTES).decode(errors="replace").splitlines(True)
+            )
 
 
 class BuildError(Exception):
@@ -82,18 +94,30 @@ def folder_of(races=False):
 def build(machine, programs, races=False):
     """Compiles these programs in fp64; `races`: for ThreadSanitizer."""
     # With this CURDIR all trees have the same commands, and so may copy each other's object files.
-    command = ["make", "--no-print-directory", f"-j{os.cpu_count()}", f"CURDIR={ROOT}", "WERROR=", "BACKEND=cpu", "PRECISION=fp64",
-               f"SANITIZE={'thread' if races else ''}", *[f"{folder_of(races)}/{p}" for p in sorted(programs)]]
+    command = [
+        "make",
+        "--no-print-directory",
+        f"-j{os.cpu_count()}",
+        f"CURDIR={ROOT}",
+        "WERROR=",
+        "BACKEND=cpu",
+        "PRECISION=fp64",
+        f"SANITIZE={'thread' if races else ''}",
+        *[f"{folder_of(races)}/{p}" for p in sorted(programs)],
+    ]
     status, output = machine.call(command, machine.tree, machine.build_seconds, building=True)
     if status == 0:
         return
     if status == 124:
         raise BuildError(f"the compiler needs more than {machine.build_seconds} s")
     lines = [line for line in output.splitlines() if re.search(r"\berror\b|\*\*\*|undefined reference", line)]
-    raise BuildError((lines or output.splitlines() or ["no output"])[0].replace(str(machine.tree) + "/", "")[:300])
+    raise BuildError(
+        (lines or output.splitlines() or ["no output"])[0].replace(str(machine.tree) + "/", "")[:300]
+    )
 
 
 # ---- What a run shows
+
 
 @dataclass
 class Observation:
@@ -103,8 +127,8 @@ class Observation:
 
 
 def observe(machine, run, seed=None, races=False, keep=None):
-    """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible run. `keep`: a
-    path, to which .json and .trace are added: where its log and its timeline are kept."""
+    """Runs a program once. `seed`: as a teacher's grader runs it, with the hidden options; None: the visible
+    run. `keep`: a path, to which .json and .trace are added: where its log and its timeline are kept."""
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
         log, trace = pathlib.Path(folder) / "log.json", pathlib.Path(folder) / "trace"
         results = (log, trace) if keep else (log,)
@@ -124,11 +148,15 @@ def observe(machine, run, seed=None, races=False, keep=None):
         if run.program != "01_single_gpu":
             command = ["mpirun", "-n", str(run.ranks), *command]
         extra = {"UCX_MEM_EVENTS": "n", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"} if races else {}
-        status, output = machine.call(command, folder, machine.seconds * (5 if races else 1), extra, results=results)
+        status, output = machine.call(
+            command, folder, machine.seconds * (5 if races else 1), extra, results=results
+        )
         seen = Observation(races=races_in(output))
         if status != 0:
             seen.end = "a data race" if seen.races else end_of(status, output)
-            if "ring_all_reduce failed" in output:  # of large arrays; what a few numbers became is printed before
+            if (
+                "ring_all_reduce failed" in output
+            ):  # of large arrays; what a few numbers became is printed before
                 seen.end, seen.facts = "ok", facts_of_primer(output, "other sums than NCCL's")
             elif re.search(COPIES, output, re.M):  # the numbers say first where it began
                 seen.facts = facts_of_log(log)
@@ -152,22 +180,31 @@ def end_of(status, output):
         return found.group()
     if status == 124 or re.search(r"stands? still|holds? up|waits? for ever|deadlock", output):
         return "it hangs"
-    if found := re.search(rf"^step \d+: the loss is .*|{COPIES}", output, re.M):  # it is NaN or infinite, or the copies differ
+    if found := re.search(
+        rf"^step \d+: the loss is .*|{COPIES}", output, re.M
+    ):  # it is NaN or infinite, or the copies differ
         return found.group()
-    lines = [line.strip() for line in output.splitlines()
-             if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I) and not re.search(r"hwloc|libuc", line)]
+    lines = [
+        line.strip()
+        for line in output.splitlines()
+        if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I)
+        and not re.search(r"hwloc|libuc", line)
+    ]
     lines = [re.sub(r"^(rank \d+[^:]*|\S*what\(\)): *", "", line) for line in lines]
     return lines[0][:160] if lines else f"it ends with status {status}"
 
 
 def facts_of_primer(output, large_arrays="right"):
     lines = list(ring_lines(output))
-    return {"values": [line for line in lines if "sent" not in line] + [f"arrays of all sizes: {large_arrays}"],
-            "elements send": [float(line.split()[-1]) for line in lines if "sent" in line]}
+    return {
+        "values": [line for line in lines if "sent" not in line] + [f"arrays of all sizes: {large_arrays}"],
+        "elements send": [float(line.split()[-1]) for line in lines if "sent" in line],
+    }
 
 
 def ring_lines(output):
-    """Of the primer's output the ring's results and traffic. After the first half only part r of rank r counts."""
+    """Of the primer's output the ring's results and traffic. After the first half only part r of rank r
+    counts."""
     part = ""
     for line in output.splitlines():
         if not line.startswith("  "):
@@ -175,7 +212,7 @@ def ring_lines(output):
         found = re.match(r"  rank (\d+)  .*->  \[(.*)\]", line)
         if part and found:
             rank, parts = int(found.group(1)), found.group(2).split(", ")
-            result = parts[rank:rank + 1] if part == "first" else parts
+            result = parts[rank : rank + 1] if part == "first" else parts
             yield f"{part} half{'s' * (part == 'both')}, rank {rank}: {', '.join(result)}"
         elif part and line.startswith("  sent"):
             yield f"{part} half{'s' * (part == 'both')}, {line.strip()}"
@@ -195,7 +232,9 @@ def facts_of_log(path):
         for line in lines:
             if "step" in line:
                 for name in ("loss", "grad_norm", "lr"):
-                    facts[name].append(math.nan if line[name] is None else line[name])  # JSON has neither NaN nor infinity
+                    facts[name].append(
+                        math.nan if line[name] is None else line[name]
+                    )  # JSON has neither NaN nor infinity
                 seconds.append(line["modelled"]["seconds"])
         summary = lines[-1]["summary"]
         facts["seconds"] = [sum(seconds)]
@@ -219,8 +258,10 @@ def facts_of_log(path):
 
 # ---- Probes
 
+
 def hints_of(machine, stage, numbers):
-    """{number: what the probe of this exercise (probes/NN.cu) says of the machine's tree}: a sentence, or nothing."""
+    """{number: what the probe of this exercise (probes/NN.cu) says of the machine's tree}: a sentence, or
+    nothing."""
     program = f"homework_tests-{stage.number}"
     try:
         build(machine, {program})
@@ -232,7 +273,9 @@ def hints_of(machine, stage, numbers):
         machine.own(folder)
         ask = lambda number: hint_in(*machine.call([*command, f"[{number}]"], folder, PROBE_SECONDS))
         hints = {number: ask(number) for number in numbers}
-        return {number: ask(number) if hint.endswith("it hangs") else hint for number, hint in hints.items()}  # or it was slow
+        return {
+            number: ask(number) if hint.endswith("it hangs") else hint for number, hint in hints.items()
+        }  # or it was slow
 
 
 def hint_in(status, output):
@@ -241,8 +284,12 @@ def hint_in(status, output):
     if found := re.search(r"^hint: (.*)$", output, re.M):
         return found[1]
     doing = re.findall(r"^doing: (.*)$", output, re.M)
-    error = re.search(r"((?:a send and its receive|the ranks of a collective) differ: .*?)(?:\. The last operations.*| \(\S*:\d+\))?$|"
-                      r"^rank \d+: (.* failed: .*?)(?: \(\S*:\d+\))?$|(\d\d\.\d is not written yet)", output, re.M)
+    error = re.search(
+        r"((?:a send and its receive|the ranks of a collective) differ: .*?)(?:\. The last operations.*| \(\S*:\d+\))?$|"
+        r"^rank \d+: (.* failed: .*?)(?: \(\S*:\d+\))?$|(\d\d\.\d is not written yet)",
+        output,
+        re.M,
+    )
     hangs = status == 124 or "time limit exceeded" in output
     end = next(filter(None, error.groups())) if error else "it hangs" if hangs else "it crashes"
     end = re.sub(r"^(\w+)\(.*\) failed", r"\1() failed", end)
@@ -251,11 +298,16 @@ def hint_in(status, output):
 
 # ---- Races
 
+
 def races_in(output):
     """ThreadSanitizer's reports, in words: who writes or reads what the other one does."""
     found = []
     for report in output.split("WARNING: ThreadSanitizer: data race")[1:]:
-        sides = re.findall(r"^  (?:Previous )?(?:atomic )?([Ww]rite|[Rr]ead) of size[^\n]*\n((?:    #[^\n]*\n)+)", report, re.M)
+        sides = re.findall(
+            r"^  (?:Previous )?(?:atomic )?([Ww]rite|[Rr]ead) of size[^\n]*\n((?:    #[^\n]*\n)+)",
+            report,
+            re.M,
+        )
         words = [(kind.lower(), operation_of(kind.lower(), stack)) for kind, stack in sides[:2]]
         words.sort(key=lambda side: side[0] != "write")
         if len(words) == 2:
@@ -269,7 +321,9 @@ def races_in(output):
 def operation_of(kind, stack):
     for line in stack.splitlines():
         found = re.search(r"pentatron::(?:\(anonymous namespace\)::)?(\w+)_kernel", line)
-        found = found or re.search(r"nccl_mpi::Engine::((?:all_\w+?|reduce_\w+?|broadcast))(?:_at_once|_in_parts)?\(", line)
+        found = found or re.search(
+            r"nccl_mpi::Engine::((?:all_\w+?|reduce_\w+?|broadcast))(?:_at_once|_in_parts)?\(", line
+        )
         if found:
             return found.group(1)
         if "Engine::run_point_to_point" in line:
@@ -283,6 +337,7 @@ def operation_of(kind, stack):
 
 # ---- Comparison
 
+
 def same(a, b, tolerance=NUMBERS):
     if isinstance(a, str) or isinstance(b, str):  # a line
         return a == b
@@ -290,10 +345,12 @@ def same(a, b, tolerance=NUMBERS):
 
 
 def differences(seen, reference):
-    """{name: what was seen}, of the facts that differ from the reference's. "end" if it did not end well, and its numbers
-    do not say why."""
+    """{name: what was seen}, of the facts that differ from the reference's. "end" if it did not end well, and
+    its numbers do not say why."""
     result = {}
-    for name in sorted((set(seen.facts) | set(reference)) - {"step", "hidden"}):  # they follow from the seconds of all steps
+    for name in sorted(
+        (set(seen.facts) | set(reference)) - {"step", "hidden"}
+    ):  # they follow from the seconds of all steps
         here, there = seen.facts.get(name, [0]), reference.get(name, [0])
         if len(here) != len(there) or not all(same(a, b) for a, b in zip(here, there)):
             result[name] = here
@@ -308,7 +365,8 @@ def is_right(differs):
 
 
 def costs_right(differs, seen, reference):
-    """The same traffic and memory, and no more time, than the reference needs. The number of calls shows in time."""
+    """The same traffic and memory, and no more time, than the reference needs. The number of calls shows in
+    time."""
     if not is_right(differs) or any(name.startswith(("memory", "elements")) for name in differs):
         return False
     return "seconds" not in differs or seen.facts["seconds"][0] <= reference["seconds"][0] * 1.0001
@@ -334,23 +392,33 @@ def in_words(differs, seen, reference):
                 return f"{here}, and should be {there.split(': ')[-1]}"
         return "lines are missing"
     for step in range(len(reference.get("loss", []))):
-        for name in (name for name in ("lr", "loss", "grad_norm") if name in differs and step < len(differs[name])):
+        for name in (
+            name for name in ("lr", "loss", "grad_norm") if name in differs and step < len(differs[name])
+        ):
             here, there = differs[name][step], reference[name][step]
             if not same(here, there):
                 right = " (its loss is right)" if name == "grad_norm" else ""
-                right = right or " (all before it is right: the weights are not)" * (step > 0 and name == "loss")
+                right = right or " (all before it is right: the weights are not)" * (
+                    step > 0 and name == "loss"
+                )
                 return f"step {step + 1}: the {NAMES[name]} is {ratio(here, there)}{right}"
-    for name, here in sorted(differs.items(), key=lambda fact: not fact[0].startswith("memory")):  # what a rank has comes first
+    for name, here in sorted(
+        differs.items(), key=lambda fact: not fact[0].startswith("memory")
+    ):  # what a rank has comes first
         there = reference.get(name, [0])
         kind, _, of = name.partition(" ")
         if kind in ("memory", "elements"):
             ranks = max(len(here), len(there))  # a list of one holds for all ranks
             rank = next(r for r in range(ranks) if here[r % len(here)] != there[r % len(there)])
             sizes = f"{int(here[rank % len(here)]):,} in place of {int(there[rank % len(there)]):,}"
-            return f"the numbers are right, but {'a rank' if 'values' in reference else f'rank {rank}'} " + \
-                (f"has {sizes} bytes of {of}" if kind == "memory" else f"sends {sizes} elements by {of}")
+            return f"the numbers are right, but {'a rank' if 'values' in reference else f'rank {rank}'} " + (
+                f"has {sizes} bytes of {of}" if kind == "memory" else f"sends {sizes} elements by {of}"
+            )
     if "seconds" in differs:
         hidden = [f"{100 * facts['hidden'][0]:.0f} %" for facts in (seen.facts, reference)]
-        return f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}" + \
-            f"; compute hides {hidden[0]} of communication, and should hide {hidden[1]}" * (hidden[0] != hidden[1])
+        return (
+            f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
+            + f"; compute hides {hidden[0]} of communication, and should hide {hidden[1]}"
+            * (hidden[0] != hidden[1])
+        )
     return "right" if is_right(differs) else "steps are missing"

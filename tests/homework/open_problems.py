@@ -1,5 +1,6 @@
-"""Open problems, graded in virtual time by the reference: the best that is known is a mark to beat, not the limit. An
-answer is a line of options in open-NN.txt; in stage 05 it is the text of a schedule (--pp-schedule FILE)."""
+"""Open problems, graded in virtual time by the reference: the best that is known is a mark to beat, not the
+limit. An answer is a line of options in open-NN.txt; in stage 05 it is the text of a schedule (--pp-schedule
+FILE)."""
 
 import shlex
 import tempfile
@@ -27,14 +28,49 @@ class Problem:
 
 
 PROBLEMS = {
-    "02": Problem(8, "--model smollm-1.7b --layers 20 --vocab-size 4096 --seq-len 256 --global-batch-size 128 --link 50us,120GB/s",
-                  ["--dp-sync", "--bucket-mb", "--micro-batch-size"], "hidden", 0.26, 0.941),
-    "05": Problem(4, "--model smollm-135m --layers 10 --seq-len 512 --global-batch-size 16 --micro-batch-size 2",
-                  [], "step", 0.0651, 0.05817, 3_340_000_000),
-    "07": Problem(16, "--model llama-3.1-8b --seq-len 4096 --global-batch-size 8 --ranks-per-node 8",
-                  ["--tp", "--cp", "--dp", "--pp", "--vpp", "--pp-schedule", "--zero-stage", "--sequence-parallel",
-                   "--micro-batch-size", "--recompute", "--attention", "--dp-sync", "--bucket-mb", "--tp-overlap",
-                   "--cp-layout", "--cp-exchange"], "step", 3.573, 2.278)}
+    "02": Problem(
+        8,
+        "--model smollm-1.7b --layers 20 --vocab-size 4096 --seq-len 256 --global-batch-size 128 --link 50us,120GB/s",
+        ["--dp-sync", "--bucket-mb", "--micro-batch-size"],
+        "hidden",
+        0.26,
+        0.941,
+    ),
+    "05": Problem(
+        4,
+        "--model smollm-135m --layers 10 --seq-len 512 --global-batch-size 16 --micro-batch-size 2",
+        [],
+        "step",
+        0.0651,
+        0.05817,
+        3_340_000_000,
+    ),
+    "07": Problem(
+        16,
+        "--model llama-3.1-8b --seq-len 4096 --global-batch-size 8 --ranks-per-node 8",
+        [
+            "--tp",
+            "--cp",
+            "--dp",
+            "--pp",
+            "--vpp",
+            "--pp-schedule",
+            "--zero-stage",
+            "--sequence-parallel",
+            "--micro-batch-size",
+            "--recompute",
+            "--attention",
+            "--dp-sync",
+            "--bucket-mb",
+            "--tp-overlap",
+            "--cp-layout",
+            "--cp-exchange",
+        ],
+        "step",
+        3.573,
+        2.278,
+    ),
+}
 
 
 def options_of(problem, text):
@@ -53,8 +89,13 @@ def options_of(problem, text):
 
 def run_of(stage, options):
     problem = PROBLEMS[stage.number]
-    return Run("", problem.ranks, [*problem.options.split(), *options, "--steps", "2", "--dry-run", "--gpu", "h100"],
-               stage.program, [])
+    return Run(
+        "",
+        problem.ranks,
+        [*problem.options.split(), *options, "--steps", "2", "--dry-run", "--gpu", "h100"],
+        stage.program,
+        [],
+    )
 
 
 def judge(stage, text):
@@ -70,8 +111,10 @@ def judge(stage, text):
         seen = observe(Machine(ROOT), run_of(stage, options))
         if seen.end != "ok":
             raise UsageError(seen.end.replace(folder + "/", ""))
-    memory = max(sum(v[rank % len(v)] for name, v in seen.facts.items() if name.startswith("memory"))
-                 for rank in range(problem.ranks))
+    memory = max(
+        sum(v[rank % len(v)] for name, v in seen.facts.items() if name.startswith("memory"))
+        for rank in range(problem.ranks)
+    )
     if problem.most_memory and memory > problem.most_memory:
         return 0, f" (a rank has {memory:,} bytes; at most {problem.most_memory:,} are allowed)"
     value = seen.facts[problem.value][0]

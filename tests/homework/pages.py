@@ -1,5 +1,6 @@
-"""A learner's page (make grade PAGES=FOLDER): what they were told, and a run with all that they wrote beside the reference's:
-losses, memory, messages, and the timeline of a step. It is drawn by the report (common/report)."""
+"""A learner's page (make grade PAGES=FOLDER): what they were told, and a run with all that they wrote beside
+the reference's: losses, memory, messages, and the timeline of a step. It is drawn by the report
+(common/report)."""
 
 import pathlib
 import subprocess
@@ -21,11 +22,13 @@ def folder_of_pages(name):
 
 
 def write(machine, stage, identity, bodies, lines, folder):
-    """folder/ID-STAGE.html. machine: a workplace, in which these bodies, {number: [text]}, replace the reference's. What does
-    not compile or does not end well has no run; `lines` say why. Which run is shown: the first one that a line names, else that
-    of most ranks."""
+    """folder/ID-STAGE.html. machine: a workplace, in which these bodies, {number: [text]}, replace the
+    reference's. What does not compile or does not end well has no run; `lines` say why. Which run is shown:
+    the first one that a line names, else that of most ranks."""
     runs = [r for r in stage.runs.values() if r.program == stage.program]
-    run = next((r for r in runs if any(f"{r.name}: " in line for line in lines)), max(runs, key=lambda r: r.ranks))
+    run = next(
+        (r for r in runs if any(f"{r.name}: " in line for line in lines)), max(runs, key=lambda r: r.ranks)
+    )
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as name:
         place = pathlib.Path(name)
         build(Machine(ROOT), {run.program})
@@ -39,5 +42,7 @@ def write(machine, stage, identity, bodies, lines, folder):
         put(place / "told.txt", f"{run.name}: {' '.join(run.options)}\n\n" + "\n".join(lines) + "\n")
         logs = [place / "the reference.json", *[p for p in [place / f"{identity}.json"] if p.exists()]]
         page = folder / f"{identity}-{stage.number}.html"
-        subprocess.run([PYTHON, ROOT / "common/report/report.py", page, "--told", place / "told.txt", *logs], check=True)
+        subprocess.run(
+            [PYTHON, ROOT / "common/report/report.py", page, "--told", place / "told.txt", *logs], check=True
+        )
     return page

@@ -1,5 +1,5 @@
-"""What the reference shows in the runs of exercises.txt: reference.json, a line for each run. And copies of this tree, in
-which bodies are tried side by side."""
+"""What the reference shows in the runs of exercises.txt: reference.json, a line for each run. And copies of
+this tree, in which bodies are tried side by side."""
 
 import concurrent.futures
 import json
@@ -39,25 +39,30 @@ def make(stages):
     """Writes reference.json."""
     known = load()
     build(Machine(ROOT), {run.program for stage in stages.values() for run in stage.runs.values()})
-    put(PATH, text_of({n: numbers_of(Machine(ROOT), stage, known=known.get(n, {})) for n, stage in stages.items()}))
+    put(
+        PATH,
+        text_of({n: numbers_of(Machine(ROOT), stage, known=known.get(n, {})) for n, stage in stages.items()}),
+    )
 
 
 def workplace(number, sandboxed=False):
-    """A copy of this tree in which sources may be broken, with this tree's object files. `sandboxed`: what runs in it is
-    kept from it (sandbox.py)."""
+    """A copy of this tree in which sources may be broken, with this tree's object files. `sandboxed`: what
+    runs in it is kept from it (sandbox.py)."""
     tree = ROOT / f"build/homework/{'sandbox' if sandboxed else 'tree'}-{number}"
     copy_tree(tree)
     for folder in ("build/batches", "build/cpu", "build/cpu-thread", folder_of(False), folder_of(True)):
         if not (tree / folder).exists() and (ROOT / folder).exists():
-            shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*", "runs"))
+            shutil.copytree(
+                ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("tests*", "mpi_tests*", "runs")
+            )
     return Machine(tree)
 
 
 def in_workplaces(tasks, stages, work, workers=2, sandboxed=False, races=True):
-    """Calls work(machine, task) for each task, in `workers` copies of the tree side by side, and shows progress. `races`:
-    the work builds for ThreadSanitizer, too."""
+    """Calls work(machine, task) for each task, in `workers` copies of the tree side by side, and shows
+    progress. `races`: the work builds for ThreadSanitizer, too."""
     programs = {run.program for stage in stages for run in stage.runs.values()}
-    for thread in (False, True)[:1 + races]:  # once; the copies begin with its object files
+    for thread in (False, True)[: 1 + races]:  # once; the copies begin with its object files
         build(Machine(ROOT), programs, thread)
     machines, begin = queue.Queue(), time.time()
     for number in range(workers):
@@ -72,7 +77,9 @@ def in_workplaces(tasks, stages, work, workers=2, sandboxed=False, races=True):
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
-            for done, words in enumerate(concurrent.futures.as_completed([pool.submit(one, task) for task in tasks]), 1):
+            for done, words in enumerate(
+                concurrent.futures.as_completed([pool.submit(one, task) for task in tasks]), 1
+            ):
                 left = (time.time() - begin) / done * (len(tasks) - done) / 60
                 print(f"{done:3} of {len(tasks)}, {left:3.0f} min to go: {words.result()}", flush=True)
         except BaseException:

@@ -1,6 +1,6 @@
-"""Builds and runs what others have written: without privileges, network, sources or a way out of its folder, and with
-limits on time, memory, processes, output and disk (bubblewrap). A run sees its program, the MPI launcher, and folders of
-libraries; no_programs.cc forbids to start anything."""
+"""Builds and runs what others have written: without privileges, network, sources or a way out of its folder,
+and with limits on time, memory, processes, output and disk (bubblewrap). A run sees its program, the MPI
+launcher, and folders of libraries; no_programs.cc forbids to start anything."""
 
 import functools
 import os
@@ -25,12 +25,31 @@ NO_PROGRAMS = ROOT / "build/homework/no_programs.so"
 @dataclass
 class Sandbox(Machine):
     """A tree whose programs run like this."""
+
     build_seconds: int = 900
 
     def start(self, command, folder, environment, building, results):
-        tree, bound = str(self.tree), [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"]
-        argv = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/sys", "/sys",
-                "--proc", "/proc", "--dev", "/dev", *quota("/tmp"), *quota("/dev/shm")]
+        tree, bound = (
+            str(self.tree),
+            [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"],
+        )
+        argv = [
+            "bwrap",
+            "--unshare-all",
+            "--die-with-parent",
+            "--new-session",
+            "--cap-drop",
+            "ALL",
+            "--ro-bind",
+            "/sys",
+            "/sys",
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            *quota("/tmp"),
+            *quota("/dev/shm"),
+        ]
         if building:
             for path in ("usr", "bin", "lib", "lib32", "lib64", "sbin"):
                 if pathlib.Path("/", path).is_symlink():
@@ -41,7 +60,9 @@ class Sandbox(Machine):
         else:
             several = command[0] == "mpirun"
             program = pathlib.Path(command[3 if several else 0])
-            others = (ROOT / program.parent.relative_to(self.tree)).glob("0*")  # the reference's, of the same configuration
+            others = (ROOT / program.parent.relative_to(self.tree)).glob(
+                "0*"
+            )  # the reference's, of the same configuration
             bound += [self.tree / "LICENSE", program, NO_PROGRAMS, *libraries_of(next(others))]
             preload = ["LD_PRELOAD", str(NO_PROGRAMS)]
             if several:
@@ -51,7 +72,12 @@ class Sandbox(Machine):
             else:
                 argv += ["--setenv", *preload]
             # Results are written in place, and can't be removed or replaced. Nothing else comes out.
-            argv += [*quota(folder), *[word for path in results for word in ("--bind", str(path), str(path))], "--chdir", folder]
+            argv += [
+                *quota(folder),
+                *[word for path in results for word in ("--bind", str(path), str(path))],
+                "--chdir",
+                folder,
+            ]
         for path in bound:
             argv += ["--ro-bind-try", str(path), str(path)]
         argv += ["--chdir", tree] * building + ["--remount-ro", "/dev", "--remount-ro", "/"]
@@ -69,7 +95,11 @@ class Sandbox(Machine):
                 resource.setrlimit(resource.RLIMIT_CPU, (COMPILER_SECONDS,) * 2)
             resource.setrlimit(resource.RLIMIT_NPROC, (used() + PROCESSES,) * 2)
 
-        keep = {k: v for k, v in environment.items() if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_"))}
+        keep = {
+            k: v
+            for k, v in environment.items()
+            if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_"))
+        }
         return [*argv, *command], keep | {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp"}, limits
 
     def own(self, path):
@@ -88,11 +118,15 @@ def quota(folder):
 
 @functools.lru_cache(maxsize=None)
 def libraries_of(program):
-    """The loader, and the folders from which a program gets its libraries; those that it loads later lie there, too. Not for
-    what somebody handed in, because ldd may run what it is asked about."""
-    paths = re.findall(r"(/\S+) \(0x", subprocess.run(["ldd", program], capture_output=True, text=True).stdout)
+    """The loader, and the folders from which a program gets its libraries; those that it loads later lie
+    there, too. Not for what somebody handed in, because ldd may run what it is asked about."""
+    paths = re.findall(
+        r"(/\S+) \(0x", subprocess.run(["ldd", program], capture_output=True, text=True).stdout
+    )
     folders = {pathlib.Path(path).parent for path in paths if "/ld-" not in path}
-    return [path for path in paths if "/ld-" in path] + sorted(folders | {folder.resolve() for folder in folders})
+    return [path for path in paths if "/ld-" in path] + sorted(
+        folders | {folder.resolve() for folder in folders}
+    )
 
 
 def used():
@@ -111,6 +145,10 @@ def check_sandbox(tree, program):
     if not shutil.which("bwrap"):
         raise UsageError("sandbox: bwrap is missing (package bubblewrap); submissions are not run without it")
     with tempfile.TemporaryDirectory(dir=tree / "build") as folder:
-        status, output = Sandbox(tree).call(["mpirun", "-n", "2", str(tree / folder_of() / program), "--help"], folder, 20)
+        status, output = Sandbox(tree).call(
+            ["mpirun", "-n", "2", str(tree / folder_of() / program), "--help"], folder, 20
+        )
     if status != 0:
-        raise UsageError(f"sandbox: nothing runs in it: {(output.strip() or 'no message').splitlines()[-1][:160]}")
+        raise UsageError(
+            f"sandbox: nothing runs in it: {(output.strip() or 'no message').splitlines()[-1][:160]}"
+        )

@@ -1,5 +1,5 @@
-"""The exercises (exercises.txt), the known mistakes (mutants.txt), and function bodies in C++ text: where a body
-begins and ends, what replaces it, and what a submitted body may not contain."""
+"""The exercises (exercises.txt), the known mistakes (mutants.txt), and function bodies in C++ text: where a
+body begins and ends, what replaces it, and what a submitted body may not contain."""
 
 import contextlib
 import json
@@ -20,7 +20,9 @@ class UsageError(Exception):
 
 def check_id(identity):
     if not re.fullmatch(r"[\w.@-]{1,64}", identity or ""):
-        raise UsageError(f"ID: {identity or 'not given'} is not valid; expected letters, digits, or any of . @ - _")
+        raise UsageError(
+            f"ID: {identity or 'not given'} is not valid; expected letters, digits, or any of . @ - _"
+        )
     return identity
 
 
@@ -72,7 +74,9 @@ def read_stages():
         elif word == "run":
             name, ranks, options, program = ([part.strip() for part in rest.split("|")] + [stage.program])[:4]
             main = program == stage.program
-            stage.runs[name] = Run(name, int(ranks), (common if main else []) + options.split(), program, hidden if main else [])
+            stage.runs[name] = Run(
+                name, int(ranks), (common if main else []) + options.split(), program, hidden if main else []
+            )
         elif word == "exercise":
             exercise = stage.exercises[rest] = Exercise(rest)
         elif word == "body":
@@ -89,7 +93,8 @@ def read_stages():
 
 
 def read_note(tree=ROOT):
-    """What .homework says of a learner's tree: its kind, "write" or "hunt", stages, term or ID. Empty: the reference."""
+    """What .homework says of a learner's tree: its kind, "write" or "hunt", stages, term or ID. Empty: the
+    reference."""
     path = pathlib.Path(tree) / ".homework"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -138,7 +143,11 @@ def read_mutants():
 
 def unseen():
     """The names of mutants that no run of their stage shows."""
-    return {line.split()[1] for line in (HERE / "exercises.txt").read_text().splitlines() if line.startswith("unseen ")}
+    return {
+        line.split()[1]
+        for line in (HERE / "exercises.txt").read_text().splitlines()
+        if line.startswith("unseen ")
+    }
 
 
 def seen_in_the_wild():
@@ -151,7 +160,9 @@ def seen_in_the_wild():
 TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/)|(?P<endless>/\*.*)"""  # a comment without an end is looked at once
     r"""|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+')|(?P<number>\.?\d(?:[eEpP][+-]|'?[\w.])*)"""
-    r"""|(?P<word>[A-Za-z_]\w*)|(?P<other>.)""", re.S)
+    r"""|(?P<word>[A-Za-z_]\w*)|(?P<other>.)""",
+    re.S,
+)
 
 
 def tokens(text):
@@ -160,7 +171,8 @@ def tokens(text):
 
 
 def find_body(text, signature, where):
-    """The places of a function's braces: text[begin:end] is its body. `signature` occurs once. `where`: for an error."""
+    """The places of a function's braces: text[begin:end] is its body. `signature` occurs once. `where`: for
+    an error."""
     if text.count(signature) != 1:
         raise UsageError(f"{where}: expected once: {signature}")
     at = text.index(signature)
@@ -221,30 +233,39 @@ def exercise_of(stage, mutant):
     """The exercise in whose bodies a mutant lies, or None."""
     for exercise in stage.exercises.values():
         if exercise.file == mutant.file:
-            if any(signature in mutant.find for signature in exercise.bodies) or \
-                    any(mutant.find in body for body in bodies_of(ROOT, exercise)):
+            if any(signature in mutant.find for signature in exercise.bodies) or any(
+                mutant.find in body for body in bodies_of(ROOT, exercise)
+            ):
                 return exercise
     return None
 
 
-# What a body has no reason to use: what lets it out of its function, its process or its folder. Words that begin with __ are
-# the compiler's.
-FORBIDDEN = set("""asm _Pragma extern import module main
-    exit _exit _Exit quick_exit abort atexit at_quick_exit terminate system popen fork vfork clone execl execle execlp execv
-    execve execvp execvpe posix_spawn posix_spawnp syscall ptrace kill raise signal sigaction dlopen dlsym dlmopen mmap
-    mprotect open openat open64 creat fopen fopen64 freopen fdopen tmpfile ifstream ofstream fstream filebuf filesystem
-    remove rename unlink rmdir mkdir mkfifo mknod opendir chmod chown symlink getenv setenv putenv environ socket
-    printf fprintf vprintf dprintf puts fputs putc putchar fputc fwrite perror stdout stderr fclose dup dup2 close
-    write cout cerr clog print println longjmp setjmp""".split())
+# What a body has no reason to use: what lets it out of its function, its process or its folder. Words that
+# begin with __ are the compiler's.
+FORBIDDEN = set(
+    """asm _Pragma extern import module main
+    exit _exit _Exit quick_exit abort atexit at_quick_exit terminate system popen fork vfork clone execl
+    execle execlp execv execve execvp execvpe posix_spawn posix_spawnp syscall ptrace kill raise signal
+    sigaction dlopen dlsym dlmopen mmap mprotect open openat open64 creat fopen fopen64 freopen fdopen tmpfile
+    ifstream ofstream fstream filebuf filesystem remove rename unlink rmdir mkdir mkfifo mknod opendir chmod
+    chown symlink getenv setenv putenv environ socket printf fprintf vprintf dprintf puts fputs putc putchar
+    fputc fwrite perror stdout stderr fclose dup dup2 close write cout cerr clog print println longjmp
+    setjmp""".split()
+)
 CHECK_SECONDS = 2
 
 
 def complaint(body):
     """Why a submitted body is refused, in words, or None."""
     depth, end, begin = 0, None, time.thread_time()
-    # The compiler joins lines, and reads raw texts and trigraphs, before it sees tokens. These would not be its tokens.
+    # The compiler joins lines, and reads raw texts and trigraphs, before it sees tokens. These would not be
+    # its tokens.
     if found := re.search(r"\\\s*\n|R\"|\?\?[=/]", body):
-        return "a line ends with a backslash" if found.group().endswith("\n") else f"{found.group()} is not allowed in a body"
+        return (
+            "a line ends with a backslash"
+            if found.group().endswith("\n")
+            else f"{found.group()} is not allowed in a body"
+        )
     for token, place in tokens(body):
         if time.thread_time() - begin > CHECK_SECONDS:
             return f"to look at its words takes more than {CHECK_SECONDS} s"
@@ -252,8 +273,8 @@ def complaint(body):
             return "text behind the end of the body"
         if token in FORBIDDEN or token.startswith(("__", "MPI_")):
             return f"{token} is not allowed in a body"
-        if token in ("#", "\\") or body[place:place + 2] in ("%:", "<%", "%>"):
-            return f"no preprocessor in a body: {body[place:place + 12].splitlines()[0]}"
+        if token in ("#", "\\") or body[place : place + 2] in ("%:", "<%", "%>"):
+            return f"no preprocessor in a body: {body[place : place + 12].splitlines()[0]}"
         if token in "\"'":
             return "a text without an end"
         if token.startswith("/*"):
@@ -268,13 +289,22 @@ def complaint(body):
 
 # ---- Trees
 
+
 def files_of():
     """The project's files: what git tracks, and what it does not ignore; in an archive without git, all."""
     if not (ROOT / ".git").exists():
-        return sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
-                      if path.is_file() and not {"build", "__pycache__"} & set(path.relative_to(ROOT).parts))
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True,
-                            capture_output=True, text=True).stdout.split("\0")
+        return sorted(
+            str(path.relative_to(ROOT))
+            for path in ROOT.rglob("*")
+            if path.is_file() and not {"build", "__pycache__"} & set(path.relative_to(ROOT).parts)
+        )
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
     return sorted({name for name in listed if name and (ROOT / name).is_file()})
 
 
@@ -304,7 +334,8 @@ def grafted(machine, stage, bodies):
 
 
 def copy_tree(target):
-    """Makes target's sources those of this tree. What has not changed keeps its time, and so its object file."""
+    """Makes target's sources those of this tree. What has not changed keeps its time, and so its object
+    file."""
     files = files_of()
     for name in files:
         put(target / name, (ROOT / name).read_bytes(), (ROOT / name).stat())

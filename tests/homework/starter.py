@@ -1,5 +1,5 @@
-"""Trees for learners: a starter tree, in which the bodies of one stage are to be written, and a hunt, in which three
-mistakes are planted in a finished stage."""
+"""Trees for learners: a starter tree, in which the bodies of one stage are to be written, and a hunt, in
+which three mistakes are planted in a finished stage."""
 
 import json
 import pathlib
@@ -14,14 +14,30 @@ from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in
 
 # What gives the solution away, or is for teachers.
 LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
-    f"tests/homework/{name}" for name in ("HOMEWORK.md", "HOMEWORK-AGENTS.md", "check.py", "course.md", "hostile.txt",
-                                          "not_written.h", "starter.py", "teacher.md")]
+    f"tests/homework/{name}"
+    for name in (
+        "HOMEWORK.md",
+        "HOMEWORK-AGENTS.md",
+        "check.py",
+        "course.md",
+        "hostile.txt",
+        "not_written.h",
+        "starter.py",
+        "teacher.md",
+    )
+]
 
 
 def solution_lines(stages):
     """Lines of the bodies that say something."""
-    return {line.strip() for stage in stages for e in stage.exercises.values() for body in sources.bodies_of(ROOT, e)
-            for line in body.splitlines() if len(line.strip()) >= 20 and not line.strip().startswith("//")}
+    return {
+        line.strip()
+        for stage in stages
+        for e in stage.exercises.values()
+        for body in sources.bodies_of(ROOT, e)
+        for line in body.splitlines()
+        if len(line.strip()) >= 20 and not line.strip().startswith("//")
+    }
 
 
 def corpus_without(stages):
@@ -48,22 +64,32 @@ def manifest_of(stages):
 
 
 def write_tree(stages, to, note, change):
-    """Writes a tree into a new folder `to`, with a history of one commit. `change`: {file: text} that differs."""
+    """Writes a tree into a new folder `to`, with a history of one commit. `change`: {file: text} that
+    differs."""
     if to.exists():
         raise UsageError(f"TO: {to} exists; expected a new folder")
     if sources.read_note():
         raise UsageError("this is a learner's tree; starter trees and hunts are made from the reference")
     to.parent.mkdir(parents=True, exist_ok=True)
-    change = {**change, ".homework": json.dumps(note) + "\n", "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
-              "common/corpus.txt": corpus_without(stages),
-              "tests/homework/exercises.txt": manifest_of(stages),
-              "tests/homework/reference.json": reference.text_of(
-                  {number: numbers for number, numbers in reference.load().items() if number in note["stages"]})}
+    change = {
+        **change,
+        ".homework": json.dumps(note) + "\n",
+        "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
+        "common/corpus.txt": corpus_without(stages),
+        "tests/homework/exercises.txt": manifest_of(stages),
+        "tests/homework/reference.json": reference.text_of(
+            {number: numbers for number, numbers in reference.load().items() if number in note["stages"]}
+        ),
+    }
     for stage in stages:  # what to try afterwards names what to write
         for path in ROOT.glob(f"{stage.number}_*/*.md"):
-            change[str(path.relative_to(ROOT))] = re.sub(r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S)
+            change[str(path.relative_to(ROOT))] = re.sub(
+                r"\n## Variations\n.*?(?=\n## |\Z)", "", path.read_text(), flags=re.S
+            )
     for note_of_all in ("README.md", "tests/homework/README.md"):  # no links to what is left out
-        change[note_of_all] = re.sub(r"\[([^]]*)\]\([^)]*(teacher|course)\.md\)", r"\1", (ROOT / note_of_all).read_text())
+        change[note_of_all] = re.sub(
+            r"\[([^]]*)\]\([^)]*(teacher|course)\.md\)", r"\1", (ROOT / note_of_all).read_text()
+        )
     part = to.with_name(to.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     for name in files_of():
@@ -71,7 +97,15 @@ def write_tree(stages, to, note, change):
             put(part / name, (ROOT / name).read_bytes(), (ROOT / name).stat())
     for name, text in change.items():
         put(part / name, text)
-    git = ["git", "-c", "user.name=homework", "-c", "user.email=homework@localhost", "-c", "commit.gpgsign=false"]
+    git = [
+        "git",
+        "-c",
+        "user.name=homework",
+        "-c",
+        "user.email=homework@localhost",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", f"Homework {' '.join(note['stages'])}"]):
         subprocess.run([*git, *command], cwd=part, check=True)
     part.rename(to)
@@ -83,8 +117,11 @@ def starter(stages, term, to):
     for file in sorted({e.file for stage in stages for e in stage.exercises.values()}):
         here = [e for stage in stages for e in stage.exercises.values() if e.file == file]
         change[file] = sources.stubbed((ROOT / file).read_text(), here)
-    change["tests/homework/not_run.txt"] = "~[.]" + "".join(dict.fromkeys(
-        re.findall(r"~\[\w+\]", "".join(stage.tests for stage in stages)))) + "\n"
+    change["tests/homework/not_run.txt"] = (
+        "~[.]"
+        + "".join(dict.fromkeys(re.findall(r"~\[\w+\]", "".join(stage.tests for stage in stages))))
+        + "\n"
+    )
     change["common/device/not_written.h"] = (HERE / "not_written.h").read_text()
     change["HOMEWORK.md"] = homework_note(stages, term)
     write_tree(stages, to, {"kind": "write", "stages": [s.number for s in stages], "term": term}, change)
@@ -92,24 +129,38 @@ def starter(stages, term, to):
 
 
 def homework_note(stages, term):
-    rows = [f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
-            for stage in stages for e in stage.exercises.values()]
-    return (HERE / "HOMEWORK.md").read_text().replace("{term}", term).replace("{stage}", stages[0].number).replace(
-        "{rows}", "\n".join(rows))
+    rows = [
+        f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
+        for stage in stages
+        for e in stage.exercises.values()
+    ]
+    return (
+        (HERE / "HOMEWORK.md")
+        .read_text()
+        .replace("{term}", term)
+        .replace("{stage}", stages[0].number)
+        .replace("{rows}", "\n".join(rows))
+    )
 
 
 # ---- The hunt
 
+
 def planted(stage, identity):
-    """The three mutants of a hunt, in three exercises; a run shows each. Every second hunt is sure to have one of
-    tests/wild.md; not every one, as there are few of them."""
+    """The three mutants of a hunt, in three exercises; a run shows each. Every second hunt is sure to have
+    one of tests/wild.md; not every one, as there are few of them."""
     choice = random.Random(f"hunt {stage.number} {identity}")
     by_exercise, unseen = {}, sources.unseen()
     for mutant in read_mutants():
         exercise = sources.exercise_of(stage, mutant)
         if exercise and mutant.name not in unseen and not mutant.is_race():
             by_exercise.setdefault(exercise.number, []).append(mutant)
-    wild = [(exercise, m) for exercise in sorted(by_exercise) for m in by_exercise[exercise] if m.name in seen_in_the_wild()]
+    wild = [
+        (exercise, m)
+        for exercise in sorted(by_exercise)
+        for m in by_exercise[exercise]
+        if m.name in seen_in_the_wild()
+    ]
     chosen = dict([choice.choice(wild)] if wild and choice.random() < 0.5 else [])
     for exercise in choice.sample(sorted(set(by_exercise) - set(chosen)), 3 - len(chosen)):
         chosen[exercise] = choice.choice(by_exercise[exercise])
@@ -124,6 +175,9 @@ def hunt(stage, identity, to=None, say=print):
     change["tests/homework/not_run.txt"] = "~[.]" + stage.tests + "\n"
     change[f"found-{stage.number}.txt"] = (
         f"# Three mistakes are in the bodies of stage {stage.number}'s exercises (tests/homework/exercises.txt).\n"
-        "# Mend each. Then explain it here: where it was, what it did to which run, and why.\n\n1.\n\n2.\n\n3.\n")
+        "# Mend each. Then explain it here: where it was, what it did to which run, and why.\n\n1.\n\n2.\n\n3.\n"
+    )
     write_tree([stage], to, {"kind": "hunt", "stages": [stage.number], "id": identity}, change)
-    say(f"{to}: stage {stage.number} with three mistakes; mend them, and explain them in found-{stage.number}.txt")
+    say(
+        f"{to}: stage {stage.number} with three mistakes; mend them, and explain them in found-{stage.number}.txt"
+    )

@@ -1,5 +1,6 @@
-"""What is handed in, and the grading of many. All bodies are grafted into the clean reference together, and where that shows
-something wrong, each alone; in a sandbox, with other sizes and another seed than those of the visible runs."""
+"""What is handed in, and the grading of many. All bodies are grafted into the clean reference together, and
+where that shows something wrong, each alone; in a sandbox, with other sizes and another seed than those of
+the visible runs."""
 
 import csv
 import hashlib
@@ -16,7 +17,18 @@ import open_problems
 import pages
 import paper
 import sources
-from observe import BuildError, Machine, Observation, build, costs_right, differences, hints_of, in_words, is_right, observe
+from observe import (
+    BuildError,
+    Machine,
+    Observation,
+    build,
+    costs_right,
+    differences,
+    hints_of,
+    in_words,
+    is_right,
+    observe,
+)
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces, numbers_of
 from sources import ROOT, UsageError, check_id, put, read_note
@@ -32,66 +44,106 @@ def text_at(path):
 def submit(stage, identity, hunt=None, say=print):
     """make submit-03: packs bodies and answers into one file."""
     check_id(identity)
-    content = {"pentatron": FORMAT, "stage": stage.number, "id": identity, "term": read_note().get("term", ""),
-               "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()},
-               "answers": text_at(ROOT / f"answers-{stage.number}.txt"), "open": text_at(ROOT / f"open-{stage.number}.txt")}
+    content = {
+        "pentatron": FORMAT,
+        "stage": stage.number,
+        "id": identity,
+        "term": read_note().get("term", ""),
+        "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()},
+        "answers": text_at(ROOT / f"answers-{stage.number}.txt"),
+        "open": text_at(ROOT / f"open-{stage.number}.txt"),
+    }
     if hunt:
         note = read_note(pathlib.Path(hunt))
         if note.get("kind") != "hunt" or note.get("stages") != [stage.number]:
-            raise UsageError(f"HUNT: {hunt} is no hunt of stage {stage.number}; make hunt-{stage.number} writes one")
+            raise UsageError(
+                f"HUNT: {hunt} is no hunt of stage {stage.number}; make hunt-{stage.number} writes one"
+            )
         if note["id"] != identity:
             raise UsageError(f"HUNT: {hunt} is the hunt of {note['id']}; expected that of {identity}")
-        content["hunt"] = {"id": note["id"], "found": text_at(pathlib.Path(hunt) / f"found-{stage.number}.txt"),
-                           "bodies": {n: sources.bodies_of(hunt, e) for n, e in stage.exercises.items()}}
+        content["hunt"] = {
+            "id": note["id"],
+            "found": text_at(pathlib.Path(hunt) / f"found-{stage.number}.txt"),
+            "bodies": {n: sources.bodies_of(hunt, e) for n, e in stage.exercises.items()},
+        }
     path = ROOT / f"submission-{stage.number}-{identity}.json"
     text = json.dumps(content, indent=1) + "\n"
     if len(text) > LARGEST:
         raise UsageError(f"submission: {len(text):,} bytes; expected at most {LARGEST:,}")
     put(path, text)
     written = sum(not sources.is_stub(b) for b in content["bodies"].values())
-    say(f"{path.name}: {written} of {len(content['bodies'])} exercises, answers: {'yes' if content['answers'] else 'no'}, "
-        f"open problem: {'yes' if content['open'] else 'no'}, hunt: {'yes' if hunt else 'no'}")
+    say(
+        f"{path.name}: {written} of {len(content['bodies'])} exercises, answers: {'yes' if content['answers'] else 'no'}, "
+        f"open problem: {'yes' if content['open'] else 'no'}, hunt: {'yes' if hunt else 'no'}"
+    )
 
 
 def read_submission(path, stages):
     """The content of a submission file; raises UsageError with one line if it is none."""
+
     def check(good, what):
         if not good:
             raise UsageError(f"{path.name}: {what}")
+
     check(path.stat().st_size <= LARGEST, f"more than {LARGEST:,} bytes")
     try:
         content = json.loads(path.read_text())
         json.dumps(content, ensure_ascii=False).encode()  # what is no text can't be graded, nor told
     except (ValueError, RecursionError):
         check(False, "not a submission (make submit-03 writes one)")
-    check(isinstance(content, dict) and content.get("pentatron") == FORMAT, "not a submission (make submit-03 writes one)")
-    check(content.get("stage") in stages, f"stage {str(content.get('stage'))[:20]!r} is not one of {', '.join(stages)}")
+    check(
+        isinstance(content, dict) and content.get("pentatron") == FORMAT,
+        "not a submission (make submit-03 writes one)",
+    )
+    check(
+        content.get("stage") in stages,
+        f"stage {str(content.get('stage'))[:20]!r} is not one of {', '.join(stages)}",
+    )
     exercises = stages[content["stage"]].exercises
     check(isinstance(content.get("id"), str), "no ID")
     check_id(content["id"][:65])
 
     def bodies_are_valid(bodies):
         return isinstance(bodies, dict) and all(
-            n in exercises and isinstance(b, list) and len(b) == len(exercises[n].bodies) and all(isinstance(t, str) for t in b)
-            for n, b in bodies.items())
+            n in exercises
+            and isinstance(b, list)
+            and len(b) == len(exercises[n].bodies)
+            and all(isinstance(t, str) for t in b)
+            for n, b in bodies.items()
+        )
+
     check(bodies_are_valid(content.get("bodies")), "its bodies are not those of the exercises")
-    check(all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "term")), "answers must be text")
+    check(
+        all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "term")), "answers must be text"
+    )
     hunt = content.get("hunt")
-    check(hunt is None or isinstance(hunt, dict) and isinstance(hunt.get("id"), str)
-          and isinstance(hunt.get("found", ""), str) and bodies_are_valid(hunt.get("bodies")), "its hunt is not one")
+    check(
+        hunt is None
+        or isinstance(hunt, dict)
+        and isinstance(hunt.get("id"), str)
+        and isinstance(hunt.get("found", ""), str)
+        and bodies_are_valid(hunt.get("bodies")),
+        "its hunt is not one",
+    )
     return content
 
 
 # ---- Grading
 
+
 class Grader:
-    """Grades submissions of one term. What has been judged is kept in `folder`, so an interrupted run goes on; the same
-    bodies are judged once."""
+    """Grades submissions of one term. What has been judged is kept in `folder`, so an interrupted run goes
+    on; the same bodies are judged once."""
 
     def __init__(self, stages, term, folder, check_words=True):
         self.stages, self.term, self.folder, self.check_words = stages, term, folder, check_words
-        self.sources = hashlib.sha256(b"".join((ROOT / n).read_bytes() for n in sources.files_of()
-                                               if n.startswith(("0", "common/", "Makefile", "tests/homework/")))).hexdigest()
+        self.sources = hashlib.sha256(
+            b"".join(
+                (ROOT / n).read_bytes()
+                for n in sources.files_of()
+                if n.startswith(("0", "common/", "Makefile", "tests/homework/"))
+            )
+        ).hexdigest()
         self.references = {}
 
     def seed(self, stage):
@@ -100,15 +152,19 @@ class Grader:
     def numbers(self, stage):
         """{run: facts} of the clean tree with the hidden sizes and seed."""
         if stage.number not in self.references:
+
             def run():
                 build(Machine(ROOT), {r.program for r in stage.runs.values()})
                 return numbers_of(Machine(ROOT), stage, self.seed(stage))
+
             self.references[stage.number] = self.kept(f"reference {stage.number}", run)
         return self.references[stage.number]
 
     def kept(self, key, work):
         """work()'s result; what it was the last time, with the same sources and term."""
-        name = hashlib.sha256(f"{self.sources} {self.term} {self.check_words} {key}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{self.sources} {self.term} {self.check_words} {key}".encode()).hexdigest()[
+            :32
+        ]
         path = self.folder / f"{name}.json"
         if not path.exists():
             result = work()
@@ -120,7 +176,8 @@ class Grader:
     # -- One body, or several, in the clean reference
 
     def seen_with(self, machine, stage, bodies, runs, races):
-        """What the runs show with these bodies, {number: [text]}, in place of the reference's: {name: (end, facts, races)}."""
+        """What the runs show with these bodies, {number: [text]}, in place of the reference's: {name: (end,
+        facts, races)}."""
         sandbox, seen = Sandbox(machine.tree), {}
         try:
             with sources.grafted(sandbox, stage, bodies):
@@ -164,14 +221,21 @@ class Grader:
         runs = list(dict.fromkeys(name for n in mine for name in stage.exercises[n].runs))
         if not any(self.hints(machine, stage, mine).values()):
             watched = self.observed(machine, stage, mine, runs, races=True)
-            if all(o.end == "ok" and costs_right(differences(o, numbers[name]), o, numbers[name]) for name, o in watched.items()):
+            if all(
+                o.end == "ok" and costs_right(differences(o, numbers[name]), o, numbers[name])
+                for name, o in watched.items()
+            ):
                 for number in mine:  # no probe, no run and no race shows anything, so each alone is right
                     verdicts[number].points = verdicts[number].of
                 return list(verdicts.values()), "right"
         seen = self.observed(machine, stage, mine, runs)
         differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
         broken = [name for name in runs if not is_right(differs[name])]
-        together = f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}" if broken else "right"
+        together = (
+            f"{broken[0]}: {in_words(differs[broken[0]], seen[broken[0]], numbers[broken[0]])}"
+            if broken
+            else "right"
+        )
         for number, body in mine.items():
             exercise, races = stage.exercises[number], []
             seen = self.observed(machine, stage, {number: body}, exercise.runs)
@@ -185,15 +249,21 @@ class Grader:
 
     def hints(self, machine, stage, bodies):
         """{number: what its probe says} with these bodies in place of the reference's."""
+
         def ask():
             with sources.grafted(Sandbox(machine.tree), stage, bodies):
                 return hints_of(Sandbox(machine.tree), stage, bodies)
+
         return self.kept(json.dumps(["hints", sorted(bodies.items())]), ask)
 
     def judge(self, machine, stage, exercise, body, seen, races):
-        verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races)
+        verdict = grade.judge(
+            stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races
+        )
         if "does not compile" not in verdict.words:
-            verdict = grade.told(verdict, self.hints(machine, stage, {exercise.number: body})[exercise.number])
+            verdict = grade.told(
+                verdict, self.hints(machine, stage, {exercise.number: body})[exercise.number]
+            )
             verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: f"Hint: {verdict.hint}", verdict.words)
         return verdict
 
@@ -202,17 +272,28 @@ class Grader:
         stage = self.stages[content["stage"]]
         verdicts, together = self.verdicts(machine, stage, content["bodies"])
         lines = [v.line() for v in verdicts]
-        result = {"id": content["id"], "stage": stage.number, "write": sum(v.points for v in verdicts), "hunt": 0, "paper": 0,
-                  "open": 0, "together": together,
-                  "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference")}
+        result = {
+            "id": content["id"],
+            "stage": stage.number,
+            "write": sum(v.points for v in verdicts),
+            "hunt": 0,
+            "paper": 0,
+            "open": 0,
+            "together": together,
+            "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference"),
+        }
         lines += [f"all together: {together}"] if together else []
         if content.get("hunt"):
             result["hunt"], words = self.hunted(machine, stage, content["hunt"], content["id"])
-            lines += words + [line for line in content["hunt"].get("found", "").splitlines() if line[:1] not in ("#", "")]
+            lines += words + [
+                line for line in content["hunt"].get("found", "").splitlines() if line[:1] not in ("#", "")
+            ]
         if content.get("answers"):
             try:
                 of, answers = paper.read_answers(content["answers"])
-                result["paper"] = paper.judge(Machine(ROOT), stage, of, answers, lines.append) if of == content["id"] else 0
+                result["paper"] = (
+                    paper.judge(Machine(ROOT), stage, of, answers, lines.append) if of == content["id"] else 0
+                )
                 if of != content["id"]:
                     lines.append(f"paper: the answers are those of ID {of}")
             except UsageError as error:
@@ -228,6 +309,7 @@ class Grader:
 
     def hunted(self, machine, stage, hunt, identity):
         from starter import planted  # only the reference has it
+
         points, lines = 0, []
         if hunt["id"] != identity:
             return 0, [f"hunt: it is that of {hunt['id'][:64]}"]
@@ -244,17 +326,34 @@ class Grader:
 
 # ---- Many
 
-COLUMNS = ["file", "id", "stage", "write", "hunt", "paper", "total", "open", "exercises", "together", "equal", "comment"]
+COLUMNS = [
+    "file",
+    "id",
+    "stage",
+    "write",
+    "hunt",
+    "paper",
+    "total",
+    "open",
+    "exercises",
+    "together",
+    "equal",
+    "comment",
+]
 
 
 def row_of(name, result):
-    return {**{c: result.get(c, "") for c in COLUMNS}, "file": name,
-            "exercises": " ".join(f"{n}:{p}" for n, p in result.get("exercises", {}).items())}
+    return {
+        **{c: result.get(c, "") for c in COLUMNS},
+        "file": name,
+        "exercises": " ".join(f"{n}:{p}" for n, p in result.get("exercises", {}).items()),
+    }
 
 
 def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, say=print):
-    """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle import, for the logins
-    in the file `roster`; with a folder of pages, each gets a page there. One that can't be judged costs only its own row."""
+    """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle
+    import, for the logins in the file `roster`; with a folder of pages, each gets a page there. One that
+    can't be judged costs only its own row."""
     roster = grading.read_roster(roster)
     source, target = pathlib.Path(source), pathlib.Path(target)
     files = sorted(source.glob("*.json")) if source.is_dir() else [source] if source.is_file() else []
@@ -271,10 +370,15 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         try:
             contents[path.name] = read_submission(path, stages)
         except UsageError as error:
-            rows[path.name], texts[path.name] = row_of(path.name, {"total": 0, "comment": str(error)}), [str(error)]
+            rows[path.name], texts[path.name] = (
+                row_of(path.name, {"total": 0, "comment": str(error)}),
+                [str(error)],
+            )
             say(str(error))
-    grader, used = Grader(stages, term, folder), [s for s in stages.values() if s.number in
-                                                  {c["stage"] for c in contents.values()}]
+    grader, used = (
+        Grader(stages, term, folder),
+        [s for s in stages.values() if s.number in {c["stage"] for c in contents.values()}],
+    )
     for stage in used:
         grader.numbers(stage)
 
@@ -283,7 +387,10 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         stage = stages[content["stage"]]
         check_sandbox(machine.tree, stage.program)
         try:
-            result = grader.kept(json.dumps(["submission", content], sort_keys=True), lambda: grader.submission(machine, content))
+            result = grader.kept(
+                json.dumps(["submission", content], sort_keys=True),
+                lambda: grader.submission(machine, content),
+            )
         except Exception as error:  # whatever it is, it is this submission's; the others get their grades
             why = f"could not be judged: {type(error).__name__}: {str(error)[:200]}"
             result = {"id": content["id"], "stage": stage.number, "total": "", "comment": why, "lines": [why]}
@@ -291,13 +398,20 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         if roster is not None and content["id"] not in roster:
             rows[name]["comment"] = f"{content['id']} is not in the roster. {rows[name]['comment']}".strip()
         if folder_of_pages:
-            written = {n: b for n, b in content["bodies"].items() if not grader.refused(stage.exercises[n], b)}
+            written = {
+                n: b for n, b in content["bodies"].items() if not grader.refused(stage.exercises[n], b)
+            }
             try:
-                pages.write(Sandbox(machine.tree), stage, content["id"], written, result["lines"], folder_of_pages)
+                pages.write(
+                    Sandbox(machine.tree), stage, content["id"], written, result["lines"], folder_of_pages
+                )
             except Exception as error:
                 say(f"{name}: no page: {type(error).__name__}: {str(error)[:200]}")
-        return f"{name}: {result['lines'][0]}" if result["total"] == "" else \
-            f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
+        return (
+            f"{name}: {result['lines'][0]}"
+            if result["total"] == ""
+            else f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
+        )
 
     begin = time.time()
     if contents:
@@ -309,12 +423,20 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     put(target, out.getvalue())
     for name, table in grading.tables([rows[path.name] for path in files], roster).items():
         put(target.with_name(f"{target.stem}-{name}.csv"), table)
-    put(target.with_suffix(".txt"), "".join(f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n"
-                                            for path in files))
+    put(
+        target.with_suffix(".txt"),
+        "".join(
+            f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n" for path in files
+        ),
+    )
     unknown = sorted({row["id"] for row in rows.values() if row["id"]} - (roster or set()))
     if roster is None:
-        say("ROSTER is not given, so no ID was looked up; Moodle's import stops at a login that it does not know")
+        say(
+            "ROSTER is not given, so no ID was looked up; Moodle's import stops at a login that it does not know"
+        )
     elif unknown:
         say(f"not in the roster, and not in the tables to import: {', '.join(unknown)}")
-    say(f"{target}: {len(files)} submissions, {(time.time() - begin) / 60:.1f} min; what each was told: "
-        f"{target.with_suffix('.txt')}")
+    say(
+        f"{target}: {len(files)} submissions, {(time.time() - begin) / 60:.1f} min; what each was told: "
+        f"{target.with_suffix('.txt')}"
+    )

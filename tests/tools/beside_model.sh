@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# beside_model.sh TABLE COMMAND...: runs a command that prints the time of each kernel (--profile), and puts beside it
-# what TABLE, the same of a modelled GPU, has: milliseconds, and measured over modelled. TABLE may be missing.
+# beside_model.sh TABLE COMMAND...: runs a command that prints the time of each kernel (--profile), and puts
+# beside it what TABLE, the same of a modelled GPU, has: milliseconds, and measured over modelled. TABLE may
+# be missing.
 set -o pipefail
 "${@:2}" | awk -v table="$1" '
   function beside(line, measured, ms) {

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""makespan.py [SLOTS]: how long attention's blocks take on a GPU that runs SLOTS of them at once (an H100: 2 x 132).
+"""makespan.py [SLOTS]: how long attention's blocks take on a GPU that runs SLOTS of them at once (an H100: 2
+x 132).
 
-1.00: as long as if all slots had equal work. With causality blocks take unequal times, and who begins a long one last
-waits for it. Two orders: pair by pair of sequence and head, and place_of (tensor_cores/attention_tiles.h): the longest first.
-Forward, a block has a tile of 128 queries, and a step is a tile of 64 keys. Backward, it has 96 keys, and a step is a
-tile of 64 queries; in its last third the block adds to dQ, when the block of the keys before has added. That waiting
-is counted in the new order only, and waiting at the end, for other heads to add to dK and dV, is not. Heads of 64.
-"""
+1.00: as long as if all slots had equal work. With causality blocks take unequal times, and who begins a long
+one last waits for it. Two orders: pair by pair of sequence and head, and place_of
+(tensor_cores/attention_tiles.h): the longest first. Forward, a block has a tile of 128 queries, and a step is
+a tile of 64 keys. Backward, it has 96 keys, and a step is a tile of 64 queries; in its last third the block
+adds to dQ, when the block of the keys before has added. That waiting is counted in the new order only, and
+waiting at the end, for other heads to add to dK and dV, is not. Heads of 64."""
+
 import heapq
 import sys
 
@@ -24,7 +26,8 @@ def longest_first(pairs, tiles):
 
 
 def run(order, steps, slots, turns=False):
-    """(slot, pair, begin, end) of each block, in steps. steps[tile]: of a block; a tile counts from the longest."""
+    """(slot, pair, begin, end) of each block, in steps. steps[tile]: of a block; a tile counts from the
+    longest."""
     free, blocks, added = [(0, slot) for slot in range(slots)], [], {}
     for pair, tile in order:
         begin, slot = heapq.heappop(free)
@@ -38,7 +41,8 @@ def run(order, steps, slots, turns=False):
 
 
 def both_orders(pairs, steps, slots, reverse, turns):
-    """Of each the time over equal shares, and the blocks. `reverse`: pair by pair, a pair's shortest block began first."""
+    """Of each the time over equal shares, and the blocks. `reverse`: pair by pair, a pair's shortest block
+    began first."""
     share = pairs * sum(steps) / slots
     old = run(pair_by_pair(pairs, len(steps)), steps[::-1] if reverse else steps, slots)
     new = run(longest_first(pairs, len(steps)), steps, slots, turns)
@@ -59,8 +63,10 @@ def main(slots=264):
     for sequences, queries, heads in ((8, 2048, 9), (8, 2048, 32), (1, 8192, 32), (1, 8192, 4), (1, 8192, 1)):
         forward = both_orders(sequences * heads, steps_of_forward(queries), slots, False, False)
         backward = both_orders(sequences * heads, steps_of_backward(queries), slots, True, True)
-        print(f"{sequences:9}, {queries:6}, {heads:5}     ",
-              "   ".join(f"{old:.2f}, {new:.2f}" for (old, _), (new, _) in (forward, backward)))
+        print(
+            f"{sequences:9}, {queries:6}, {heads:5}     ",
+            "   ".join(f"{old:.2f}, {new:.2f}" for (old, _), (new, _) in (forward, backward)),
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """shared_cycles.py OBJECT...: how often the loops of kernels read and write shared memory for an mma.
 
-Shared memory moves 128 bytes a cycle: an ldmatrix of four matrices takes four cycles, an access of 4 bytes a lane one,
-of 16 bytes four. For each loop with mma of each kernel in the objects: the mma, these cycles, local memory (spills),
-and cycles per mma; of the loop itself, without the loops in it. Where warps take different branches, all are counted.
-It reads the machine code, by cuobjdump.
-"""
+Shared memory moves 128 bytes a cycle: an ldmatrix of four matrices takes four cycles, an access of 4 bytes a
+lane one, of 16 bytes four. For each loop with mma of each kernel in the objects: the mma, these cycles, local
+memory (spills), and cycles per mma; of the loop itself, without the loops in it. Where warps take different
+branches, all are counted. It reads the machine code, by cuobjdump."""
+
 import re
 import shutil
 import subprocess
