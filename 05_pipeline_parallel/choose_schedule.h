@@ -18,10 +18,9 @@ void show_schedule(const PipelineOptions& options, int m);
 
 // The schedule of the options, for p ranks and m micro-batches.
 inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
-  const Schedule schedule = options.pp_schedule == PpSchedule::from_file
-                                ? parse_schedule(options.pp_schedule_file, options.pp_schedule_text, p, m)
-                                : make_schedule(options.pp_schedule, p, m, options.vpp);
-  return options.pp_messages == PpMessages::grouped ? with_grouped_messages(schedule) : schedule;
+  if (options.pp_schedule == PpSchedule::from_file)
+    return parse_schedule(options.pp_schedule_file, options.pp_schedule_text, p, m);
+  return make_schedule(options.pp_schedule, p, m, options.vpp);
 }
 
 // What else to choose where p ranks and m micro-batches do not fit a schedule; "" where they do.

@@ -16,20 +16,13 @@ inline const Names<PpSchedule> pp_schedule_names = {{"afab", PpSchedule::afab},
                                                     {"dualpipe-v", PpSchedule::dualpipe_v}};
 inline std::string to_string(PpSchedule schedule) { return name_of(pp_schedule_names, schedule); }
 
-// Messages between pipeline ranks: on a stream for each kind and direction, or in groups on one stream.
-enum class PpMessages { streams, grouped };
-inline const Names<PpMessages> pp_messages_names = {{"streams", PpMessages::streams},
-                                                    {"grouped", PpMessages::grouped}};
-inline std::string to_string(PpMessages messages) { return name_of(pp_messages_names, messages); }
-
 struct PipelineOptions {
   PpSchedule pp_schedule = PpSchedule::one_f_one_b;
   std::string pp_schedule_file;  // path, with from_file
   std::string pp_schedule_text;  // all that is in this file
-  PpMessages pp_messages = PpMessages::streams;
-  int vpp = 1;                 // model chunks on a pipeline rank
-  int pp = 0;                  // pipeline ranks; 0: all (in 07: one)
-  bool show_schedule = false;  // draw the schedule, and train nothing
+  int vpp = 1;                   // model chunks on a pipeline rank
+  int pp = 0;                    // pipeline ranks; 0: all (in 07: one)
+  bool show_schedule = false;    // draw the schedule, and train nothing
 };
 
 // A name, or the path of a file, which is read (workbench/schedule_file.cc).
@@ -58,8 +51,6 @@ inline void declare(CommandLine& line, const Options&, PipelineOptions& o) {
       "in which order ranks take their micro-batches; FILE: a line a rank, such as F0 F1 B0 B1",
       [&](const std::string& given) { use_schedule(o, given); }, [&] { return schedule_name(o); });
   line.number("--vpp", o.vpp, 1, 1000, "model chunks on a rank", "1 with afab, 1f1b, zb-h1, else 2");
-  line.choice("--pp-messages", o.pp_messages, pp_messages_names,
-              "a stream for each kind and direction, or one for groups of a send and a receive");
   line.number("--pp", o.pp, 0, 1 << 20, "pipeline ranks, 0: all there are (in 07: one)");
   line.flag("--show-schedule", o.show_schedule, "draw the schedule, train nothing");
   line.reads("--pp-schedule", o.pp_schedule_file);

@@ -2,8 +2,8 @@
 // instructions on the GPU. It runs every schedule.
 //
 // Messages between stages have four streams: {activations, gradients} x {in, out}. Each has a communicator of
-// two ranks. (Grouped messages have one of each for all ranks.) The host issues the whole list without
-// waiting. Only events order the compute stream and these four, and say when a buffer may be used again.
+// two ranks. The host issues the whole list without waiting. Only events order the compute stream and these
+// four, and say when a buffer may be used again.
 #pragma once
 
 #include <array>
@@ -75,8 +75,7 @@ inline std::vector<std::pair<ModelChunk, ModelChunk>> edges_of(const Schedule& s
 inline int channels_of_pipeline(const Schedule& s, int rank, bool sums_copies) {
   std::set<std::pair<int, int>> ranks;
   for (const auto& [from, to] : edges_of(s, rank)) ranks.emplace(from.rank, to.rank);
-  int communicators = 2 * static_cast<int>(ranks.size());  // of activations and of gradients
-  if (s.grouped_messages) communicators = std::min(communicators, 1);
+  const int communicators = 2 * static_cast<int>(ranks.size());  // of activations and of gradients
   return edge_blocks * communicators + (sums_copies && s.copies > 1 ? data_blocks : 0);
 }
 
@@ -186,17 +185,16 @@ class Pipeline {
   }
 
   void connect(World& world, const std::vector<int>& line, Action send, ModelChunk from, ModelChunk to) {
-    const bool out = rank_ == from.rank, grouped = schedule_.grouped_messages;
-    auto& communicator = communicators_[grouped ? Key() : Key(send, from.rank, to.rank)];
+    const bool out = rank_ == from.rank;
+    auto& communicator = communicators_[{send, from.rank, to.rank}];
     if (!communicator) {
       std::string name = send == Action::send_gradient ? "gradients" : "activations";
       name += out ? " out" : " in";
       if (!names_.insert(name).second) name += " 2";  // in a V
-      if (grouped) name = "messages";
-      const std::vector<int> members = grouped ? line : std::vector{line[from.rank], line[to.rank]};
+      const std::vector<int> members = {line[from.rank], line[to.rank]};
       communicator = std::make_unique<Communicator>(world, members, name, edge_blocks);
     }
-    const int peer = grouped ? (out ? to.rank : from.rank) : (out ? 1 : 0);
+    const int peer = out ? 1 : 0;
     real* const scratch = chunks_[0].in_flight[0].activations->gradient.data;
     communicator->connect(peer, peer, scratch);
     const int receive = stream_of(send) - 1;  // its other end
@@ -216,14 +214,16 @@ class Pipeline {
   }
 
   void execute(const Instructions& list, const std::vector<Batch>& batches, StepTotals* totals) {
-    for (size_t n = 0; n < list.size(); ++n) {
-      if (!is_message(list[n].action)) {
-        compute(list[n], batches, totals);
-        continue;
+    for (const Instruction& i : list) {
+      if (is_send(i.action)) {
+        send(i);
+      } else if (i.action == Action::receive_activation) {
+        receive_activation(i);
+      } else if (i.action == Action::receive_gradient) {
+        receive_gradient(i);
+      } else {
+        compute(i, batches, totals);
       }
-      const size_t first = n;
-      while (schedule_.grouped_messages && n + 1 < list.size() && is_message(list[n + 1].action)) ++n;
-      exchange({list.begin() + first, list.begin() + n + 1});
     }
   }
   void compute(const Instruction& i, const std::vector<Batch>& batches, StepTotals* totals) {
@@ -239,25 +239,6 @@ class Pipeline {
     } else {
       compute_backward(i, batch);
     }
-  }
-
-  // Starts one message or a group, and records what it completes.
-  void exchange(const Instructions& messages) {
-    {
-      std::optional<Communicator::Group> group;
-      if (messages.size() > 1) group.emplace(*link_of(messages[0]).communicator);
-      for (const Instruction& i : messages) {
-        if (is_send(i.action)) send(i);
-        if (i.action == Action::receive_activation) receive_activation(i);
-        if (i.action == Action::receive_gradient) receive_gradient(i);
-      }
-    }
-    for (const Instruction& i : messages) completion(i).record(link_of(i).communicator->stream());
-  }
-  Event& completion(const Instruction& i) {
-    if (i.action == Action::receive_activation) return input(i).came;
-    if (i.action == Action::send_activation) return in_flight(i).output_sent;
-    return i.action == Action::receive_gradient ? in_flight(i).gradient_came : in_flight(i).gradient_sent;
   }
 
   void compute_forward(const Instruction& i, const Batch& batch) {
@@ -297,16 +278,19 @@ class Pipeline {
 
   void send(const Instruction& i) {
     const auto [out, peer] = link_of(i);
-    const Activations& a = *in_flight(i).activations;
-    const Tensor tensor = i.action == Action::send_activation ? a.output : a.gradient;
+    InFlight& f = in_flight(i);
+    const bool forward = i.action == Action::send_activation;
+    const Tensor tensor = forward ? f.activations->output : f.activations->gradient;
     wait_stream(out->stream(), compute_);
     out->send(tensor.data, tensor.size(), peer);
+    (forward ? f.output_sent : f.gradient_sent).record(out->stream());
   }
 
   void receive_activation(const Instruction& i) {
     const auto [in, peer] = link_of(i);
     wait_event(in->stream(), input(i).used);
     in->receive(input(i).x.data, input(i).x.size(), peer);
+    input(i).came.record(in->stream());
   }
 
   void receive_gradient(const Instruction& i) {
@@ -316,6 +300,7 @@ class Pipeline {
     wait_event(in->stream(), f.read);  // that of the micro-batch that was here before
     wait_event(in->stream(), f.gradient_sent);
     in->receive(gradient.data, gradient.size(), peer);
+    f.gradient_came.record(in->stream());
   }
 
   const int rank_;  // of the pipeline
@@ -326,9 +311,8 @@ class Pipeline {
   Parameters* const parameters_;
   DeviceArena memory_{Purpose::activations};
   std::vector<Chunk> chunks_;
-  // One for all messages if they are grouped, else one for each kind from one rank to another.
-  using Key = std::tuple<Action, int, int>;
-  std::map<Key, std::unique_ptr<Communicator>> communicators_;
+  // One for each kind of message from one rank to another: (send_activation or send_gradient, from, to).
+  std::map<std::tuple<Action, int, int>, std::unique_ptr<Communicator>> communicators_;
   std::set<std::string> names_;
   std::optional<Communicator> copies_;  // of the model, which sum their gradients
 };

@@ -63,7 +63,6 @@ struct Schedule {
   Placement placement;
   std::vector<Instructions> ranks;
   int copies = 1;  // of the model; each has its part of the micro-batches, the first one the first part
-  bool grouped_messages = false;  // those between two compute instructions are one group (with_messages)
 
   int stages() const { return p * v / copies; }
   int index(int rank, int chunk) const {  // in `placement`
@@ -127,9 +126,6 @@ inline std::optional<Action> send_after(const Schedule& s, int rank, const Instr
 // during computation. Messages start in order, but this receive never delays a later send: the receive before
 // it on its stream belongs to an instruction that comes before the send's. (A gradient is received into the
 // memory of its micro-batch, so its receive is not posted ahead of that micro-batch's forward.)
-//
-// Grouped messages are one operation of one stream: the send of the last tensor, and the receive of the next
-// one. So their receive cannot be posted ahead; the rank waits for both.
 inline Instructions with_messages(const Schedule& s, int rank, const Instructions& compute) {
   Instructions list;
   const auto add = [&](std::optional<Action> message, size_t n) {
@@ -142,23 +138,12 @@ inline Instructions with_messages(const Schedule& s, int rank, const Instruction
   for (size_t n = 0; n < compute.size(); ++n) {
     const bool same = n + 1 < compute.size() && compute[n + 1].micro_batch == compute[n].micro_batch &&
                       compute[n + 1].chunk == compute[n].chunk;
-    const bool ahead = !same && !s.grouped_messages;
-    if (ahead) add_receive(n + 1);
+    if (!same) add_receive(n + 1);
     list.push_back(compute[n]);
     add(send_after(s, rank, compute[n]), n);
-    if (!ahead) add_receive(n + 1);
+    if (same) add_receive(n + 1);
   }
   return list;
-}
-
-// The same order with grouped messages.
-inline Schedule with_grouped_messages(Schedule s) {
-  s.grouped_messages = true;
-  for (int k = 0; k < s.p; ++k) {
-    std::erase_if(s.ranks[k], [](const Instruction& i) { return is_message(i.action); });
-    s.ranks[k] = with_messages(s, k, s.ranks[k]);
-  }
-  return s;
 }
 
 // ---- What an executor needs to know --------------------------------------------------------------------
@@ -186,9 +171,9 @@ inline Action fills_input(const Schedule& s, int rank, int chunk) {
   return receive_before(s, rank, {Action::forward, 0, chunk}).value_or(Action::forward);
 }
 // The number of buffers for a chunk's inputs. The input gradient reads a buffer last. So there is one buffer
-// for each micro-batch in flight until then, and one more to receive ahead (never with grouped messages).
+// for each micro-batch in flight until then, and one more to receive ahead.
 inline int input_buffers(const Schedule& s, int rank, int chunk) {
-  const int ahead = s.grouped_messages || fills_input(s, rank, chunk) == Action::forward ? 0 : 1;
+  const int ahead = fills_input(s, rank, chunk) == Action::forward ? 0 : 1;
   return peak_in_flight(s.ranks[rank], chunk).until_input_gradient + ahead;
 }
 

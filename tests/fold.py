@@ -61,7 +61,6 @@ def options_of(ranks):
             "--pp-schedule",
             draw.choice(("1f1b", "afab", "zb-h1", "interleaved", "zb-v", "dualpipe", "dualpipe-v")),
         ]
-        words += draw.choice(([], [], ["--pp-messages", "grouped"]))
     if degrees["tp"] > 1:
         words += draw.choice(([], ["--sequence-parallel"], ["--tp-overlap", 2]))
     if degrees["cp"] > 1:

@@ -439,8 +439,6 @@ TEST_CASE("options: schedules of a pipeline", "[options]") {
                     "--vpp: 2 is not valid; expected 1 with --pp-schedule 1f1b; only interleaved can have "
                     "another number of chunks");
 
-  CHECK(pipeline({"--pp-messages", "grouped"}).pp_messages == PpMessages::grouped);
-
   const TemporaryFolder folder;
   const std::string path = folder.write("schedule.txt", "F0 B0\n");
   const PipelineOptions from_file = pipeline({"--pp-schedule", path.c_str()});

@@ -271,35 +271,6 @@ TEST_CASE("05: dualpipe has the bubble of half as many ranks, and every stage tw
   }
 }
 
-// A send and the next receive are one operation: neither can wait for the other. But what a rank computes
-// next waits for both, so each forward and each backward of a 1f1b in its steady state waits for a transfer.
-TEST_CASE("05: grouped messages", "[05][schedule]") {
-  const Schedule s = with_grouped_messages(make_schedule(PpSchedule::one_f_one_b, 2, 3, 1));
-  CHECK(words(s, 0, true) == "F0 SA0 F1 SA1 RG0 B0 F2 SA2 RG1 B1 RG2 B2");
-  CHECK(words(s, 1, true) == "RA0 F0 B0 SG0 RA1 F1 B1 SG1 RA2 F2 B2 SG2");
-  CHECK(input_buffers(s, 1, 0) == 1);
-  const Simulation played = simulate(s, {1, 1, 1, 0.5});
-  // Rank 0 sends activation 1 and receives gradient 0: begins with the forward's end, and is over with the
-  // gradient. Until then rank 0 does not go on, nor can rank 1 receive sooner.
-  CHECK(played.times[0][3].begin == 2);
-  CHECK(played.times[0][3].end == 5);
-  CHECK(played.times[0][4].end == 5);
-  CHECK(played.times[1][3].begin == 4.5);
-  CHECK(played.total == 14);
-  for (int p = 2; p <= 8; ++p) {
-    for (const PpSchedule kind : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
-      for (const int m : {1, 2, p, 3 * p}) {
-        const Schedule four = make_schedule(kind, p, m, 1), one = with_grouped_messages(four);
-        CHECK(simulate(one).total == simulate(four).total);  // a transfer that takes no time costs none
-        CHECK(simulate(one, {1, 1, 1, 0.25}).total >= simulate(four, {1, 1, 1, 0.25}).total);
-      }
-    }
-  }
-  // Where a rank has two chunks, a group holds up what another edge waits for.
-  CHECK(complaint_of(with_grouped_messages(make_schedule(PpSchedule::interleaved, 4, 8, 2)))
-            .starts_with("deadlock:"));
-}
-
 TEST_CASE("05: micro-batches in flight", "[05][schedule]") {
   for (int p = 1; p <= 8; ++p) {
     for (int m = 1; m <= 12; ++m) {
@@ -837,24 +808,4 @@ TEST_CASE("05: a schedule from a file is drawn beside the others", "[05][schedul
         "dualpipe            6       0          0 %          2, two copies of the model\n"
         "dualpipe-v        6.5     0.5        8.3 %          2\n"
         "order.txt           9       3         50 %          2\n");
-}
-
-TEST_CASE("05: the table of schedules says why one can't run", "[05][schedule]") {
-  PipelineOptions options;
-  options.pp_messages = PpMessages::grouped;
-  const std::string shown = print_schedule(options, 4, 8);
-  CHECK(shown.substr(shown.find("1f1b     ")) ==
-        "1f1b               33       9       37.5 %          4\n"
-        "interleaved    deadlock: rank 0, instruction 30 (send_activation of micro-batch 7, chunk 0): the "
-        "message "
-        "before it on its stream is never complete\n"
-        "zb-h1              27       3       12.5 %          4\n"
-        "zb-v           rank 3, instruction 16 (receive_gradient of micro-batch 0, chunk 1): what comes is "
-        "rank "
-        "2's send_activation of micro-batch 4, chunk 0\n"
-        "dualpipe       deadlock: rank 0, instruction 11 (receive_activation of micro-batch 5, chunk 1): the "
-        "message before it on its stream is never complete\n"
-        "dualpipe-v     rank 2, instruction 24 (receive_gradient of micro-batch 0, chunk 1): what comes is "
-        "rank "
-        "1's send_activation of micro-batch 5, chunk 0\n");
 }

@@ -80,18 +80,13 @@ void show_schedule(const PipelineOptions& options, int m) {
   text << std::string(13, ' ') << "    time  bubble  of the work  in flight\n";
   const auto add = [&](const PipelineOptions& o) {
     const Schedule s = make_schedule(o, o.pp, m);
-    text << std::setw(13) << std::left << s.name << std::right;
-    try {
-      const Simulation played = play(s);
-      int most = 0;
-      for (const PeakInFlight& peak : played.in_flight) most = std::max(most, peak.until_weight_gradient);
-      text << std::setw(8) << rounded(played.total) << std::setw(8) << rounded(played.bubble())
-           << std::setw(11) << percent(played.bubble_ratio()) << " %" << std::setw(11)
-           << rounded(double(most) * s.p / s.stages()) << (s.copies > 1 ? ", two copies of the model" : "");
-    } catch (const ScheduleError& error) {  // of a deadlock, one rank that waits
-      text << "  " << error.reason.substr(0, error.reason.find(';'));
-    }
-    text << '\n';
+    const Simulation played = play(s);
+    int most = 0;
+    for (const PeakInFlight& peak : played.in_flight) most = std::max(most, peak.until_weight_gradient);
+    text << std::setw(13) << std::left << s.name << std::right << std::setw(8) << rounded(played.total)
+         << std::setw(8) << rounded(played.bubble()) << std::setw(11) << percent(played.bubble_ratio())
+         << " %" << std::setw(11) << rounded(double(most) * s.p / s.stages())
+         << (s.copies > 1 ? ", two copies of the model" : "") << '\n';
   };
   for (const auto& [name, kind] : pp_schedule_names) {
     if (!instead_of(kind, options.pp, m).empty()) continue;

@@ -27,7 +27,7 @@ class Simulator {
  public:
   // Throws ScheduleError.
   Simulator(const Schedule& schedule, const Costs& costs, int streams)
-      : s_(schedule), costs_(costs), streams_(schedule.grouped_messages ? 1 : streams) {
+      : s_(schedule), costs_(costs), streams_(streams) {
     for (int rank = 0; rank < s_.p; ++rank) issue(rank);
   }
 
@@ -46,8 +46,7 @@ class Simulator {
       result.work = std::max(result.work, ranks_[rank].work);
       result.total = std::max(result.total, ranks_[rank].free_at[false]);
       std::vector<Interval>& times = result.times.emplace_back();
-      for (const Operation& o : ranks_[rank].operations)
-        times.insert(times.end(), o.last - o.first, {o.begin, o.end});
+      for (const Operation& o : ranks_[rank].operations) times.push_back({o.begin, o.end});
       result.in_flight.push_back(peak_in_flight(s_.ranks[rank]));
     }
     return result;
@@ -56,23 +55,20 @@ class Simulator {
  private:
   static constexpr double never = std::numeric_limits<double>::infinity();  // also: not known yet
 
-  // The instructions [first, last) of a list: one, or a group of messages.
+  // What one instruction does.
   struct Operation {
-    size_t first, last = 0;
-    std::vector<size_t> needs = {};  // operations of this rank, which are over before this one begins
+    std::vector<size_t> needs;  // operations of this rank, which are over before this one begins
     double begin = never, end = never;
-    double latest = 0;    // end of a message that is complete
-    size_t complete = 0;  // messages
   };
   struct Rank {
-    std::vector<Operation> operations;
-    size_t next[2] = {};     // operation that computes, that is of messages
-    double free_at[2] = {};  // when these may begin
+    std::vector<Operation> operations;  // in the order of the list
+    size_t next[2] = {};                // operation that computes, that is a message
+    double free_at[2] = {};             // when these may begin
     double work = 0;
   };
   struct Message {
     int rank;
-    size_t operation, n;  // n: in the list
+    size_t n;  // in the list
   };
 
   [[noreturn]] void fail(int rank, size_t n, const std::string& reason) const {
@@ -122,6 +118,7 @@ class Simulator {
     if (list.size() < due)
       fail(rank, list.size(), std::to_string(due - list.size()) + " instructions are missing");
     std::vector<Operation>& operations = ranks_[rank].operations;
+    operations.resize(list.size());
     constexpr size_t none = -1;
     std::vector<size_t> issued(s_.v * s_.m * action_count, none);  // [instructions]: operation
     std::map<std::pair<int, int>, size_t> last_on_stream;          // operation
@@ -132,30 +129,27 @@ class Simulator {
           std::ranges::find(actions[chunk], action) == actions[chunk].end() ||
           issued[number(list[n])] != none)
         fail(rank, n, "it is one too many");
-      const bool joins = s_.grouped_messages && n > 0 && is_message(action) && is_message(list[n - 1].action);
-      if (!joins) operations.push_back({n});
-      Operation& o = operations.back();
-      const size_t mine = issued[number(list[n])] = operations.size() - 1;
-      o.last = n + 1;
+      Operation& o = operations[n];
+      issued[number(list[n])] = n;
       for (const Instruction& need : needs_of(rank, list[n])) {
         if (issued[number(need)] == none) fail(rank, n, "the " + to_string(need) + " has to come first");
         o.needs.push_back(issued[number(need)]);
       }
       if (is_message(action)) {
-        const auto [last, is_first] = last_on_stream.try_emplace(stream(rank, list[n]), mine);
-        if (last->second != mine) o.needs.push_back(last->second);
-        last->second = mine;
+        const auto [last, is_first] = last_on_stream.try_emplace(stream(rank, list[n]), n);
+        if (!is_first) o.needs.push_back(last->second);
+        last->second = n;
       }
-      if (action == Action::backward || action == Action::input_gradient) used[chunk].push_back(mine);
-      if (action == Action::receive_activation) received[chunk].push_back(mine);
+      if (action == Action::backward || action == Action::input_gradient) used[chunk].push_back(n);
+      if (action == Action::receive_activation) received[chunk].push_back(n);
     }
     // A receive waits until its buffer is free.
     for (int chunk = 0; chunk < s_.v; ++chunk) {
       const size_t buffers = input_buffers(s_, rank, chunk);
       for (size_t n = buffers; n < received[chunk].size(); ++n) {
-        Operation& receive = operations[received[chunk][n]];
-        if (used[chunk][n - buffers] > received[chunk][n]) fail(rank, receive.first, "no buffer is free");
-        receive.needs.push_back(used[chunk][n - buffers]);
+        const size_t receive = received[chunk][n], use = used[chunk][n - buffers];
+        if (use > receive) fail(rank, receive, "no buffer is free");
+        operations[receive].needs.push_back(use);
       }
     }
   }
@@ -166,24 +160,23 @@ class Simulator {
     return {peer, stream_of(message.action) * streams_ / message_streams};
   }
 
-  // Runs the next operation that computes, or the next one of messages, if it is known when that begins.
+  // Runs the next operation that computes, or the next message, if it is known when that begins.
   bool run_next(int rank, bool messages) {
     Rank& r = ranks_[rank];
     const Instructions& list = s_.ranks[rank];
     size_t& next = r.next[messages];
-    while (next < r.operations.size() && is_message(list[r.operations[next].first].action) != messages)
-      ++next;
-    if (next == r.operations.size()) return false;
+    while (next < list.size() && is_message(list[next].action) != messages) ++next;
+    if (next == list.size()) return false;
     Operation& o = r.operations[next];
     double begin = r.free_at[messages];
     for (const size_t need : o.needs) begin = std::max(begin, r.operations[need].end);
     if (begin == never) return false;
     o.begin = r.free_at[messages] = begin;
     if (messages) {
-      for (size_t n = o.first; n < o.last; ++n) start({rank, next, n});
+      start({rank, next});
     } else {
-      r.work += costs_.of(list[o.first].action);
-      o.end = r.free_at[messages] = begin + costs_.of(list[o.first].action);
+      r.work += costs_.of(list[next].action);
+      o.end = r.free_at[messages] = begin + costs_.of(list[next].action);
     }
     ++next;
     return true;
@@ -195,8 +188,7 @@ class Simulator {
     const ModelChunk peer = peer_of(s_, mine.rank, i);
     const bool send = is_send(i.action), gradient = stream_of(i.action) >= 2;
     const int from = send ? mine.rank : peer.rank, to = send ? peer.rank : mine.rank;
-    // Grouped messages have one communicator, and so one order of both kinds.
-    std::deque<Message>& waiting = started_[{from, to, gradient && !s_.grouped_messages}];
+    std::deque<Message>& waiting = started_[{from, to, gradient}];
     if (waiting.empty() || waiting.front().rank == mine.rank) return waiting.push_back(mine);
     const Message other = waiting.front();
     waiting.pop_front();
@@ -205,13 +197,9 @@ class Simulator {
     if (came != Instruction{expected, i.micro_batch, peer.chunk})
       fail(to, send ? other.n : mine.n, text("what comes is rank ", from, "'s ", to_string(send ? i : came)));
     const double end = std::max(operation(mine).begin, operation(other).begin) + costs_.transfer;
-    for (const Message& message : {mine, other}) {
-      Operation& o = operation(message);
-      o.latest = std::max(o.latest, end);
-      if (++o.complete == o.last - o.first) o.end = o.latest;
-    }
+    operation(mine).end = operation(other).end = end;
   }
-  Operation& operation(const Message& message) { return ranks_[message.rank].operations[message.operation]; }
+  Operation& operation(const Message& message) { return ranks_[message.rank].operations[message.n]; }
 
   // What the first operation that never begins waits for has begun: a message at whose other end nobody is.
   void refuse_deadlock() const {
@@ -220,9 +208,10 @@ class Simulator {
       const std::vector<Operation>& operations = ranks_[rank].operations;
       const auto stuck = std::ranges::find(operations, never, &Operation::begin);
       if (stuck == operations.end()) continue;
+      const size_t n = stuck - operations.begin();
       waiting += (waiting.empty() ? " " : "; ") +
-                 located(rank, stuck->first,
-                         is_message(s_.ranks[rank][stuck->first].action)
+                 located(rank, n,
+                         is_message(s_.ranks[rank][n].action)
                              ? "the message before it on its stream is never complete"
                              : "what it needs is never received");
     }

@@ -7,7 +7,6 @@
 //              before it on its stream is complete. A send also waits until its tensor is computed, a receive
 //              until its buffer is free. NCCL has no tags: the n-th send meets the n-th receive at the other
 //              end. Both complete `transfer` after both have started (rendezvous).
-//   groups     grouped messages start together, when each of them can, and are over when all are complete.
 #pragma once
 
 #include "../choose_schedule.h"
@@ -17,10 +16,7 @@ namespace pentatron {
 // One line: the first violation with its rank and instruction, or for a deadlock each rank that waits.
 struct ScheduleError : UsageError {
   ScheduleError(const Schedule& schedule, const std::string& why)
-      : UsageError("--pp-schedule: " + schedule.name + ": " + why +
-                   (schedule.grouped_messages ? "; with --pp-messages grouped" : "")),
-        reason(why) {}
-  std::string reason;
+      : UsageError("--pp-schedule: " + schedule.name + ": " + why) {}
 };
 
 // The times of one chunk for one micro-batch, in any unit. `transfer`: of a message.

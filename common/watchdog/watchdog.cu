@@ -42,7 +42,7 @@ std::string verdict(const std::vector<RankState>& states) {
       if (o.peer >= 0) communicators.insert(o.communicator);
     }
     if (communicators.size() > 1)
-      return text + "messages of one group, on one communicator, would not: --pp-messages grouped\n";
+      return text + "messages on several communicators need an NCCL that was built with CUDA 12.3 or later\n";
   }
   return text;
 }

@@ -30,12 +30,10 @@ struct Technique {
   PpSchedule schedule = PpSchedule::one_f_one_b;
   int chunks = 1;         // of layers on a pipeline rank
   std::string file = "";  // the text of a schedule, with from_file
-  bool grouped = false;   // messages of a pipeline
 
   Schedule schedule_of(int p, int m) const {
-    const Schedule s = schedule == PpSchedule::from_file ? parse_schedule("file", file, p, m)
-                                                         : make_schedule(schedule, p, m, chunks);
-    return grouped ? with_grouped_messages(s) : s;
+    return schedule == PpSchedule::from_file ? parse_schedule("file", file, p, m)
+                                             : make_schedule(schedule, p, m, chunks);
   }
   // Whether each rank has its own part of the batch.
   bool splits_batch() const { return kind == data_parallel || kind == zero; }
@@ -61,10 +59,6 @@ inline Technique pipeline(const std::string& file, int chunks = 1) {
 }
 inline Technique pipeline(PpSchedule schedule, int chunks = 1) {
   return {.kind = Technique::pipeline, .schedule = schedule, .chunks = chunks};
-}
-
-inline Technique grouped(PpSchedule schedule) {
-  return {.kind = Technique::pipeline, .schedule = schedule, .grouped = true};
 }
 
 // The same random order of m micro-batches on all ranks, which does not end with the last.

@@ -48,7 +48,6 @@ std::string command_line(const CombinedCase& c) {
   if (o.tensor.tp_overlap > 1) text << " --tp-overlap " << o.tensor.tp_overlap;
   text << " --pp-schedule " << to_string(o.pipeline.pp_schedule);
   if (o.pipeline.vpp > 1) text << " --vpp " << o.pipeline.vpp;
-  text << " --pp-messages " << to_string(o.pipeline.pp_messages);
   text << " --cp-layout " << to_string(o.context.cp_layout) << " --cp-exchange "
        << to_string(o.context.cp_exchange) << " --attention " << to_string(o.attention) << " --recompute "
        << to_string(o.recompute) << " --layers " << m.layers << " --d-model " << m.d_model << " --heads "
@@ -370,7 +369,6 @@ class Draw {
       other.options.tensor.sequence_parallel = drawn.options.tensor.sequence_parallel;
       other.options.pipeline.pp_schedule = drawn.options.pipeline.pp_schedule;
       other.options.pipeline.vpp = drawn.options.pipeline.vpp;
-      other.options.pipeline.pp_messages = drawn.options.pipeline.pp_messages;
       other.options.recompute = drawn.options.recompute;
       if (is_valid(other)) return other;
     }
@@ -446,7 +444,6 @@ class Draw {
     o.seed = up_to(1000);
     o.pipeline.pp_schedule = schedule;
     o.pipeline.vpp = chunks;
-    o.pipeline.pp_messages = up_to(4) == 1 ? PpMessages::grouped : PpMessages::streams;
     o.zero.zero_stage = up_to(4) - 1;
     if (up_to(2) == 1) o.zero.shard_ranks = up_to(cp * dp);
     o.data_parallel.dp_sync = one_of({DpSync::naive, DpSync::overlap, DpSync::bucket});

@@ -302,11 +302,6 @@ TEST_CASE("05: parity, dualpipe", "[05][parity]") {
   if (mpi_tests::ranks() % 2 == 0)
     check_pipeline_parity(PpSchedule::dualpipe, 2, {2, 4, 6, 10, 16}, Recompute::none);
 }
-TEST_CASE("05: parity, grouped messages", "[05][parity]") {
-  for (const PpSchedule schedule : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
-    check_pipeline_parity(grouped(schedule), {1, 3, 8}, Recompute::none);
-  }
-}
 
 // Chunks in an order of their own: the middle of the model is on rank 0, and both ends are on rank 1.
 TEST_CASE("05: parity, stages that a file places", "[05][parity]") {

@@ -70,7 +70,6 @@ TEST_CASE("05: messages are one a boundary, micro-batch and direction", "[05][tr
     check_messages(odd_order(m, true), m);
     check_messages(pipeline(PpSchedule::zb_v, 2), m);
     check_messages(pipeline(PpSchedule::dualpipe_v, 2), m);
-    check_messages(grouped(PpSchedule::zb_h1), m);
     if (p % 2 == 0 && m % 2 == 0) check_messages(pipeline(PpSchedule::dualpipe, 2), m);
     if (p > 1 && m % p == 0) check_messages(pipeline(PpSchedule::interleaved, 2), m);
   }
@@ -116,12 +115,11 @@ TEST_CASE("05: a trace names a rank's streams after what they carry, and where",
 }
 
 // The stand-in passes up to 8 KiB on without waiting for the receiver: 1 KiB or 4 here, and 10 or 40.
-TEST_CASE("05: messages of any size pass, grouped or not", "[05][traffic]") {
+TEST_CASE("05: messages of any size pass", "[05][traffic]") {
   const int m = 2 * mpi_tests::ranks();
   for (const int sequences : {2, 20}) {
     for (const PpSchedule schedule : {PpSchedule::afab, PpSchedule::one_f_one_b, PpSchedule::zb_h1}) {
       check_messages(pipeline(schedule), m, sequences);
-      check_messages(grouped(schedule), m, sequences);
     }
     for (const PpSchedule schedule : {PpSchedule::interleaved, PpSchedule::zb_v, PpSchedule::dualpipe_v}) {
       if (mpi_tests::ranks() > 1) check_messages(pipeline(schedule, 2), m, sequences);
@@ -213,7 +211,6 @@ TEST_CASE("05: memory is as predicted", "[05][memory]") {
   activation_bytes(pipeline(PpSchedule::one_f_one_b), 3, Recompute::full);
   activation_bytes(pipeline(PpSchedule::zb_h1), 3, Recompute::selective);
   if (p % 2 == 0) activation_bytes(pipeline(PpSchedule::dualpipe, 2), 2 * p);
-  activation_bytes(grouped(PpSchedule::one_f_one_b), 5);
   for (const int m : {3, 8}) {
     activation_bytes(odd_order(m, false), m);
     activation_bytes(odd_order(m, true), m);

@@ -359,9 +359,6 @@ TEST_CASE("05: a step takes the time that the simulator says", "[05][time]") {
                                                pipeline(PpSchedule::zb_v, 2),
                                                pipeline(PpSchedule::dualpipe, 2),
                                                pipeline(PpSchedule::dualpipe_v, 2),
-                                               grouped(PpSchedule::afab),
-                                               grouped(PpSchedule::one_f_one_b),
-                                               grouped(PpSchedule::zb_h1),
                                                odd_order(m, false),
                                                odd_order(m, true)};
     for (const Technique& technique : techniques) {

@@ -235,8 +235,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
                                             : "receive_" + kind + "()";
       const auto exchange = [&] {
         doing("rank ", from, " sends its ", kind, " to rank ", to);
-        if (rank == from) p.exchange({send});
-        if (rank == to) p.exchange({receive});
+        if (rank == from) p.send(send);
+        if (rank == to) activation ? p.receive_activation(receive) : p.receive_gradient(receive);
       };
       const Tensor target = rank == to && activation ? p.input(receive).x : f.activations->gradient;
       const auto begin_of = [&] {  // the message's on this rank, in virtual time
@@ -251,6 +251,25 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       tell(rank == to ? wrong_copy("what " + call + " brings", at(target), activation ? from : 10 + from, 0,
                                    tensor_name)
                       : "");
+      // The event behind it, for which compute waits.
+      Pipeline::InFlight& sent = p.in_flight(send);
+      Event& came = activation && rank == to ? p.input(receive).came : f.gradient_came;
+      Event& over = rank == to ? came : activation ? sent.output_sent : sent.gradient_sent;
+      {
+        const Slow messages(false);
+        align();
+        ran();
+        exchange();
+        if (takes_part) {
+          wait_event(compute, over);
+          busy(compute);
+        }
+        const std::vector<trace::Interval> all = ran();
+        const int own = stream_of(rank == from ? send.action : receive.action);
+        const double end = time_of(all, rank == from ? "send" : "receive", stream_names[own]).end;
+        tell_if(takes_part && time_of(all, "busy_kernel", "compute").begin < end, here(), call,
+                " does not record, behind the message, the event that says that it is over");
+      }
       // What it must wait for: who sends for compute, who receives for those who use the buffer.
       for (const std::string used : {"", "compute", "the send of the gradient that was there before"}) {
         const cudaStream_t out = stream(stream_of(Action::send_gradient));
