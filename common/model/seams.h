@@ -161,6 +161,18 @@ struct FeedForwardTensors {
 };
 using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
 
+// What forward and backward of a layer's MLP are called with.
+struct FeedForwardCall {
+  const Blas& blas;
+  const Parameters& parameters;
+  TensorRegion& region;
+  int layer;
+  Batch batch;
+  Tensor normed;  // [outside, d]: the input, which enters the region
+  const FeedForwardTensors& kept;
+  Tensor partial;  // [rows, d], P: of forward the output, before it leaves the region; of backward d_h
+};
+
 class FeedForward {
  public:
   // `name`: of its parameters, between layer and matrix. `width`: hidden columns, over d_ff.
@@ -175,17 +187,12 @@ class FeedForward {
   virtual int64_t largest_operand(int64_t rows, int64_t d) const {
     return pentatron::largest_operand(rows, d, 2 * f_);
   }
-  // Enters the region with `normed` [outside, d], leaves it, and returns mlp(normed) [outside, d]. This
-  // rank's part of the result is written to `partial` [rows, d], P. When recomputing, only `kept` is written.
-  virtual Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                         Tensor normed, const FeedForwardTensors& kept, bool recomputing,
-                         TensorRegion& region, Tensor partial);
-  // Computes d_h [rows, d], P, from d_partial [rows, d], R, and pushes the work on weight gradients into the
-  // queue. That work reads the MLP's input again, region.entered(normed), with `normed` [outside, d].
-  virtual void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                        Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
-                        const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
-                        Tensor d_h);
+  // Returns mlp(normed) [outside, d]. When recomputing, only `kept` is written.
+  virtual Tensor forward(const FeedForwardCall& call, bool recomputing);
+  // Computes call.partial, the gradient of h = region.enter(normed), from d_out [rows, d], R. Pushes the work
+  // on weight gradients into the queue, which reads h again: region.entered(normed).
+  virtual void backward(const FeedForwardCall& call, Tensor d_out, const FeedForwardGradients& gradients,
+                        WgradQueue& queue);
 
  private:
   const std::string name_;

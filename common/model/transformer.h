@@ -109,21 +109,27 @@ class Transformer {
  private:
   LayerActivations allocate_layer(DeviceArena& arena) const;
   LayerGradients allocate_gradients(DeviceArena& arena) const;
-  void embedding_forward(const Batch& batch, Tensor x);
-  void embedding_backward(const Batch& batch, Activations& a);
   // Writes x to a.input, and returns the stream after the layer. When it recomputes, it stops once all is
   // there that backward needs, and returns nothing.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
-  // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
-  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
+  // a.normed1 [outside, d] -> attention's output [outside, d].
+  Tensor attention_forward(int layer, const Batch& batch, const LayerActivations& a);
+  // d_out [rows, d], R -> branch_ [rows, d], P. d_qkv receives what the weight gradients are made of.
+  void attention_backward(int layer, const Batch& batch, const LayerActivations& a, Tensor d_out,
+                          Tensor d_qkv, WgradQueue& queue);
+  FeedForwardCall feed_forward_call(int layer, const Batch& batch, const LayerActivations& a);
+  void embedding_forward(const Batch& batch, Tensor x);
+  void embedding_backward(const Batch& batch, Activations& a);
   void head_forward(const Batch& batch, Residual x, Activations& a);
   void head_backward(const Batch& batch, Activations& a);
+  // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
+  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   // Assigns or adds (`accumulate`) the gradient of a norm's input to d_x. weight_gradient [1, d] receives
   // that of the weight; the queue adds it to the parameter's gradient.
-  void norm_backward(int unit, int norm, Tensor d_normed, Tensor x, AccumTensor rstd, bool accumulate,
-                     Tensor d_x, AccumTensor weight_gradient, WgradQueue& queue);
+  void norm_backward(int norm, Tensor d_normed, Tensor x, AccumTensor rstd, bool accumulate, Tensor d_x,
+                     AccumTensor weight_gradient, WgradQueue& queue);
   // Returns `gradient`, or copies it to `copy` and returns that, if `copy` has memory.
   Tensor copied(Tensor gradient, Tensor copy) const;
   void before_weights(int unit, Pass pass);
