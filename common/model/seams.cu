@@ -14,8 +14,8 @@ void WgradQueue::issue_all() {
     if (entry.work) {
       entry.work();
     } else {
-      for (UnitHooks* hooks : hooks_) hooks->after_gradients(entry.unit, entry.last);
       parameters_.end_gradients(entry.unit, entry.last);
+      for (UnitHooks* hooks : hooks_) hooks->after_gradients(entry.unit, entry.last);
       open_unit_ = -1;
     }
   }

@@ -32,6 +32,7 @@ class UnitHooks {
   virtual void before_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   virtual void after_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   // Called before and after a micro-batch (`last`: the step's last one) writes a unit's weight gradients.
+  // The next one adds to them, unless after_gradients takes them (ParameterGroup::take_gradients).
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
   // Called after a step's last micro-batch. Later work of the compute stream reads the global gradient.
