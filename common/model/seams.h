@@ -77,15 +77,13 @@ class TensorRegion {
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 
-// When a micro-batch's weight gradients are computed: in backward, or when issue_all is called (from 05 on).
-enum class WeightGradients { during_backward, on_request };
-
 // Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
-// until it hides a collective on an input gradient, or until issue_all is called.
+// until it hides a collective on an input gradient. (From 05 on, a derived queue makes it wait still longer.)
 class WgradQueue {
  public:
-  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters, WeightGradients when)
-      : hooks_(std::move(hooks)), parameters_(parameters), when_(when) {}
+  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters)
+      : hooks_(std::move(hooks)), parameters_(parameters) {}
+  virtual ~WgradQueue() = default;
 
   // `work` adds to weight gradients of `unit`.
   void push(int unit, std::function<void()> work) {
@@ -96,16 +94,13 @@ class WgradQueue {
     entries_.push_back({unit, nullptr, last, trace::here});
     drain();
   }
-  // The work pushed next reads region.entered(x). Unless it waits for a request, gathering begins now.
-  void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/) {
-    if (when_ == WeightGradients::during_backward) region.prefetch_entered(x);
-  }
-  // Issues all waiting work, unless weight gradients are computed on request.
-  void drain() {
-    if (when_ == WeightGradients::during_backward) issue_all();
-  }
-  // Issues all waiting work. With WeightGradients::on_request this is the request.
-  void issue_all();
+  // The work pushed next reads region.entered(x): gathering begins now.
+  virtual void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/) { region.prefetch_entered(x); }
+  // The work pushed next reads d_out, which backward overwrites after the next drain. Returns what that work
+  // is to read: d_out itself, or a copy.
+  virtual Tensor keep(Tensor d_out /*[rows, d]*/) { return d_out; }
+  virtual void drain() { issue_all(); }
+  void issue_all();  // issues all waiting work
 
  private:
   struct Entry {
@@ -116,7 +111,6 @@ class WgradQueue {
   };
   std::vector<UnitHooks*> hooks_;
   Parameters& parameters_;
-  WeightGradients when_;
   std::vector<Entry> entries_;
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };

@@ -44,7 +44,7 @@ void Transformer::backward(const Batch& batch, Activations& a) {
     if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
     layer_backward(layer, batch, a);
     after_weights(unit, Pass::backward);
-    a.queue.close(unit, batch.last);
+    a.queue->close(unit, batch.last);
   }
   trace::here.layer = -1;
   if (range.embedding) embedding_backward(batch, a);
@@ -70,15 +70,15 @@ void Transformer::layer_backward(int layer, const Batch& batch, Activations& act
   const LayerActivations& a = activations.layers[layer - activations.range.first];
   const LayerGradients& g = activations.gradients[layer - activations.range.first];
   TensorRegion& region = *seams_.region;
-  WgradQueue& queue = activations.queue;
+  WgradQueue& queue = *activations.queue;
   const auto drain = [&queue] { queue.drain(); };
   const Tensor d_stream = activations.gradient;
 
-  const Tensor d_mlp = copied(region.leave_backward(d_stream), g.feed_forward_out);
+  const Tensor d_mlp = queue.keep(region.leave_backward(d_stream));
   seams_.feed_forward->backward(feed_forward_call(layer, batch, a), d_mlp, g.feed_forward, queue);
   norm_backward(id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d_stream,
                 g.norms.row_range(1, 1), queue);
-  const Tensor d_attended = copied(region.leave_backward(d_stream), g.attention_out);
+  const Tensor d_attended = queue.keep(region.leave_backward(d_stream));
   attention_backward(layer, batch, a, d_attended, g.qkv, queue);
   norm_backward(id.norm1, region.enter_backward(branch_, drain), a.input, a.rstd1, true, d_stream,
                 g.norms.row_range(0, 1), queue);
@@ -153,12 +153,12 @@ void Transformer::embedding_forward(const Batch& batch, Tensor x) {
 
 // Without before_weights, because backward of a lookup reads no weights.
 void Transformer::embedding_backward(const Batch& batch, Activations& a) {
-  const Tensor d_rows = copied(seams_.region->leave_backward(a.gradient), a.embedding_out);
-  a.queue.push(embedding_unit, [this, d_rows, batch] {
+  const Tensor d_rows = a.queue->keep(seams_.region->leave_backward(a.gradient));
+  a.queue->push(embedding_unit, [this, d_rows, batch] {
     pentatron::embedding_backward(d_rows, batch.tokens, batch.by_token, first_token(ids_.embedding),
                                   parameters_.gradients(ids_.embedding), stream_);
   });
-  a.queue.close(embedding_unit, batch.last);
+  a.queue->close(embedding_unit, batch.last);
 }
 
 void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
@@ -178,16 +178,16 @@ void Transformer::head_backward(const Batch& batch, Activations& a) {
   before_weights(unit, Pass::backward);
   cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
                          parameters_.loss_scale(), a.loss_statistics, stream_);
-  a.queue.prefetch(region, a.final_normed);
+  a.queue->prefetch(region, a.final_normed);
   linear_dgrad(head_blas_, a.logits, parameters_.weights(ids_.head), branch_);
-  a.queue.push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
+  a.queue->push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
     linear_wgrad(head_blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
   });
-  const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue.drain(); });
+  const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue->drain(); });
   norm_backward(ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient, a.final_norm_gradient,
-                a.queue);
+                *a.queue);
   after_weights(unit, Pass::backward);
-  a.queue.close(unit, batch.last);
+  a.queue->close(unit, batch.last);
 }
 
 // ---- What they share --------------------------------------------------------------------------------------
@@ -205,12 +205,6 @@ void Transformer::norm_backward(int norm, Tensor d_normed, Tensor x, AccumTensor
                    weight_gradient.data, stream_);
   queue.push(parameters_[norm].unit,
              [=, this] { pentatron::accumulate(weight_gradient, parameters_.gradients(norm), stream_); });
-}
-
-Tensor Transformer::copied(Tensor gradient, Tensor copy) const {
-  if (copy.data == nullptr) return gradient;
-  CUDA_CHECK(cudaMemcpyAsync(copy.data, gradient.data, gradient.bytes(), cudaMemcpyDeviceToDevice, stream_));
-  return copy;
 }
 
 void Transformer::before_weights(int unit, Pass pass) {

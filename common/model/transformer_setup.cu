@@ -159,22 +159,18 @@ FeedForwardTensors FeedForward::allocate_kept(DeviceArena& arena, int64_t rows) 
   return {arena.matrix<real>(rows, 2 * f_), arena.matrix<real>(rows, f_), nullptr};
 }
 
-std::unique_ptr<Activations> Transformer::make_activations(LayerRange range, WeightGradients when) const {
-  auto a = std::make_unique<Activations>(range, seams_.hooks, parameters_, when);
+std::unique_ptr<Activations> Transformer::make_activations(LayerRange range) const {
+  auto a = std::make_unique<Activations>();
+  a->range = range;
+  a->queue = std::make_unique<WgradQueue>(seams_.hooks, parameters_);
   const int d = model_.d_model;
-  const bool on_request = when == WeightGradients::on_request;
   for (int layer = range.first; layer < range.last; ++layer) {
     a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory));
     if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
-    a->gradients.push_back(on_request ? allocate_gradients(a->memory) : shared_gradients_);
-    if (on_request) {
-      a->gradients.back().attention_out = a->memory.matrix<real>(rows(), d);
-      a->gradients.back().feed_forward_out = a->memory.matrix<real>(rows(), d);
-    }
+    a->gradients.push_back(shared_gradients_);
   }
   a->output = a->memory.matrix<real>(outside(), d);
   a->gradient = a->memory.matrix<real>(outside(), d);
-  if (range.embedding && on_request) a->embedding_out = a->memory.matrix<real>(rows(), d);
   if (range.head) {
     a->final_rstd = a->memory.matrix<accum>(outside(), 1);
     a->final_normed = a->memory.matrix<real>(outside(), d);
