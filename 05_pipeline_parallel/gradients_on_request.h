@@ -20,6 +20,14 @@ class WgradsOnRequest : public WgradQueue {
       copies_.push_back(a.memory.matrix<real>(a.gradients[0].qkv.rows, a.output.columns));
   }
 
+  // In a trace, the work belongs to the layer and the micro-batch that have pushed it.
+  void push(int unit, std::function<void()> work) override {
+    WgradQueue::push(unit, [work = std::move(work), position = trace::here] {
+      trace::here = position;
+      trace::here.pass = 'w';
+      work();
+    });
+  }
   void prefetch(TensorRegion&, Tensor) override {}
   void drain() override {}
 

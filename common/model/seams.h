@@ -86,12 +86,10 @@ class WgradQueue {
   virtual ~WgradQueue() = default;
 
   // `work` adds to weight gradients of `unit`.
-  void push(int unit, std::function<void()> work) {
-    entries_.push_back({unit, std::move(work), false, trace::here});
-  }
+  virtual void push(int unit, std::function<void()> work) { entries_.push_back({unit, std::move(work)}); }
   // Says that the unit is complete for this micro-batch, and drains. `last`: of the step's micro-batches.
   void close(int unit, bool last) {
-    entries_.push_back({unit, nullptr, last, trace::here});
+    entries_.push_back({unit, nullptr, last});
     drain();
   }
   // The work pushed next reads region.entered(x): gathering begins now.
@@ -107,7 +105,6 @@ class WgradQueue {
     int unit;
     std::function<void()> work;  // empty: the unit is complete
     bool last = false;
-    trace::Position position;  // where the work was pushed: its label in a trace
   };
   std::vector<UnitHooks*> hooks_;
   Parameters& parameters_;

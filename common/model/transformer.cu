@@ -9,36 +9,31 @@
 namespace pentatron {
 
 Tensor Transformer::forward(const Batch& batch, Activations& a) {
-  trace::here.micro_batch = batch.number;
-  trace::here.pass = 'f';
+  trace::here = {trace::here.step, batch.number};
   const LayerRange range = a.range;
   if (range.embedding) embedding_forward(batch, a.input());
   Residual x = {a.input(), {}};
   for (int layer = range.first; layer < range.last; ++layer) {
     const int unit = unit_of_layer(layer);
-    trace::here.layer = layer;
     before_weights(unit, Pass::forward);
     x = layer_forward(layer, batch, x, a.layers[layer - range.first], false);
     after_weights(unit, Pass::forward);
   }
-  trace::here.layer = -1;
   if (range.head) {
     head_forward(batch, x, a);
   } else {
     residual_add(x.before, x.branch, a.output, stream_);
   }
-  trace::here.pass = 'o';
+  trace::here = {trace::here.step, batch.number};
   return a.logits;
 }
 
 void Transformer::backward(const Batch& batch, Activations& a) {
-  trace::here.micro_batch = batch.number;
-  trace::here.pass = 'b';
+  trace::here = {trace::here.step, batch.number};
   const LayerRange range = a.range;
   if (range.head) head_backward(batch, a);
   for (int layer = range.last - 1; layer >= range.first; --layer) {
     const int unit = unit_of_layer(layer);
-    trace::here.layer = layer;
     before_weights(unit, Pass::backward);
     const LayerActivations& kept = a.layers[layer - range.first];
     if (recomputed_) layer_forward(layer, batch, {kept.input, {}}, kept, true);
@@ -46,9 +41,8 @@ void Transformer::backward(const Batch& batch, Activations& a) {
     after_weights(unit, Pass::backward);
     a.queue->close(unit, batch.last);
   }
-  trace::here.layer = -1;
   if (range.embedding) embedding_backward(batch, a);
-  trace::here.pass = 'o';
+  trace::here = {trace::here.step, batch.number};
 }
 
 // ---- A layer: attention, then the MLP, each behind a norm -------------------------------------------------
@@ -153,6 +147,7 @@ void Transformer::embedding_forward(const Batch& batch, Tensor x) {
 
 // Without before_weights, because backward of a lookup reads no weights.
 void Transformer::embedding_backward(const Batch& batch, Activations& a) {
+  trace::here.layer = -1;
   const Tensor d_rows = a.queue->keep(seams_.region->leave_backward(a.gradient));
   a.queue->push(embedding_unit, [this, d_rows, batch] {
     pentatron::embedding_backward(d_rows, batch.tokens, batch.by_token, first_token(ids_.embedding),
@@ -208,6 +203,8 @@ void Transformer::norm_backward(int norm, Tensor d_normed, Tensor x, AccumTensor
 }
 
 void Transformer::before_weights(int unit, Pass pass) {
+  trace::here.layer = unit == embedding_unit || unit == head_unit(model_.layers) ? -1 : unit - 1;
+  trace::here.pass = pass == Pass::forward ? 'f' : 'b';
   for (UnitHooks* hooks : seams_.hooks) hooks->before_weights(unit, pass);
 }
 void Transformer::after_weights(int unit, Pass pass) {
