@@ -106,7 +106,7 @@ class Zero : public UnitHooks {
 
   void after_gradients(int unit, bool last) override {
     if (group_.size(unit) == 0) return;
-    accum*& all = group_.gradients(unit);
+    accum* const all = group_.gradients(unit);
     if (stage_ >= 2) {
       UnitState& own = units_[unit];
       accum* const sum = own.add ? all + shard_begin(unit) : own.own_gradients;
@@ -115,7 +115,7 @@ class Zero : public UnitHooks {
       if (own.add) accumulate(sum, own.own_gradients, group_.shard_size(unit), data_.stream());
       own.add = !last;
       gradient_buffer(unit).free.record(data_.stream());
-      all = nullptr;  // so the next micro-batch assigns what it writes
+      group_.take_gradients(unit);  // own_gradients has the sum of the step
     } else if (last) {
       wait_stream(data_.stream(), compute_);
       if (stage_ == 0) data_.all_reduce(all, all, group_.size(unit));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "choose_schedule.h"
+#include "gradients_on_request.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/transformer.h"
@@ -164,13 +165,15 @@ class Pipeline {
   };
 
   std::vector<Chunk> make_chunks(const std::vector<LayerRange>& ranges) {
-    const auto when =
-        schedule_.splits_backward ? WeightGradients::on_request : WeightGradients::during_backward;
     std::vector<Chunk> chunks(ranges.size());
     for (int c = 0; c < std::ssize(ranges); ++c) {
       Chunk& chunk = chunks[c];
       chunk.in_flight = std::vector<InFlight>(peak_in_flight(list_, c).until_weight_gradient);
-      for (InFlight& f : chunk.in_flight) f.activations = model_.make_activations(ranges[c], when);
+      for (InFlight& f : chunk.in_flight) {
+        f.activations = model_.make_activations(ranges[c]);
+        if (schedule_.splits_backward)
+          f.activations->queue = std::make_unique<WgradsOnRequest>(*f.activations, model_, compute_);
+      }
       chunk.in_flight_of = assign_activations(schedule_, rank_, c);
       chunk.input_of = assign_inputs(schedule_, rank_, c);
       chunk.last = last_micro_batch(list_, c);
@@ -234,7 +237,7 @@ class Pipeline {
       compute_forward(i, batch);
       if (totals && a.range.head) totals->add_loss(a.loss);
     } else if (i.action == Action::weight_gradient) {
-      a.queue.issue_all();
+      a.queue->issue_all();
       in_flight(i).read.record(compute_);
     } else {
       compute_backward(i, batch);

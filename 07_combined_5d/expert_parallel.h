@@ -123,9 +123,8 @@ class ExpertParallel : public FeedForward {
     return std::max(shared, pentatron::largest_operand(buffer_rows_, d, 2 * f_));
   }
 
-  Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch, Tensor normed,
-                 const FeedForwardTensors& kept, bool recomputing, TensorRegion& region,
-                 Tensor partial) override {
+  Tensor forward(const FeedForwardCall& call, bool recomputing) override {
+    const auto& [blas, parameters, region, layer, batch, normed, kept, partial] = call;
     const Tensor h = region.enter(normed);
     ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const Tensor permuted = exchange_.one_rank() ? a.dispatched : permuted_;
@@ -140,7 +139,7 @@ class ExpertParallel : public FeedForward {
 
     exchange_.dispatch(a.counts, permuted, a.dispatched);
     if (has_shared())
-      shared_.forward(blas, parameters, layer, batch, h, a.shared, recomputing, inside_, partial);
+      shared_.forward({blas, parameters, inside_, layer, batch, h, a.shared, partial}, recomputing);
     exchange_.await_rows();
     const RowsOfExperts rows = rows_of_experts(a.counts);
     grouped_linear_forward(blas, rows.of_each(a.dispatched), weights(parameters, layer, 0, 2),
@@ -155,22 +154,21 @@ class ExpertParallel : public FeedForward {
     return region.leave(partial);
   }
 
-  void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
-                const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
-                Tensor d_h) override {
+  void backward(const FeedForwardCall& call, Tensor d_out, const FeedForwardGradients& gradients,
+                WgradQueue& queue) override {
+    const auto& [blas, parameters, region, layer, batch, normed, kept, d_h] = call;
     const ExpertActivations& a = *static_cast<ExpertActivations*>(kept.other.get());
     const ExpertGradients& g = *static_cast<ExpertGradients*>(gradients.other.get());
     const Tensor d_returned = exchange_.one_rank() ? g.returned : permuted_;
     const Tensor d_dispatched = exchange_.one_rank() ? d_permuted_ : results_;
     if (!has_shared()) queue.prefetch(region, normed);
-    combine_tokens_backward(d_partial, a.returned, a.probabilities, a.chosen, a.place, d_returned,
-                            d_chosen_.data, compute_);
+    combine_tokens_backward(d_out, a.returned, a.probabilities, a.chosen, a.place, d_returned, d_chosen_.data,
+                            compute_);
     exchange_.dispatch(a.counts, d_returned, g.returned);
     router_.backward(batch, a, d_chosen_, g.logits, parameters.loss_scale());
     if (has_shared()) {
-      shared_.backward(blas, parameters, layer, batch, d_partial, normed, a.shared, g.shared, region, queue,
-                       d_h);
+      shared_.backward({blas, parameters, region, layer, batch, normed, a.shared, d_h}, d_out, g.shared,
+                       queue);
     }
     exchange_.await_rows();
     const RowsOfExperts rows = rows_of_experts(a.counts);
@@ -182,7 +180,8 @@ class ExpertParallel : public FeedForward {
                          rows.of_each(d_dispatched), addresses_);
     exchange_.combine(a.counts, d_dispatched, d_permuted_);
 
-    queue.push(unit_of_layer(layer), [=, this, &blas, &parameters, &region, &a, &g] {
+    queue.push(unit_of_layer(layer), [=, this, &a, &g] {
+      const auto& [blas, parameters, region, layer, batch, normed, kept, d_h] = call;
       const RowsOfExperts rows = rows_of_experts(a.counts);
       grouped_linear_wgrad(blas, rows.of_each(g.returned), rows.of_each(a.product),
                            gradients_of(parameters, layer, 2), addresses_);

@@ -101,9 +101,7 @@ void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
 
 void Parameters::end_gradients(int unit, bool last) {
   for (ParameterGroup& group : groups_) {
-    if (unit >= std::ssize(group.flat_)) continue;
-    ParameterGroup::Flat& flat = group.flat_[unit];
-    flat.add = !last && flat.gradients != nullptr;  // a technique that took the memory back has the sum
+    if (unit < std::ssize(group.flat_)) group.flat_[unit].add = !last;
   }
 }
 

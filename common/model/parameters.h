@@ -96,6 +96,12 @@ class ParameterGroup {
   // time, so do not keep copies.
   real*& weights(int unit) { return flat_[unit].weights; }
   accum*& gradients(int unit) { return flat_[unit].gradients; }
+  // Takes a micro-batch's gradients out of the sum of the step, and their memory back: the next micro-batch
+  // assigns its gradients instead of adding them.
+  void take_gradients(int unit) {
+    flat_[unit].gradients = nullptr;
+    flat_[unit].add = false;
+  }
 
   // Allocates all units whole; each is one shard. flat_gradients() holds their gradients end to end.
   void allocate();
@@ -162,7 +168,8 @@ class Parameters {
   // By what the gradients are multiplied; null: by nothing.
   const LossScale* loss_scale() const { return loss_scale_; }
   void set_loss_scale(const LossScale* scale) { loss_scale_ = scale; }
-  // All gradients of the unit have been written for a micro-batch. `last`: of the step's micro-batches.
+  // All gradients of the unit have been written for a micro-batch. Unless it was the step's `last` one, the
+  // next micro-batch adds to them.
   void end_gradients(int unit, bool last);
 
   // The shards of all groups, and the parts of parameters in a shard, in order.

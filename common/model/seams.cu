@@ -4,9 +4,8 @@ namespace pentatron {
 
 void WgradQueue::issue_all() {
   const trace::Position position = trace::here;
+  trace::here.pass = 'w';
   for (const Entry& entry : entries_) {
-    trace::here = entry.position;
-    trace::here.pass = 'w';
     if (entry.unit != open_unit_) {
       for (UnitHooks* hooks : hooks_) hooks->before_gradients(entry.unit);
       open_unit_ = entry.unit;
@@ -14,8 +13,8 @@ void WgradQueue::issue_all() {
     if (entry.work) {
       entry.work();
     } else {
-      for (UnitHooks* hooks : hooks_) hooks->after_gradients(entry.unit, entry.last);
       parameters_.end_gradients(entry.unit, entry.last);
+      for (UnitHooks* hooks : hooks_) hooks->after_gradients(entry.unit, entry.last);
       open_unit_ = -1;
     }
   }

@@ -32,6 +32,7 @@ class UnitHooks {
   virtual void before_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   virtual void after_weights([[maybe_unused]] int unit, [[maybe_unused]] Pass pass) {}
   // Called before and after a micro-batch (`last`: the step's last one) writes a unit's weight gradients.
+  // The next one adds to them, unless after_gradients takes them (ParameterGroup::take_gradients).
   virtual void before_gradients([[maybe_unused]] int unit) {}
   virtual void after_gradients([[maybe_unused]] int unit, [[maybe_unused]] bool last) {}
   // Called after a step's last micro-batch. Later work of the compute stream reads the global gradient.
@@ -76,46 +77,37 @@ class TensorRegion {
   virtual void combine([[maybe_unused]] AccumTensor statistics /*[3, rows]*/) {}
 };
 
-// When a micro-batch's weight gradients are computed: in backward, or when issue_all is called (from 05 on).
-enum class WeightGradients { during_backward, on_request };
-
 // Queue of the work on weight gradients. Backward needs only input gradients to go on. So this work can wait
-// until it hides a collective on an input gradient, or until issue_all is called.
+// until it hides a collective on an input gradient. (From 05 on, a derived queue makes it wait still longer.)
 class WgradQueue {
  public:
-  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters, WeightGradients when)
-      : hooks_(std::move(hooks)), parameters_(parameters), when_(when) {}
+  WgradQueue(std::vector<UnitHooks*> hooks, Parameters& parameters)
+      : hooks_(std::move(hooks)), parameters_(parameters) {}
+  virtual ~WgradQueue() = default;
 
   // `work` adds to weight gradients of `unit`.
-  void push(int unit, std::function<void()> work) {
-    entries_.push_back({unit, std::move(work), false, trace::here});
-  }
+  virtual void push(int unit, std::function<void()> work) { entries_.push_back({unit, std::move(work)}); }
   // Says that the unit is complete for this micro-batch, and drains. `last`: of the step's micro-batches.
   void close(int unit, bool last) {
-    entries_.push_back({unit, nullptr, last, trace::here});
+    entries_.push_back({unit, nullptr, last});
     drain();
   }
-  // The work pushed next reads region.entered(x). Unless it waits for a request, gathering begins now.
-  void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/) {
-    if (when_ == WeightGradients::during_backward) region.prefetch_entered(x);
-  }
-  // Issues all waiting work, unless weight gradients are computed on request.
-  void drain() {
-    if (when_ == WeightGradients::during_backward) issue_all();
-  }
-  // Issues all waiting work. With WeightGradients::on_request this is the request.
-  void issue_all();
+  // The work pushed next reads region.entered(x): gathering begins now.
+  virtual void prefetch(TensorRegion& region, Tensor x /*[outside, d]*/) { region.prefetch_entered(x); }
+  // The work pushed next reads d_out, which backward overwrites after the next drain. Returns what that work
+  // is to read: d_out itself, or a copy.
+  virtual Tensor keep(Tensor d_out /*[rows, d]*/) { return d_out; }
+  virtual void drain() { issue_all(); }
+  void issue_all();  // issues all waiting work
 
  private:
   struct Entry {
     int unit;
     std::function<void()> work;  // empty: the unit is complete
     bool last = false;
-    trace::Position position;  // where the work was pushed: its label in a trace
   };
   std::vector<UnitHooks*> hooks_;
   Parameters& parameters_;
-  WeightGradients when_;
   std::vector<Entry> entries_;
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
@@ -161,6 +153,18 @@ struct FeedForwardTensors {
 };
 using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
 
+// What forward and backward of a layer's MLP are called with.
+struct FeedForwardCall {
+  const Blas& blas;
+  const Parameters& parameters;
+  TensorRegion& region;
+  int layer;
+  Batch batch;
+  Tensor normed;  // [outside, d]: the input, which enters the region
+  const FeedForwardTensors& kept;
+  Tensor partial;  // [rows, d], P: of forward the output, before it leaves the region; of backward d_h
+};
+
 class FeedForward {
  public:
   // `name`: of its parameters, between layer and matrix. `width`: hidden columns, over d_ff.
@@ -175,17 +179,12 @@ class FeedForward {
   virtual int64_t largest_operand(int64_t rows, int64_t d) const {
     return pentatron::largest_operand(rows, d, 2 * f_);
   }
-  // Enters the region with `normed` [outside, d], leaves it, and returns mlp(normed) [outside, d]. This
-  // rank's part of the result is written to `partial` [rows, d], P. When recomputing, only `kept` is written.
-  virtual Tensor forward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                         Tensor normed, const FeedForwardTensors& kept, bool recomputing,
-                         TensorRegion& region, Tensor partial);
-  // Computes d_h [rows, d], P, from d_partial [rows, d], R, and pushes the work on weight gradients into the
-  // queue. That work reads the MLP's input again, region.entered(normed), with `normed` [outside, d].
-  virtual void backward(const Blas& blas, const Parameters& parameters, int layer, const Batch& batch,
-                        Tensor d_partial, Tensor normed, const FeedForwardTensors& kept,
-                        const FeedForwardGradients& gradients, TensorRegion& region, WgradQueue& queue,
-                        Tensor d_h);
+  // Returns mlp(normed) [outside, d]. When recomputing, only `kept` is written.
+  virtual Tensor forward(const FeedForwardCall& call, bool recomputing);
+  // Computes call.partial, the gradient of h = region.enter(normed), from d_out [rows, d], R. Pushes the work
+  // on weight gradients into the queue, which reads h again: region.entered(normed).
+  virtual void backward(const FeedForwardCall& call, Tensor d_out, const FeedForwardGradients& gradients,
+                        WgradQueue& queue);
 
  private:
   const std::string name_;

@@ -30,25 +30,18 @@ std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 std::vector<double> rotary_frequencies(const ModelConfig& model);  // kernels/rotary.h, and its scaling
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.
-// All layers share one set of buffers. On request, when the weight gradients come later, each has its own.
+// All layers share one set of buffers.
 struct LayerGradients {
   Tensor qkv;  // [rows, q | k | v]
   FeedForwardGradients feed_forward;
   AccumTensor norms;  // [2, d]: the gradients of both norms' weights
-  // On request only: copies of the output gradients of attention and MLP. The originals are the gradient of
-  // the residual stream, which the rest of backward overwrites.
-  Tensor attention_out, feed_forward_out;  // [rows, d]
 };
 
 // The activations of one micro-batch: what it keeps for backward, its input and output, and its loss.
 // Transformer::make_activations allocates them once; every step reuses them.
 struct Activations {
-  Activations(LayerRange of, const std::vector<UnitHooks*>& hooks, Parameters& parameters,
-              WeightGradients when)
-      : range(of), queue(hooks, parameters, when) {}
-
-  const LayerRange range;
-  WgradQueue queue;
+  LayerRange range;
+  std::unique_ptr<WgradQueue> queue;
   std::vector<LayerActivations> layers;   // [layers of the range]
   std::vector<LayerGradients> gradients;  // likewise
   Tensor output;                          // [outside, d]: the residual stream after the range
@@ -60,8 +53,6 @@ struct Activations {
   AccumTensor loss_statistics;      // [3, rows]: of the cross-entropy
   AccumTensor loss;                 // [1, 1]: this micro-batch's part of the loss, assigned by each forward
   AccumTensor final_norm_gradient;  // [1, d]
-  // Only if it has the embedding and weight gradients are computed on request:
-  Tensor embedding_out;  // [rows, d]: a copy of the gradient of the embedding's output
 
   Tensor& input() { return layers.front().input; }
 
@@ -94,38 +85,41 @@ class Transformer {
               int64_t tokens, Seams seams, cudaStream_t stream);
 
   // Allocates the activations of one micro-batch for a range of at least one layer. Without embedding, set
-  // input() to the caller's memory. on_request can't have full recomputation, which drops what it needs.
-  std::unique_ptr<Activations> make_activations(
-      LayerRange range, WeightGradients when = WeightGradients::during_backward) const;
+  // input() to the caller's memory.
+  std::unique_ptr<Activations> make_activations(LayerRange range) const;
+  LayerGradients allocate_gradients(DeviceArena& arena) const;
 
   // Computes activations.output from the tokens or, without embedding, from activations.input(). If the range
   // has the head, also the loss. Returns activations.logits.
   Tensor forward(const Batch& batch, Activations& activations);
 
-  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients or, on
-  // request, leaves that work in activations.queue. Leaves the gradient of input() in activations.gradient.
+  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients, by
+  // activations.queue. Leaves the gradient of input() in activations.gradient.
   void backward(const Batch& batch, Activations& activations);
 
  private:
   LayerActivations allocate_layer(DeviceArena& arena) const;
-  LayerGradients allocate_gradients(DeviceArena& arena) const;
-  void embedding_forward(const Batch& batch, Tensor x);
-  void embedding_backward(const Batch& batch, Activations& a);
   // Writes x to a.input, and returns the stream after the layer. When it recomputes, it stops once all is
   // there that backward needs, and returns nothing.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
-  // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
-  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   void layer_backward(int layer, const Batch& batch, Activations& a);
+  // a.normed1 [outside, d] -> attention's output [outside, d].
+  Tensor attention_forward(int layer, const Batch& batch, const LayerActivations& a);
+  // d_out [rows, d], R -> branch_ [rows, d], P. d_qkv receives what the weight gradients are made of.
+  void attention_backward(int layer, const Batch& batch, const LayerActivations& a, Tensor d_out,
+                          Tensor d_qkv, WgradQueue& queue);
+  FeedForwardCall feed_forward_call(int layer, const Batch& batch, const LayerActivations& a);
+  void embedding_forward(const Batch& batch, Tensor x);
+  void embedding_backward(const Batch& batch, Activations& a);
   void head_forward(const Batch& batch, Residual x, Activations& a);
   void head_backward(const Batch& batch, Activations& a);
+  // x = from.before + from.branch, and `normed` its norm. Without a branch, x is from.before itself.
+  void norm_forward(int norm, Residual from, Tensor x, Tensor normed, AccumTensor rstd);
   // Assigns or adds (`accumulate`) the gradient of a norm's input to d_x. weight_gradient [1, d] receives
   // that of the weight; the queue adds it to the parameter's gradient.
-  void norm_backward(int unit, int norm, Tensor d_normed, Tensor x, AccumTensor rstd, bool accumulate,
-                     Tensor d_x, AccumTensor weight_gradient, WgradQueue& queue);
-  // Returns `gradient`, or copies it to `copy` and returns that, if `copy` has memory.
-  Tensor copied(Tensor gradient, Tensor copy) const;
+  void norm_backward(int norm, Tensor d_normed, Tensor x, AccumTensor rstd, bool accumulate, Tensor d_x,
+                     AccumTensor weight_gradient, WgradQueue& queue);
   void before_weights(int unit, Pass pass);
   void after_weights(int unit, Pass pass);
 

@@ -287,8 +287,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
           for (int i = 0; i < 3 && step == 0; ++i) busy(s.data.stream());
           for (int i = 0; i < 2 && step == 0; ++i) busy(s.same_shard.stream());
-          s.zero->after_gradients(unit, last);
           s.parameters.end_gradients(unit, last);
+          s.zero->after_gradients(unit, last);
           const std::vector<trace::Interval> log = ran();
           const Time reduces = time_of(log, operation, "data"),
                      copies_sum = time_of(log, "all_reduce", "same shard");
