@@ -34,6 +34,7 @@ void configure_device(const DeviceConfig& config);
 bool is_dry_run();
 // The name of the GPU that is modelled; empty with a real one.
 std::string modelled_gpu();
+inline bool is_modelled() { return !modelled_gpu().empty(); }
 
 // Seconds on the clock by which programs measure: that of the modelled GPU's host; with a real GPU, the
 // wall clock. Where hosts meet, advance_clock sets their modelled clocks to the latest of them.
