@@ -13,6 +13,7 @@ using namespace pentatron;
 namespace {
 
 void train(const OptionsWith<PipelineOptions>& options, World& world) {
+  if (show_pictures(options, world)) return;
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;

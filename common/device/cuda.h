@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "clock/device_profile.h"
+#include "device/device_config.h"
 #include "device/errors.h"
 #include "device/trace.h"
 
@@ -42,5 +42,9 @@ double now();
 void advance_clock(double seconds);
 
 cudaDeviceProp this_device();  // what the device of this rank is and can do
+
+// Peak of one device in FLOP/s, of products of such elements. Of a real GPU: its vendor's dense bf16 peak; 0
+// where it is not known, and for other elements.
+double peak_flops(int element_bytes);
 
 }  // namespace pentatron

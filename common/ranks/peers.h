@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "clock/device_profile.h"
+#include "device/device_config.h"
 
 namespace pentatron {
 

@@ -102,19 +102,6 @@ MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_
                    "at most the " + human_bytes(available) + " of device memory that are free");
 }
 
-double peak_flops() {
-#ifdef CUDA_CPU
-  return cuda_cpu::profile().flops(sizeof(real));
-#else
-  const cudaDeviceProp device = this_device();
-  const std::string_view name = device.name;
-  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
-  if (PRECISION != 16) return 0;
-  if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989.4e12;
-  return has("A100") ? 312e12 : 0;
-#endif
-}
-
 double flops_per_token(const TrainingConfig& training) {
   const ModelConfig& m = training.model;
   const double in_products =
@@ -134,8 +121,9 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
   const std::string places = peers_.places();
   const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
   if (peers_.rank() == 0) {
-    log_.emplace(std::cout, RunLog::Config{options.log_json, options.steps, options.log_every,
-                                           flops_per_token(options), peak_flops(), peers_.ranks()});
+    log_.emplace(std::cout,
+                 RunLog::Config{options.log_json, options.steps, options.log_every, flops_per_token(options),
+                                peak_flops(sizeof(real)), peers_.ranks()});
     log_->begin(options.as_json, precision_name);
     print_banner(options, data, parameters.global_size(), peers_.ranks(), present, places);
   }

@@ -35,10 +35,6 @@ void require_written(const std::string& option, const std::string& what, bool wr
 class World;  // ranks/comm.h
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
 void configure(World& world, const CommunicationConfig& config);
-// Makes the world larger than what is there, where the options ask for that (07).
-inline void fold_world(const Options&, World&) {}
-// Rank 0 prints what the options ask to see instead of training (05, 07). Returns whether they do.
-inline bool show_pictures(const Options&, const Peers&) { return false; }
 
 // main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
 // --attention in a CPU build.
@@ -58,8 +54,7 @@ int run_program(int argc, char** argv, std::string_view description,
     auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
     fit_to_ranks(options, peers().ranks());
     configure(world, options);
-    fold_world(options, world);
-    if (!show_pictures(options, peers())) train(options, world);
+    train(options, world);
   });
 }
 
@@ -78,10 +73,6 @@ inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ra
 // makes later will have `channels_to_come`. All throw if one lacks memory: the message has the largest need
 // and the smallest memory of any rank.
 MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_to_come = 0);
-
-// Peak of one device in FLOP/s. Of a modelled GPU: that of products of `real`. Of a real GPU: its
-// vendor's dense bf16 peak; 0 where it is not known or another precision is used.
-double peak_flops();
 
 // Floating-point operations of training on one token, forward and backward: 6 N + 12 L d s. N leaves out
 // the embedding table, and what a token does not use. Recomputed operations do not count.
