@@ -126,7 +126,7 @@ World::World(int* argc, char*** argv) {
   processes_of_device = static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_]));
   check_versions();
   streams_in_use += streams_of_nccl > 0;  // NCCL's for the order of launches, of all communicators
-  watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
+  watchdog_ = start_watchdog(rank_, ranks_);
   process_ = rank_;
   processes_ = ranks_;
   peers_now = this;
